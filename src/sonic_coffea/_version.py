@@ -1,0 +1,3 @@
+"""The version of sonic-coffea."""
+
+__version__ = "0.1.0"
