@@ -1,0 +1,76 @@
+"""Score jagged awkward arrays on shared inference servers from coffea and dask.
+
+``import sonic_coffea as sonic`` is light: coffea, distributed, numba and grpc load on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from sonic_coffea import errors
+from sonic_coffea._version import __version__
+
+if TYPE_CHECKING:
+    from sonic_coffea.connecting import connect
+    from sonic_coffea.layouts import Feature, Layout, Mask, Padded, Row
+    from sonic_coffea.model import Model, Output, Pending
+    from sonic_coffea.nanoaod import constituents
+    from sonic_coffea.pool import Pool
+    from sonic_coffea.processor import SonicProcessor
+    from sonic_coffea.reporting import Report, report
+    from sonic_coffea.server import LocalServer, build_repository
+
+_HOMES = {
+    "connect": "sonic_coffea.connecting",
+    "Feature": "sonic_coffea.layouts",
+    "Layout": "sonic_coffea.layouts",
+    "Mask": "sonic_coffea.layouts",
+    "Padded": "sonic_coffea.layouts",
+    "Row": "sonic_coffea.layouts",
+    "Model": "sonic_coffea.model",
+    "Output": "sonic_coffea.model",
+    "Pending": "sonic_coffea.model",
+    "constituents": "sonic_coffea.nanoaod",
+    "Pool": "sonic_coffea.pool",
+    "SonicProcessor": "sonic_coffea.processor",
+    "Report": "sonic_coffea.reporting",
+    "report": "sonic_coffea.reporting",
+    "LocalServer": "sonic_coffea.server",
+    "build_repository": "sonic_coffea.server",
+}
+
+__all__ = [
+    "Feature",
+    "Layout",
+    "LocalServer",
+    "Mask",
+    "Model",
+    "Output",
+    "Padded",
+    "Pending",
+    "Pool",
+    "Report",
+    "Row",
+    "SonicProcessor",
+    "__version__",
+    "build_repository",
+    "connect",
+    "constituents",
+    "errors",
+    "report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(
+            f"module 'sonic_coffea' has no attribute {name!r}; {errors.nearest(name, __all__)}"
+        )
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

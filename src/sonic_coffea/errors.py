@@ -1,0 +1,195 @@
+"""Every exception that sonic-coffea raises on purpose.
+
+::
+
+    SonicError
+    ├── ConfigError            an option, URL or configuration key that cannot be used
+    ├── InputError             the arrays do not fit the layout
+    │   └── FieldError         a field or collection that is not there
+    ├── ContractError          the model on the server is not the one that was declared
+    ├── ServerError
+    │   ├── ServerStartError   a local server did not start
+    │   ├── ServerLostError    no connection, or the connection broke
+    │   ├── OverloadError      the server refused for lack of capacity
+    │   ├── AccessError        the server wants another secret, token or certificate
+    │   ├── ModelNotFoundError the server does not have the model, or the version
+    │   ├── RequestError       the server rejected the request itself
+    │   └── ResponseError      the server answered something that is not the contract's
+    ├── DeadlineError          the time given was not enough
+    └── CancelledError         the call was cancelled
+
+None of them is an :class:`OSError`, nor is one raised from an `OSError`: coffea's ``skipbadfiles``
+would take it for a broken file and drop the chunk without a word. All survive pickling with their
+attributes, as they must between processes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = [
+    "AccessError",
+    "CancelledError",
+    "ConfigError",
+    "ContractError",
+    "DeadlineError",
+    "FieldError",
+    "InputError",
+    "ModelNotFoundError",
+    "OverloadError",
+    "RequestError",
+    "ResponseError",
+    "ServerError",
+    "ServerLostError",
+    "ServerStartError",
+    "SonicError",
+    "find",
+    "nearest",
+]
+
+
+class SonicError(Exception):
+    """Base of all errors of this package.
+
+    Parameters
+    ----------
+    message : str
+        What was wrong, what was expected, and what to do.
+    server, model, version, request : str, optional
+        Where it happened; appended to the message when given.
+    events : tuple of int, optional
+        First and one-past-last event of the rows concerned, counted in the array that was passed.
+    rows : tuple of int, optional
+        First and one-past-last row of the request.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        server: str | None = None,
+        model: str | None = None,
+        version: str | None = None,
+        request: str | None = None,
+        events: tuple[int, int] | None = None,
+        rows: tuple[int, int] | None = None,
+    ) -> None:
+        self.message = message
+        self.server = server
+        self.model = model
+        self.version = version
+        self.request = request
+        self.events = events
+        self.rows = rows
+        super().__init__(self._text())
+
+    def _context(self) -> dict[str, Any]:
+        names = ("server", "model", "version", "request", "events", "rows")
+        return {name: getattr(self, name) for name in names}
+
+    def _text(self) -> str:
+        where = []
+        for name, value in self._context().items():
+            if value is None:
+                continue
+            shown = f"{value[0]}..{value[1] - 1}" if isinstance(value, tuple) else value
+            where.append(f"{name} {shown}")
+        return f"{self.message} [{', '.join(where)}]" if where else self.message
+
+    def at(self, **context: Any) -> SonicError:
+        """Return the same error with more of its context filled in; what is known stays."""
+        known = {k: v for k, v in self._context().items() if v is not None}
+        return type(self)(self.message, **{**context, **known})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self._context())
+
+
+def _rebuild(cls: type[SonicError], message: str, context: dict[str, Any]) -> SonicError:
+    return cls(message, **context)
+
+
+class ConfigError(SonicError):
+    """An option, URL or configuration key that cannot be used."""
+
+
+class InputError(SonicError):
+    """The arrays do not fit the layout; sending them again cannot help."""
+
+
+class FieldError(InputError):
+    """A field or collection that is not in the arrays or the file."""
+
+
+class ContractError(SonicError):
+    """The model on the server has other inputs, outputs, shapes or types than declared."""
+
+
+class ServerError(SonicError):
+    """Something about a server."""
+
+
+class ServerStartError(ServerError):
+    """A local server did not start."""
+
+
+class ServerLostError(ServerError):
+    """No connection could be made, or the connection broke while a request was out."""
+
+
+class OverloadError(ServerError):
+    """The server refused for lack of capacity."""
+
+
+class AccessError(ServerError):
+    """The server wants another secret, token or certificate."""
+
+
+class ModelNotFoundError(ServerError):
+    """The server does not have the model, or not in this version."""
+
+
+class RequestError(ServerError):
+    """The server rejected the request itself, or the model failed on it."""
+
+
+class ResponseError(ServerError):
+    """The server answered something that is not what its model declares."""
+
+
+class DeadlineError(SonicError):
+    """The time given was not enough; what was still out has been cancelled."""
+
+
+class CancelledError(SonicError):
+    """The call was cancelled before it was complete."""
+
+
+def find(error: BaseException) -> SonicError | None:
+    """Return the `SonicError` behind an exception that coffea or dask has wrapped, if there is one.
+
+    coffea's runner re-raises what a processor raises as a plain `Exception`; this finds the cause.
+    """
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        if isinstance(current, SonicError):
+            return current
+        seen.add(id(current))
+        current = current.__cause__ or current.__context__
+    return None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a phrase that offers the names closest to `name`, or lists what there is."""
+    names = [str(k) for k in known]
+    lowered = {n.lower(): n for n in names}
+    close = [lowered[m] for m in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.6)]
+    if close:
+        return "did you mean " + " or ".join(repr(c) for c in close) + "?"
+    if not names:
+        return "there are none"
+    shown = ", ".join(sorted(names)[:12]) + (", …" if len(names) > 12 else "")
+    return f"there are: {shown}"
