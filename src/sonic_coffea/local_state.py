@@ -1,0 +1,282 @@
+"""A per-user record of the local servers on this machine.
+
+Any process of the same user can use a local server by its URL alone: the secret that the server
+wants is looked up here, so it never travels in a pickle, a URL or a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import platformdirs
+
+__all__ = [
+    "ServerRecord",
+    "directory",
+    "lookup",
+    "process_start_ticks",
+    "records",
+    "register",
+    "remove",
+]
+
+logger = logging.getLogger(__name__)
+
+STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRecord:
+    """What another process of the same user needs to use a local server.
+
+    Parameters
+    ----------
+    url : str
+        ``grpc://127.0.0.1:PORT``.
+    pid, start_ticks : int
+        The server process, and when it started in clock ticks since boot: together they cannot
+        be mistaken for a later process with the same number.
+    guard_pid : int
+        The process that ends the server when its owner is gone.
+    header, secret : str
+        The gRPC metadata key that the server demands, and its value.
+    repository, log : str
+        Paths of the model repository and of the server's log.
+    started : float
+        Seconds since the epoch.
+    shm_prefix : str
+        Beginning of the names of the server's shared memory regions.
+    """
+
+    url: str
+    pid: int
+    start_ticks: int
+    guard_pid: int
+    header: str
+    secret: str = dataclasses.field(repr=False)
+    repository: str
+    log: str
+    started: float
+    shm_prefix: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The gRPC metadata that the server demands on every call."""
+        return {self.header: self.secret}
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server process still runs."""
+        return process_start_ticks(self.pid) == self.start_ticks
+
+
+def register(record: ServerRecord) -> Path | None:
+    """Write a record that only this user can read, and return where.
+
+    Returns None, with a logged warning, when no private directory can be made: the server then
+    works in the process that started it only.
+    """
+    path = record_path(record.url)
+    if path is None:
+        logger.warning(
+            "no private directory for the record of %s; set %s to one that this user can write",
+            record.url,
+            STATE_VARIABLE,
+        )
+        return None
+    content = json.dumps(dataclasses.asdict(record)).encode()
+    # mkstemp makes the file 0600 whatever the umask, so it is private before it has content.
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=".record-")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def remove(url: str) -> None:
+    """Forget the server at `url`, if there is one."""
+    port = _local_port(url)
+    if port is None:
+        return
+    for folder in _folders():
+        (folder / _file_name(port)).unlink(missing_ok=True)
+
+
+def lookup(url: str) -> ServerRecord | None:
+    """Return the record of the local server at `url`, or None.
+
+    URLs that are not on loopback are answered without touching the disk. A record whose server is
+    gone is removed; one that another user could have written is ignored with a logged warning.
+    """
+    port = _local_port(url)
+    if port is None:
+        return None
+    for folder in _folders():
+        record = _read_live(folder / _file_name(port))
+        if record is not None:
+            return record
+    return None
+
+
+def records() -> list[ServerRecord]:
+    """Return the records of this user's servers that run on this machine."""
+    found = []
+    for folder in _folders():
+        for path in sorted(folder.glob(f"{_machine()}-*.json")):
+            record = _read_live(path)
+            if record is not None:
+                found.append(record)
+    return found
+
+
+def directory() -> Path | None:
+    """Return the private directory for state, made if need be; None where there can be none."""
+    for candidate in _candidates():
+        try:
+            candidate.mkdir(mode=0o700, parents=True, exist_ok=True)
+            candidate.chmod(0o700)
+        except OSError as error:
+            logger.debug("cannot use %s for state: %s", candidate, error)
+            continue
+        if _is_private(candidate) and os.access(candidate, os.W_OK | os.X_OK):
+            return candidate
+    return None
+
+
+def record_path(url: str) -> Path | None:
+    """Return where the record of `url` is to be written, or None without a private directory."""
+    port, base = _local_port(url), directory()
+    if port is None or base is None:
+        return None
+    folder = base / "servers"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.chmod(0o700)
+    return folder / _file_name(port)
+
+
+def process_start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The second field is the command in parentheses and may itself hold spaces or parentheses.
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def remove_shared_memory(prefix: str) -> int:
+    """Remove the shared memory regions that a dead server left, and return how many there were."""
+    if not prefix.startswith("sonic_"):
+        return 0
+    count = 0
+    for path in _SHARED_MEMORY.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+            count += 1
+    return count
+
+
+def _candidates() -> list[Path]:
+    override = os.environ.get(STATE_VARIABLE)
+    if override:
+        return [Path(override)]
+    # Not the runtime directory: it goes when the user's last login ends, while servers in batch
+    # jobs and detached terminals live on. The temporary one serves where home cannot be written.
+    return [
+        platformdirs.user_state_path("sonic-coffea"),
+        Path(tempfile.gettempdir()) / f"sonic-coffea-{os.getuid()}",
+    ]
+
+
+def _folders() -> list[Path]:
+    return [c / "servers" for c in _candidates() if _is_private(c) and _is_private(c / "servers")]
+
+
+def _is_private(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
+        return True
+    logger.warning("ignoring %s: expected a directory of this user with mode 0700", path)
+    return False
+
+
+def _local_port(url: str) -> int | None:
+    try:
+        parts = urlsplit(url if "://" in url else f"grpc://{url}")
+        port = parts.port
+    except ValueError:
+        return None
+    return port if parts.hostname in _LOOPBACK else None
+
+
+@functools.cache
+def _machine() -> str:
+    """Name what a loopback address and a process number mean something in.
+
+    The directory may be shared between machines (home on a network) and between containers.
+    """
+    parts = [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()]
+    parts += [str(Path(f"/proc/self/ns/{kind}").stat().st_ino) for kind in ("net", "pid")]
+    return hashlib.sha256(":".join(parts).encode()).hexdigest()[:16]
+
+
+def _file_name(port: int) -> str:
+    return f"{_machine()}-{port}.json"
+
+
+def _read_live(path: Path) -> ServerRecord | None:
+    record = _read(path)
+    if record is None or record.alive:
+        return record
+    logger.debug("the server at %s is gone; removing its record", record.url)
+    path.unlink(missing_ok=True)
+    remove_shared_memory(record.shm_prefix)
+    return None
+
+
+def _read(path: Path) -> ServerRecord | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.warning("ignoring %s: %s", path, error)
+        return None
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            logger.warning("ignoring %s: expected a file of this user with mode 0600", path)
+            return None
+        content = file.read()
+    try:
+        return _parse(json.loads(content))
+    except (ValueError, TypeError) as error:
+        logger.warning("ignoring %s: %s", path, error)
+        return None
+
+
+def _parse(values: Any) -> ServerRecord:
+    if not isinstance(values, dict):
+        raise TypeError(f"expected a JSON object, got {type(values).__name__}")
+    return ServerRecord(**values)

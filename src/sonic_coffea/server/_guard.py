@@ -1,0 +1,151 @@
+"""The small process between a local server and its owner; run as a script, standard library only.
+
+It starts the server, and ends it and everything it left as soon as the owner says so or is gone,
+however that came about. It reads one line of JSON on standard input, then waits for that pipe to
+close, and reports on standard output, one line of JSON an event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_POLL_S = 0.02
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Run one server to its end."""
+    job = json.loads(sys.stdin.buffer.readline())
+    # Signals meant for a terminal's foreground group or a whole job must not break the clean-up.
+    asked: list[int] = []
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    log = os.open(job["log"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        server = _start(job, log)
+    except OSError as error:
+        _report(event="failed", message=str(error))
+        return 1
+    _report(event="started", pid=server.pid)
+    try:
+        _watch(job, server, log, asked)
+    finally:
+        _end(job, server)
+    _report(event="exited", code=server.returncode)
+    return 0
+
+
+def _start(job: dict[str, Any], log: int) -> subprocess.Popen[bytes]:
+    guard = os.getpid()
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        # Should this guard be killed too, the kernel ends the server; its stubs notice.
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:
+            os._exit(1)
+
+    return subprocess.Popen(
+        job["argv"],
+        env=job["env"],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=prepare,  # noqa: PLW1509  this process has one thread
+    )
+
+
+def _watch(
+    job: dict[str, Any], server: subprocess.Popen[bytes], log: int, asked: list[int]
+) -> None:
+    """Return when the server has ended, or has to."""
+    poll = select.poll()
+    poll.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
+    for pid in (job["owner"], server.pid):
+        # The pipe alone is not enough: children that the owner forks hold its other end open.
+        with contextlib.suppress(OSError, AttributeError):
+            poll.register(os.pidfd_open(pid), select.POLLIN)
+    visible = True
+    while server.poll() is None and not asked and os.getppid() == job["owner"]:
+        if visible and os.fstat(log).st_size > job["log_offset"]:
+            # It has written, so it has read its arguments: the secret need not stay in them.
+            message = _hide(server.pid, job["secret"].encode())
+            _report(event="hidden", message=message)
+            visible = False
+        events = poll.poll((_POLL_S if visible else 1.0) * 1000)
+        if any(fd == sys.stdin.fileno() for fd, _ in events):
+            return
+
+
+def _hide(pid: int, secret: bytes) -> str:
+    """Overwrite the secret in the server's command line; return what hindered, or nothing."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+        with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
+            memory.seek(start)
+            arguments = memory.read(end - start)
+            at = arguments.find(secret)
+            while at >= 0:
+                memory.seek(start + at)
+                memory.write(b"x" * len(secret))
+                at = arguments.find(secret, at + 1)
+    except (OSError, ValueError, OverflowError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _end(job: dict[str, Any], server: subprocess.Popen[bytes]) -> None:
+    if server.poll() is None:
+        server.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(job["grace_s"])
+    # The group and not the process: model processes of a server that died outlive it for a while.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+    _wait_for_group(server.pid)
+    for region in Path("/dev/shm").glob(f"{job['shm_prefix']}*"):  # noqa: S108
+        with contextlib.suppress(OSError):
+            region.unlink()
+    _remove_record(job["record"], server.pid)
+
+
+def _wait_for_group(group: int) -> None:
+    """Wait until the killed model processes are gone: until then they could make new regions."""
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except OSError:
+            return
+        time.sleep(0.005)
+
+
+def _remove_record(path: str | None, pid: int) -> None:
+    if path is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(Path(path).read_bytes()).get("pid") == pid:
+            Path(path).unlink()
+
+
+def _report(**event: Any) -> None:
+    with contextlib.suppress(OSError):
+        os.write(1, json.dumps(event).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""What went wrong, out of a Triton log."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["error_lines", "port_is_taken"]
+
+_ERROR = re.compile(r'^E\d{4} [\d:.]+ \d+ \S+\] "?(.*?)"?$')
+_RECORD = re.compile(r"^[IWEF]\d{4} ")
+_TABLE = re.compile(r"^[|+]")
+_UNAVAILABLE = re.compile(r"UNAVAILABLE: (.*?)\s*\|?$")
+_USAGE = re.compile(
+    r"^(?:error: )?(?:Invalid|Unknown|Unrecognized|tritonserver: |.*error while loading)"
+)
+_LONGEST = 2000
+# Said by every server on a machine without a GPU.
+_HARMLESS = ("CudaDriverHelper has not been initialized",)
+
+
+def error_lines(log: str) -> list[str]:
+    """Return the errors in a log, in order and without repeats; its end when it has none."""
+    found: list[str] = []
+    open_error = False
+    for line in log.splitlines():
+        match = _ERROR.match(line)
+        if match and not match[1].startswith(_HARMLESS):
+            found.append(match[1].replace("\\n", "\n"))
+            open_error = True
+        elif _RECORD.match(line) or _TABLE.match(line) or not line.strip():
+            open_error = False
+            unavailable = _UNAVAILABLE.search(line)
+            if unavailable:
+                found.append(unavailable[1].strip())
+        elif open_error:
+            found[-1] += f"\n{line}"
+        elif _USAGE.match(line):
+            found.append(line)
+    if not found:
+        found = [line for line in log.splitlines() if line.strip()][-5:]
+    return [text.strip()[:_LONGEST] for text in dict.fromkeys(found)]
+
+
+def port_is_taken(log: str) -> bool:
+    """Whether the server gave up because something else listens on its port."""
+    lowered = log.lower()
+    return "address already in use" in lowered or "failed to bind" in lowered

@@ -1,0 +1,295 @@
+"""The real Triton server, in a virtual environment of its own.
+
+The wheel of NVIDIA's server wants its own numpy and has a dozen requirements that only its Python
+client needs; none of that belongs in an analysis environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import importlib.util
+import json
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
+
+from sonic_coffea.errors import ServerStartError
+from sonic_coffea.server import _interpreters
+
+if TYPE_CHECKING:
+    from sonic_coffea.server._interpreters import Interpreter
+
+__all__ = ["ServerInstall", "ensure", "find", "install_root"]
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+
+TRITON_VERSION = "2.51.0"
+DIRECTORY_VARIABLE = "SONIC_COFFEA_SERVER_DIR"
+_WHEEL = "nvidia-pytriton==0.7.0"
+# The server's Python backend speaks the binary interface of numpy 1, which stops at Python 3.12.
+_PYTHONS = ("3.12", "3.11", "3.10")
+_NUMPY = "numpy==1.26.4"
+_GLIBC = (2, 35)
+_NEEDED_BYTES = 600_000_000
+_MARKER = "sonic-coffea.json"
+_ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInstall:
+    """Where the parts of an installed server are.
+
+    Parameters
+    ----------
+    root : Path
+        The virtual environment.
+    python, tritonserver : Path
+        The interpreter that runs model code, and the server.
+    backend_directory : Path
+        What ``tritonserver --backend-directory`` takes.
+    library_path : tuple of Path
+        What has to be on ``LD_LIBRARY_PATH``.
+    version : str
+        Version of the server.
+    """
+
+    root: Path
+    python: Path
+    tritonserver: Path
+    backend_directory: Path
+    library_path: tuple[Path, ...]
+    version: str = TRITON_VERSION
+
+
+def install_root() -> Path:
+    """Return the directory that installations are in; it need not exist."""
+    override = os.environ.get(DIRECTORY_VARIABLE)
+    return Path(override).absolute() if override else platformdirs.user_data_path("sonic-coffea")
+
+
+def find() -> ServerInstall | None:
+    """Return a complete installation, or None."""
+    for tag in _preferred_tags():
+        install = _layout(tag)
+        try:
+            marker = json.loads((install.root / _MARKER).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        needed = (
+            # The interpreter and its library are links, and what they point to may be gone since.
+            install.python,
+            install.library_path[-1] / _libpython_name(tag),
+            install.tritonserver,
+            install.backend_directory / "python" / "triton_python_backend_stub",
+        )
+        if marker.get("requirements") == _requirements(tag) and all(p.exists() for p in needed):
+            return install
+    return None
+
+
+def ensure(progress: Progress | None = None) -> ServerInstall:
+    """Return the server's installation, making it first when there is none.
+
+    Safe to call from several processes at once; needs no network once installed.
+
+    Parameters
+    ----------
+    progress : callable, optional
+        Called with a short text at each stage.
+
+    Raises
+    ------
+    sonic_coffea.errors.ServerStartError
+        If the platform has no such server, or the installation failed: with pip's last lines.
+    """
+    found = find()
+    if found is not None:
+        return found
+    _check_platform()
+    tell = progress if progress is not None else lambda text: logger.info("%s", text)
+    root = install_root()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(root / ".lock", tell):
+            found = find()
+            if found is not None:
+                return found
+            _check_space(root)
+            return _install(_interpreters.choose(_PYTHONS), tell)
+    except OSError as error:
+        raise ServerStartError(
+            f"cannot install the server in {root}: {error}; "
+            f"set {DIRECTORY_VARIABLE} to a directory with space that this user can write"
+        ) from None
+
+
+def _install(interpreter: Interpreter, tell: Progress) -> ServerInstall:
+    started = time.monotonic()
+    install = _layout(interpreter.tag)
+    root = install.root
+    if root.exists():
+        tell("removing an incomplete or outdated installation")
+        shutil.rmtree(root)
+    tell(f"making an environment of Python {interpreter.tag} for the server")
+    # Without pip: an environment that is never upgraded needs none, and this takes 0.2 s, not 5.
+    command = [interpreter.executable, "-I", "-m", "venv", "--without-pip", str(root)]
+    _run(command, "making its environment")
+    tell(f"installing Triton {TRITON_VERSION} and onnxruntime (about 100 MB to fetch, once)")
+    # --no-deps: the wheel's requirements are those of its Python client, which is not used.
+    arguments = ["install", "--no-deps", "--only-binary=:all:", *_requirements(interpreter.tag)]
+    _run([*_installer(install.python), *arguments], "installing it")
+    tell("preparing the Python backend")
+    _link_backend(install, interpreter)
+    check = "import numpy, onnxruntime; print(numpy.__version__, onnxruntime.__version__)"
+    numpy, onnxruntime = _run([str(install.python), "-I", "-c", check], "checking it").split()[-2:]
+    marker = {
+        "triton": TRITON_VERSION,
+        "numpy": numpy,
+        "onnxruntime": onnxruntime,
+        "requirements": _requirements(interpreter.tag),
+    }
+    temporary = root / f"{_MARKER}.tmp"
+    temporary.write_text(json.dumps(marker, indent=2), encoding="utf-8")
+    temporary.replace(root / _MARKER)
+    logger.info("installed Triton in %s in %.1f s", root, time.monotonic() - started)
+    return install
+
+
+def _layout(tag: str) -> ServerInstall:
+    root = install_root() / f"triton-{TRITON_VERSION}-py{tag.replace('.', '')}"
+    packages = root / "lib" / f"python{tag}" / "site-packages"
+    return ServerInstall(
+        root=root,
+        python=root / "bin" / "python3",
+        tritonserver=packages / "pytriton" / "tritonserver" / "bin" / "tritonserver",
+        backend_directory=root / "backends",
+        library_path=(packages / "nvidia_pytriton.libs", root / "lib-python"),
+    )
+
+
+def _link_backend(install: ServerInstall, interpreter: Interpreter) -> None:
+    bundle = install.tritonserver.parent.parent
+    folder = install.backend_directory / "python"
+    folder.mkdir(parents=True)
+    for source in (
+        bundle / "backends" / "python" / "libtriton_python.so",
+        bundle / "backends" / "python" / "triton_python_backend_utils.py",
+        bundle / "python_backend_stubs" / interpreter.tag / "triton_python_backend_stub",
+    ):
+        if not source.exists():
+            raise ServerStartError(f"expected {source.name} in {_WHEEL}, found none at {source}")
+        source.chmod(source.stat().st_mode | 0o111)
+        (folder / source.name).symlink_to(os.path.relpath(source, folder))
+    # A folder with this one library: a whole lib directory on LD_LIBRARY_PATH (conda's, say) would
+    # replace the server's C++ runtime as well.
+    library = install.library_path[-1]
+    library.mkdir()
+    (library / _libpython_name(interpreter.tag)).symlink_to(interpreter.library)
+
+
+def _requirements(tag: str) -> list[str]:
+    return [_WHEEL, "onnxruntime==1.23.2" if tag == "3.10" else "onnxruntime==1.31.1", _NUMPY]
+
+
+def _preferred_tags() -> list[str]:
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    return sorted(_PYTHONS, key=lambda tag: tag != own)
+
+
+def _libpython_name(tag: str) -> str:
+    return f"libpython{tag}.so.1.0"
+
+
+def _installer(python: Path) -> list[str]:
+    quiet = ["--disable-pip-version-check", "--no-input"]
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "--python", str(python), *quiet]
+    uv = shutil.which("uv")
+    if uv is not None:
+        return [uv, "pip", "--python", str(python)]
+    _run([str(python), "-I", "-m", "ensurepip"], "getting pip")
+    return [str(python), "-I", "-m", "pip", *quiet]
+
+
+def _run(command: Sequence[str], purpose: str) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode == 0:
+        return done.stdout
+    output = f"{done.stdout}\n{done.stderr}".strip()
+    lines = [line for line in output.splitlines() if line.strip()]
+    if "No space left on device" in output:
+        advice = f"free some space, or set {DIRECTORY_VARIABLE} to a directory on another disk"
+    elif "Could not find a version" in output or "connection" in output.lower():
+        advice = (
+            "the package index could not be reached or does not have it; check the network, the "
+            "proxy (https_proxy) and pip's configuration, or install it once on a machine with "
+            f"network in a shared directory and set {DIRECTORY_VARIABLE} to that"
+        )
+    else:
+        advice = "correct the cause and try again"
+    quoted = "\n".join(f"  {line}" for line in lines[-8:])
+    raise ServerStartError(
+        f"installing the local server failed while {purpose}; {advice}. The last lines:\n{quoted}"
+    )
+
+
+def _check_platform() -> None:
+    system, machine = platform.system(), platform.machine()
+    if system != "Linux" or machine not in {"x86_64", "AMD64"}:
+        raise ServerStartError(
+            f"the local server needs Linux on x86_64, got {system} on {machine}; {_ALTERNATIVES}"
+        )
+    name, version = _libc()
+    if name != "glibc" or _numbers(version) < _GLIBC:
+        raise ServerStartError(
+            f"the local server needs glibc {'.'.join(map(str, _GLIBC))} or newer (Debian 12, "
+            f"Ubuntu 22.04, EL10), got {name} {version}; {_ALTERNATIVES}"
+        )
+
+
+def _libc() -> tuple[str, str]:
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    except (ValueError, OSError):
+        name, version = "", ""
+    return name or "an unknown libc", version
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def _check_space(folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < _NEEDED_BYTES:
+        raise ServerStartError(
+            f"the local server needs {_NEEDED_BYTES // 1_000_000} MB in {folder}, there are "
+            f"{free // 1_000_000} MB; free some space, or set {DIRECTORY_VARIABLE} to a directory "
+            "on another disk"
+        )
+
+
+@contextlib.contextmanager
+def _locked(path: Path, tell: Progress) -> Iterator[None]:
+    with path.open("a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell("waiting for another process that is installing the server")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
