@@ -1,0 +1,169 @@
+"""What the demo's networks see of a jet, and which jets truly hold a top quark.
+
+Training and inference share these functions. They work on plain arrays of NanoAOD branches and on
+those of coffea.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import awkward as ak
+import numpy as np
+
+__all__ = ["CONSTITUENT_FEATURES", "SUBSTRUCTURE_FIELDS", "constituent_features", "is_merged_top"]
+
+CONSTITUENT_FEATURES = (
+    "part_deta",
+    "part_dphi",
+    "part_logpt",
+    "part_logptrel",
+    "part_loge",
+    "part_logerel",
+    "part_deltaR",
+    "part_charge",
+    "part_isChargedHadron",
+    "part_isNeutralHadron",
+    "part_isPhoton",
+    "part_isElectron",
+    "part_isMuon",
+)
+"""Fields of `constituent_features`, in the order of the network's channels."""
+
+SUBSTRUCTURE_FIELDS = (
+    "pt",
+    "eta",
+    "mass",
+    "msoftdrop",
+    "tau1",
+    "tau2",
+    "tau3",
+    "tau4",
+    "nConstituents",
+)
+"""Fields of FatJet, there since NanoAODv9: the inputs of the network without constituents."""
+
+_TOP, _W = 6, 24
+_HEAVIEST_DECAY_QUARK = 5
+
+
+def constituent_features(jets: Any, constituents: Any) -> Any:
+    """Describe each constituent of a jet relative to that jet.
+
+    Parameters
+    ----------
+    jets
+        ``events * jets * {pt, eta, phi, mass, ...}``, energies in GeV.
+    constituents
+        ``events * jets * var * {pt, eta, phi, mass, pdgId, ...}``, in any order. The codes are
+        those of CMS particle flow: 211, 130, 22, 11, 13, and in the forward calorimeter 1
+        (hadronic) and 2 (electromagnetic).
+
+    Returns
+    -------
+    ak.Array
+        ``events * jets * var * {part_deta: float32, part_dphi: float32, ...}`` with the fields of
+        `CONSTITUENT_FEATURES` and a ``part_mask`` of ones, in descending pt. Finite wherever pt is
+        positive.
+    """
+    order = ak.argsort(constituents.pt, axis=-1, ascending=False, stable=True)
+    pt, eta, phi, mass, pdg_id = (
+        constituents[field][order] for field in ("pt", "eta", "phi", "mass", "pdgId")
+    )
+    species = abs(pdg_id)
+    is_lepton = (species == 11) | (species == 13)
+    is_charged = is_lepton | (species == 211)
+    deta = eta - jets.eta
+    dphi = _wrap(phi - jets.phi)
+    log_pt = np.log(pt)
+    log_energy = np.log(_energy(pt, eta, mass))
+
+    features = {
+        "part_deta": deta,
+        "part_dphi": dphi,
+        "part_logpt": log_pt,
+        "part_logptrel": log_pt - np.log(jets.pt),
+        "part_loge": log_energy,
+        "part_logerel": log_energy - np.log(_energy(jets.pt, jets.eta, jets.mass)),
+        "part_deltaR": np.hypot(deta, dphi),
+        # A negative lepton has a positive code.
+        "part_charge": np.sign(pdg_id) * is_charged * (1 - 2 * is_lepton),
+        "part_isChargedHadron": species == 211,
+        "part_isNeutralHadron": (species == 130) | (species == 1),
+        "part_isPhoton": (species == 22) | (species == 2),
+        "part_isElectron": species == 11,
+        "part_isMuon": species == 13,
+        "part_mask": ak.ones_like(pt),
+    }
+    return ak.zip({name: ak.values_astype(x, np.float32) for name, x in features.items()})
+
+
+def is_merged_top(jets: Any, genparts: Any, max_delta_r: float = 0.8) -> Any:
+    """Tell which jets hold all three quarks of a hadronic top decay.
+
+    Parameters
+    ----------
+    jets
+        ``events * jets * {eta, phi, ...}``
+    genparts
+        ``events * var * {eta, phi, pdgId, genPartIdxMother, ...}``; a mother of -1 means none.
+        Copies of one particle along its history, as in CMS files, are seen through.
+    max_delta_r
+        Largest distance of a quark from the jet's axis.
+
+    Returns
+    -------
+    ak.Array
+        ``events * jets * bool``
+    """
+    quark_top = _top_of_quark(genparts)
+    of_top = quark_top >= 0
+    quarks, quark_top = genparts[of_top], quark_top[of_top]
+    tops = _distinct(quark_top)
+
+    deta = jets.eta[:, :, np.newaxis] - quarks.eta[:, np.newaxis, :]
+    dphi = _wrap(jets.phi[:, :, np.newaxis] - quarks.phi[:, np.newaxis, :])
+    inside = np.hypot(deta, dphi) < max_delta_r
+    same_top = tops[:, :, np.newaxis] == quark_top[:, np.newaxis, :]
+    # events * jets * tops * quarks
+    matched = inside[:, :, np.newaxis, :] & same_top[:, np.newaxis, :, :]
+    return ak.any(ak.sum(matched, axis=-1) == 3, axis=-1)
+
+
+def _top_of_quark(genparts: Any) -> Any:
+    """Index of the top quark that each quark of a top decay comes from, -1 for all other particles.
+
+    Only the first copy of a quark counts: the one whose mother is the top or its W boson.
+    """
+    counts = ak.to_numpy(ak.num(genparts))
+    start = np.repeat(np.cumsum(counts) - counts, counts)
+    # One more particle, without a code, is everybody's mother who has none.
+    species = np.append(np.abs(ak.to_numpy(ak.flatten(genparts.pdgId))), 0)
+    mother = ak.to_numpy(ak.flatten(genparts.genPartIdxMother)).astype(np.int64)
+    mother = np.where(mother < 0, len(mother), mother + start)
+    mother = np.append(mother, len(mother))
+
+    ancestor = mother.copy()
+    while np.any(is_w := species[ancestor] == _W):
+        ancestor[is_w] = mother[ancestor[is_w]]
+    is_quark = (species > 0) & (species <= _HEAVIEST_DECAY_QUARK)
+    from_top = is_quark & (species[ancestor] == _TOP)
+    index = np.where(from_top[:-1], ancestor[:-1] - start, -1)
+    return ak.unflatten(index, counts)
+
+
+def _distinct(values: Any) -> Any:
+    """Sort the numbers of each list and drop repetitions."""
+    ordered = ak.sort(values)
+    first = ak.local_index(ordered) == 0
+    previous = ordered[ak.where(first, 0, ak.local_index(ordered) - 1)]
+    return ordered[first | (ordered != previous)]
+
+
+def _wrap(phi: Any) -> Any:
+    """Bring an angle into [-pi, pi]."""
+    return phi - 2 * np.pi * np.round(phi / (2 * np.pi))
+
+
+def _energy(pt: Any, eta: Any, mass: Any) -> Any:
+    return np.hypot(pt * np.cosh(eta), mass)
