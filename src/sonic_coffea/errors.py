@@ -26,8 +26,10 @@ attributes, as they must between processes.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "AccessError",
@@ -102,6 +104,10 @@ class SonicError(Exception):
         """Return the same error with more of its context filled in; what is known stays."""
         known = {k: v for k, v in self._context().items() if v is not None}
         return type(self)(self.message, **{**context, **known})
+
+    def because(self, remark: str) -> SonicError:
+        """Return the same error with a remark."""
+        return type(self)(f"{self.message} ({remark})", **self._context())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self._context())

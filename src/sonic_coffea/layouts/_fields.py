@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
-from awkward.contents import Content
 
 from sonic_coffea.errors import ConfigError, FieldError, nearest
+
+if TYPE_CHECKING:
+    from awkward.contents import Content
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ class Feature:
     nonfinite: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(f"a feature is named by a string such as 'pf.pt', got {self.name!r}")
+        if not self.name:
+            raise ConfigError("a feature is named by a string such as 'pf.pt', got an empty one")
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
             raise ConfigError(
                 f"feature {self.name!r}: lower ({self.lower}) is above upper ({self.upper})"
@@ -81,6 +83,9 @@ def as_features(fields: Any, layout: str) -> tuple[Feature, ...]:
     """Return the fields of a layout as features, refusing what is not one."""
     if isinstance(fields, (str, Feature)):
         fields = [fields]
+    wrong = [f for f in fields if not isinstance(f, (str, Feature))]
+    if wrong:
+        raise ConfigError(f"{layout}: expected field names or sonic.Feature, got {wrong[0]!r}")
     features = tuple(f if isinstance(f, Feature) else Feature(f) for f in fields)
     if not features:
         raise ConfigError(f"{layout} needs at least one field, got none")

@@ -7,40 +7,39 @@ releases the GIL, is cached on disk, and returns the first row with a NaN or inf
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numba
 import numpy as np
 
-F = TypeVar("F", bound=Callable[..., Any])
+Kernel = Callable[..., Any]
 
 
-def _compiled(function: F) -> F:
-    return cast("F", numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+def _compiled(function: Kernel) -> Kernel:
+    kernel: Kernel = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    return kernel
 
 
 @_compiled
-def _at(values, index, position):  # type: ignore[no-untyped-def]
+def _at(values, index, position):
     if index is None:
         return values[position]
     return values[index[position]]
 
 
 @_compiled
-def _affine(value, shift, scale, lower, upper, replace, nonfinite):  # type: ignore[no-untyped-def]
+def _affine(value, shift, scale, lower, upper, replace, nonfinite):
     if replace and not np.isfinite(value):
         value = nonfinite
     value = (value - shift) * scale
     # Written so that a NaN stays one.
-    if value < lower:
-        value = lower
-    if value > upper:
-        value = upper
+    value = max(value, lower)
+    value = min(value, upper)
     return value
 
 
 @_compiled
-def row_copy(out, f, values, index, ids):  # type: ignore[no-untyped-def]
+def row_copy(out, f, values, index, ids):
     """Fill ``out[:, f]`` unchanged."""
     bad = -1
     for i in range(out.shape[0]):
@@ -52,9 +51,7 @@ def row_copy(out, f, values, index, ids):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def row_affine(  # type: ignore[no-untyped-def]
-    out, f, values, index, ids, shift, scale, lower, upper, replace, nonfinite
-):
+def row_affine(out, f, values, index, ids, shift, scale, lower, upper, replace, nonfinite):
     """Fill ``out[:, f]``, transformed."""
     bad = -1
     for i in range(out.shape[0]):
@@ -66,7 +63,7 @@ def row_affine(  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def padded_copy(out, f, values, index, starts, stops, fill):  # type: ignore[no-untyped-def]
+def padded_copy(out, f, values, index, starts, stops, fill):
     """Fill ``out[:, f, :]`` unchanged, padding with `fill`."""
     length = out.shape[2]
     bad = -1
@@ -86,7 +83,7 @@ def padded_copy(out, f, values, index, starts, stops, fill):  # type: ignore[no-
 
 
 @_compiled
-def padded_affine(  # type: ignore[no-untyped-def]
+def padded_affine(
     out, f, values, index, starts, stops, fill, shift, scale, lower, upper, replace, nonfinite
 ):
     """Fill ``out[:, f, :]``, transformed, padding with `fill` as it is."""
@@ -108,7 +105,7 @@ def padded_affine(  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def mask(out, starts, stops):  # type: ignore[no-untyped-def]
+def mask(out, starts, stops):
     """Fill ``out[:, 0, :]`` with 1 where there is a constituent and 0 elsewhere."""
     length = out.shape[2]
     for i in range(out.shape[0]):

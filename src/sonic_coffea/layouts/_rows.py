@@ -82,16 +82,15 @@ class Rows:
 class Split:
     """A column taken apart: the rows above, the buffers below.
 
-    ``values`` is one-dimensional. For a column with one number a row, number `i` is
-    ``values[rows.ids[i]]``; with a list a row, it is ``values[starts[r]:stops[r]]`` with
-    ``r = rows.ids[i]``; in both, through `index` if there is one.
+    ``values`` is one-dimensional; row `i` is ``values[starts[i]:stops[i]]``, through `index` if
+    there is one.
     """
 
     rows: Rows
     values: NDArray[Any]
     index: Int64 | None
-    starts: Int64 | None = None
-    stops: Int64 | None = None
+    starts: Int64
+    stops: Int64
 
 
 def split(layout: Content, *, jagged: bool, what: str, cache: dict[Any, Rows]) -> Split:
@@ -116,7 +115,7 @@ def split(layout: Content, *, jagged: bool, what: str, cache: dict[Any, Rows]) -
         cache[tuple(key)] = rows
     if not jagged:
         values, index = _numbers(leaf, what)
-        return Split(rows, values, index)
+        return Split(rows, values, index, rows.ids, rows.ids + 1)
     if leaf.is_unknown:
         nothing = np.zeros(leaf.length, np.int64)
         return Split(rows, np.zeros(0, np.float64), None, nothing, nothing)
@@ -135,51 +134,46 @@ def _pointer(index: Any) -> tuple[int, int]:
 
 def _outer(node: Content, leaf_depth: int, what: str, key: list[Any]) -> tuple[Content, Content]:
     """Return the structure above the leaves, numbering them, and the leaves themselves."""
-    if node.parameter("__array__") in {"string", "bytestring", "char", "byte"}:
-        raise InputError(f"{what} holds strings; expected numbers")
+    _refuse(node, what)
     if isinstance(node, NumpyArray) and node.data.ndim > 1:
         node = node.to_RegularArray()
-    if node.is_record:
-        fields = ", ".join(node.fields)
-        raise InputError(f"{what} is a record with fields {fields}; expected one of these fields")
-    if node.is_union:
-        raise InputError(f"{what} mixes types ({node.form.type}); expected one numeric type")
-    if node.is_unknown:
-        key.append(("unknown", node.length))
-        return _numbered(node), node
     if node.is_option:
         node = node.to_IndexedOptionArray64()
         key.append(("option", *_pointer(node.index)))
         content, leaf = _outer(node.content, leaf_depth, what, key)
         return IndexedOptionArray(node.index, content), leaf
-    if node.is_indexed:
-        if node.purelist_depth >= leaf_depth and not (leaf_depth == 1 and node.purelist_depth == 1):
-            key.append(("indexed", *_pointer(node.index)))
-            content, leaf = _outer(node.content, leaf_depth, what, key)
-            return IndexedArray(node.index, content), leaf
-        if _has_option(node):
-            return _outer(node.project(), leaf_depth, what, key)
-    depth = node.purelist_depth
-    if depth < leaf_depth:
+    if node.is_indexed and (node.purelist_depth > 1 or _has_option(node)):
+        key.append(("indexed", *_pointer(node.index)))
+        content, leaf = _outer(node.content, leaf_depth, what, key)
+        return IndexedArray.simplified(node.index, content), leaf
+    if node.is_unknown or node.purelist_depth == leaf_depth:
+        key.append(("leaf", node.length))
+        return _numbered(node), node
+    if node.purelist_depth < leaf_depth:
         raise InputError(
             f"{what} has one number where a list is needed (its type is {node.form.type}); "
             "a Padded layout takes a jagged axis, such as the constituents of a jet; "
             "for one number per object use Row"
         )
-    if depth == leaf_depth:
-        key.append(("leaf", node.length))
-        return _numbered(node), node
+    content, leaf = _outer(node.content, leaf_depth, what, key)
     if isinstance(node, RegularArray):
         key.append(("regular", node.size, node.length))
-        content, leaf = _outer(node.content, leaf_depth, what, key)
         return RegularArray(content, node.size, zeros_length=node.length), leaf
     if isinstance(node, ListOffsetArray):
         key.append(("lists", *_pointer(node.offsets)))
-        content, leaf = _outer(node.content, leaf_depth, what, key)
         return ListOffsetArray(node.offsets, content), leaf
     key.append(("lists", *_pointer(node.starts), *_pointer(node.stops)))
-    content, leaf = _outer(node.content, leaf_depth, what, key)
     return ListArray(node.starts, node.stops, content), leaf
+
+
+def _refuse(node: Content, what: str) -> None:
+    if node.parameter("__array__") in {"string", "bytestring", "char", "byte"}:
+        raise InputError(f"{what} holds strings; expected numbers")
+    if node.is_record:
+        fields = ", ".join(node.fields)
+        raise InputError(f"{what} is a record with fields {fields}; expected one of these fields")
+    if node.is_union:
+        raise InputError(f"{what} mixes types ({node.form.type}); expected one numeric type")
 
 
 def _numbered(leaf: Content) -> NumpyArray:
@@ -281,8 +275,6 @@ def _event_numbers(skeleton: Content) -> Int64:
     return numbers
 
 
-
-
 def unpad(kept: Content, counts: Int64, length: int) -> Content:
     """Return one list per row with the row's own count, from what is left of it after the cut.
 
@@ -301,6 +293,4 @@ def unpad(kept: Content, counts: Int64, length: int) -> Content:
     position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
     index = np.full(offsets[-1], -1, np.int64)
     index[position < length] = np.arange(kept.length)
-    return ListOffsetArray(
-        Index64(offsets), IndexedOptionArray.simplified(Index64(index), kept)
-    )
+    return ListOffsetArray(Index64(offsets), IndexedOptionArray.simplified(Index64(index), kept))

@@ -37,6 +37,10 @@ class Prepared(Protocol):
     def filled(self) -> tuple[int, int]:
         """Elements along the consumed axis that hold data, and those that were cut off."""
 
+    @property
+    def capacity(self) -> int:
+        """Elements along the consumed axis that the tensor has room for."""
+
     def pack(self, start: int, stop: int) -> Tensor:
         """Return the tensor of rows `start` to `stop`."""
 
@@ -139,8 +143,8 @@ class Padded:
         The channels of the tensor, in order.
     length : int
         Constituents kept of each row, the first ones; shorter rows are padded.
-    fill : float
-        What pads.
+    fill : float or sequence of float
+        What pads; one value for all fields, or one for each.
     axis_order : {"FL", "LF"}
         ``[N, F, L]``, as weaver's models want it, or ``[N, L, F]``.
     dtype : dtype
@@ -156,7 +160,7 @@ class Padded:
 
     features: tuple[Feature, ...]
     length: int
-    fill: float
+    fill: tuple[float, ...]
     axis_order: str
     dtype: np.dtype[Any]
 
@@ -164,15 +168,22 @@ class Padded:
         self,
         fields: Sequence[str | Feature] | str | Feature,
         length: int,
-        fill: float = 0.0,
+        fill: float | Sequence[float] = 0.0,
         axis_order: str = "FL",
         dtype: DTypeLike = "float32",
     ) -> None:
         if axis_order not in ("FL", "LF"):
             raise ConfigError(f"Padded: expected axis_order 'FL' or 'LF', got {axis_order!r}")
-        object.__setattr__(self, "features", as_features(fields, "Padded"))
+        features = as_features(fields, "Padded")
+        fills = tuple(fill) if isinstance(fill, Sequence) else (fill,) * len(features)
+        if len(fills) != len(features):
+            raise ConfigError(
+                f"Padded: expected one fill or one for each of {len(features)} fields, "
+                f"got {len(fills)}"
+            )
+        object.__setattr__(self, "features", features)
         object.__setattr__(self, "length", _length(length, "Padded"))
-        object.__setattr__(self, "fill", fill)
+        object.__setattr__(self, "fill", tuple(float(f) for f in fills))
         object.__setattr__(self, "axis_order", axis_order)
         object.__setattr__(self, "dtype", _target(dtype, "Padded"))
 
@@ -201,8 +212,7 @@ class Padded:
 
         What was cut off is None; what padded is gone.
         """
-        prepared = self.prepare(array)
-        assert isinstance(prepared, _Columns)
+        prepared = _Columns(self, _splits(array, self.features, jagged=True, cache=None))
         by_field = tensor if self.axis_order == "FL" else tensor.transpose(0, 2, 1)
         counts = prepared.counts
         here = np.arange(self.length) < counts[:, None]
@@ -235,9 +245,7 @@ class Mask:
     of: str | None
     dtype: np.dtype[Any]
 
-    def __init__(
-        self, length: int, of: str | None = None, *, dtype: DTypeLike = "float32"
-    ) -> None:
+    def __init__(self, length: int, of: str | None = None, *, dtype: DTypeLike = "float32") -> None:
         object.__setattr__(self, "length", _length(length, "Mask"))
         object.__setattr__(self, "of", of)
         object.__setattr__(self, "dtype", _target(dtype, "Mask"))
@@ -272,8 +280,8 @@ class Mask:
         return prepared.pack(0, len(prepared.rows))
 
 
-def _length(length: int, layout: str) -> int:
-    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 1:
+def _length(length: Any, layout: str) -> int:
+    if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or length < 1:
         raise ConfigError(f"{layout}: expected a length of at least 1, got {length!r}")
     return int(length)
 
@@ -301,8 +309,6 @@ def _splits(
 
 
 def _counts(column_split: Split) -> NDArray[np.int64]:
-    assert column_split.starts is not None
-    assert column_split.stops is not None
     return column_split.stops - column_split.starts
 
 
@@ -319,7 +325,7 @@ def _agree(first: Rows, other: Rows, first_name: str, other_name: str) -> None:
         detail = f"the first difference is in event {first.first_difference(other)}"
     raise InputError(
         f"{first_name} and {other_name} do not have the same objects ({detail}); "
-        "select both from the same collection, with the same cuts"
+        "choose both from the same collection, with the same cuts"
     )
 
 
@@ -351,6 +357,10 @@ class _Columns:
     @property
     def counts(self) -> NDArray[np.int64]:
         return _counts(self.splits[0])
+
+    @property
+    def capacity(self) -> int:
+        return len(self.rows) * (self.layout.length if isinstance(self.layout, Padded) else 1)
 
     @property
     def filled(self) -> tuple[int, int]:
@@ -400,17 +410,17 @@ class _MaskOf:
         return self.layout.dtype
 
     @property
+    def capacity(self) -> int:
+        return 0  # it is counted with the input that it masks
+
+    @property
     def filled(self) -> tuple[int, int]:
-        counts = _counts(self.counted)
-        kept = int(np.minimum(counts, self.layout.length).sum())
-        return kept, int(counts.sum()) - kept
+        return 0, 0
 
     def pack(self, start: int, stop: int) -> Tensor:
         from sonic_coffea.layouts import _kernels
 
         out = _buffer(stop - start, self.layout)
-        assert self.counted.starts is not None
-        assert self.counted.stops is not None
         _kernels.mask(out, self.counted.starts[start:stop], self.counted.stops[start:stop])
         return out.astype(self.layout.dtype, copy=False)
 
@@ -432,15 +442,12 @@ def _fill(
     if values.dtype == np.float16:
         values = values.astype(np.float32)
     if isinstance(layout, Row):
-        where: tuple[Any, ...] = (source.rows.ids[start:stop],)
-        row_or_padded = (_kernels.row_copy, _kernels.row_affine)
+        where: tuple[Any, ...] = (source.starts[start:stop],)
+        copy, affine = _kernels.row_copy, _kernels.row_affine
     else:
-        assert source.starts is not None
-        assert source.stops is not None
-        fill = out.dtype.type(layout.fill)
+        fill = out.dtype.type(layout.fill[f])
         where = (source.starts[start:stop], source.stops[start:stop], fill)
-        row_or_padded = (_kernels.padded_copy, _kernels.padded_affine)
-    copy, affine = row_or_padded
+        copy, affine = _kernels.padded_copy, _kernels.padded_affine
     if feature.plain:
         return int(copy(out, f, values, source.index, *where))
     real = np.result_type(values.dtype, np.float32).type
@@ -515,7 +522,9 @@ def prepare_inputs(layouts: Mapping[str, Layout], arrays: Any) -> PreparedInputs
     for name, layout in layouts.items():
         if isinstance(layout, Mask) and layout.of is None:
             if counted is None:
-                raise ConfigError(f"input {name!r}: Mask needs of=, as the model has no Padded input")
+                raise ConfigError(
+                    f"input {name!r}: Mask needs of=, as the model has no Padded input"
+                )
             prepared[name] = layout.beside(counted)
     return PreparedInputs({name: prepared[name] for name in layouts})
 

@@ -1,0 +1,61 @@
+"""`connect`: name the servers once, for this process or for a whole dask cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.pool import Pool, Settings, install
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+def connect(servers: Any = None, *, client: Client | None = None, **options: Any) -> Pool:
+    """Name the servers that models are scored on, and return the pool that talks to them.
+
+    Nothing is contacted before the first model is called.
+
+    Parameters
+    ----------
+    servers : str, LocalServer, or a sequence of them, optional
+        URLs such as ``"grpc://triton.example:8001"``; ``grpcs://`` for TLS. By default what dask's
+        configuration names under ``sonic.servers``, or ``DASK_SONIC__SERVERS``.
+    client : distributed.Client, optional
+        Connect every present and future worker of its cluster too.
+    **options
+        ``token``, ``headers``, ``tls_root``, ``in_flight``, ``in_flight_bytes``,
+        ``max_request_bytes``, ``request_timeout_s``, ``metadata_timeout_s``, ``retry_for_s``; see
+        `sonic_coffea.pool.Settings`.
+
+    Returns
+    -------
+    Pool
+        The process's default pool; a context manager.
+
+    Raises
+    ------
+    ConfigError
+        If a URL or an option cannot be used, or no server is named at all.
+    """
+    if servers is None:
+        settings = Settings.from_config()
+        if settings is None:
+            raise ConfigError(
+                "no servers named: pass one, such as sonic.connect('grpc://triton.example:8001'), "
+                "or set sonic.servers in dask's configuration (DASK_SONIC__SERVERS)"
+            )
+        if options:
+            settings = Settings.make(settings.servers, **{**_given(settings), **options})
+    else:
+        settings = Settings.make(servers, **options)
+    pool = install(settings)
+    if client is not None:
+        from sonic_coffea.dask import register
+
+        register(client, settings)
+    return pool
+
+
+def _given(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in settings.__slots__ if name != "servers"}

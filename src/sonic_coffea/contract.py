@@ -1,0 +1,185 @@
+"""What a served model takes and gives, and whether that is what was declared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sonic_coffea.errors import ContractError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+# KServe v2 data types and numpy's names for them; BYTES has none of fixed size.
+DATATYPES: Mapping[str, str] = {
+    "BOOL": "bool",
+    "UINT8": "uint8",
+    "UINT16": "uint16",
+    "UINT32": "uint32",
+    "UINT64": "uint64",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "FP16": "float16",
+    "FP32": "float32",
+    "FP64": "float64",
+}
+_KSERVE_NAMES = {numpy_name: name for name, numpy_name in DATATYPES.items()}
+
+
+def kserve_name(dtype: np.dtype[Any]) -> str:
+    """Return what KServe v2 calls a numpy dtype."""
+    return _KSERVE_NAMES[dtype.name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One input or output of a model, without the axis of the rows.
+
+    ``shape`` has -1 where a length is free; ``datatype`` is KServe's name, such as ``FP32``.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    def takes(self, datatype: str, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this type and inner shape fits."""
+        if datatype != self.datatype or len(shape) != len(self.shape):
+            return False
+        return all(
+            want < 0 or have < 0 or want == have
+            for want, have in zip(self.shape, shape, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """A model as its server describes it.
+
+    Attributes
+    ----------
+    max_rows : int or None
+        Rows that one request may hold; None where the server sets no limit.
+    preferred_rows : tuple of int
+        Batch sizes that the server's dynamic batcher prefers; may be empty.
+    """
+
+    model: str
+    version: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_rows: int | None = None
+    preferred_rows: tuple[int, ...] = ()
+    platform: str = ""
+
+    def check(
+        self,
+        inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+        outputs: Mapping[str, tuple[int | None, np.dtype[Any] | None]],
+        *,
+        server: str,
+    ) -> None:
+        """Compare the model with a declaration.
+
+        Parameters
+        ----------
+        inputs : mapping
+            Names, with dtype and inner shape of what will be sent.
+        outputs : mapping
+            Names, with the number of values a row and the dtype that are expected (None: any).
+        server : str
+            For the message.
+
+        Raises
+        ------
+        ContractError
+            With the two side by side.
+        """
+        problems = [*self._input_problems(inputs), *self._output_problems(outputs)]
+        if not problems:
+            return
+        declared = {
+            **{f"input {n}": f"{kserve_name(d)} {_shown(s)}" for n, (d, s) in inputs.items()},
+            **{
+                f"output {n}": f"{kserve_name(d) if d is not None else 'any type'}"
+                f" {_shown(() if k is None else (k,))}"
+                for n, (k, d) in outputs.items()
+            },
+        }
+        served = {
+            **{f"input {t.name}": f"{t.datatype} {_shown(t.shape)}" for t in self.inputs},
+            **{f"output {t.name}": f"{t.datatype} {_shown(t.shape)}" for t in self.outputs},
+        }
+        raise ContractError(
+            "; ".join(problems) + "\n" + _side_by_side(declared, served),
+            server=server,
+            model=self.model,
+            version=self.version,
+        )
+
+    def _input_problems(
+        self, inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+    ) -> list[str]:
+        served = {t.name: t for t in self.inputs}
+        problems = [
+            f"the model has no input {name!r}; {nearest(name, served)}"
+            for name in inputs
+            if name not in served
+        ]
+        problems += [
+            f"no layout is declared for the model's input {name!r}"
+            for name in served
+            if name not in inputs
+        ]
+        for name, (dtype, shape) in inputs.items():
+            spec = served.get(name)
+            if spec is not None and not spec.takes(kserve_name(dtype), shape):
+                problems.append(
+                    f"input {name!r}: the layout makes {kserve_name(dtype)} {_shown(shape)}, "
+                    f"the model takes {spec.datatype} {_shown(spec.shape)}"
+                )
+        return problems
+
+    def _output_problems(
+        self, outputs: Mapping[str, tuple[int | None, np.dtype[Any] | None]]
+    ) -> list[str]:
+        served = {t.name: t for t in self.outputs}
+        problems = []
+        for name, (labels, dtype) in outputs.items():
+            spec = served.get(name)
+            if spec is None:
+                problems.append(f"the model has no output {name!r}; {nearest(name, served)}")
+                continue
+            if spec.datatype not in DATATYPES:
+                problems.append(f"output {name!r} is {spec.datatype}, which is not a number")
+            elif dtype is not None and DATATYPES[spec.datatype] != dtype.name:
+                problems.append(
+                    f"output {name!r} is declared {dtype.name}, the model gives "
+                    f"{DATATYPES[spec.datatype]}"
+                )
+            width = spec.shape[-1] if spec.shape else 1
+            if labels is not None and width >= 0 and width != labels:
+                problems.append(
+                    f"output {name!r} is declared with {labels} labels, "
+                    f"the model gives {width} values a row"
+                )
+        return problems
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return "[" + ", ".join(["N", *("?" if n < 0 else str(n) for n in shape)]) + "]"
+
+
+def _side_by_side(declared: Mapping[str, str], served: Mapping[str, str]) -> str:
+    names = [*declared, *(n for n in served if n not in declared)]
+    lines = [("", "declared", "on the server")]
+    lines += [(n, declared.get(n, "-"), served.get(n, "-")) for n in names]
+    widths = [max(len(line[i]) for line in lines) for i in range(3)]
+    return "\n".join(
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )

@@ -1,0 +1,342 @@
+"""A model as an analysis declares it: what goes in, what comes out, and the call itself."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import xxhash
+from awkward.contents import Content, NumpyArray, RecordArray
+
+from sonic_coffea import weaver
+from sonic_coffea._version import __version__
+from sonic_coffea.errors import ConfigError, DeadlineError, InputError, ResponseError
+from sonic_coffea.layouts import Layout, Rows, prepare_inputs
+from sonic_coffea.pool import Call, Pool, Settings, adopt, carried, current
+from sonic_coffea.statistics import Statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import DTypeLike, NDArray
+
+    from sonic_coffea.contract import Contract
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Output:
+    """One output of a model: a record of its labels, or plain numbers.
+
+    Parameters
+    ----------
+    labels : sequence of str, optional
+        Names of the values of a row; without them a row is a number, or an array of fixed shape.
+    dtype : dtype
+        What the model gives, float32 by default; checked against the server.
+    """
+
+    labels: tuple[str, ...] | None
+    dtype: np.dtype[Any]
+
+    def __init__(self, labels: Sequence[str] | None = None, dtype: DTypeLike = "float32") -> None:
+        if isinstance(labels, str):
+            raise ConfigError(f"an output's labels are a list of names, got the string {labels!r}")
+        if labels is not None and len(set(labels)) != len(labels):
+            raise ConfigError(f"an output's labels must differ, got {list(labels)}")
+        object.__setattr__(self, "labels", None if labels is None else tuple(labels))
+        object.__setattr__(self, "dtype", np.dtype(dtype))
+
+    @property
+    def width(self) -> int | None:
+        """Values a row, where labels tell."""
+        return None if self.labels is None else len(self.labels)
+
+    def content(self, tensor: NDArray[Any] | None) -> Content:
+        """Return one element per row; of a tensor, or of no row at all."""
+        if tensor is None:
+            shape = (0,) if self.labels is None else (0, len(self.labels))
+            tensor = np.empty(shape, self.dtype)
+        if self.labels is None:
+            flat = tensor.ndim == 2 and tensor.shape[1] == 1
+            return NumpyArray(tensor[:, 0].copy() if flat else tensor)
+        by_row = tensor.reshape(len(tensor), -1)
+        if by_row.shape[1] != len(self.labels):
+            raise ResponseError(
+                f"expected {len(self.labels)} values a row for labels {', '.join(self.labels)}, "
+                f"got shape {list(tensor.shape[1:])}"
+            )
+        columns = [NumpyArray(np.ascontiguousarray(column)) for column in by_row.T]
+        return RecordArray(columns, list(self.labels), length=len(tensor))
+
+
+class Model:
+    """A served model: its inputs as layouts, its outputs as names.
+
+    Parameters
+    ----------
+    name : str
+        As in the server's model repository.
+    inputs : mapping
+        Input names and their layouts.
+    outputs : mapping
+        Output names, each with the labels of its values, an `Output`, or None for plain numbers.
+    version : str or int, optional
+        A pinned version; by default what the server's policy serves.
+
+    Examples
+    --------
+    >>> import sonic_coffea as sonic
+    >>> model = sonic.Model(
+    ...     "toptagger",
+    ...     inputs={"features": sonic.Padded(["pf.pt", "pf.eta"], 64), "mask": sonic.Mask(64)},
+    ...     outputs={"scores": ["qcd", "top"]},
+    ... )
+    >>> model
+    Model('toptagger', inputs: features, mask; outputs: scores (qcd, top))
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Mapping[str, Layout],
+        outputs: Mapping[str, Sequence[str] | Output | None],
+        version: str | int | None = None,
+    ) -> None:
+        if not inputs or not outputs:
+            raise ConfigError(f"model {name!r} needs at least one input and one output")
+        for key, layout in inputs.items():
+            if not isinstance(layout, Layout):
+                raise ConfigError(
+                    f"model {name!r}, input {key!r}: expected a layout such as sonic.Padded or "
+                    f"sonic.Row, got {type(layout).__name__}"
+                )
+        self.name = name
+        self.inputs = dict(inputs)
+        self.outputs = {k: o if isinstance(o, Output) else Output(o) for k, o in outputs.items()}
+        self.version = None if version is None else str(version)
+
+    @classmethod
+    def from_weaver(
+        cls,
+        name: str,
+        preprocess: str | Path | Mapping[str, Any],
+        *,
+        output: str = "softmax",
+        prefix: str = "",
+        version: str | int | None = None,
+    ) -> Model:
+        """Declare a model by the preprocessing file that weaver wrote and the CMS software reads.
+
+        Parameters
+        ----------
+        name : str
+            As in the server's model repository.
+        preprocess : path or mapping
+            ``preprocess.json``, or what is in it.
+        output : str
+            Name of the model's output tensor; its labels are the file's ``output_names``.
+        prefix : str
+            Where the variables are in the arrays, such as ``"pf."``.
+        version : str or int, optional
+            A pinned version.
+        """
+        inputs, labels = weaver.read(preprocess, prefix=prefix)
+        return cls(name, inputs, {output: labels}, version)
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(
+            f"{name} ({', '.join(o.labels)})" if o.labels else name
+            for name, o in self.outputs.items()
+        )
+        version = f", version {self.version}" if self.version else ""
+        return (
+            f"Model({self.name!r}{version}, inputs: {', '.join(self.inputs)}; outputs: {outputs})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"declared": self.__dict__, "settings": carried()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state["declared"])
+        settings: Settings | None = state["settings"]
+        adopt(settings)
+
+    @property
+    def config_hash(self) -> str:
+        """A hash of the declaration: inputs, transformations, outputs and pinned version."""
+        declared = repr((self.name, self.version, self.inputs, self.outputs))
+        return xxhash.xxh3_64_hexdigest(declared.encode())
+
+    def check(self, pool: Pool | None = None) -> Contract:
+        """Compare the declaration with the server's model, and return what the server says.
+
+        Raises
+        ------
+        ContractError
+            With the two side by side.
+        ModelNotFoundError, ServerLostError, AccessError
+            If there is nothing to compare with.
+        """
+        pool = current() if pool is None else pool
+        contract = pool.contract(self.name, self.version)
+        contract.check(
+            {name: (layout.dtype, layout.inner_shape) for name, layout in self.inputs.items()},
+            {name: (o.width, o.dtype) for name, o in self.outputs.items()},
+            server=", ".join(pool.settings.servers),
+        )
+        return contract
+
+    def __call__(
+        self, objects: Any, *, timeout_s: float | None = None, pool: Pool | None = None
+    ) -> ak.Array:
+        """Score objects and wait for the result; see `submit`."""
+        return self.submit(objects, pool=pool).result(timeout_s=timeout_s)
+
+    def submit(self, objects: Any, *, pool: Pool | None = None) -> Pending:
+        """Send objects on their way; returns at once.
+
+        Parameters
+        ----------
+        objects : awkward array or dict
+            ``events * jets * {fields}``, in any nesting, or a dict with an array for each input.
+        pool : Pool, optional
+            Where to send them; by default to the pool of this process.
+
+        Returns
+        -------
+        Pending
+            Its ``result()`` has the lists of `objects` with a record in each object's place:
+            ``events * jets * {qcd: float32, top: float32}``; None where the object is None.
+
+        Raises
+        ------
+        FieldError, InputError
+            If the arrays do not fit the layouts.
+        ContractError
+            If the server's model is another one.
+        """
+        prepared = prepare_inputs(self.inputs, _refuse_lazy(objects))
+        rows = prepared.rows
+        if len(rows) == 0:
+            return Pending(self, rows, None)
+        pool = current() if pool is None else pool
+        contract = self.check(pool)
+        call = Call(
+            contract,
+            len(rows),
+            prepared.pack,
+            list(self.outputs),
+            version=self.version,
+            events_of=rows.events_of,
+        )
+        for one in prepared.inputs.values():
+            kept, cut = one.filled
+            call.statistics.filled += kept
+            call.statistics.truncated += cut
+            call.statistics.padded += one.capacity - kept
+        pool.submit(call, prepared.row_bytes)
+        return Pending(self, rows, call)
+
+
+class Pending:
+    """Scores that are on their way."""
+
+    def __init__(self, model: Model, rows: Rows, call: Call | None) -> None:
+        self._model = model
+        self._rows = rows
+        self._call = call
+
+    def __repr__(self) -> str:
+        if self._call is None or self._call.over:
+            failed = self._call is not None and self._call.failure is not None
+            state = "failed" if failed else "done"
+        else:
+            state = "on its way"
+        return f"<Pending {self._model.name}: {len(self._rows)} rows, {state}>"
+
+    @property
+    def statistics(self) -> Statistics:
+        """What happened to the requests so far."""
+        return Statistics() if self._call is None else self._call.statistics
+
+    def done(self) -> bool:
+        """Whether `result` would return, or raise, without waiting."""
+        return self._call is None or self._call.over
+
+    def cancel(self) -> None:
+        """Abandon what is not answered yet, here and on the servers."""
+        if self._call is not None:
+            self._call.cancel()
+
+    def result(self, timeout_s: float | None = None) -> ak.Array:
+        """Return the scores, in the structure of the objects.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            Give up, and cancel what is out, after so many seconds.
+
+        Raises
+        ------
+        DeadlineError
+            If the time was not enough.
+        SonicError
+            If rows could not be scored, naming server, model, request and events.
+        """
+        tensors: Mapping[str, NDArray[Any]] = {}
+        if self._call is not None:
+            self._wait(self._call, timeout_s)
+            tensors = self._call.arrays()
+        contents = {
+            name: output.content(tensors.get(name)) for name, output in self._model.outputs.items()
+        }
+        if len(contents) == 1:
+            (content,) = contents.values()
+        else:
+            content = RecordArray(list(contents.values()), list(contents), length=len(self._rows))
+        scores = self._rows.unflatten(content)
+        return ak.with_name(scores, None, attrs={"sonic": self.provenance()})
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what produced the scores: model, version, servers and the declaration's hash."""
+        call = self._call
+        return {
+            "model": self._model.name,
+            "version": self._model.version or (call.served_version if call else None),
+            "servers": sorted({server for (server, _, _), _ in self.statistics}),
+            "config_hash": self._model.config_hash,
+            "sonic_coffea": __version__,
+        }
+
+    def _wait(self, call: Call, timeout_s: float | None) -> None:
+        started = time.monotonic()
+        try:
+            if call.wait(timeout_s):
+                return
+        except BaseException:  # Ctrl-C: leave nothing running on the servers
+            call.cancel()
+            raise
+        waited_s = time.monotonic() - started
+        call.fail(
+            DeadlineError(
+                f"not all of {call.rows} rows were scored within {waited_s:.1f} s",
+                model=self._model.name,
+                events=self._rows.events_of(0, call.rows),
+            )
+        )
+        call.arrays()
+
+
+def _refuse_lazy(objects: Any) -> Any:
+    arrays = objects.values() if isinstance(objects, dict) else [objects]
+    for array in arrays:
+        if type(array).__module__.partition(".")[0] == "dask_awkward":
+            raise InputError(
+                "got a dask-awkward array, which has no data yet; score it inside "
+                "dask_awkward.map_partitions, or use coffea's Runner"
+            )
+    return objects

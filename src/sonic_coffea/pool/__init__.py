@@ -1,0 +1,20 @@
+"""Pool: the servers that a process knows, what is in flight to them, and what to do on failure."""
+
+from __future__ import annotations
+
+from sonic_coffea.pool._call import Call
+from sonic_coffea.pool._pool import Pool, ServerState
+from sonic_coffea.pool._registry import adopt, carried, current, forget, install
+from sonic_coffea.pool._settings import Settings
+
+__all__ = [
+    "Call",
+    "Pool",
+    "ServerState",
+    "Settings",
+    "adopt",
+    "carried",
+    "current",
+    "forget",
+    "install",
+]

@@ -1,0 +1,98 @@
+"""The pool of this process: found by models and processors wherever they are unpickled.
+
+Pickles carry the settings of a pool, without secrets, never a connection. A process that has no
+pool when the first of them arrives opens one from these settings; a forked child notices that the
+pool it inherited is its parent's, and opens its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.pool._pool import Pool
+from sonic_coffea.pool._settings import Settings
+
+_lock = threading.Lock()
+_pool: Pool | None = None
+_settings: Settings | None = None
+_owner_pid = os.getpid()
+
+
+def install(settings: Settings) -> Pool:
+    """Make a pool the one of this process; the same settings keep the pool that is there."""
+    global _pool, _settings
+    with _lock:
+        _notice_fork()
+        if _pool is None or _pool.closed or _pool.settings != settings:
+            old, _pool, _settings = _pool, Pool(settings), settings
+            if old is not None:
+                old.close()
+        return _pool
+
+
+def current() -> Pool:
+    """Return the pool of this process.
+
+    Raises
+    ------
+    ConfigError
+        If no servers have been named, in any of the ways there are.
+    """
+    with _lock:
+        _notice_fork()
+        settings = _settings
+        if _pool is not None and not _pool.closed:
+            return _pool
+    settings = settings if _pool is None else None
+    settings = settings or Settings.from_config()
+    if settings is None:
+        raise ConfigError(
+            "no servers: call sonic.connect('grpc://host:8001') first, or set DASK_SONIC__SERVERS"
+        )
+    return install(settings)
+
+
+def carried() -> Settings | None:
+    """Return what pickles of models and processors take along."""
+    with _lock:
+        return None if _settings is None else _settings.without_secrets()
+
+
+def adopt(settings: Settings | None) -> None:
+    """Use settings that came with a pickle, if this process has none of its own."""
+    global _settings  # noqa: PLW0603
+    with _lock:
+        _notice_fork()
+        if settings is not None and _settings is None and Settings.from_config() is None:
+            _settings = settings
+
+
+def forget(pool: Pool | None = None) -> None:
+    """Close the pool of this process, or `pool` if that is the one, and its settings with it."""
+    global _pool, _settings  # noqa: PLW0603
+    with _lock:
+        old = _pool
+        if old is None or (pool is not None and pool is not old):
+            return
+        _pool = _settings = None
+    old.close()
+
+
+def _notice_fork() -> None:
+    """Drop, unclosed, a pool whose threads and sockets belong to the parent."""
+    global _pool, _owner_pid  # noqa: PLW0603
+    if os.getpid() != _owner_pid:
+        _pool = None
+        _owner_pid = os.getpid()
+
+
+def _new_lock_in_child() -> None:
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock_in_child)
+atexit.register(forget)

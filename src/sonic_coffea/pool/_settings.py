@@ -1,0 +1,127 @@
+"""How a pool is configured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.transport import Address, ConnectionOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The servers of a pool, and its limits.
+
+    Parameters
+    ----------
+    servers : sequence of str
+        URLs: ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``triton+grpc://host:port``.
+    token : str, path, callable or None
+        Bearer token; a `pathlib.Path` is read again for every call, as tokens expire.
+    headers : mapping
+        Headers for every call.
+    tls_root : str or None
+        PEM file with the certificate authority of ``grpcs`` servers.
+    in_flight : int
+        Requests that may be out to one server at a time, from this process.
+    in_flight_bytes : int
+        Tensor bytes that may be out at a time, over all servers.
+    max_request_bytes : int
+        Tensor bytes of one request.
+    request_timeout_s : float
+        Deadline of one request.
+    metadata_timeout_s : float
+        Deadline of a call that carries no tensors.
+    retry_for_s : float
+        For how long requests of lost servers are tried elsewhere, or again, before it is an error.
+    """
+
+    servers: tuple[str, ...]
+    token: str | Path | Callable[[], str] | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls_root: str | None = None
+    in_flight: int = 8
+    in_flight_bytes: int = 256_000_000
+    max_request_bytes: int = 32_000_000
+    request_timeout_s: float = 120.0
+    metadata_timeout_s: float = 10.0
+    retry_for_s: float = 10.0
+
+    @classmethod
+    def make(cls, servers: Any, **options: Any) -> Settings:
+        """Check and build.
+
+        Raises
+        ------
+        ConfigError
+            Naming the nearest option or the expected value.
+        """
+        known = [f.name for f in fields(cls) if f.name != "servers"]
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"connect has no option {name!r}; {nearest(name, known)}")
+        settings = cls(servers=_urls(servers), **options)
+        if settings.in_flight < 1:
+            raise ConfigError(f"in_flight: expected at least 1, got {settings.in_flight}")
+        for name in known:
+            value = getattr(settings, name)
+            if name.endswith(("_s", "_bytes")) and not value > 0:
+                raise ConfigError(f"{name}: expected more than 0, got {value!r}")
+        return settings
+
+    @classmethod
+    def from_config(cls) -> Settings | None:
+        """Return what dask's configuration says under ``sonic``; None if it names no server."""
+        import dask.config
+
+        options = dict(dask.config.get("sonic", None) or {})
+        servers = options.pop("servers", None)
+        if not servers:
+            return None
+        if "token" in options and isinstance(options["token"], str):
+            options["token"] = os.path.expandvars(options["token"])
+        if "token-file" in options:
+            options["token"] = Path(options.pop("token-file")).expanduser()
+        return cls.make(servers, **{k.replace("-", "_"): v for k, v in options.items()})
+
+    def without_secrets(self) -> Settings:
+        """Return what may be written into pickles: a token's path, but no token and no header."""
+        token = self.token if isinstance(self.token, Path) else None
+        return replace(self, token=token, headers={})
+
+    def connection_options(self) -> ConnectionOptions:
+        """Return what the transport needs to know."""
+        token = self.token
+        if isinstance(token, Path):
+            path = token
+
+            def token() -> str:
+                try:
+                    return path.read_text().strip()
+                except OSError as error:
+                    message = f"cannot read the token file {str(path)!r}: {error.strerror}"
+                raise ConfigError(message)
+
+        return ConnectionOptions(
+            token=token,
+            headers=self.headers,
+            tls_root=self.tls_root,
+            request_timeout_s=self.request_timeout_s,
+            metadata_timeout_s=self.metadata_timeout_s,
+        )
+
+
+def _urls(servers: Any) -> tuple[str, ...]:
+    if isinstance(servers, str):
+        servers = servers.split(",")
+    elif not isinstance(servers, Sequence):
+        servers = [servers]
+    # A local server can be given as it is.
+    urls = [str(getattr(s, "url", s)).strip() for s in servers]
+    if not urls or not all(urls):
+        raise ConfigError("expected at least one server, such as 'grpc://triton.example:8001'")
+    return tuple(dict.fromkeys(Address.parse(url).url for url in urls))

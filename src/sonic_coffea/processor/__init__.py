@@ -1,0 +1,8 @@
+"""processor: scoring inside coffea's processors."""
+
+from __future__ import annotations
+
+from sonic_coffea.processor._accumulate import Scored
+from sonic_coffea.processor._mixin import Scores, SonicProcessor
+
+__all__ = ["Scored", "Scores", "SonicProcessor"]

@@ -1,0 +1,140 @@
+"""`report`: what happened to the requests, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.statistics import Statistics, Tally
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
+
+
+class Report:
+    """The requests of a run; shows as a table in a terminal and in a notebook.
+
+    Attributes
+    ----------
+    statistics : Statistics
+        The numbers.
+    wall_s : float or None
+        How long the run took, for rates; without it rates are not shown.
+    """
+
+    def __init__(self, statistics: Statistics, *, wall_s: float | None = None) -> None:
+        self.statistics = statistics
+        self.wall_s = wall_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, for JSON."""
+        return {**self.statistics.to_dict(), "wall_s": self.wall_s}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        del console, options
+        yield self._summary()
+        yield self._servers()
+
+    def _repr_html_(self) -> str:
+        from io import StringIO
+
+        from rich.console import Console
+
+        console = Console(record=True, file=StringIO(), width=110, force_jupyter=False)
+        console.print(self)
+        return console.export_html(
+            inline_styles=True,
+            code_format='<pre style="font-family:monospace;line-height:1.2">{code}</pre>',
+        )
+
+    def __repr__(self) -> str:
+        total = self.statistics.total()
+        return f"<Report: {total.rows} rows in {total.requests} requests, {total.retries} retries>"
+
+    def _summary(self) -> Table:
+        from rich.table import Table
+
+        s, total = self.statistics, self.statistics.total()
+        table = Table(title="Scoring", show_header=False, title_justify="left")
+        table.add_column(style="bold")
+        table.add_column(justify="right")
+        rows = [
+            ("chunks", f"{s.chunks:,}") if s.chunks else None,
+            ("events", f"{s.events:,}") if s.events else None,
+            ("objects scored", f"{total.rows:,} of {s.objects:,}"),
+            ("requests", f"{total.requests:,}"),
+            ("rows a request", f"{total.rows / total.requests:.0f}" if total.requests else None),
+            ("rows/s", f"{total.rows / self.wall_s:,.0f}" if self.wall_s else None),
+            ("padding", _share(s.padded, s.padded + s.filled)),
+            ("cut off", _share(s.truncated, s.truncated + s.filled)),
+            ("sent, received", f"{_mb(total.sent_bytes)}, {_mb(total.received_bytes)}"),
+            ("retries", f"{total.retries:,}"),
+        ]
+        for row in rows:
+            if row is not None and row[1] is not None:
+                table.add_row(row[0], row[1])
+        return table
+
+    def _servers(self) -> Table:
+        from rich.table import Table
+
+        table = Table(title="Latency of a request (mean)", title_justify="left")
+        for name in ("server", "model", "rows"):
+            table.add_column(name, justify="right" if name == "rows" else "left")
+        for name in ("pack", "wait for a place", "server + network", "p99", "unpack", "retries"):
+            table.add_column(name, justify="right")
+        for (server, model, version), tally in sorted(self.statistics.tallies.items()):
+            table.add_row(
+                server, f"{model} v{version}", f"{tally.rows:,}", *_split(tally), f"{tally.retries}"
+            )
+        return table
+
+
+def report(source: Any, *, wall_s: float | None = None) -> Report:
+    """Report on a run's output, a pool or a pending call.
+
+    Parameters
+    ----------
+    source : output of a coffea Runner, Pool, Pending or Statistics
+        An output carries its statistics if its processor is a `SonicProcessor` that returns a dict.
+    wall_s : float, optional
+        How long the run took, for rates.
+
+    Raises
+    ------
+    ConfigError
+        If `source` carries no statistics.
+    """
+    if isinstance(source, Statistics):
+        return Report(source, wall_s=wall_s)
+    statistics = getattr(source, "statistics", None)
+    if isinstance(statistics, Statistics):
+        return Report(statistics, wall_s=wall_s)
+    if isinstance(source, tuple) and source:  # with savemetrics
+        return report(source[0], wall_s=wall_s)
+    if isinstance(source, Mapping) and "out" in source:
+        return report(source["out"], wall_s=wall_s)
+    raise ConfigError(
+        f"a {type(source).__name__} carries no statistics; expected the output of a Runner with a "
+        "SonicProcessor that returns a dict, a pool, or a pending call"
+    )
+
+
+def _split(tally: Tally) -> list[str]:
+    n = max(tally.requests, 1)
+    times = (tally.pack_s / n, tally.wait_s / n, tally.trip_s / n)
+    return [*map(_ms, times), _ms(tally.latency_s(0.99)), _ms(tally.unpack_s / n)]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
+
+
+def _mb(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.1f} MB"
+
+
+def _share(part: int, whole: int) -> str | None:
+    return f"{part / whole:.1%}" if whole else None

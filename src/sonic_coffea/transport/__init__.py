@@ -1,0 +1,47 @@
+"""Transport: one connection to one server, in its own terms; errors come out as ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sonic_coffea.transport._address import Address
+from sonic_coffea.transport._protocol import (
+    Answer,
+    Connection,
+    ConnectionOptions,
+    Exchange,
+    ModelEntry,
+    ServerInfo,
+    Timings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "Address",
+    "Answer",
+    "Connection",
+    "ConnectionOptions",
+    "Exchange",
+    "ModelEntry",
+    "ServerInfo",
+    "Timings",
+    "connect_transport",
+]
+
+
+def connect_transport(
+    url: str | Address,
+    *,
+    headers: Mapping[str, str] | None = None,
+    options: ConnectionOptions | None = None,
+) -> Connection:
+    """Return a connection to a server; nothing is sent before it is used."""
+    from sonic_coffea.transport._grpc import GrpcConnection
+
+    address = Address.parse(url) if isinstance(url, str) else url
+    options = options or ConnectionOptions()
+    if headers:
+        options = options.with_headers(headers)
+    return GrpcConnection(address, options)

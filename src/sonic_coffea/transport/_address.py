@@ -1,0 +1,108 @@
+"""Where a server is: ``grpc://host:port``, ``grpcs://host:port``, coffea's ``triton+grpc://``."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from sonic_coffea.errors import ConfigError, nearest
+
+SCHEMES = ("grpc", "grpcs", "triton+grpc", "triton+grpcs")
+DEFAULT_PORT = {"grpc": 8001, "grpcs": 443}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A server's address.
+
+    Attributes
+    ----------
+    model, version : str or None
+        Given by coffea's form only, ``triton+grpc://host:port/model/version``.
+    """
+
+    host: str
+    port: int
+    tls: bool = False
+    model: str | None = None
+    version: str | None = None
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read a URL.
+
+        Raises
+        ------
+        ConfigError
+            Saying what was expected.
+
+        Examples
+        --------
+        >>> Address.parse("grpcs://triton.example").target
+        'triton.example:443'
+        """
+        scheme, separator, _ = url.partition("://")
+        if not separator:
+            raise ConfigError(
+                f"expected a server as grpc://host:port, got {url!r}; did you mean 'grpc://{url}'?"
+            )
+        if scheme not in SCHEMES:
+            raise ConfigError(
+                f"expected grpc:// or grpcs:// (TLS), got {url!r}; {nearest(scheme, SCHEMES)}"
+            )
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"cannot read the server's address {url!r}: {error}") from None
+        if not parts.hostname:
+            raise ConfigError(f"expected a server as {scheme}://host:port, got {url!r}")
+        if parts.username or parts.password:
+            raise ConfigError("a server's URL must not hold a secret; use token= or headers=")
+        model, version = _path(parts.path, url, coffea=scheme.startswith("triton+"))
+        bare = scheme.removeprefix("triton+")
+        return cls(
+            host=parts.hostname,
+            port=port or DEFAULT_PORT[bare],
+            tls=bare == "grpcs",
+            model=model,
+            version=version,
+        )
+
+    @property
+    def target(self) -> str:
+        """Host and port as gRPC wants them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The canonical URL, without the model."""
+        return f"{'grpcs' if self.tls else 'grpc'}://{self.target}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the server is on this machine."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def _path(path: str, url: str, *, coffea: bool) -> tuple[str | None, str | None]:
+    parts = [p for p in path.split("/") if p]
+    if not parts:
+        return None, None
+    if not coffea:
+        raise ConfigError(
+            f"expected grpc://host:port without a path, got {url!r}; "
+            "the model is named by sonic.Model"
+        )
+    if len(parts) > 2:
+        raise ConfigError(f"expected triton+grpc://host:port/model/version, got {url!r}")
+    return parts[0], parts[1] if len(parts) == 2 else None

@@ -1,0 +1,83 @@
+"""The one place where gRPC's failures become ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from sonic_coffea.errors import (
+    AccessError,
+    CancelledError,
+    DeadlineError,
+    ModelNotFoundError,
+    OverloadError,
+    RequestError,
+    ServerLostError,
+    SonicError,
+)
+
+Code = grpc.StatusCode
+
+_BY_CODE: dict[Any, type[SonicError]] = {
+    Code.CANCELLED: CancelledError,
+    Code.UNKNOWN: RequestError,
+    Code.INVALID_ARGUMENT: RequestError,
+    Code.DEADLINE_EXCEEDED: DeadlineError,
+    Code.NOT_FOUND: ModelNotFoundError,
+    Code.ALREADY_EXISTS: RequestError,
+    Code.PERMISSION_DENIED: AccessError,
+    Code.RESOURCE_EXHAUSTED: OverloadError,
+    Code.FAILED_PRECONDITION: RequestError,
+    Code.ABORTED: ServerLostError,
+    Code.OUT_OF_RANGE: RequestError,
+    Code.UNIMPLEMENTED: RequestError,
+    Code.INTERNAL: RequestError,
+    Code.UNAVAILABLE: ServerLostError,
+    Code.DATA_LOSS: ServerLostError,
+    Code.UNAUTHENTICATED: AccessError,
+}
+
+# Triton has one status for several things; only its words tell them apart.
+_BY_WORDS: tuple[tuple[Any, str, type[SonicError]], ...] = (
+    (Code.UNAVAILABLE, "this protocol is restricted", AccessError),
+    (Code.UNAVAILABLE, "exceeds maximum queue size", OverloadError),
+    (Code.UNAVAILABLE, "request for unknown model", ModelNotFoundError),
+    (Code.INVALID_ARGUMENT, "request for unknown model", ModelNotFoundError),
+    (Code.RESOURCE_EXHAUSTED, "message larger than max", RequestError),
+)
+
+_MEANING: dict[type[SonicError], str] = {
+    AccessError: "the server refused access, check its token or secret",
+    CancelledError: "the request was cancelled",
+    DeadlineError: "the server did not answer in time",
+    ModelNotFoundError: "the server does not have the model",
+    OverloadError: "the server is overloaded",
+    RequestError: "the server rejected the request",
+    ServerLostError: "the connection to the server was lost",
+}
+
+
+def translate(code: Any, details: str, *, closing: bool = False, **context: Any) -> SonicError:
+    """Return our error for a gRPC status.
+
+    Parameters
+    ----------
+    code : grpc.StatusCode
+        The status.
+    details : str
+        The server's words.
+    closing : bool
+        Whether this side cancelled; a CANCELLED that it did not ask for is a lost server.
+    **context
+        server, model, version, request.
+    """
+    kind = _BY_CODE.get(code, RequestError)
+    lowered = details.lower()
+    for at, words, meant in _BY_WORDS:
+        if code == at and words in lowered:
+            kind = meant
+    if kind is CancelledError and not closing:
+        kind = ServerLostError
+    said = details.strip().splitlines()[0] if details.strip() else code.name
+    return kind(f"{_MEANING[kind]}: {said}", **context)

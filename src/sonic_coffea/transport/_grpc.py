@@ -1,0 +1,314 @@
+"""KServe v2 over gRPC: the one importer of tritonclient."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from sonic_coffea import local_state
+from sonic_coffea.contract import DATATYPES, Contract, TensorSpec, kserve_name
+from sonic_coffea.errors import ConfigError, ModelNotFoundError, ResponseError, SonicError, nearest
+from sonic_coffea.transport._failures import translate
+from sonic_coffea.transport._protocol import (
+    Answer,
+    ConnectionOptions,
+    Exchange,
+    ModelEntry,
+    ServerInfo,
+    Timings,
+    as_tensor,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from sonic_coffea.transport._address import Address
+
+logger = logging.getLogger(__name__)
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # Connections of one process to one server must not share a socket behind our back.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Notices a dead peer within a minute; servers answer faster pings with too_many_pings.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Proxies of a cluster's web traffic are no way to an inference server.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class GrpcConnection:
+    """A channel to one server."""
+
+    def __init__(self, address: Address, options: ConnectionOptions) -> None:
+        self._address = address
+        self._options = options
+        self._closed = threading.Event()
+        self._local_headers = _local_secret(address)
+        self._channel = _channel(address, options)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    @property
+    def address(self) -> Address:
+        """Where the server is."""
+        return self._address
+
+    def ready(self) -> bool:
+        """Whether the server answers that it can serve; False also if it does not answer."""
+        try:
+            return bool(self._ask("ServerReady", service_pb2.ServerReadyRequest()).ready)
+        except SonicError as error:
+            logger.debug("%s is not ready: %s", self._address, error)
+            return False
+
+    def info(self) -> ServerInfo:
+        """Ask the server for its name, version and extensions."""
+        answer = self._ask("ServerMetadata", service_pb2.ServerMetadataRequest())
+        return ServerInfo(
+            name=answer.name, version=answer.version, extensions=tuple(answer.extensions)
+        )
+
+    def models(self) -> list[ModelEntry]:
+        """Ask for the repository index."""
+        answer = self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
+        return [
+            ModelEntry(name=m.name, version=m.version, state=m.state, reason=m.reason)
+            for m in answer.models
+        ]
+
+    def contract(self, model: str, version: str | None) -> Contract:
+        """Ask what a model takes and gives."""
+        try:
+            metadata = self._ask(
+                "ModelMetadata",
+                service_pb2.ModelMetadataRequest(name=model, version=version or ""),
+                model=model,
+                version=version,
+            )
+        except ModelNotFoundError as error:
+            raise self._not_found(error, model, version) from None
+        config = self._config(model, version)
+        batched = config is not None and config.max_batch_size > 0
+        inputs = [_spec(t) for t in metadata.inputs]
+        free = all(t.shape and t.shape[0] < 0 for t in metadata.inputs)
+        if batched:
+            max_rows: int | None = config.max_batch_size
+        elif free:
+            max_rows = None
+        else:
+            max_rows = 1
+        preferred: Sequence[int] = ()
+        if config is not None:
+            preferred = config.dynamic_batching.preferred_batch_size
+        return Contract(
+            model=model,
+            version=version or max(metadata.versions, key=_numeric, default=""),
+            inputs=tuple(inputs),
+            outputs=tuple(_spec(t) for t in metadata.outputs),
+            max_rows=max_rows,
+            preferred_rows=tuple(preferred),
+            platform=metadata.platform,
+        )
+
+    def timings(self, model: str, version: str | None) -> Timings:
+        """Ask for a model's statistics."""
+        answer = self._ask(
+            "ModelStatistics",
+            service_pb2.ModelStatisticsRequest(name=model, version=version or ""),
+            model=model,
+            version=version,
+        )
+        stats = answer.model_stats
+        return Timings(
+            rows=sum(s.inference_count for s in stats),
+            executions=sum(s.execution_count for s in stats),
+            requests=sum(s.inference_stats.success.count for s in stats),
+            failures=sum(s.inference_stats.fail.count for s in stats),
+            queue_s=sum(s.inference_stats.queue.ns for s in stats) * 1e-9,
+            input_s=sum(s.inference_stats.compute_input.ns for s in stats) * 1e-9,
+            compute_s=sum(s.inference_stats.compute_infer.ns for s in stats) * 1e-9,
+            output_s=sum(s.inference_stats.compute_output.ns for s in stats) * 1e-9,
+        )
+
+    def infer(
+        self,
+        contract: Contract,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Sequence[str],
+        *,
+        version: str | None,
+        request_id: str,
+        done: Callable[[Answer | SonicError], None],
+    ) -> Exchange:
+        """Send a request; `done` is called once, on a thread of the connection."""
+        request = service_pb2.ModelInferRequest(
+            model_name=contract.model, model_version=version or "", id=request_id
+        )
+        for name, tensor in inputs.items():
+            request.inputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
+            request.raw_input_contents.append(np.ascontiguousarray(tensor).tobytes())
+        for name in outputs:
+            request.outputs.add(name=name)
+        sent_bytes = request.ByteSize()
+        context: dict[str, Any] = {
+            "server": str(self._address),
+            "model": contract.model,
+            "version": version or contract.version,
+            "request": request_id,
+        }
+        future = self._stub.ModelInfer.future(
+            request, timeout=self._options.request_timeout_s, metadata=self._headers()
+        )
+
+        def finished(call: Any) -> None:
+            # gRPC would only log what is raised here, and the rows would wait for ever.
+            try:
+                outcome = self._outcome(call, sent_bytes, context)
+            except Exception as error:  # noqa: BLE001
+                outcome = ResponseError(f"cannot read the server's answer: {error!r}", **context)
+            done(outcome)
+
+        future.add_done_callback(finished)
+        return _Exchange(future)
+
+    def close(self) -> None:
+        """Let go of the channel; what is out is cancelled. May be called again."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._channel.close()
+
+    def _outcome(self, call: Any, sent_bytes: int, context: dict[str, Any]) -> Answer | SonicError:
+        if call.cancelled():
+            return translate(
+                grpc.StatusCode.CANCELLED, "cancelled by this client", closing=True, **context
+            )
+        code = call.code()
+        if code != grpc.StatusCode.OK:
+            return translate(code, call.details() or "", closing=self._closed.is_set(), **context)
+        answer = call.result()
+        if len(answer.raw_output_contents) != len(answer.outputs):
+            return ResponseError("the server's answer has outputs without data", **context)
+        outputs = {
+            out.name: as_tensor(raw, DATATYPES[out.datatype], out.shape)
+            for out, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
+        }
+        return Answer(
+            outputs=outputs,
+            version=answer.model_version,
+            sent_bytes=sent_bytes,
+            received_bytes=sum(t.nbytes for t in outputs.values()),
+        )
+
+    def _config(self, model: str, version: str | None) -> Any:
+        """Return the model's configuration, or None from a server that has no such extension."""
+        try:
+            answer = self._ask(
+                "ModelConfig",
+                service_pb2.ModelConfigRequest(name=model, version=version or ""),
+                model=model,
+            )
+        except SonicError as error:
+            logger.info("%s gives no configuration of %s: %s", self._address, model, error)
+            return None
+        return answer.config
+
+    def _not_found(
+        self, error: ModelNotFoundError, model: str, version: str | None
+    ) -> ModelNotFoundError:
+        try:
+            known = self.models()
+        except SonicError:
+            return error
+        names = {m.name for m in known}
+        if model not in names:
+            hint = nearest(model, names)
+        elif version is not None:
+            versions = sorted({m.version for m in known if m.name == model and m.version})
+            hint = f"it has version {', '.join(versions) or '(none)'}"
+        else:
+            reasons = {m.reason for m in known if m.name == model and m.reason}
+            hint = f"it is there but not ready: {'; '.join(reasons) or 'no reason given'}"
+        what = f"the server does not have model {model!r}" + (
+            f" version {version}" if version else ""
+        )
+        return ModelNotFoundError(
+            f"{what}; {hint}", server=str(self._address), model=model, version=version
+        )
+
+    def _ask(self, method: str, request: Any, **context: Any) -> Any:
+        try:
+            return getattr(self._stub, method)(
+                request, timeout=self._options.metadata_timeout_s, metadata=self._headers()
+            )
+        except grpc.RpcError as error:
+            failure = translate(
+                error.code(),
+                error.details() or "",
+                closing=self._closed.is_set(),
+                server=str(self._address),
+                **context,
+            )
+        except ValueError as error:  # a closed channel
+            failure = translate(
+                grpc.StatusCode.CANCELLED, str(error), closing=True, server=str(self._address)
+            )
+        raise failure
+
+    def _headers(self) -> tuple[tuple[str, str], ...]:
+        token = self._options.token
+        headers = {**self._local_headers, **self._options.headers}
+        if token is not None:
+            headers["authorization"] = f"Bearer {token() if callable(token) else token}"
+        return tuple((k.lower(), v) for k, v in headers.items())
+
+
+class _Exchange:
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def cancel(self) -> None:
+        self._future.cancel()
+
+
+def _channel(address: Address, options: ConnectionOptions) -> Any:
+    if not address.tls:
+        return grpc.insecure_channel(address.target, options=CHANNEL_OPTIONS)
+    root: bytes | None = None
+    if options.tls_root is not None:
+        try:
+            root = Path(options.tls_root).read_bytes()
+        except OSError as error:
+            message = f"cannot read the certificate authority {options.tls_root!r}: {error}"
+            raise ConfigError(message) from None
+    credentials = grpc.ssl_channel_credentials(root_certificates=root)
+    return grpc.secure_channel(address.target, credentials, options=CHANNEL_OPTIONS)
+
+
+def _local_secret(address: Address) -> dict[str, str]:
+    """Return the header that a local server of this user wants, from its owner's files."""
+    if not address.loopback:
+        return {}
+    record = local_state.lookup(address.url)
+    return {} if record is None else {record.header: record.secret}
+
+
+def _spec(tensor: Any) -> TensorSpec:
+    shape = tuple(int(n) for n in tensor.shape)
+    return TensorSpec(name=tensor.name, datatype=tensor.datatype, shape=shape[1:])
+
+
+def _numeric(version: str) -> tuple[int, str]:
+    return (int(version), version) if version.isdigit() else (-1, version)

@@ -1,0 +1,139 @@
+"""What a connection offers, whatever it speaks: the seam between the pool and a protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from sonic_coffea.contract import Contract
+    from sonic_coffea.errors import SonicError
+    from sonic_coffea.transport._address import Address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """How to connect.
+
+    Parameters
+    ----------
+    token : str, callable or None
+        Bearer token, or what returns one; it goes with every call. Never shown.
+    headers : mapping
+        More headers for every call. Never shown.
+    tls_root : str or None
+        PEM file with the certificate authority to trust; by default those of gRPC.
+    metadata_timeout_s : float
+        Deadline of calls that carry no tensors.
+    request_timeout_s : float
+        Deadline of one inference request.
+    """
+
+    token: str | Callable[[], str] | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls_root: str | None = None
+    metadata_timeout_s: float = 10.0
+    request_timeout_s: float = 120.0
+
+    def with_headers(self, headers: Mapping[str, str]) -> ConnectionOptions:
+        """Return the options with more headers."""
+        return replace(self, headers={**self.headers, **headers})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """What a server says of itself."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """One line of a server's repository index."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """A model's own account of its work since it was loaded, over all of its clients."""
+
+    rows: int = 0
+    requests: int = 0
+    executions: int = 0
+    failures: int = 0
+    queue_s: float = 0.0
+    input_s: float = 0.0
+    compute_s: float = 0.0
+    output_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The tensors that came back, and from which version of the model."""
+
+    outputs: Mapping[str, NDArray[Any]]
+    version: str
+    sent_bytes: int
+    received_bytes: int
+
+
+class Exchange(Protocol):
+    """A request that is out."""
+
+    def cancel(self) -> None:
+        """Abandon it, here and on the server."""
+
+
+class Connection(Protocol):
+    """One server."""
+
+    @property
+    def address(self) -> Address:
+        """Where the server is."""
+
+    def ready(self) -> bool:
+        """Whether the server answers that it can serve; False also if it does not answer."""
+
+    def info(self) -> ServerInfo:
+        """Ask the server for its name, version and extensions."""
+
+    def models(self) -> list[ModelEntry]:
+        """Ask for the repository index."""
+
+    def contract(self, model: str, version: str | None) -> Contract:
+        """Ask what a model takes and gives."""
+
+    def timings(self, model: str, version: str | None) -> Timings:
+        """Ask for a model's statistics."""
+
+    def infer(
+        self,
+        contract: Contract,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Sequence[str],
+        *,
+        version: str | None,
+        request_id: str,
+        done: Callable[[Answer | SonicError], None],
+    ) -> Exchange:
+        """Send a request; `done` is called once, on a thread of the connection."""
+
+    def close(self) -> None:
+        """Let go of the connection; what is out is cancelled. May be called again."""
+
+
+def as_tensor(raw: bytes, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+    """Return a read-only view of an answer's bytes."""
+    return np.frombuffer(raw, np.dtype(dtype)).reshape(tuple(shape))
