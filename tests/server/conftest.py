@@ -2,21 +2,22 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 import pytest
-
-onnx = pytest.importorskip("onnx")
+from onnx import TensorProto, helper, numpy_helper
 
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server import LocalServer, build_repository, ensure
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 def save_classifier(path: Path, *, features: int = 8, rows: str | int = "N", ir_version: int = 9):
     """Two dense layers and a softmax: [N, features] -> [N, 2], with weights that never change."""
-    from onnx import TensorProto, helper, numpy_helper
-
     rng = np.random.default_rng(7)
     first = rng.normal(size=(features, 16)).astype("float32")
     second = rng.normal(size=(16, 2)).astype("float32")
@@ -69,7 +70,9 @@ def classifier(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory, classifier) -> Path:
     path = tmp_path_factory.mktemp("served") / "repository"
-    return build_repository(path, {"top": classifier}, max_batch_size=64, labels={"top": ["q", "t"]})
+    return build_repository(
+        path, {"top": classifier}, max_batch_size=64, labels={"top": ["q", "t"]}
+    )
 
 
 @pytest.fixture(scope="module")

@@ -29,4 +29,13 @@ def family(pid: int) -> list[int]:
 
 
 def shared_memory(prefix: str) -> list[str]:
-    return sorted(path.name for path in Path("/dev/shm").glob(f"{prefix}*"))
+    return sorted(path.name for path in Path("/dev/shm").glob(f"{prefix}*"))  # noqa: S108
+
+
+def listening(process: psutil.Process) -> set[tuple[str, int]]:
+    """Addresses that a process listens on; gRPC writes IPv4 ones as mapped into IPv6."""
+    return {
+        (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -148,8 +147,8 @@ def test_an_old_libc(root, monkeypatch, libc):
 
 
 def test_no_space(root, monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 9, 1_000_000))
+    usage = shutil.disk_usage(root.parent)._replace(free=1_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ServerStartError, match="there are 1 MB"):
         install.ensure()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -22,7 +23,7 @@ from sonic_coffea import local_state
 from sonic_coffea.errors import ConfigError, ServerError, ServerStartError
 from sonic_coffea.server import LocalServer, build_repository
 
-from .support import family, is_gone, shared_memory, wait_until
+from .support import family, is_gone, listening, shared_memory, wait_until
 
 grpc_client = pytest.importorskip("tritonclient.grpc")
 
@@ -30,7 +31,8 @@ OWNER = """
 import sys, time
 from sonic_coffea.server import LocalServer
 server = LocalServer(sys.argv[1]).start()
-print(server.pid, server._guard.pid, server._run.shm_prefix, server.url, flush=True)
+def announce():
+    print(server.pid, server._guard.pid, server._run.shm_prefix, server.url, flush=True)
 {then}
 """
 
@@ -49,13 +51,13 @@ def infer(server, x, *, model="top", headers=None):
 class Owner:
     """A process of its own that starts a server, to be ended in whatever way."""
 
-    def __init__(self, repository, then, **options):
+    def __init__(self, repository, then):
         self.process = subprocess.Popen(
             [sys.executable, "-c", OWNER.format(then=then), str(repository)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            **options,
+            start_new_session=True,
         )
         line = self.process.stdout.readline().split()
         assert line, self.process.stderr.read()
@@ -66,7 +68,8 @@ class Owner:
         assert local_state.lookup(self.url).pid == self.server
 
     def close(self):
-        self.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
 
     def expect_nothing_left(self):
@@ -80,8 +83,8 @@ class Owner:
 def own(repository, installation):
     owners = []
 
-    def start(then="time.sleep(600)", **options):
-        owners.append(Owner(repository, then, **options))
+    def start(then="announce()\ntime.sleep(600)"):
+        owners.append(Owner(repository, then))
         return owners[-1]
 
     yield start
@@ -170,27 +173,16 @@ def test_without_the_secret_nothing_is_answered(server, headers):
 
 def test_listens_on_loopback_only(server):
     processes = [psutil.Process(pid) for pid in family(server.pid)]
-    listening = [
-        connection.laddr
-        for process in processes
-        for connection in process.net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
-    assert {(address.ip, address.port) for address in listening} == {("127.0.0.1", server.port)}
+    assert set().union(*map(listening, processes)) == {("127.0.0.1", server.port)}
 
 
 def test_metrics_are_served_on_loopback_when_asked(repository, installation):
     from urllib.request import urlopen
 
     with LocalServer(repository, installation=installation, metrics=True) as server:
-        with urlopen(server.metrics_url, timeout=10.0) as answer:
+        with urlopen(server.metrics_url, timeout=10.0) as answer:  # noqa: S310
             assert b"nv_inference_request_success" in answer.read()
-        addresses = {
-            connection.laddr.ip
-            for connection in psutil.Process(server.pid).net_connections(kind="inet")
-            if connection.status == psutil.CONN_LISTEN
-        }
-        assert addresses == {"127.0.0.1"}
+        assert {ip for ip, _ in listening(psutil.Process(server.pid))} == {"127.0.0.1"}
 
 
 def test_the_secret_is_nowhere_to_be_read(server):
@@ -242,9 +234,16 @@ def test_stop_is_idempotent_and_leaves_nothing(repository, installation):
 
 
 def test_an_exception_ends_it(repository, installation):
-    with pytest.raises(KeyError), LocalServer(repository, installation=installation) as server:
-        pids = family(server.pid)
-        raise KeyError
+    pids = []
+
+    def work():
+        with LocalServer(repository, installation=installation) as server:
+            pids.extend(family(server.pid))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
+    assert pids
     assert all(is_gone(pid) for pid in pids)
 
 
@@ -257,7 +256,7 @@ def test_no_orphan_after_the_owner_is_killed(own, number):
 
 
 def test_no_orphan_after_the_owner_just_exits(own):
-    owner = own("")
+    owner = own("announce()")
     owner.process.wait(20.0)
     assert owner.process.returncode == 0
     owner.expect_nothing_left()
@@ -265,12 +264,10 @@ def test_no_orphan_after_the_owner_just_exits(own):
 
 def test_no_orphan_while_forked_children_of_the_owner_live_on(own):
     # They hold the owner's pipes open, so closing pipes cannot be what the guard goes by alone.
-    owner = own("import os\nif os.fork() == 0: time.sleep(60)\ntime.sleep(600)")
-    wait_until(lambda: psutil.Process(owner.process.pid).children(), what="the fork")
-    children = [
-        c.pid for c in psutil.Process(owner.process.pid).children() if c.pid != owner.guard
-    ]
-    wait_until(lambda: children or None, what="the fork")
+    owner = own("import os\nif os.fork() == 0: time.sleep(60)\nannounce()\ntime.sleep(600)")
+    processes = psutil.Process(owner.process.pid).children()
+    children = [process.pid for process in processes if process.pid != owner.guard]
+    assert children
     try:
         owner.process.kill()
         owner.process.wait(20.0)
@@ -283,12 +280,12 @@ def test_no_orphan_while_forked_children_of_the_owner_live_on(own):
 
 def test_ctrl_c_lets_the_owner_finish_with_the_server(own):
     then = (
-        "try: time.sleep(600)\n"
+        "try:\n    announce()\n    time.sleep(600)\n"
         "except KeyboardInterrupt:\n"
         "    print(server.running, len(server.metadata.models), flush=True)\n"
         "    server.stop()"
     )
-    owner = own(then, start_new_session=True)
+    owner = own(then)
     os.killpg(owner.process.pid, signal.SIGINT)
     output, _ = owner.process.communicate(timeout=30.0)
     assert output.split() == ["True", "1"]
@@ -373,9 +370,7 @@ def test_a_start_that_takes_too_long_is_given_up(tmp_path, classifier, installat
         classifier,
         lambda m: (m / "1" / "model.py").write_text("import time\ntime.sleep(600)"),
     )
-    server = LocalServer(
-        path, installation=installation, startup_timeout_s=1.5, stop_timeout_s=0.5
-    )
+    server = LocalServer(path, installation=installation, startup_timeout_s=1.5, stop_timeout_s=0.5)
     begun = time.monotonic()
     with pytest.raises(ServerStartError, match=r"not ready after 1\.5 s"):
         server.start()
@@ -425,8 +420,9 @@ def test_poll_mode_follows_the_repository(tmp_path, classifier, installation):
     with LocalServer(path, installation=installation, model_control="poll", poll_s=1) as server:
         build_repository(path, {"two": classifier})
         wait_until(
-            lambda: {m.name for m in server.metadata.models if m.state == "READY"}
-            == {"one", "two"},
+            lambda: (
+                {m.name for m in server.metadata.models if m.state == "READY"} == {"one", "two"}
+            ),
             what="the new model",
         )
 

@@ -44,7 +44,12 @@ def record(pid=None, url=URL, **changes):
 def test_round_trip_by_any_way_of_writing_the_address():
     assert local_state.lookup(URL) is None
     local_state.register(record())
-    for url in (URL, "grpc://localhost:4711", "triton+grpc://127.0.0.1:4711/top/1", "127.0.0.1:4711"):
+    for url in (
+        URL,
+        "grpc://localhost:4711",
+        "triton+grpc://127.0.0.1:4711/top/1",
+        "127.0.0.1:4711",
+    ):
         assert local_state.lookup(url) == record()
     assert local_state.records() == [record()]
     assert record().headers == {"triton-grpc-protocol-sonic": "hush"}
@@ -55,7 +60,8 @@ def test_round_trip_by_any_way_of_writing_the_address():
 
 
 @pytest.mark.parametrize(
-    "url", ["grpc://triton.example:4711", "grpc://10.0.0.1:4711", "grpc://127.0.0.1", "", "grpc://[::x"]
+    "url",
+    ["grpc://triton.example:4711", "grpc://10.0.0.1:4711", "grpc://127.0.0.1", "", "grpc://[::x"],
 )
 def test_other_addresses_have_no_record(url):
     local_state.register(record())
@@ -154,4 +160,4 @@ def test_where_no_directory_can_be_made(tmp_path, monkeypatch, caplog):
 
 def test_the_secret_does_not_show():
     assert "hush" not in repr(record())
-    assert pickle.loads(pickle.dumps(record())) == record()
+    assert pickle.loads(pickle.dumps(record())) == record()  # noqa: S301

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from sonic_coffea.server._probe import ModelState, ServerMetadata
+from sonic_coffea.server._probe import ServerMetadata
 from sonic_coffea.server.install import ServerInstall, ensure
 from sonic_coffea.server.local import LocalServer
 from sonic_coffea.server.repository import build_repository
 
 __all__ = [
     "LocalServer",
-    "ModelState",
     "ServerInstall",
     "ServerMetadata",
     "build_repository",

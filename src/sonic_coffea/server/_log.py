@@ -10,9 +10,7 @@ _ERROR = re.compile(r'^E\d{4} [\d:.]+ \d+ \S+\] "?(.*?)"?$')
 _RECORD = re.compile(r"^[IWEF]\d{4} ")
 _TABLE = re.compile(r"^[|+]")
 _UNAVAILABLE = re.compile(r"UNAVAILABLE: (.*?)\s*\|?$")
-_USAGE = re.compile(
-    r"^(?:error: )?(?:Invalid|Unknown|Unrecognized|tritonserver: |.*error while loading)"
-)
+_USAGE = "Usage: tritonserver"
 _LONGEST = 2000
 # Said by every server on a machine without a GPU.
 _HARMLESS = ("CudaDriverHelper has not been initialized",)
@@ -20,6 +18,11 @@ _HARMLESS = ("CudaDriverHelper has not been initialized",)
 
 def error_lines(log: str) -> list[str]:
     """Return the errors in a log, in order and without repeats; its end when it has none."""
+    # A wrong argument is answered with every option there is, some 500 lines, and the reason is
+    # before or after them.
+    before, usage, after = log.partition(_USAGE)
+    if usage:
+        log = before if before.strip() else "\n".join(filter(str.strip, after.splitlines()[-3:]))
     found: list[str] = []
     open_error = False
     for line in log.splitlines():
@@ -34,8 +37,6 @@ def error_lines(log: str) -> list[str]:
                 found.append(unavailable[1].strip())
         elif open_error:
             found[-1] += f"\n{line}"
-        elif _USAGE.match(line):
-            found.append(line)
     if not found:
         found = [line for line in log.splitlines() if line.strip()][-5:]
     return [text.strip()[:_LONGEST] for text in dict.fromkeys(found)]

@@ -68,7 +68,7 @@ class TritonPythonModel:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
             if tensor is None:
                 raise ValueError(f"expected an input {name!r}, got none")
-            feed[name] = tensor.as_numpy()
+            feed[name] = _readable(tensor.as_numpy())
         return feed
 
     def _answer(
@@ -108,6 +108,14 @@ class TritonPythonModel:
 def _failed(error: Exception) -> Any:
     message = f"{type(error).__name__}: {error}"
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message))
+
+
+def _readable(array: Any) -> Any:
+    # Triton brings strings as bytes, of which onnxruntime would take the Python notation.
+    if array.dtype == np.object_:
+        flat = [s.decode() if isinstance(s, bytes) else s for s in array.ravel()]
+        return np.array(flat, dtype=np.object_).reshape(array.shape)
+    return array
 
 
 def _sendable(array: Any) -> Any:

@@ -65,7 +65,7 @@ def read(path: Path) -> OnnxFile:
         If this is no ONNX file, or one whose inputs or outputs are not plain tensors.
     """
     try:
-        import onnx  # noqa: PLC0415
+        import onnx
     except ImportError:
         raise ImportError(
             "building a model repository from an ONNX file needs the onnx package: "

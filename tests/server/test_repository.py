@@ -1,0 +1,263 @@
+"""Model repositories built from ONNX files: what is written, and what is refused."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import queue
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.server import LocalServer, build_repository
+
+grpc_client = pytest.importorskip("tritonclient.grpc")
+
+
+def save(path, nodes, inputs, outputs, initializers=()):
+    graph = helper.make_graph(nodes, "g", inputs, outputs, list(initializers))
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), str(path))
+    return path
+
+
+def value(name, shape, dtype=TensorProto.FLOAT):
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def identity(path, shape, dtype=TensorProto.FLOAT):
+    node = helper.make_node("Identity", ["x"], ["y"])
+    return save(path, [node], [value("x", shape, dtype)], [value("y", shape, dtype)])
+
+
+def config(path, model="m"):
+    return " ".join((path / model / "config.pbtxt").read_text().split())
+
+
+def test_what_is_written(tmp_path, classifier):
+    path = build_repository(
+        tmp_path / "deep" / "repository",
+        {"top": classifier},
+        max_batch_size=32,
+        instances=2,
+        threads=3,
+        labels={"top": {"scores": ["qcd", "top"]}},
+    )
+    text = config(path, "top")
+    assert 'backend: "python" max_batch_size: 32' in text
+    assert 'input { name: "x" data_type: TYPE_FP32 dims: [ 8 ] }' in text
+    assert 'name: "scores" data_type: TYPE_FP32 dims: [ 2 ]' in text
+    assert "dynamic_batching { }" in text
+    assert "instance_group { count: 2 kind: KIND_CPU }" in text
+    assert 'key: "intra_op_threads" value { string_value: "3" }' in text
+    assert hashlib.sha256(classifier.read_bytes()).hexdigest() in text
+    assert (path / "top" / "scores_labels.txt").read_text() == "qcd\ntop\n"
+    assert (path / "top" / "1" / "model.onnx").read_bytes() == classifier.read_bytes()
+    assert (path / "top" / "1" / "model.py").exists()
+    assert [p.name for p in path.parent.iterdir()] == ["repository"]
+
+
+def test_for_the_native_backend(tmp_path, classifier):
+    path = build_repository(tmp_path / "r", {"m": classifier}, platform="onnxruntime", threads=2)
+    text = config(path)
+    assert 'backend: "onnxruntime"' in text
+    assert "KIND_CPU" not in text
+    assert 'key: "intra_op_thread_count"' in text
+    assert not (path / "m" / "1" / "model.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        (False, None),
+        (None, None),
+        ({}, "dynamic_batching { }"),
+        (
+            {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": 100},
+            "preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 }",
+        ),
+        ({"preserve_ordering": True}, "preserve_ordering: true"),
+    ],
+)
+def test_dynamic_batching(tmp_path, classifier, option, expected):
+    text = config(build_repository(tmp_path / "r", {"m": classifier}, dynamic_batching=option))
+    assert ("dynamic_batching" not in text) if expected is None else (expected in text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "dims"),
+    [
+        (["N", 8], 1024, "dims: [ 8 ]"),
+        (["N", 3, "L"], 1024, "dims: [ 3, -1 ]"),
+        (["N"], 1024, "dims: [ 1 ] reshape { shape: [ ] }"),
+        ([4, 8], 0, "dims: [ 4, 8 ]"),
+        ([4, "L"], 0, "dims: [ 4, -1 ]"),
+        ([], 0, "dims: [ 1 ] reshape { shape: [ ] }"),
+    ],
+)
+def test_shapes(tmp_path, shape, batch, dims):
+    file = identity(tmp_path / "m.onnx", shape)
+    text = config(build_repository(tmp_path / "r", {"m": file}))
+    assert f"max_batch_size: {batch}" in text
+    assert text.count(dims) == 2
+    assert ("dynamic_batching" in text) == (batch > 0)
+
+
+def test_every_shape_and_type_is_served(tmp_path, installation):
+    cases = {
+        "rows": (["N", 3], TensorProto.FLOAT, np.ones((2, 3), "f4")),
+        "doubles": (["N", 3], TensorProto.DOUBLE, np.ones((2, 3))),
+        "integers": (["N", 3, "L"], TensorProto.INT64, np.arange(12).reshape(2, 3, 2)),
+        "flags": (["N", 2], TensorProto.BOOL, np.eye(2, dtype=bool)),
+        "halves": (["N", 2], TensorProto.FLOAT16, np.eye(2, dtype="f2")),
+        "numbers": (["N"], TensorProto.FLOAT, np.array([[1.5], [2.5]], "f4")),
+        "fixed": ([4, 2], TensorProto.FLOAT, np.arange(8, dtype="f4").reshape(4, 2)),
+        "words": (["N", 2], TensorProto.STRING, np.array([[b"a", b"bc"]], dtype=object)),
+    }
+    files = {n: identity(tmp_path / f"{n}.onnx", c[0], c[1]) for n, c in cases.items()}
+    repository = build_repository(tmp_path / "r", files)
+    with LocalServer(repository, installation=installation, threads=1) as server:
+        client = grpc_client.InferenceServerClient(server.url.removeprefix("grpc://"))
+        try:
+            for name, (_, _, sent) in cases.items():
+                from tritonclient.utils import np_to_triton_dtype
+
+                tensor = grpc_client.InferInput(
+                    "x", list(sent.shape), np_to_triton_dtype(sent.dtype)
+                )
+                tensor.set_data_from_numpy(sent)
+                got = client.infer(name, [tensor], headers=server.headers).as_numpy("y")
+                assert got.dtype == sent.dtype, name
+                np.testing.assert_array_equal(got, sent, err_msg=name)
+        finally:
+            client.close()
+
+
+def test_a_request_that_fails_fails_alone(tmp_path, installation):
+    """Twenty look-ups in one batch, one of them beyond the end of the table."""
+    table = numpy_helper.from_array(np.arange(5, dtype="f4"), "table")
+    file = save(
+        tmp_path / "m.onnx",
+        [helper.make_node("Gather", ["table", "x"], ["y"])],
+        [value("x", ["N", 1], TensorProto.INT64)],
+        [value("y", ["N", 1])],
+        [table],
+    )
+    together = {"preferred_batch_size": [20], "max_queue_delay_microseconds": 5_000_000}
+    repository = build_repository(tmp_path / "r", {"m": file}, dynamic_batching=together)
+    answers: queue.Queue = queue.Queue()
+    with LocalServer(repository, installation=installation, threads=1) as server:
+        client = grpc_client.InferenceServerClient(server.url.removeprefix("grpc://"))
+        try:
+            for index in [*range(5)] * 3 + [99] + [*range(4)]:
+                tensor = grpc_client.InferInput("x", [1, 1], "INT64")
+                tensor.set_data_from_numpy(np.array([[index]]))
+
+                def done(result, error, index=index):
+                    answers.put((index, error if error is not None else result.as_numpy("y")))
+
+                client.async_infer("m", [tensor], done, headers=server.headers)
+            got = [answers.get(timeout=20.0) for _ in range(20)]
+            statistics = client.get_inference_statistics("m", headers=server.headers)
+        finally:
+            client.close()
+    assert statistics.model_stats[0].execution_count == 1
+    for index, answer in got:
+        if index == 99:
+            assert "out of data bounds" in str(answer)
+        else:
+            np.testing.assert_array_equal(answer, [[index]])
+
+
+def test_other_models_stay_and_the_same_one_is_not_replaced_unasked(tmp_path, classifier):
+    path = build_repository(tmp_path / "r", {"one": classifier})
+    build_repository(path, {"two": classifier})
+    other = identity(tmp_path / "other.onnx", ["N", 5])
+    with pytest.raises(ConfigError, match="already has two; overwrite=True"):
+        build_repository(path, {"two": other, "three": other})
+    assert sorted(p.name for p in path.iterdir()) == ["one", "two"]
+    assert "dims: [ 8 ]" in config(path, "two")
+    build_repository(path, {"two": other}, overwrite=True)
+    assert "dims: [ 5 ]" in config(path, "two")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other.onnx", "r"]
+
+
+def test_all_or_nothing(tmp_path, classifier):
+    with pytest.raises(ConfigError, match="which is not a file"):
+        build_repository(tmp_path / "r", {"good": classifier, "bad": tmp_path / "none.onnx"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_in_a_file_of_their_own_come_along(tmp_path, classifier):
+    file = tmp_path / "m.onnx"
+    onnx.save(
+        onnx.load(str(classifier)),
+        str(file),
+        save_as_external_data=True,
+        location="m.weights",
+        size_threshold=0,
+    )
+    path = build_repository(tmp_path / "r", {"m": file})
+    assert (path / "m" / "1" / "m.weights").read_bytes() == (tmp_path / "m.weights").read_bytes()
+    (tmp_path / "m.weights").unlink()
+    with pytest.raises(ConfigError, match=r"expected the weights file 'm\.weights' beside"):
+        build_repository(tmp_path / "s", {"m": file})
+
+
+@pytest.mark.parametrize("content", [b"", b"GIF89a not a model", b"\x08\x07"])
+def test_not_an_onnx_file(tmp_path, content):
+    (tmp_path / "m.onnx").write_bytes(content)
+    with pytest.raises(ConfigError, match="expected an ONNX file, got"):
+        build_repository(tmp_path / "r", {"m": tmp_path / "m.onnx"})
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "a b", "ä"])
+def test_illegal_names(tmp_path, classifier, name):
+    with pytest.raises(ConfigError, match="expected a model name"):
+        build_repository(tmp_path / "r", {name: classifier})
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"m": ["a", "b", "c"]}, "expected 2 labels for output 'scores' of model 'm', got 3"),
+        ({"m": {"score": ["a", "b"]}}, "did you mean 'scores'"),
+        ({"n": ["a", "b"]}, "model 'n' that is not built"),
+        ({"m": "ab"}, "mapping of output name to labels"),
+    ],
+)
+def test_labels_that_do_not_fit(tmp_path, classifier, labels, message):
+    with pytest.raises(ConfigError, match=message):
+        build_repository(tmp_path / "r", {"m": classifier}, labels=labels)
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_batch_size": -1}, "max_batch_size to be an integer >= 0, got -1"),
+        ({"instances": 0}, "instances to be an integer >= 1"),
+        ({"threads": 0}, "threads to be an integer >= 1"),
+        ({"platform": "tensorrt"}, "platform 'python' or 'onnxruntime', got 'tensorrt'"),
+        ({"dynamic_batching": {"prefered_batch_size": [1]}}, "did you mean 'preferred_batch_size'"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path, classifier, options, message):
+    with pytest.raises(ConfigError, match=message):
+        build_repository(tmp_path / "r", {"m": classifier}, **options)
+
+
+def test_without_onnx_the_error_tells_how_to_get_it(tmp_path, classifier, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "onnx":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r'pip install "sonic-coffea\[onnx\]"'):
+        build_repository(tmp_path / "r", {"m": classifier})
