@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ class Output:
         if self.labels is None:
             flat = tensor.ndim == 2 and tensor.shape[1] == 1
             return NumpyArray(tensor[:, 0].copy() if flat else tensor)
-        by_row = tensor.reshape(len(tensor), -1)
+        by_row = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
         if by_row.shape[1] != len(self.labels):
             raise ResponseError(
                 f"expected {len(self.labels)} values a row for labels {', '.join(self.labels)}, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
@@ -80,15 +80,13 @@ class Report:
     def _servers(self) -> Table:
         from rich.table import Table
 
-        table = Table(title="Latency of a request (mean)", title_justify="left")
-        for name in ("server", "model", "rows"):
-            table.add_column(name, justify="right" if name == "rows" else "left")
-        for name in ("pack", "wait for a place", "server + network", "p99", "unpack", "retries"):
-            table.add_column(name, justify="right")
-        for (server, model, version), tally in sorted(self.statistics.tallies.items()):
-            table.add_row(
-                server, f"{model} v{version}", f"{tally.rows:,}", *_split(tally), f"{tally.retries}"
-            )
+        served = sorted(self.statistics.tallies.items())
+        table = Table(title="A request's time, by model and server (mean)", title_justify="left")
+        table.add_column(style="bold")
+        for (server, model, version), _ in served:
+            table.add_column(f"{model} v{version}\n{server}", justify="right", overflow="fold")
+        for label, value in _STAGES:
+            table.add_row(label, *(value(tally) for _, tally in served))
         return table
 
 
@@ -122,12 +120,6 @@ def report(source: Any, *, wall_s: float | None = None) -> Report:
     )
 
 
-def _split(tally: Tally) -> list[str]:
-    n = max(tally.requests, 1)
-    times = (tally.pack_s / n, tally.wait_s / n, tally.trip_s / n)
-    return [*map(_ms, times), _ms(tally.latency_s(0.99)), _ms(tally.unpack_s / n)]
-
-
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms"
 
@@ -138,3 +130,20 @@ def _mb(nbytes: float) -> str:
 
 def _share(part: int, whole: int) -> str | None:
     return f"{part / whole:.1%}" if whole else None
+
+
+def _mean(stage: str) -> Callable[[Tally], str]:
+    return lambda tally: _ms(getattr(tally, stage) / max(tally.requests, 1))
+
+
+_STAGES: tuple[tuple[str, Callable[[Tally], str]], ...] = (
+    ("waiting for a place in flight", _mean("wait_s")),
+    ("packing", _mean("pack_s")),
+    ("network, queue and inference", _mean("trip_s")),
+    ("  half of them within", lambda tally: _ms(tally.latency_s(0.5))),
+    ("  99 of 100 within", lambda tally: _ms(tally.latency_s(0.99))),
+    ("unpacking", _mean("unpack_s")),
+    ("rows", lambda tally: f"{tally.rows:,}"),
+    ("requests", lambda tally: f"{tally.requests:,}"),
+    ("retries", lambda tally: f"{tally.retries:,}"),
+)

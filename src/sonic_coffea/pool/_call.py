@@ -89,6 +89,11 @@ class Call:
             self._finish()
 
     @property
+    def wanted(self) -> tuple[str, str | None]:
+        """The model, and the version if one was asked for."""
+        return self.contract.model, self.version
+
+    @property
     def over(self) -> bool:
         """Whether there is nothing more to wait for."""
         return self._complete.is_set()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_Wanted = tuple[str, str | None]
 _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 2.0
 _MOST_ATTEMPTS = 4
@@ -44,8 +45,8 @@ class _Endpoint:
     url: str
     connection: Connection
     out: int = 0
-    # Models that the server turned out not to have.
-    lacks: set[str] = field(default_factory=set)
+    # Models, with the version asked for, that the server turned out not to have.
+    lacks: set[_Wanted] = field(default_factory=set)
     failed_in_a_row: int = 0
     failing_since: float | None = None
     away_until: float = 0.0
@@ -53,7 +54,9 @@ class _Endpoint:
 
     def failed(self, error: SonicError, now: float) -> None:
         self.last_error = error
-        self.failing_since = self.failing_since or now
+        if self.failing_since is None:
+            logger.warning("%s; rows that were on it are sent again", error)
+            self.failing_since = now
         if self.away_until > now:  # one of several requests that were lost together
             return
         self.failed_in_a_row += 1
@@ -61,6 +64,8 @@ class _Endpoint:
         self.away_until = now + pause_s
 
     def succeeded(self) -> None:
+        if self.failing_since is not None:
+            logger.warning("%s answers again", self.url)
         self.failed_in_a_row = 0
         self.failing_since = None
         self.away_until = 0.0
@@ -90,7 +95,7 @@ class Pool:
         self._queue: list[tuple[int, Piece]] = []
         self._order = itertools.count()
         self._endpoints: list[_Endpoint] = []
-        self._contracts: dict[tuple[str, str | None], Contract] = {}
+        self._contracts: dict[_Wanted, Contract] = {}
         self._contract_lock = threading.Lock()
         self._out_bytes = 0
         self._thread: threading.Thread | None = None
@@ -216,12 +221,13 @@ class Pool:
             try:
                 contract = endpoint.connection.contract(model, version)
             except ModelNotFoundError as error:
-                endpoint.lacks.add(model)
+                endpoint.lacks.add((model, version))
                 failures.append(error)
             except SonicError as error:
                 logger.warning("%s: %s", endpoint.url, error)
                 failures.append(error)
             else:
+                endpoint.lacks.discard((model, version))
                 found = found or contract
         if found is not None:
             return found
@@ -233,10 +239,14 @@ class Pool:
     def _run(self) -> None:
         while True:
             with self._lock:
-                found = self._next()
-                while found is None and not self._closed:
-                    self._lock.wait(self._pause_s())
-                    found = self._next()
+                found = None
+                while not self._closed:
+                    # One reading of the clock, or a server could come back between two of them.
+                    now = time.monotonic()
+                    found = self._next(now)
+                    if found is not None:
+                        break
+                    self._lock.wait(self._pause_s(now))
                 if found is None:
                     return
                 piece, endpoint = found
@@ -244,11 +254,8 @@ class Pool:
                 self._out_bytes += piece.nbytes
             self._send(piece, endpoint)
 
-    def _next(self) -> tuple[Piece, _Endpoint] | None:
+    def _next(self, now: float) -> tuple[Piece, _Endpoint] | None:
         """Take the next piece that may leave now, and the server for it."""
-        if self._closed:
-            return None
-        now = time.monotonic()
         free = [
             e for e in self._endpoints if e.away_until <= now and e.out < self.settings.in_flight
         ]
@@ -262,10 +269,13 @@ class Pool:
             if piece.call.over:
                 continue
             endpoint = _choose(piece, free)
-            if endpoint is None:
-                elsewhere.append(entry)
-            else:
+            if endpoint is not None:
                 found = piece, endpoint
+            elif all(piece.call.wanted in e.lacks for e in self._endpoints):
+                missing = f"no server has model {piece.call.contract.model!r} any more"
+                piece.call.fail(ModelNotFoundError(missing), piece)
+            else:
+                elsewhere.append(entry)
         for entry in elsewhere:
             heapq.heappush(self._queue, entry)
         return found
@@ -275,9 +285,8 @@ class Pool:
         limit = self.settings.in_flight_bytes
         return self._out_bytes == 0 or self._out_bytes + piece.nbytes <= limit
 
-    def _pause_s(self) -> float | None:
+    def _pause_s(self, now: float) -> float | None:
         """Return for how long nothing can change by itself; None if not before an answer."""
-        now = time.monotonic()
         times = [e.away_until for e in self._endpoints if e.away_until > now]
         return min(times) - now if times and self._queue else None
 
@@ -363,7 +372,7 @@ class Pool:
                 piece.last_server = endpoint.url
                 heapq.heappush(self._queue, (next(self._order), piece))
         if again:
-            logger.warning("%s; its rows are sent again", error)
+            logger.debug("%s; its rows are sent again", error)
             self._record(call, endpoint, _add_retry)
             return
         self._record(call, endpoint, _add_failure)
@@ -374,15 +383,17 @@ class Pool:
     def _tries_again(
         self, piece: Piece, endpoint: _Endpoint, error: SonicError, now: float
     ) -> bool:
-        model = piece.call.contract.model
+        wanted = piece.call.wanted
         if isinstance(error, ModelNotFoundError):
-            endpoint.lacks.add(model)
-            return any(model not in e.lacks for e in self._endpoints)
+            endpoint.lacks.add(wanted)
+            # Whoever asks for it next asks the servers anew.
+            self._contracts.pop(wanted, None)
+            return any(wanted not in e.lacks for e in self._endpoints)
         if not isinstance(error, (ServerLostError, OverloadError)):
             return False
         endpoint.failed(error, now)
         piece.first_failed_at = piece.first_failed_at or now
-        since = [e.failing_since for e in self._endpoints if model not in e.lacks]
+        since = [e.failing_since for e in self._endpoints if wanted not in e.lacks]
         # With every server gone, the time runs from the loss of the last one, whoever asks: when
         # coffea or dask run the chunk again, it does not begin anew.
         lost_since = None if None in since else max(s for s in since if s is not None)
@@ -403,7 +414,7 @@ class Pool:
 
 
 def _choose(piece: Piece, free: list[_Endpoint]) -> _Endpoint | None:
-    able = [e for e in free if piece.call.contract.model not in e.lacks]
+    able = [e for e in free if piece.call.wanted not in e.lacks]
     # One that has just lost these rows is the last to get them again.
     return min(able, key=lambda e: (e.url == piece.last_server, e.out), default=None)
 
