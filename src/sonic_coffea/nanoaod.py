@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-from awkward.contents import IndexedArray, ListOffsetArray
+from awkward.contents import Content, IndexedArray, ListOffsetArray
 from awkward.index import Index64
 
 from sonic_coffea.errors import FieldError, nearest
@@ -71,11 +71,11 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     if np.any(np.diff(owner) < 0):
         order = np.argsort(owner, kind="stable")
         owner, candidate, event_of_link = owner[order], candidate[order], event_of_link[order]
-    first_candidate = _first(events[candidates])
+    stored = _lists(events[candidates])
+    first_candidate = np.asarray(stored.starts.data, np.int64)
     per_jet = np.bincount(owner, minlength=first_jet[-1]).astype(np.int64)
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(per_jet)))
-    layout = ak.to_layout(events[candidates])
-    links = IndexedArray(Index64(first_candidate[event_of_link] + candidate), layout.content)
+    links = IndexedArray(Index64(first_candidate[event_of_link] + candidate), stored.content)
     nested = ListOffsetArray(Index64(first_jet), ListOffsetArray(Index64(offsets), links))
     return ak.Array(nested, behavior=events.behavior, attrs=events.attrs)
 
@@ -93,11 +93,12 @@ def _counts(collection: Any) -> NDArray[np.int64]:
     return np.asarray(ak.num(collection, axis=1), np.int64)
 
 
-def _first(collection: Any) -> NDArray[np.int64]:
-    """Return where each event's part of a collection begins in its content."""
+def _lists(collection: Any) -> Content:
+    """Return a collection as lists, whatever selects its events; its fields are not read."""
     layout = ak.to_layout(collection)
-    starts = layout.starts if not layout.is_regular else layout.to_ListOffsetArray64().starts
-    return np.asarray(ak.to_numpy(starts.data), np.int64)
+    while layout.is_indexed:
+        layout = layout.project()
+    return layout.to_ListOffsetArray64() if layout.is_regular else layout
 
 
 def _flat(column: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
