@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 
@@ -39,7 +40,7 @@ class SonicProcessor:
     Requests leave when `acquire` returns; while the servers infer, `overlap` runs.
     """
 
-    models: ClassVar[Mapping[str, Model]] = {}
+    models: Mapping[str, Model] = MappingProxyType({})
 
     def acquire(self, events: Any) -> Mapping[str, Any]:
         """Return what to score: for each model, objects or a dict of its inputs.

@@ -1,0 +1,134 @@
+"""The demo's processor: each large-radius jet gets a top score, and a place in histograms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import awkward as ak
+import hist
+import numpy as np
+from coffea import processor
+from coffea.nanoevents import NanoAODSchema
+
+import sonic_coffea as sonic
+from sonic_coffea.demo import features
+from sonic_coffea.nanoaod import has_constituents
+
+DATA = Path(__file__).parent / "data"
+SCORE_CUT = 0.5
+
+
+class Schema(NanoAODSchema):  # type: ignore[misc]
+    """NanoAOD, of which a file may hold any part."""
+
+    warn_missing_crossrefs = False
+
+
+def toptagger() -> sonic.Model:
+    """Return the network that reads constituents, as its preprocessing file declares it."""
+    return sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
+
+
+def substructure() -> sonic.Model:
+    """Return the network for files that have no constituents."""
+    return sonic.Model(
+        "substructure",
+        inputs={"features": sonic.Row(features.SUBSTRUCTURE_FIELDS)},
+        outputs={"softmax": ["QCD", "Top"]},
+    )
+
+
+class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[misc]
+    """Score every ``FatJet`` and keep what the plots and tables need.
+
+    Parameters
+    ----------
+    jets_dir : path
+        Where each chunk writes its scored jets, as Parquet.
+    """
+
+    def __init__(self, jets_dir: str | Path) -> None:
+        self.jets_dir = str(jets_dir)
+        self.models = {"toptagger": toptagger(), "substructure": substructure()}
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        """Send constituents where the file has them, jet variables where not."""
+        jets = events.FatJet
+        if not has_constituents(events):
+            return {"substructure": jets}
+        constituents = sonic.constituents(events)
+        # NanoAOD keeps no constituents of the softest jets; these have no score.
+        kept = ak.num(constituents, axis=2) > 0
+        return {"toptagger": ak.mask(features.constituent_features(jets, constituents), kept)}
+
+    def overlap(self, events: Any) -> Any:
+        """Find out which jets truly are tops, while the server infers."""
+        if "GenPart" not in events.fields:
+            return None
+        return features.is_merged_top(events.FatJet, events.GenPart)
+
+    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+        """Fill histograms, and write the jets with their scores."""
+        (top,) = (s.Top for s in scores.values())
+        jets, truth = events.FatJet, scores.overlap
+        dataset = events.metadata["dataset"]
+        weight = events.genWeight if "genWeight" in events.fields else ak.ones_like(events.run)
+        jet_weight, _ = ak.broadcast_arrays(weight, jets.pt)
+        columns = {
+            "run": ak.broadcast_arrays(events.run, jets.pt)[0],
+            "luminosityBlock": ak.broadcast_arrays(events.luminosityBlock, jets.pt)[0],
+            "event": ak.broadcast_arrays(events.event, jets.pt)[0],
+            "weight": jet_weight,
+            **{name: jets[name] for name in ("pt", "eta", "phi", "mass", "msoftdrop")},
+            "top": top,
+        }
+        if truth is not None:
+            columns["is_top"] = truth
+        flat = ak.flatten(ak.zip(columns, depth_limit=2))
+        self._write(flat, events.metadata)
+        scored = flat[~ak.is_none(flat.top)]
+        return {
+            "score": _score_histogram().fill(
+                dataset, np.asarray(scored.top), weight=np.asarray(scored.weight, np.float64)
+            ),
+            "mass": _mass_histogram().fill(
+                dataset,
+                np.asarray(scored.top) > SCORE_CUT,
+                np.asarray(scored.msoftdrop),
+                weight=np.asarray(scored.weight, np.float64),
+            ),
+            "events": {dataset: len(events)},
+            "jets": {dataset: len(flat)},
+            "scored": {dataset: len(scored)},
+        }
+
+    def _write(self, jets: ak.Array, metadata: Any) -> None:
+        """Write the chunk's jets under a name of its own, whole or not at all."""
+        name = "{dataset}-{fileuuid}-{entrystart}-{entrystop}.parquet".format(**metadata)
+        path = Path(self.jets_dir) / name
+        half = path.with_suffix(".half")
+        jets = ak.with_field(jets, metadata["dataset"], "dataset")
+        ak.to_parquet(ak.drop_none(jets, axis=0), half, extensionarray=False)
+        half.rename(path)
+
+    def postprocess(self, accumulator: Any) -> Any:
+        """Nothing is left to do."""
+        return accumulator
+
+
+def _score_histogram() -> hist.Hist:
+    return (
+        hist.Hist.new.StrCat([], growth=True, name="dataset")
+        .Reg(40, 0, 1, name="score", label="top score")
+        .Weight()
+    )
+
+
+def _mass_histogram() -> hist.Hist:
+    return (
+        hist.Hist.new.StrCat([], growth=True, name="dataset")
+        .Bool(name="passes")
+        .Reg(50, 0, 300, name="mass", label="soft-drop mass [GeV]")
+        .Weight()
+    )

@@ -1,0 +1,279 @@
+"""From files to plots: a local Triton, a dask cluster, a coffea Runner, and what comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import sonic_coffea as sonic
+from sonic_coffea.errors import ConfigError, FieldError, find, nearest
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Sequence
+
+    import awkward as ak
+    from rich.console import Console
+
+    from sonic_coffea.reporting import Report
+
+DATA = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResult:
+    """What the demo made.
+
+    Attributes
+    ----------
+    directory : Path
+        Where everything is.
+    jets : Path
+        The scored jets, one Parquet file.
+    plots : tuple of Path
+        PNG files.
+    area_under_roc : float or None
+        None for data.
+    report : Report
+        What happened to the requests.
+    events, n_jets, n_scored : int
+        What was read and scored.
+    wall_s : float
+        How long the cluster took.
+    """
+
+    directory: Path
+    jets: Path
+    plots: tuple[Path, ...]
+    area_under_roc: float | None
+    report: Report
+    events: int
+    n_jets: int
+    n_scored: int
+    network: str
+    wall_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "directory": str(self.directory),
+            "jets": str(self.jets),
+            "plots": [str(p) for p in self.plots],
+            "area_under_roc": self.area_under_roc,
+            "events": self.events,
+            "n_jets": self.n_jets,
+            "n_scored": self.n_scored,
+            "network": self.network,
+            "wall_s": self.wall_s,
+            "report": self.report.to_dict(),
+        }
+
+
+def run(
+    files: Sequence[str | os.PathLike[str]] = (),
+    *,
+    output: str | os.PathLike[str] = "sonic-demo",
+    workers: int = 2,
+    chunksize: int = 500,
+    console: Console | None = None,
+) -> DemoResult:
+    """Score the large-radius jets of NanoAOD files, those of the committed sample by default.
+
+    Parameters
+    ----------
+    files : sequence of path
+        NanoAOD files, v9 to v15, MC or data; a dataset is named after its file.
+    output : path
+        A directory for what comes out; made if need be.
+    workers : int
+        Worker processes of the dask cluster.
+    chunksize : int
+        Events a chunk.
+    console : rich.console.Console, optional
+        Where progress is shown; by default on standard error.
+
+    Raises
+    ------
+    FieldError
+        If a file lacks jets.
+    ConfigError
+        If a file cannot be read.
+    SonicError
+        If jets could not be scored; no output is left then.
+    """
+    from rich.console import Console
+
+    console = console or Console(stderr=True)
+    fileset, with_constituents = _fileset(files)
+    network = "toptagger" if with_constituents else "substructure"
+    directory = Path(output).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    console.print(_description(fileset, network))
+    with contextlib.ExitStack() as stack:
+        parts = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix=".jets-", dir=directory))
+        )
+        server = stack.enter_context(_server(console))
+        client = stack.enter_context(_cluster(workers, console))
+        pool = stack.enter_context(sonic.connect(server, client=client))
+        console.print(f"connected to {pool.settings.servers[0]} from {workers} workers")
+        started = time.monotonic()
+        out = _process(fileset, parts, chunksize, client)
+        wall_s = time.monotonic() - started
+        console.print("drawing")
+        jets = _gather(parts, directory / "jets.parquet")
+    from sonic_coffea.demo.analysis import SCORE_CUT
+    from sonic_coffea.demo.plots import draw
+
+    plots, area = draw(out, jets, directory, cut=SCORE_CUT, network=network)
+    result = DemoResult(
+        directory=directory,
+        jets=directory / "jets.parquet",
+        plots=tuple(plots),
+        area_under_roc=area,
+        report=sonic.report(out, wall_s=wall_s),
+        events=sum(out["events"].values()),
+        n_jets=sum(out["jets"].values()),
+        n_scored=sum(out["scored"].values()),
+        network=network,
+        wall_s=wall_s,
+    )
+    (directory / "report.json").write_text(json.dumps(result.to_dict(), indent=1), encoding="utf-8")
+    return result
+
+
+def _fileset(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Any], bool]:
+    """Return coffea's fileset, and whether the files have constituents; look before computing."""
+    if not files:
+        named = {name: sorted(DATA.glob(f"{name}_*.root")) for name in ("TTbar", "QCD")}
+    else:
+        paths = [Path(f).expanduser().absolute() for f in files]
+        named = {}
+        for path in paths:
+            named.setdefault(re.sub(r"[^\w.+-]", "_", path.stem), []).append(path)
+    kinds = {path: _inspect(path) for paths in named.values() for path in paths}
+    if len(set(kinds.values())) > 1:
+        bare = next(path for path, has in kinds.items() if not has)
+        raise ConfigError(
+            f"some files have constituents of FatJet and {bare.name} has none; score them apart"
+        )
+    fileset = {
+        name: {"treename": "Events", "files": [str(p) for p in paths]}
+        for name, paths in named.items()
+    }
+    return fileset, next(iter(kinds.values()))
+
+
+def _inspect(path: Path) -> bool:
+    """Return whether a file has constituents of FatJet, refusing one that is no NanoAOD."""
+    import uproot
+
+    if not path.is_file():
+        beside = [p.name for p in path.parent.glob("*.root")] if path.parent.is_dir() else []
+        raise ConfigError(f"no file {str(path)!r}; {nearest(path.name, beside)}")
+    try:
+        with uproot.open(path) as file:
+            trees = [k.partition(";")[0] for k in file.keys(recursive=False)]
+            branches = set(file["Events"].keys()) if "Events" in trees else set()
+    except Exception as error:  # noqa: BLE001 - uproot fails in many ways on what is not ROOT
+        problem = f"cannot read {path.name} as a ROOT file: {str(error).strip().splitlines()[0]}"
+        raise ConfigError(problem) from None
+    if "Events" not in trees:
+        raise FieldError(f"{path.name} has no tree 'Events'; {nearest('Events', trees)}")
+    collections = {b.split("_")[0] for b in branches if "_" in b}
+    if "FatJet" not in collections:
+        raise FieldError(
+            f"{path.name} has no collection 'FatJet'; {nearest('FatJet', collections)}"
+        )
+    from sonic_coffea.demo.features import SUBSTRUCTURE_FIELDS
+
+    has_constituents = {"FatJetPFCand_jetIdx", "PFCand_pt"} <= branches or {
+        "FatJetPFCands_jetIdx",
+        "PFCands_pt",
+    } <= branches
+    needed = ["pt", "eta", "phi", "mass", "msoftdrop"]
+    for field in needed if has_constituents else [*needed, *SUBSTRUCTURE_FIELDS]:
+        if f"FatJet_{field}" not in branches:
+            hint = nearest(f"FatJet_{field}", [b for b in branches if b.startswith("FatJet_")])
+            raise FieldError(f"{path.name} has no branch 'FatJet_{field}'; {hint}")
+    return has_constituents
+
+
+def _description(fileset: dict[str, Any], network: str) -> str:
+    names = ", ".join(f"{n} ({len(s['files'])} files)" for n, s in fileset.items())
+    how = {
+        "toptagger": "by their constituents",
+        "substructure": "by their substructure, as there are no constituents in these files "
+        "(NanoAOD has them since v15)",
+    }
+    return f"scoring every FatJet of {names} {how[network]}"
+
+
+@contextlib.contextmanager
+def _server(console: Console) -> Iterator[sonic.LocalServer]:
+    with tempfile.TemporaryDirectory(prefix="sonic-demo-") as scratch:
+        repository = Path(scratch) / "repository"
+        models = {name: DATA / f"{name}.onnx" for name in ("toptagger", "substructure")}
+        sonic.build_repository(repository, models, threads=1)
+        with console.status("starting Triton") as status:
+            server = sonic.LocalServer(repository, progress=status.update)
+            server.start()
+        with server:
+            console.print(f"Triton {server.metadata.version} is ready at {server.url}")
+            yield server
+
+
+@contextlib.contextmanager
+def _cluster(workers: int, console: Console) -> Iterator[Any]:
+    import dask.config
+    from distributed import Client, LocalCluster
+
+    with (
+        tempfile.TemporaryDirectory(prefix="sonic-demo-dask-") as scratch,
+        dask.config.set({"distributed.worker.memory.terminate": 0.95}),
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",
+            local_directory=scratch,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        console.print(f"dask cluster of {workers} workers; dashboard at {cluster.dashboard_link}")
+        yield client
+
+
+def _process(fileset: dict[str, Any], parts: Path, chunksize: int, client: Any) -> Any:
+    from coffea.processor import DaskExecutor, Runner
+
+    from sonic_coffea.demo.analysis import Schema, TopTagging
+
+    runner = Runner(
+        executor=DaskExecutor(client=client, status=True, retries=1),
+        schema=Schema,
+        chunksize=chunksize,
+    )
+    try:
+        return runner(fileset, TopTagging(parts))
+    except Exception as error:
+        cause = find(error)
+        if cause is None:
+            raise
+        raise cause
+
+
+def _gather(parts: Path, target: Path) -> ak.Array:
+    """Put the chunks' files together as one, in a fixed order."""
+    import awkward as ak
+
+    jets = ak.concatenate([ak.from_parquet(part) for part in sorted(parts.glob("*.parquet"))])
+    half = target.with_suffix(".half")
+    ak.to_parquet(jets, half, extensionarray=False)
+    half.rename(target)
+    return jets
