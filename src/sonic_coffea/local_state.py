@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import platform
 import stat
 import tempfile
 from pathlib import Path
@@ -90,24 +91,19 @@ def register(record: ServerRecord) -> Path | None:
     works in the process that started it only.
     """
     path = record_path(record.url)
-    if path is None:
-        logger.warning(
-            "no private directory for the record of %s; set %s to one that this user can write",
-            record.url,
-            STATE_VARIABLE,
-        )
-        return None
-    content = json.dumps(dataclasses.asdict(record)).encode()
-    # mkstemp makes the file 0600 whatever the umask, so it is private before it has content.
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=".record-")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
+    if path is not None:
+        try:
+            _write_private(path, json.dumps(dataclasses.asdict(record)).encode())
+        except OSError as error:
+            logger.warning("cannot write the record of %s: %s", record.url, error)
+            return None
+        return path
+    logger.warning(
+        "no private directory for the record of %s; set %s to one that this user can write",
+        record.url,
+        STATE_VARIABLE,
+    )
+    return None
 
 
 def remove(url: str) -> None:
@@ -116,7 +112,8 @@ def remove(url: str) -> None:
     if port is None:
         return
     for folder in _folders():
-        (folder / _file_name(port)).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (folder / _file_name(port)).unlink()
 
 
 def lookup(url: str) -> ServerRecord | None:
@@ -166,8 +163,12 @@ def record_path(url: str) -> Path | None:
     if port is None or base is None:
         return None
     folder = base / "servers"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    folder.chmod(0o700)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        logger.warning("cannot make %s: %s", folder, error)
+        return None
     return folder / _file_name(port)
 
 
@@ -194,7 +195,21 @@ def remove_shared_memory(prefix: str) -> int:
     return count
 
 
+def _write_private(path: Path, content: bytes) -> None:
+    # mkstemp makes the file 0600 whatever the umask, so it is private before it has content.
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=".record-")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
 def _candidates() -> list[Path]:
+    if not hasattr(os, "getuid"):
+        return []
     override = os.environ.get(STATE_VARIABLE)
     if override:
         return [Path(override)]
@@ -236,8 +251,12 @@ def _machine() -> str:
 
     The directory may be shared between machines (home on a network) and between containers.
     """
-    parts = [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()]
-    parts += [str(Path(f"/proc/self/ns/{kind}").stat().st_ino) for kind in ("net", "pid")]
+    try:
+        parts = [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()]
+        parts += [str(Path(f"/proc/self/ns/{kind}").stat().st_ino) for kind in ("net", "pid")]
+    except OSError:
+        # Not Linux: no local server runs here, but what is on loopback may be a tunnel's end.
+        parts = [platform.node()]
     return hashlib.sha256(":".join(parts).encode()).hexdigest()[:16]
 
 
@@ -250,7 +269,8 @@ def _read_live(path: Path) -> ServerRecord | None:
     if record is None or record.alive:
         return record
     logger.debug("the server at %s is gone; removing its record", record.url)
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.unlink()
     remove_shared_memory(record.shm_prefix)
     return None
 

@@ -255,6 +255,29 @@ def test_no_orphan_after_the_owner_is_killed(own, number):
     owner.expect_nothing_left()
 
 
+def test_no_orphan_after_the_owner_is_killed_while_it_starts(tmp_path, classifier, installation):
+    def never_ready(model):
+        (model / "1" / "model.py").write_text("import time\ntime.sleep(600)")
+
+    code = """
+import sys, threading, time
+from sonic_coffea.server import LocalServer
+server = LocalServer(sys.argv[1], stop_timeout_s=0.5)
+threading.Thread(target=server.start, daemon=True).start()
+while server._guard is None or "loading" not in server.logs: time.sleep(0.01)
+print(server._guard.pid, server._guard.server_pid, server._run.shm_prefix, flush=True)
+time.sleep(600)
+"""
+    path = broken(tmp_path, classifier, never_ready)
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as owner:
+        guard, server, prefix = owner.stdout.readline().decode().split()
+        pids = [int(guard), *family(int(server))]
+        owner.kill()
+    for pid in pids:
+        wait_until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
+    assert shared_memory(prefix) == []
+
+
 def test_no_orphan_after_the_owner_just_exits(own):
     owner = own("announce()")
     owner.process.wait(20.0)

@@ -158,6 +158,29 @@ def test_where_no_directory_can_be_made(tmp_path, monkeypatch, caplog):
     assert local_state.lookup(URL) is None
 
 
+def test_lookup_works_where_there_is_no_proc(monkeypatch):
+    def missing(*_, **__):
+        raise FileNotFoundError
+
+    local_state._machine.cache_clear()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(local_state.Path, "read_text", missing)
+            assert local_state.lookup(URL) is None
+    finally:
+        local_state._machine.cache_clear()
+
+
+def test_a_record_that_cannot_be_written_is_a_warning(monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(local_state.tempfile, "mkstemp", full)
+    with caplog.at_level(logging.WARNING):
+        assert local_state.register(record()) is None
+    assert "No space left" in caplog.text
+
+
 def test_the_secret_does_not_show():
     assert "hush" not in repr(record())
     assert pickle.loads(pickle.dumps(record())) == record()  # noqa: S301

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import importlib.util
 import json
 import logging
@@ -286,6 +285,8 @@ def _check_space(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, tell: Progress) -> Iterator[None]:
+    import fcntl
+
     with path.open("a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
