@@ -129,6 +129,10 @@ def _roc(score: NDArray[Any], is_top: NDArray[np.bool_], network: str) -> float:
     plt.ylabel("efficiency for other jets")
     plt.grid(visible=True, which="both", alpha=0.25)
     plt.text(
-        0.05, 0.4, f"{network}\nAUC = {area:.3f}\n{is_top.sum():,} tops, {(~is_top).sum():,} others"
+        0.05,
+        0.95,
+        f"{network}\nAUC = {area:.3f}\n{is_top.sum():,} tops, {(~is_top).sum():,} others",
+        transform=plt.gca().transAxes,
+        verticalalignment="top",
     )
     return area

@@ -262,10 +262,8 @@ def _process(fileset: dict[str, Any], parts: Path, chunksize: int, client: Any) 
     try:
         return runner(fileset, TopTagging(parts))
     except Exception as error:
-        cause = find(error)
-        if cause is None:
-            raise
-        raise cause
+        # coffea wraps what a processor raises in an Exception that names the chunk.
+        raise (find(error) or error) from None
 
 
 def _gather(parts: Path, target: Path) -> ak.Array:

@@ -1,0 +1,46 @@
+# Everything runs in a virtual environment of its own, made on first use.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test lint types pytest sample tagger clean
+
+help:
+	@echo "make demo     score the sample's jets on a local Triton and a dask cluster; plots and report"
+	@echo "make test     style, types and the test suite, against the real Triton"
+	@echo "make sample   make the committed sample again (Pythia)"
+	@echo "make tagger   train the committed networks again (torch)"
+	@echo "make clean    remove the virtual environment and what the demo made"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp for each set of extras, made anew when the requirements change.
+$(VENV)/.%-installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	@touch $@
+
+demo: $(VENV)/.demo-installed
+	$(BIN)/sonic-coffea demo
+
+test: lint types pytest
+
+lint: $(VENV)/.test-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test-installed
+	$(BIN)/mypy
+
+pytest: $(VENV)/.test-installed
+	$(BIN)/sonic-coffea server install
+	$(BIN)/python -m pytest
+
+sample: $(VENV)/.simulation-installed
+	$(BIN)/python examples/simulation/generate.py --sample src/sonic_coffea/demo/data
+
+tagger: $(VENV)/.simulation,training-installed
+	$(BIN)/python examples/training/train_toptagger.py
+
+clean:
+	rm -rf $(VENV) sonic-demo
