@@ -45,7 +45,7 @@ from generate import SAMPLE, Job, Process, generate
 LENGTH = 64  # constituents that the network sees, the hardest ones
 NEIGHBOURS = 8
 LABELS = ("label_QCD", "label_Top")
-BATCH = 512
+TRAINING_BATCH, SCORING_BATCH = 128, 512
 OPSET = 18
 
 SEEDS = {
@@ -349,7 +349,7 @@ def train(
     """
     label = torch.from_numpy(jets["training"].is_top.astype(np.int64))
     weight = torch.from_numpy(jets["training"].weight.astype(np.float32))
-    steps = len(label) // BATCH
+    steps = len(label) // TRAINING_BATCH
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, epochs * steps)
     best_auc, best_epoch, best_state = 0.0, 0, network.state_dict()
@@ -358,7 +358,7 @@ def train(
         network.train()
         order = torch.randperm(len(label))
         for step in range(steps):
-            rows = order[step * BATCH : (step + 1) * BATCH]
+            rows = order[step * TRAINING_BATCH : (step + 1) * TRAINING_BATCH]
             logits = network(*(tensor[rows] for tensor in inputs["training"].values()))
             losses = functional.cross_entropy(logits, label[rows], reduction="none")
             loss = (losses * weight[rows]).sum() / weight[rows].sum()
@@ -434,8 +434,8 @@ def onnx_scores(path: Path, inputs: dict[str, Tensor]) -> tuple[np.ndarray, floa
     arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
     rows = len(next(iter(arrays.values())))
     start, parts = time.perf_counter(), []
-    for first in range(0, rows, BATCH):
-        batch = {name: array[first : first + BATCH] for name, array in arrays.items()}
+    for first in range(0, rows, SCORING_BATCH):
+        batch = {name: array[first : first + SCORING_BATCH] for name, array in arrays.items()}
         parts.append(session.run(["softmax"], batch)[0][:, 1])
     return np.concatenate(parts), rows / (time.perf_counter() - start)
 
@@ -462,7 +462,7 @@ def main(
     sample: Annotated[Path, typer.Option(help="Folder of the package's sample.")] = Path(
         "src/sonic_coffea/demo/data"
     ),
-    epochs: Annotated[int, typer.Option(min=1, help="Passes through the training jets.")] = 15,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes through the training jets.")] = 9,
     seed: Annotated[int, typer.Option(help="Seed of the training itself.")] = 1,
 ) -> None:
     """Train, export and test the two networks."""
@@ -499,7 +499,7 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     for name, network in networks.items():
         console.rule(name)
-        best = train(network, inputs[name], jets, epochs=epochs, rate=3e-3)
+        best = train(network, inputs[name], jets, epochs=epochs, rate=2e-3)
         path = output / f"{name}.onnx"
         export(network, inputs[name]["test"], path)
         record["networks"][name] = {
