@@ -450,8 +450,13 @@ def truncated(collection: ak.Array) -> ak.Array:
     return ak.zip(columns)
 
 
-def nanoaod(block: ak.Array, first_event: int, rng: np.random.Generator) -> dict[str, ak.Array]:
-    """Make the branches of a block of Pythia events, numbered from ``first_event``."""
+def nanoaod(
+    block: ak.Array, first_event: int, seed: int, rng: np.random.Generator
+) -> dict[str, ak.Array]:
+    """Make the branches of a block of Pythia events, numbered from ``first_event``.
+
+    Luminosity blocks begin at a number of the seed's own, so that no two samples share an event.
+    """
     candidates = detect(block.prt, rng)
     fatjets, members = find_jets(
         candidates, radius=FATJET_RADIUS, pt_min=FATJET_PT_MIN, eta_max=FATJET_ETA_MAX
@@ -469,7 +474,7 @@ def nanoaod(block: ak.Array, first_event: int, rng: np.random.Generator) -> dict
     event = np.arange(first_event, first_event + len(block))
     return {
         "run": np.ones(len(block), np.uint32),
-        "luminosityBlock": (1 + (event - 1) // EVENTS_PER_LUMI_BLOCK).astype(np.uint32),
+        "luminosityBlock": (10_000 * seed + (event - 1) // EVENTS_PER_LUMI_BLOCK).astype(np.uint32),
         "event": event.astype(np.uint64),
         "genWeight": ak.to_numpy(block.info.weights[:, 0]).astype(np.float32),
         "FatJet": truncated(add_substructure(fatjets, constituents)),
@@ -504,7 +509,7 @@ def generate(job: Job, path: Path, progress: Progress | None = None) -> dict[str
     title = f"{job.process.value}, {BEAM_ENERGY_GEV / 1000} TeV, seed {job.seed}"
     with uproot.recreate(path, compression=uproot.LZMA(9)) as file:
         for block in collide(pythia, job.events):
-            branches = nanoaod(block, made + 1, rng)
+            branches = nanoaod(block, made + 1, job.seed, rng)
             if "Events" not in file:
                 file.mktree("Events", {k: _type(v) for k, v in branches.items()}, title=title)
             file["Events"].extend(branches)

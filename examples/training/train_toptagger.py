@@ -31,12 +31,12 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional
 
+import sonic_coffea as sonic
 from sonic_coffea.demo.features import (
     CONSTITUENT_FEATURES,
     SUBSTRUCTURE_FIELDS,
     constituent_features,
     is_merged_top,
-    jet_constituents,
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
@@ -95,7 +95,8 @@ def read_jets(path: Path, process: Process) -> Jets:
         return ak.zip({field.removeprefix(f"{name}_"): branches[field] for field in fields})
 
     jets = collection("FatJet")
-    constituents = jet_constituents(jets, collection("FatJetPFCand"), collection("PFCand"))
+    names = ("FatJet", "FatJetPFCand", "PFCand")
+    constituents = sonic.constituents(ak.zip({n: collection(n) for n in names}, depth_limit=1))
     features = ak.flatten(constituent_features(jets, constituents))
     is_top = ak.to_numpy(ak.flatten(is_merged_top(jets, collection("GenPart"))))
     chosen = is_top if process is Process.TTBAR else ~is_top

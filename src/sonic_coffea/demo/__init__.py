@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sonic_coffea.demo.run import DemoResult, run
+from sonic_coffea.demo.workflow import DemoResult, run
 
 __all__ = ["DemoResult", "run"]

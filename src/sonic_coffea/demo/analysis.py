@@ -13,9 +13,9 @@ from coffea.nanoevents import NanoAODSchema
 
 import sonic_coffea as sonic
 from sonic_coffea.demo import features
+from sonic_coffea.demo.samples import DATA
 from sonic_coffea.nanoaod import has_constituents
 
-DATA = Path(__file__).parent / "data"
 SCORE_CUT = 0.5
 
 

@@ -16,7 +16,6 @@ __all__ = [
     "SUBSTRUCTURE_FIELDS",
     "constituent_features",
     "is_merged_top",
-    "jet_constituents",
 ]
 
 CONSTITUENT_FEATURES = (
@@ -51,33 +50,6 @@ SUBSTRUCTURE_FIELDS = (
 
 _TOP, _W = 6, 24
 _HEAVIEST_DECAY_QUARK = 5
-
-
-def jet_constituents(jets: Any, links: Any, candidates: Any) -> Any:
-    """Look up the constituents of each jet, as NanoAODv15 links them.
-
-    Parameters
-    ----------
-    jets
-        ``events * jets * {...}``: FatJet.
-    links
-        ``events * var * {jetIdx, pfCandIdx}``: FatJetPFCand, in any order.
-    candidates
-        ``events * var * {...}``: PFCand.
-
-    Returns
-    -------
-    ak.Array
-        ``events * jets * var * {...}``: the candidates of each jet, in the order of the links.
-    """
-    links = links[(links.jetIdx >= 0) & (links.pfCandIdx >= 0)]
-    links = links[ak.argsort(links.jetIdx, axis=-1, stable=True)]
-    n_jets, n_links = ak.to_numpy(ak.num(jets)), ak.to_numpy(ak.num(links))
-    first_jet = np.repeat(np.cumsum(n_jets) - n_jets, n_links)
-    jet = first_jet + ak.to_numpy(ak.flatten(links.jetIdx))
-    sizes = np.bincount(jet, minlength=int(n_jets.sum()))
-    members = ak.flatten(candidates[links.pfCandIdx])
-    return ak.unflatten(ak.unflatten(members, sizes), n_jets)
 
 
 def constituent_features(jets: Any, constituents: Any) -> Any:

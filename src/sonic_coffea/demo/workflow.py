@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sonic_coffea as sonic
+from sonic_coffea.demo.samples import DATA, sample_files
 from sonic_coffea.errors import ConfigError, FieldError, find, nearest
 
 if TYPE_CHECKING:
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sonic_coffea.reporting import Report
-
-DATA = Path(__file__).parent / "data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ def run(
 def _fileset(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Any], bool]:
     """Return coffea's fileset, and whether the files have constituents; look before computing."""
     if not files:
-        named = {name: sorted(DATA.glob(f"{name}_*.root")) for name in ("TTbar", "QCD")}
+        named = sample_files()
     else:
         paths = [Path(f).expanduser().absolute() for f in files]
         named = {}
@@ -260,10 +260,15 @@ def _process(fileset: dict[str, Any], parts: Path, chunksize: int, client: Any) 
         chunksize=chunksize,
     )
     try:
-        return runner(fileset, TopTagging(parts))
+        # coffea's progress bars go to standard output, which is for results.
+        with contextlib.redirect_stdout(sys.stderr):
+            return runner(fileset, TopTagging(parts))
     except Exception as error:
         # coffea wraps what a processor raises in an Exception that names the chunk.
-        raise (find(error) or error) from None
+        cause = find(error)
+        if cause is None:
+            raise
+        raise cause from None
 
 
 def _gather(parts: Path, target: Path) -> ak.Array:

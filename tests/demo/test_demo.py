@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import onnxruntime
+import pytest
+import uproot
+
+from sonic_coffea.demo.features import constituent_features
+
+from .conftest import DATA, demo, demo_json, rewrite
+
+BRANCHES = ("pt", "eta", "phi", "mass", "pdgId")
+
+
+def jagged(tree: Any, collection: str, fields: tuple[str, ...]) -> ak.Array:
+    return ak.zip({f: tree[f"{collection}_{f}"].array() for f in fields})
+
+
+def direct_scores(path: Path, events: int) -> dict[tuple[int, int], list[float]]:
+    """Score a file by hand: loops, the preprocessing file's rule, and onnxruntime.
+
+    Returns the top scores of each event's jets, by luminosity block and event.
+    """
+    rules = json.loads((DATA / "toptagger.preprocess.json").read_text())
+    session = onnxruntime.InferenceSession(DATA / "toptagger.onnx")
+    scores: dict[tuple[int, int], list[float]] = {}
+    with uproot.open(path) as file:
+        tree = file["Events"]
+        candidates = jagged(tree, "PFCand", BRANCHES)
+        links = jagged(tree, "FatJetPFCand", ("jetIdx", "pfCandIdx"))
+        jets = jagged(tree, "FatJet", ("pt", "eta", "phi", "mass"))
+        ids = list(zip(tree["luminosityBlock"].array(), tree["event"].array(), strict=True))
+    for i in range(events):
+        here = scores.setdefault(tuple(map(int, ids[i])), [])
+        for j in range(len(jets[i])):
+            pf = candidates[i][links[i].pfCandIdx[links[i].jetIdx == j]]
+            columns = constituent_features(jets[i : i + 1, j : j + 1], ak.Array([[pf]]))[0, 0]
+            inputs = {n: tensor(columns, rules[n]) for n in rules["input_names"]}
+            here.append(float(session.run(None, inputs)[0][0][1]))
+    return scores
+
+
+def tensor(columns: ak.Array, rules: dict[str, Any]) -> np.ndarray:
+    length = rules["var_length"]
+    out = np.zeros((1, len(rules["var_names"]), length), np.float32)
+    for f, name in enumerate(rules["var_names"]):
+        info = rules["var_infos"][name]
+        values = np.asarray(columns[name], np.float32)[:length]
+        values = (values - np.float32(info["median"])) * np.float32(info["norm_factor"])
+        values = np.clip(values, info["lower_bound"], info["upper_bound"])
+        out[0, f, :] = info["pad"]
+        out[0, f, : len(values)] = values
+    return out
+
+
+def test_sample_is_scored_whole(sample_run: dict[str, Any]) -> None:
+    with_sample = {p: uproot.open(p)["Events"]["nFatJet"].array() for p in DATA.glob("*.root")}
+    n_jets = int(sum(ak.sum(n) for n in with_sample.values()))
+    assert sample_run["n_jets"] == sample_run["n_scored"] == n_jets
+    assert sample_run["events"] == sum(len(n) for n in with_sample.values())
+    assert sample_run["report"]["total"]["rows"] == n_jets
+    assert sample_run["report"]["total"]["retries"] == 0
+    jets = ak.from_parquet(sample_run["jets"])
+    assert len(jets) == n_jets
+    assert ak.all((jets.top >= 0) & (jets.top <= 1))
+    assert set(jets.dataset.tolist()) == {"TTbar", "QCD"}
+
+
+def test_networks_tell_tops_from_other_jets(sample_run: dict[str, Any]) -> None:
+    assert sample_run["area_under_roc"] >= 0.93
+
+
+def test_training_report_says_the_same() -> None:
+    written = json.loads((DATA / "toptagger.training.json").read_text())
+    found = [v for v in _numbers(written, "auc") if isinstance(v, float)]
+    assert found
+    assert max(found) >= 0.93
+
+
+def _numbers(tree: Any, key: str) -> list[Any]:
+    if not isinstance(tree, dict):
+        return []
+    here = [v for k, v in tree.items() if key in k.lower()]
+    nested = [_numbers(v, key) for v in tree.values()]
+    inside = [w for v in here if isinstance(v, dict) for w in v.values()]
+    return here + inside + [n for some in nested for n in some]
+
+
+def test_scores_equal_direct_inference(sample_run: dict[str, Any]) -> None:
+    expected = direct_scores(DATA / "TTbar_2.root", events=250)
+    scored: dict[tuple[int, int], list[float]] = {}
+    jets = ak.from_parquet(sample_run["jets"])
+    for lumi, event, top in zip(jets.luminosityBlock, jets.event, jets.top, strict=True):
+        scored.setdefault((int(lumi), int(event)), []).append(float(top))
+    assert sum(map(len, expected.values())) > 400
+    for where, tops in expected.items():
+        np.testing.assert_allclose(scored.get(where, []), tops, rtol=0, atol=1e-6)
+
+
+def test_plots_are_pictures(sample_run: dict[str, Any]) -> None:
+    assert [Path(p).stem for p in sample_run["plots"]] == ["score", "mass", "roc"]
+    for path in sample_run["plots"]:
+        content = Path(path).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) > 10_000
+
+
+def test_nothing_but_results_is_left(sample_run: dict[str, Any]) -> None:
+    left = {p.name for p in Path(sample_run["directory"]).iterdir()}
+    assert left == {"jets.parquet", "score.png", "mass.png", "roc.png", "report.json"}
+
+
+def test_file_without_constituents_is_scored_by_substructure(tmp_path: Path) -> None:
+    path = rewrite(tmp_path / "nano_v9.root", lambda b: "PFCand" not in b)
+    result = demo_json("--file", path, "--output", tmp_path / "out")
+    assert result["network"] == "substructure"
+    jets = ak.from_parquet(result["jets"])
+    session = onnxruntime.InferenceSession(DATA / "substructure.onnx")
+    with uproot.open(path) as file:
+        fields = ("pt", "eta", "mass", "msoftdrop", "tau1", "tau2", "tau3", "tau4", "nConstituents")
+        columns = [ak.flatten(file["Events"][f"FatJet_{f}"].array()) for f in fields]
+    features = np.stack([np.asarray(c, np.float32) for c in columns], axis=1)
+    (expected,) = session.run(None, {"features": features})
+    np.testing.assert_allclose(jets.top, expected[:, 1], rtol=0, atol=1e-6)
+    assert result["area_under_roc"] > 0.8
+
+
+def test_data_has_no_truth(tmp_path: Path) -> None:
+    path = rewrite(tmp_path / "data.root", lambda b: not b.startswith(("GenPart", "genWeight")))
+    result = demo_json("--file", path, "--output", tmp_path / "out")
+    assert result["area_under_roc"] is None
+    assert [Path(p).stem for p in result["plots"]] == ["score", "mass"]
+    assert result["n_scored"] == result["n_jets"] > 0
+
+
+def test_pfnano_gives_the_scores_of_nanoaod(tmp_path: Path, sample_run: dict[str, Any]) -> None:
+    def renamed(branch: str) -> str:
+        branch = branch.replace("FatJetPFCand_pfCandIdx", "FatJetPFCand_pFCandsIdx")
+        return branch.replace("PFCand_", "PFCands_")
+
+    path = rewrite(tmp_path / "pfnano.root", lambda _: True, renamed)
+    result = demo_json("--file", path, "--output", tmp_path / "out")
+    assert result["network"] == "toptagger"
+    got = ak.from_parquet(result["jets"])
+    whole = ak.from_parquet(sample_run["jets"])
+    both = {
+        (e, round(float(p), 3)): s for e, p, s in zip(whole.event, whole.pt, whole.top, strict=True)
+    }
+    assert len(got) > 300
+    for event, pt, score in zip(got.event, got.pt, got.top, strict=True):
+        assert abs(both[event, round(float(pt), 3)] - score) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (
+            lambda b: not b.startswith("FatJet_"),
+            "has no collection 'FatJet'; did you mean 'Jet' or 'FatJetPFCand'?",
+        ),
+        (lambda b: b != "FatJet_msoftdrop", "has no branch 'FatJet_msoftdrop'; did you mean"),
+    ],
+    ids=["no-fatjet", "no-msoftdrop"],
+)
+def test_missing_branches_are_named(tmp_path: Path, keep: Any, message: str) -> None:
+    path = rewrite(tmp_path / "nano.root", keep, events=20)
+    done = demo("--file", path, "--output", tmp_path / "out")
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_file_names_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "nano_tt.root").touch()
+    done = demo("--file", tmp_path / "nano_t.root")
+    assert done.returncode == 1
+    assert "did you mean 'nano_tt.root'?" in done.stderr
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.root"
+    path.write_text("not a ROOT file at all\n" * 20)
+    done = demo("--file", path)
+    assert done.returncode == 1
+    assert "cannot read notes.root as a ROOT file" in done.stderr
+    assert "Traceback" not in done.stderr
