@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,22 +233,37 @@ def _server(console: Console) -> Iterator[sonic.LocalServer]:
 
 @contextlib.contextmanager
 def _cluster(workers: int, console: Console) -> Iterator[Any]:
-    import dask.config
     from distributed import Client, LocalCluster
 
-    with (
-        tempfile.TemporaryDirectory(prefix="sonic-demo-dask-") as scratch,
-        dask.config.set({"distributed.worker.memory.terminate": 0.95}),
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            dashboard_address="127.0.0.1:0",
-            local_directory=scratch,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        console.print(f"dask cluster of {workers} workers; dashboard at {cluster.dashboard_link}")
-        yield client
+    with tempfile.TemporaryDirectory(prefix="sonic-demo-dask-") as scratch:
+        with _children_without_ctrl_c():
+            cluster = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                dashboard_address="127.0.0.1:0",
+                local_directory=scratch,
+            )
+        with cluster, Client(cluster) as client:
+            console.print(
+                f"dask cluster of {workers} workers; dashboard at {cluster.dashboard_link}"
+            )
+            yield client
+
+
+@contextlib.contextmanager
+def _children_without_ctrl_c() -> Iterator[None]:
+    """Leave Ctrl-C to this process, which stops its children in order.
+
+    The terminal sends it to all of them, and each worker would end in a traceback of its own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _process(fileset: dict[str, Any], parts: Path, chunksize: int, client: Any) -> Any:

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextlib.contextmanager
+def running_demo(output: Path) -> Iterator[subprocess.Popen[str]]:
+    """Yield a demo of many small chunks, of which some are done and most are not."""
+    command = [sys.executable, "-m", "sonic_coffea", "demo", "--chunksize", "20"]
+    process = subprocess.Popen(
+        [*command, "--output", str(output)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while not list(output.glob(".jets-*/*.parquet")):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, "no chunk was done"
+            time.sleep(0.02)
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
+    with running_demo(tmp_path / "out") as process:
+        children = family(process)
+        assert len(children) >= 4  # guard, server, workers
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert out == ""
+    assert psutil.wait_procs(children, timeout=30)[1] == []
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.timeout(200)
+def test_server_killed_in_mid_run_is_one_error_and_no_output(tmp_path: Path) -> None:
+    with running_demo(tmp_path / "out") as process:
+        (server,) = [p for p in family(process) if p.name() == "tritonserver"]
+        server.kill()
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    errors = [line for line in err.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    for word in ("ServerLostError", "server grpc://127.0.0.1:", "model toptagger", "events "):
+        assert word in errors[0]
+    assert out == ""
+    assert list((tmp_path / "out").iterdir()) == []
