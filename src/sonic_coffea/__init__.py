@@ -13,8 +13,18 @@ from sonic_coffea._version import __version__
 
 if TYPE_CHECKING:
     from sonic_coffea.connecting import connect
-    from sonic_coffea.layouts import Feature, Layout, Mask, Padded, Row
-    from sonic_coffea.model import Model, Output, Pending
+    from sonic_coffea.layouts import (
+        Bucketed,
+        Dense,
+        Feature,
+        Flat,
+        Layout,
+        Mask,
+        Output,
+        Padded,
+        Row,
+    )
+    from sonic_coffea.model import Model, Pending
     from sonic_coffea.nanoaod import constituents
     from sonic_coffea.pool import Pool
     from sonic_coffea.processor import SonicProcessor
@@ -23,13 +33,16 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "connect": "sonic_coffea.connecting",
+    "Bucketed": "sonic_coffea.layouts",
+    "Dense": "sonic_coffea.layouts",
     "Feature": "sonic_coffea.layouts",
+    "Flat": "sonic_coffea.layouts",
     "Layout": "sonic_coffea.layouts",
     "Mask": "sonic_coffea.layouts",
     "Padded": "sonic_coffea.layouts",
     "Row": "sonic_coffea.layouts",
     "Model": "sonic_coffea.model",
-    "Output": "sonic_coffea.model",
+    "Output": "sonic_coffea.layouts",
     "Pending": "sonic_coffea.model",
     "constituents": "sonic_coffea.nanoaod",
     "Pool": "sonic_coffea.pool",
@@ -41,7 +54,10 @@ _HOMES = {
 }
 
 __all__ = [
+    "Bucketed",
+    "Dense",
     "Feature",
+    "Flat",
     "Layout",
     "LocalServer",
     "Mask",

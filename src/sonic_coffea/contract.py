@@ -24,6 +24,7 @@ DATATYPES: Mapping[str, str] = {
     "INT32": "int32",
     "INT64": "int64",
     "FP16": "float16",
+    "BF16": "bfloat16",
     "FP32": "float32",
     "FP64": "float64",
 }
@@ -46,9 +47,13 @@ class TensorSpec:
     datatype: str
     shape: tuple[int, ...]
 
-    def takes(self, datatype: str, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this type and inner shape fits."""
-        if datatype != self.datatype or len(shape) != len(self.shape):
+    def takes(self, datatype: str, shape: tuple[int, ...] | None) -> bool:
+        """Whether a tensor of this type and inner shape fits; a shape of None is not known yet."""
+        if datatype != self.datatype:
+            return False
+        if shape is None:
+            return True
+        if len(shape) != len(self.shape):
             return False
         return all(
             want < 0 or have < 0 or want == have
@@ -78,7 +83,7 @@ class Contract:
 
     def check(
         self,
-        inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+        inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...] | None]],
         outputs: Mapping[str, tuple[int | None, np.dtype[Any] | None]],
         *,
         server: str,
@@ -122,7 +127,7 @@ class Contract:
         )
 
     def _input_problems(
-        self, inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+        self, inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...] | None]]
     ) -> list[str]:
         served = {t.name: t for t in self.inputs}
         problems = [
@@ -170,7 +175,9 @@ class Contract:
         return problems
 
 
-def _shown(shape: tuple[int, ...]) -> str:
+def _shown(shape: tuple[int, ...] | None) -> str:
+    if shape is None:
+        return "[N, …]"
     return "[" + ", ".join(["N", *("?" if n < 0 else str(n) for n in shape)]) + "]"
 
 

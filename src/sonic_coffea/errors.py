@@ -109,6 +109,10 @@ class SonicError(Exception):
         """Return the same error with a remark."""
         return type(self)(f"{self.message} ({remark})", **self._context())
 
+    def within(self, place: str) -> SonicError:
+        """Return the same error, saying first where it came up."""
+        return type(self)(f"{place}: {self.message}", **self._context())
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self._context())
 

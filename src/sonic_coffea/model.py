@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
-import numpy as np
 import xxhash
-from awkward.contents import Content, NumpyArray, RecordArray
+from awkward.contents import RecordArray
 
 from sonic_coffea import weaver
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, DeadlineError, InputError, ResponseError
-from sonic_coffea.layouts import Layout, Rows, prepare_inputs
+from sonic_coffea.errors import ConfigError, DeadlineError, InputError
+from sonic_coffea.layouts import Layout, Output, Rows, bind_inputs, declared
 from sonic_coffea.pool import Call, Pool, Settings, adopt, carried, current
 from sonic_coffea.statistics import Statistics
 
@@ -23,55 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import DTypeLike, NDArray
-
     from sonic_coffea.contract import Contract
-
-
-@dataclass(frozen=True, slots=True, init=False)
-class Output:
-    """One output of a model: a record of its labels, or plain numbers.
-
-    Parameters
-    ----------
-    labels : sequence of str, optional
-        Names of the values of a row; without them a row is a number, or an array of fixed shape.
-    dtype : dtype
-        What the model gives, float32 by default; checked against the server.
-    """
-
-    labels: tuple[str, ...] | None
-    dtype: np.dtype[Any]
-
-    def __init__(self, labels: Sequence[str] | None = None, dtype: DTypeLike = "float32") -> None:
-        if isinstance(labels, str):
-            raise ConfigError(f"an output's labels are a list of names, got the string {labels!r}")
-        if labels is not None and len(set(labels)) != len(labels):
-            raise ConfigError(f"an output's labels must differ, got {list(labels)}")
-        object.__setattr__(self, "labels", None if labels is None else tuple(labels))
-        object.__setattr__(self, "dtype", np.dtype(dtype))
-
-    @property
-    def width(self) -> int | None:
-        """Values a row, where labels tell."""
-        return None if self.labels is None else len(self.labels)
-
-    def content(self, tensor: NDArray[Any] | None) -> Content:
-        """Return one element per row; of a tensor, or of no row at all."""
-        if tensor is None:
-            shape = (0,) if self.labels is None else (0, len(self.labels))
-            tensor = np.empty(shape, self.dtype)
-        if self.labels is None:
-            flat = tensor.ndim == 2 and tensor.shape[1] == 1
-            return NumpyArray(tensor[:, 0].copy() if flat else tensor)
-        by_row = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
-        if by_row.shape[1] != len(self.labels):
-            raise ResponseError(
-                f"expected {len(self.labels)} values a row for labels {', '.join(self.labels)}, "
-                f"got shape {list(tensor.shape[1:])}"
-            )
-        columns = [NumpyArray(np.ascontiguousarray(column)) for column in by_row.T]
-        return RecordArray(columns, list(self.labels), length=len(tensor))
+    from sonic_coffea.layouts import Assembly
 
 
 class Model:
@@ -185,7 +135,7 @@ class Model:
         pool = current() if pool is None else pool
         contract = pool.contract(self.name, self.version)
         contract.check(
-            {name: (layout.dtype, layout.inner_shape) for name, layout in self.inputs.items()},
+            declared(self.inputs),
             {name: (o.width, o.dtype) for name, o in self.outputs.items()},
             server=", ".join(pool.settings.servers),
         )
@@ -220,35 +170,34 @@ class Model:
         ContractError
             If the server's model is another one.
         """
-        prepared = prepare_inputs(self.inputs, _refuse_lazy(objects))
-        rows = prepared.rows
-        if len(rows) == 0:
-            return Pending(self, rows, None)
+        inputs = bind_inputs(self.inputs, _refuse_lazy(objects))
+        assemblies = {name: o.assemble(name, inputs) for name, o in self.outputs.items()}
+        if len(inputs.rows) == 0:
+            return Pending(self, inputs.rows, assemblies, None)
         pool = current() if pool is None else pool
         contract = self.check(pool)
-        call = Call(
-            contract,
-            len(rows),
-            prepared.pack,
-            list(self.outputs),
-            version=self.version,
-            events_of=rows.events_of,
-        )
-        for one in prepared.inputs.values():
-            kept, cut = one.filled
-            call.statistics.filled += kept
-            call.statistics.truncated += cut
-            call.statistics.padded += one.capacity - kept
-        pool.submit(call, prepared.row_bytes)
-        return Pending(self, rows, call)
+        call = Call(contract, inputs, assemblies, self._asked(), version=self.version)
+        kept, cut, padded = inputs.filling()
+        call.statistics.filled, call.statistics.truncated = kept, cut
+        call.statistics.padded = padded
+        pool.submit(call)
+        return Pending(self, inputs.rows, assemblies, call)
+
+    def _asked(self) -> list[str]:
+        """Return the outputs that a request asks for: those declared, and their offsets."""
+        asked = [*self.outputs, *(o.splits for o in self.outputs.values() if o.splits)]
+        return list(dict.fromkeys(asked))
 
 
 class Pending:
     """Scores that are on their way."""
 
-    def __init__(self, model: Model, rows: Rows, call: Call | None) -> None:
+    def __init__(
+        self, model: Model, rows: Rows, outputs: Mapping[str, Assembly], call: Call | None
+    ) -> None:
         self._model = model
         self._rows = rows
+        self._outputs = outputs
         self._call = call
 
     def __repr__(self) -> str:
@@ -288,13 +237,10 @@ class Pending:
         SonicError
             If rows could not be scored, naming server, model, request and events.
         """
-        tensors: Mapping[str, NDArray[Any]] = {}
         if self._call is not None:
             self._wait(self._call, timeout_s)
-            tensors = self._call.arrays()
-        contents = {
-            name: output.content(tensors.get(name)) for name, output in self._model.outputs.items()
-        }
+            self._call.raise_failure()
+        contents = {name: output.content() for name, output in self._outputs.items()}
         if len(contents) == 1:
             (content,) = contents.values()
         else:
@@ -324,12 +270,12 @@ class Pending:
         waited_s = time.monotonic() - started
         call.fail(
             DeadlineError(
-                f"not all of {call.rows} rows were scored within {waited_s:.1f} s",
+                f"not all of {len(self._rows)} rows were scored within {waited_s:.1f} s",
                 model=self._model.name,
-                events=self._rows.events_of(0, call.rows),
+                events=self._rows.events_of(0, len(self._rows)),
             )
         )
-        call.arrays()
+        call.raise_failure()
 
 
 def _refuse_lazy(objects: Any) -> Any:

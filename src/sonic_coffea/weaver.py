@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.layouts import Feature, Layout, Mask, Padded
+from sonic_coffea.layouts import Bucketed, Feature, Layout, Mask, Padded
 
 # Limits beyond which weaver means: none.
 _NO_LIMIT = 1e32
@@ -21,22 +21,27 @@ def read(
 
     The rule is that of the files' readers: a value that is not finite is replaced by
     ``replace_inf_value``, then ``clip((value - median) * norm_factor, lower_bound, upper_bound)``;
-    what is missing up to ``var_length`` is ``pad``. An input whose only variable is a mask, by its
-    name, is made from the counts and read from no field.
+    what is missing up to ``var_length`` is ``pad``. Between ``min_length`` and ``max_length`` the
+    length follows the row: rows are padded to the next of lengths that double from the least to
+    the most. An input whose only variable is a mask, by its name, is made from the counts and read
+    from no field.
     """
     content = _load(preprocess)
     inputs: dict[str, Layout] = {}
     for name in _get(content, "input_names", "the file"):
         group = _get(content, name, "the file")
         variables = list(_get(group, "var_names", f"input {name!r}"))
-        length = _var_length(group, name)
+        lengths = _lengths(group, name)
         if len(variables) == 1 and variables[0].endswith("mask"):
-            inputs[name] = Mask(length)
+            inputs[name] = Mask(lengths[0] if len(lengths) == 1 else None)
             continue
         infos = _get(group, "var_infos", f"input {name!r}")
         features = [_feature(v, _get(infos, v, f"input {name!r}"), prefix) for v in variables]
         fills = [float(infos[v].get("pad", 0.0)) for v in variables]
-        inputs[name] = Padded(features, length, fill=fills[0] if len(set(fills)) == 1 else fills)
+        if len(lengths) == 1:
+            inputs[name] = Padded(features, lengths[0], fill=fills)
+        else:
+            inputs[name] = Bucketed(features, lengths, fill=fills)
     labels = [str(n).removeprefix("label_") for n in _get(content, "output_names", "the file")]
     return inputs, labels
 
@@ -54,11 +59,19 @@ def _feature(variable: str, info: Mapping[str, Any], prefix: str) -> Feature:
     )
 
 
-def _var_length(group: Mapping[str, Any], name: str) -> int:
-    for key in ("var_length", "max_length"):
-        if key in group:
-            return int(group[key])
-    raise ConfigError(f"input {name!r} of the preprocessing file has no var_length or max_length")
+def _lengths(group: Mapping[str, Any], name: str) -> list[int]:
+    """Return what rows are padded to: one length, or several to choose from."""
+    if "var_length" in group:
+        return [int(group["var_length"])]
+    if "max_length" not in group:
+        raise ConfigError(
+            f"input {name!r} of the preprocessing file has no var_length or max_length"
+        )
+    most = int(group["max_length"])
+    lengths = [max(1, int(group.get("min_length", most)))]
+    while lengths[-1] < most:
+        lengths.append(min(2 * lengths[-1], most))
+    return lengths
 
 
 def _load(preprocess: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,7 +3,24 @@
 from __future__ import annotations
 
 from sonic_coffea.layouts._fields import Feature
+from sonic_coffea.layouts._inputs import Inputs, bind_inputs, declared
+from sonic_coffea.layouts._outputs import Assembly, Output
 from sonic_coffea.layouts._rows import Rows
-from sonic_coffea.layouts._specs import Layout, Mask, Padded, Prepared, Row, prepare_inputs
+from sonic_coffea.layouts._specs import Bucketed, Dense, Flat, Layout, Mask, Padded, Row
 
-__all__ = ["Feature", "Layout", "Mask", "Padded", "Prepared", "Row", "Rows", "prepare_inputs"]
+__all__ = [
+    "Assembly",
+    "Bucketed",
+    "Dense",
+    "Feature",
+    "Flat",
+    "Inputs",
+    "Layout",
+    "Mask",
+    "Output",
+    "Padded",
+    "Row",
+    "Rows",
+    "bind_inputs",
+    "declared",
+]

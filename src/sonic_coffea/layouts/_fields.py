@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -10,16 +10,21 @@ import awkward as ak
 from sonic_coffea.errors import ConfigError, FieldError, nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from awkward.contents import Content
 
+FUNCTIONS = ("log", "log1p", "sqrt", "abs", "exp", "tanh", "sin", "cos")
+"""Element-wise functions that a feature may name."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Feature:
-    """One field, transformed as ``clip((value - shift) * scale, lower, upper)``.
+    """One field, transformed as ``clip((function(value) - shift) * scale, lower, upper)``.
 
-    This is the rule of weaver and of the CMS software, whose ``median`` is `shift` and whose
-    ``norm_factor`` is `scale`. It is computed in the precision that numpy would use for the field's
-    own type (float32 for float32), then cast to the tensor's.
+    Without a function this is the rule of weaver and of the CMS software, whose ``median`` is
+    `shift` and whose ``norm_factor`` is `scale`. It is computed in the precision that numpy would
+    use for the field's own type (float32 for float32), then cast to the tensor's.
 
     Parameters
     ----------
@@ -31,11 +36,13 @@ class Feature:
         Clip limits, applied last.
     nonfinite : float, optional
         What replaces NaN and ±inf, before the shift. By default they raise an `InputError`.
+    function : {"log", "log1p", "sqrt", "abs", "exp", "tanh", "sin", "cos"}, optional
+        Applied before everything else.
 
     Examples
     --------
-    >>> Feature("pf.pt", shift=1.7, scale=0.7, upper=5.0)
-    Feature('pf.pt', shift=1.7, scale=0.7, upper=5.0)
+    >>> Feature("pf.pt", function="log", shift=1.7, scale=0.7, upper=5.0)
+    Feature('pf.pt', shift=1.7, scale=0.7, upper=5.0, function='log')
     """
 
     name: str
@@ -44,6 +51,7 @@ class Feature:
     lower: float | None = None
     upper: float | None = None
     nonfinite: float | None = None
+    function: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -52,80 +60,107 @@ class Feature:
             raise ConfigError(
                 f"feature {self.name!r}: lower ({self.lower}) is above upper ({self.upper})"
             )
+        if self.function is not None and self.function not in FUNCTIONS:
+            raise ConfigError(
+                f"feature {self.name!r}: no function {self.function!r}; "
+                f"{nearest(self.function, FUNCTIONS)}"
+            )
 
     @property
     def plain(self) -> bool:
         """Whether the numbers pass unchanged."""
-        return (
-            self.shift == 0.0
-            and self.scale == 1.0
-            and self.lower is None
-            and self.upper is None
-            and self.nonfinite is None
+        return (self.shift, self.scale, self.lower, self.upper, self.nonfinite, self.function) == (
+            0.0,
+            1.0,
+            None,
+            None,
+            None,
+            None,
         )
 
     def __repr__(self) -> str:
         changed = [
-            f"{name}={value!r}"
-            for name, value, default in (
-                ("shift", self.shift, 0.0),
-                ("scale", self.scale, 1.0),
-                ("lower", self.lower, None),
-                ("upper", self.upper, None),
-                ("nonfinite", self.nonfinite, None),
-            )
-            if value != default
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)[1:]
+            if getattr(self, f.name) != f.default
         ]
         return f"Feature({', '.join([repr(self.name), *changed])})"
 
 
-def as_features(fields: Any, layout: str) -> tuple[Feature, ...]:
+def as_features(named: Any, layout: str) -> tuple[Feature, ...]:
     """Return the fields of a layout as features, refusing what is not one."""
-    if isinstance(fields, (str, Feature)):
-        fields = [fields]
-    wrong = [f for f in fields if not isinstance(f, (str, Feature))]
+    if isinstance(named, (str, Feature)):
+        named = [named]
+    wrong = [f for f in named if not isinstance(f, (str, Feature))]
     if wrong:
         raise ConfigError(f"{layout}: expected field names or sonic.Feature, got {wrong[0]!r}")
-    features = tuple(f if isinstance(f, Feature) else Feature(f) for f in fields)
+    features = tuple(f if isinstance(f, Feature) else Feature(f) for f in named)
     if not features:
         raise ConfigError(f"{layout} needs at least one field, got none")
     return features
 
 
-def column(array: Any, path: str) -> Content:
-    """Return the column at a dotted path, materialised; nothing else is read.
+class Source:
+    """The arrays of one call; what several fields have in common is looked up once.
 
-    Raises
-    ------
-    FieldError
-        Naming the nearest fields that there are.
+    Parameters
+    ----------
+    array : awkward array or mapping
+        Records, or a dict of arrays by field name.
     """
-    parts = path.split(".")
-    if isinstance(array, dict):
-        if parts[0] not in array:
-            raise _missing(parts[0], path, list(array))
-        array, parts = array[parts[0]], parts[1:]
-    layout = ak.to_layout(array)
-    while parts:
-        if parts[0] in layout.fields:
-            layout = layout[parts[0]]
-        else:
-            layout = _behaviour(layout, array, parts[0], path)
-        parts = parts[1:]
-    return layout.materialize()
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self._collections: dict[str, Content] = {}
+
+    def collection(self, path: str) -> tuple[Content | None, str]:
+        """Return the records that hold the field at a dotted path, and the field's name in them.
+
+        None if the field is an array of its own in a dict.
+        """
+        prefix, _, name = path.rpartition(".")
+        if not prefix and isinstance(self._array, dict):
+            return None, name
+        if prefix not in self._collections:
+            self._collections[prefix] = self._follow(prefix) if prefix else self._root()
+        return self._collections[prefix], name
+
+    def column(self, path: str) -> Content:
+        """Return the column at a dotted path; nothing is read yet.
+
+        Raises
+        ------
+        FieldError
+            Naming the nearest fields that there are.
+        """
+        return self._follow(path)
+
+    def _root(self) -> Content:
+        return ak.to_layout(self._array)
+
+    def _follow(self, path: str) -> Content:
+        parts = path.split(".")
+        array = self._array
+        if isinstance(array, dict):
+            if parts[0] not in array:
+                raise _missing(parts[0], path, list(array))
+            array, parts = array[parts[0]], parts[1:]
+        layout = ak.to_layout(array)
+        for part in parts:
+            known = part in layout.fields
+            layout = layout[part] if known else _property(layout, array, part, path)
+        return layout
 
 
-def _behaviour(layout: Content, array: Any, name: str, path: str) -> Content:
+def _property(layout: Content, array: Any, name: str, path: str) -> Content:
     """Read a property that a behaviour defines, such as a vector's ``pt`` or a cross-reference."""
-    wrapped = ak.Array(
-        layout, behavior=getattr(array, "behavior", None), attrs=getattr(array, "attrs", None)
-    )
-    known = layout.fields
+    behaviour: Mapping[Any, Any] | None = getattr(array, "behavior", None)
+    wrapped = ak.Array(layout, behavior=behaviour, attrs=getattr(array, "attrs", None))
     if name.startswith("_") or not hasattr(type(wrapped), name):
-        raise _missing(name, path, known)
+        raise _missing(name, path, layout.fields)
     value = getattr(wrapped, name)
     if callable(value) or not isinstance(value, ak.Array):
-        raise _missing(name, path, known)
+        raise _missing(name, path, layout.fields)
     return ak.to_layout(value)
 
 

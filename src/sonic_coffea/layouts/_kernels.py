@@ -1,7 +1,9 @@
 """Compiled loops from awkward's buffers into a request's buffer.
 
-Each kernel handles one field of a tensor: gather, transform, cast, truncate and pad in one pass. It
-releases the GIL, is cached on disk, and returns the first row with a NaN or infinity, or -1.
+A kernel handles all fields of a tensor that share a type: gather, transform, cast, cut and pad in
+one pass, row after row. Fields come as addresses of their buffers, so that one compilation serves
+any number of them. Kernels release the GIL, are cached on disk, and return the first row with a
+number that cannot be sent, or -1; what is wrong with it is found out by who asks.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 Kernel = Callable[..., Any]
 
@@ -20,86 +25,171 @@ def _compiled(function: Kernel) -> Kernel:
     return kernel
 
 
-@_compiled
-def _at(values, index, position):
-    if index is None:
-        return values[position]
-    return values[index[position]]
+@intrinsic
+def _pointer(typing_context, address):
+    """Make a pointer of an address."""
+    del typing_context, address
+
+    def generate(context, builder, signature, arguments):
+        del context, signature
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
 
 
 @_compiled
-def _affine(value, shift, scale, lower, upper, replace, nonfinite):
-    if replace and not np.isfinite(value):
-        value = nonfinite
-    value = (value - shift) * scale
-    # Written so that a NaN stays one.
-    value = max(value, lower)
-    value = min(value, upper)
+def _apply(function, value):
+    if function == 1:
+        value = np.log(value)
+    elif function == 2:
+        value = np.log1p(value)
+    elif function == 3:
+        value = np.sqrt(value)
+    elif function == 4:
+        value = np.abs(value)
+    elif function == 5:
+        value = np.exp(value)
+    elif function == 6:
+        value = np.tanh(value)
+    elif function == 7:
+        value = np.sin(value)
+    elif function == 8:
+        value = np.cos(value)
     return value
 
 
 @_compiled
-def row_copy(out, f, values, index, ids):
-    """Fill ``out[:, f]`` unchanged."""
-    bad = -1
-    for i in range(out.shape[0]):
-        value = _at(values, index, ids[i])
-        if bad < 0 and not np.isfinite(value):
-            bad = i
-        out[i, f] = value
-    return bad
+def _clip(value, lower, upper):
+    # Written so that a NaN stays one, and so that it becomes two vector instructions.
+    if value < lower:
+        value = lower
+    if value > upper:
+        value = upper
+    return value
 
 
 @_compiled
-def row_affine(out, f, values, index, ids, shift, scale, lower, upper, replace, nonfinite):
-    """Fill ``out[:, f]``, transformed."""
-    bad = -1
-    for i in range(out.shape[0]):
-        value = _at(values, index, ids[i])
-        if bad < 0 and not replace and not np.isfinite(value):
-            bad = i
-        out[i, f] = _affine(value, shift, scale, lower, upper, replace, nonfinite)
-    return bad
-
-
-@_compiled
-def padded_copy(out, f, values, index, starts, stops, fill):
-    """Fill ``out[:, f, :]`` unchanged, padding with `fill`."""
+def padded(out, slots, addresses, size, like, index, starts, stops, fills):
+    """Fill ``out[:, slots, :]`` unchanged, padding with `fills`."""
     length = out.shape[2]
     bad = -1
     for i in range(out.shape[0]):
         start = starts[i]
-        count = min(stops[i] - start, length)
-        finite = True
-        for k in range(count):
-            value = _at(values, index, start + k)
-            finite &= np.isfinite(value)
-            out[i, f, k] = value
-        for k in range(count, length):
-            out[i, f, k] = fill
-        if bad < 0 and not finite:
+        count = np.int32(min(stops[i] - start, length))
+        unfit = np.int32(0)
+        # Reading on to the end of the tensor and choosing is faster than two loops.
+        whole = start + length <= size
+        for j in range(len(slots)):
+            to = out[i, slots[j]]
+            fill = fills[j]
+            if index is None:
+                if whole:
+                    values = carray(_pointer(addresses[j]), size, like.dtype)[
+                        start : start + length
+                    ]
+                    for k in range(length):
+                        value = values[k] if np.int32(k) < count else fill
+                        to[k] = value
+                        unfit += np.int32(0) if value - value == 0 else np.int32(1)
+                else:
+                    values = carray(_pointer(addresses[j]), size, like.dtype)[start : start + count]
+                    for k in range(count):
+                        to[k] = values[k]
+                        unfit += np.int32(0) if values[k] - values[k] == 0 else np.int32(1)
+                    for k in range(count, length):
+                        to[k] = fill
+            else:
+                values = carray(_pointer(addresses[j]), size, like.dtype)
+                where = index[start : start + count]
+                for k in range(count):
+                    value = values[where[k]]
+                    to[k] = value
+                    unfit += np.int32(0) if value - value == 0 else np.int32(1)
+                for k in range(count, length):
+                    to[k] = fill
+        if bad < 0 and unfit > 0:
             bad = i
     return bad
 
 
 @_compiled
 def padded_affine(
-    out, f, values, index, starts, stops, fill, shift, scale, lower, upper, replace, nonfinite
-):
-    """Fill ``out[:, f, :]``, transformed, padding with `fill` as it is."""
+    out, slots, addresses, size, like, index, starts, stops, fills,
+    shifts, scales, lowers, uppers, replace, nonfinite, functions,
+):  # fmt: skip
+    """Fill ``out[:, slots, :]``, transformed, padding with `fills` as they are."""
     length = out.shape[2]
     bad = -1
     for i in range(out.shape[0]):
         start = starts[i]
-        count = min(stops[i] - start, length)
-        finite = True
-        for k in range(count):
-            value = _at(values, index, start + k)
-            finite &= replace or np.isfinite(value)
-            out[i, f, k] = _affine(value, shift, scale, lower, upper, replace, nonfinite)
-        for k in range(count, length):
-            out[i, f, k] = fill
-        if bad < 0 and not finite:
+        count = np.int32(min(stops[i] - start, length))
+        unfit = np.int32(0)
+        for j in range(len(slots)):
+            to = out[i, slots[j]]
+            fill = fills[j]
+            shift, scale, lower, upper = shifts[j], scales[j], lowers[j], uppers[j]
+            special = replace[j] or functions[j] != 0
+            values = carray(_pointer(addresses[j]), size, like.dtype)
+            if index is None and not special:
+                here = values[start : start + count]
+                for k in range(count):
+                    value = here[k]
+                    unfit += np.int32(0) if value - value == 0 else np.int32(1)
+                    to[k] = _clip((value - shift) * scale, lower, upper)
+            else:
+                for k in range(count):
+                    if index is None:
+                        value = _apply(functions[j], values[start + k])
+                    else:
+                        value = _apply(functions[j], values[index[start + k]])
+                    if not np.isfinite(value):
+                        if replace[j]:
+                            value = nonfinite[j]
+                        else:
+                            unfit += np.int32(1)
+                    to[k] = _clip((value - shift) * scale, lower, upper)
+            for k in range(count, length):
+                to[k] = fill
+        if bad < 0 and unfit > 0:
+            bad = i
+    return bad
+
+
+@_compiled
+def rows(out, slots, addresses, size, like, index, ids):
+    """Fill ``out[:, slots]`` with one number a row, unchanged."""
+    unfit = np.int32(0)
+    bad = -1
+    for i in range(out.shape[0]):
+        at = ids[i] if index is None else index[ids[i]]
+        for j in range(len(slots)):
+            value = carray(_pointer(addresses[j]), size, like.dtype)[at]
+            out[i, slots[j]] = value
+            unfit += np.int32(0) if value - value == 0 else np.int32(1)
+        if bad < 0 and unfit > 0:
+            bad = i
+    return bad
+
+
+@_compiled
+def rows_affine(
+    out, slots, addresses, size, like, index, ids,
+    shifts, scales, lowers, uppers, replace, nonfinite, functions,
+):  # fmt: skip
+    """Fill ``out[:, slots]`` with one number a row, transformed."""
+    unfit = np.int32(0)
+    bad = -1
+    for i in range(out.shape[0]):
+        at = ids[i] if index is None else index[ids[i]]
+        for j in range(len(slots)):
+            value = _apply(functions[j], carray(_pointer(addresses[j]), size, like.dtype)[at])
+            if not np.isfinite(value):
+                if replace[j]:
+                    value = nonfinite[j]
+                else:
+                    unfit += np.int32(1)
+            out[i, slots[j]] = _clip((value - shifts[j]) * scales[j], lowers[j], uppers[j])
+        if bad < 0 and unfit > 0:
             bad = i
     return bad
 
@@ -114,3 +204,53 @@ def mask(out, starts, stops):
             out[i, 0, k] = 1
         for k in range(count, length):
             out[i, 0, k] = 0
+
+
+@_compiled
+def positions(out, starts, stops):
+    """Write the positions of all elements of the rows, one row after the other."""
+    at = 0
+    for i in range(len(starts)):
+        for k in range(starts[i], stops[i]):
+            out[at] = k
+            at += 1
+
+
+@_compiled
+def descending(order, keys, index, starts, stops):
+    """Write, at the elements' positions, the positions of each row's elements in descending order.
+
+    Returns the first row with a key that is not finite, or -1.
+    """
+    bad = -1
+    for i in range(len(starts)):
+        start, stop = starts[i], stops[i]
+        # Insertion keeps equals in order, and rows are short and nearly sorted.
+        for k in range(start, stop):
+            key = keys[k] if index is None else keys[index[k]]
+            if bad < 0 and not np.isfinite(key):
+                bad = i
+            m = k - 1
+            while m >= start:
+                other = keys[order[m]] if index is None else keys[index[order[m]]]
+                if not other < key:
+                    break
+                order[m + 1] = order[m]
+                m -= 1
+            order[m + 1] = k
+    return bad
+
+
+@_compiled
+def unpad(out, kept, tensor, offsets, counts, starts, order):
+    """Copy what is not padding of ``tensor[n, L, K]`` to ``out[K, offsets[i]:]``, row by row.
+
+    With an `order`, elements go back to where they were; `kept` is set to 1 at each of them.
+    """
+    length = tensor.shape[1]
+    for i in range(tensor.shape[0]):
+        for k in range(min(counts[i], length)):
+            at = offsets[i] + (k if order is None else order[starts[i] + k] - starts[i])
+            kept[at] = 1
+            for c in range(tensor.shape[2]):
+                out[c, at] = tensor[i, k, c]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import awkward as ak
@@ -16,7 +16,6 @@ from awkward.contents import (
     NumpyArray,
     RegularArray,
 )
-from awkward.index import Index64
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
@@ -31,14 +30,14 @@ class Rows:
     Attributes
     ----------
     skeleton : awkward content
-        The structure above the rows, packed, with the row number at every place that holds a row.
+        The structure above the rows, packed: one leaf for each row.
     ids : array of int64, shape ``[N]``
         Where each row lies in the buffers of the column it was taken from.
     """
 
     skeleton: Content
     ids: Int64
-    contiguous: bool = field(default=False)
+    contiguous: bool = False
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -80,104 +79,87 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """A column taken apart: the rows above, the buffers below.
+    """A collection taken apart: the rows above, the numbers or records below.
 
-    ``values`` is one-dimensional; row `i` is ``values[starts[i]:stops[i]]``, through `index` if
-    there is one.
+    Row `i` is elements ``starts[i]`` to ``stops[i]`` of `leaf`; exactly one, if it is not jagged.
     """
 
     rows: Rows
-    values: NDArray[Any]
-    index: Int64 | None
+    leaf: Content
     starts: Int64
     stops: Int64
 
+    @property
+    def counts(self) -> Int64:
+        """Elements of each row."""
+        return self.stops - self.starts
 
-def split(layout: Content, *, jagged: bool, what: str, cache: dict[Any, Rows]) -> Split:
-    """Take a column apart into rows and buffers.
+
+def split(layout: Content, *, jagged: bool, what: str, below: int = 0) -> Split:
+    """Take numbers or records apart into rows and what is in them.
 
     Parameters
     ----------
     layout : awkward content
-        Numbers at any depth, materialised.
+        Numbers or records at any depth. Only what holds the structure is read.
     jagged : bool
         Whether the innermost list belongs to the row (`Padded`) or not (`Row`).
     what : str
         The column's name, for messages.
-    cache : dict
-        Columns that share their lists share one `Rows`; kept for the length of one call.
+    below : int
+        Axes of fixed length that belong to the row (`Dense`).
     """
-    key: list[Any] = [jagged]
-    outer, leaf = _outer(layout, 2 if jagged else 1, what, key)
-    rows = cache.get(tuple(key))
-    if rows is None:
-        rows = _pack(outer)
-        cache[tuple(key)] = rows
+    outer, leaf = _outer(layout, 2 if jagged else 1 + below, what)
+    rows = _pack(outer)
     if not jagged:
-        values, index = _numbers(leaf, what)
-        return Split(rows, values, index, rows.ids, rows.ids + 1)
+        return Split(rows, leaf, rows.ids, rows.ids + 1)
     if leaf.is_unknown:
-        nothing = np.zeros(leaf.length, np.int64)
-        return Split(rows, np.zeros(0, np.float64), None, nothing, nothing)
-    starts = np.asarray(leaf.starts.data, np.int64)
-    stops = np.asarray(leaf.stops.data, np.int64)
-    values, index = _numbers(leaf.content, what)
+        nothing = np.zeros(len(rows), np.int64)
+        return Split(rows, leaf, nothing, nothing)
+    starts = np.asarray(read(leaf.starts), np.int64)
+    stops = np.asarray(read(leaf.stops), np.int64)
     if not rows.contiguous:
         starts, stops = starts[rows.ids], stops[rows.ids]
-    return Split(rows, values, index, starts, stops)
+    return Split(rows, leaf.content, starts, stops)
 
 
-def _pointer(index: Any) -> tuple[int, int]:
-    data = index.data
-    return int(data.__array_interface__["data"][0]), len(data)
+def read(buffer: Any) -> NDArray[Any]:
+    """Return the numbers of an awkward buffer, reading them from the file if need be."""
+    data = buffer.data
+    return np.asarray(data.materialize() if hasattr(data, "materialize") else data)
 
 
-def _outer(node: Content, leaf_depth: int, what: str, key: list[Any]) -> tuple[Content, Content]:
+def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]:
     """Return the structure above the leaves, numbering them, and the leaves themselves."""
     _refuse(node, what)
-    if isinstance(node, NumpyArray) and node.data.ndim > 1:
+    if isinstance(node, NumpyArray) and len(node.inner_shape) > 0:
         node = node.to_RegularArray()
     if node.is_option:
         node = node.to_IndexedOptionArray64()
-        key.append(("option", *_pointer(node.index)))
-        content, leaf = _outer(node.content, leaf_depth, what, key)
+        content, leaf = _outer(node.content, leaf_depth, what)
         return IndexedOptionArray(node.index, content), leaf
     if node.is_indexed and (node.purelist_depth > 1 or _has_option(node)):
-        key.append(("indexed", *_pointer(node.index)))
-        content, leaf = _outer(node.content, leaf_depth, what, key)
+        content, leaf = _outer(node.content, leaf_depth, what)
         return IndexedArray.simplified(node.index, content), leaf
     if node.is_unknown or node.purelist_depth == leaf_depth:
-        key.append(("leaf", node.length))
-        return _numbered(node), node
+        return NumpyArray(np.arange(node.length, dtype=np.int64)), node
     if node.purelist_depth < leaf_depth:
         raise InputError(
             f"{what} has one number where a list is needed (its type is {node.form.type}); "
-            "a Padded layout takes a jagged axis, such as the constituents of a jet; "
+            "a jagged axis is expected, such as the constituents of a jet; "
             "for one number per object use Row"
         )
-    content, leaf = _outer(node.content, leaf_depth, what, key)
+    content, leaf = _outer(node.content, leaf_depth, what)
     if isinstance(node, RegularArray):
-        key.append(("regular", node.size, node.length))
         return RegularArray(content, node.size, zeros_length=node.length), leaf
     if isinstance(node, ListOffsetArray):
-        key.append(("lists", *_pointer(node.offsets)))
         return ListOffsetArray(node.offsets, content), leaf
-    key.append(("lists", *_pointer(node.starts), *_pointer(node.stops)))
     return ListArray(node.starts, node.stops, content), leaf
 
 
 def _refuse(node: Content, what: str) -> None:
     if node.parameter("__array__") in {"string", "bytestring", "char", "byte"}:
         raise InputError(f"{what} holds strings; expected numbers")
-    if node.is_record:
-        fields = ", ".join(node.fields)
-        raise InputError(f"{what} is a record with fields {fields}; expected one of these fields")
-    if node.is_union:
-        raise InputError(f"{what} mixes types ({node.form.type}); expected one numeric type")
-
-
-def _numbered(leaf: Content) -> NumpyArray:
-    return NumpyArray(np.arange(leaf.length, dtype=np.int64))
 
 
 def _has_option(node: Content) -> bool:
@@ -187,49 +169,26 @@ def _has_option(node: Content) -> bool:
 
 
 def _pack(outer: Content) -> Rows:
+    if _is_packed(outer):
+        leaf = outer
+        while not isinstance(leaf, NumpyArray):
+            leaf = leaf.content
+        return Rows(outer, np.asarray(leaf.data), contiguous=True)
     skeleton = outer.to_packed()
     leaf = skeleton
     while not isinstance(leaf, NumpyArray):
         leaf = leaf.content
-    ids = np.ascontiguousarray(leaf.data)
-    n = len(ids)
-    plain = NumpyArray(np.arange(n, dtype=np.int64))
-    source = outer
-    while not isinstance(source, NumpyArray):
-        source = source.content
-    contiguous = n == source.length and bool(np.array_equal(ids, plain.data))
-    return Rows(_with_leaf(skeleton, plain), ids, contiguous)
+    return Rows(skeleton, np.ascontiguousarray(leaf.data))
 
 
-def _numbers(leaf: Content, what: str) -> tuple[NDArray[Any], Int64 | None]:
-    """Return the one-dimensional numbers of a leaf, and the index to read them through."""
-    index: Int64 | None = None
-    while True:
-        if leaf.is_unknown:
-            return np.zeros(leaf.length, np.float64), index
-        if leaf.parameter("__array__") is not None:
-            raise InputError(f"{what} holds {leaf.parameter('__array__')}s; expected numbers")
-        if leaf.is_option:
-            if bool(np.any(leaf.mask_as_bool(valid_when=False))):
-                raise InputError(
-                    f"{what} has None among the constituents of a row; remove them with "
-                    "ak.drop_none or fill them with ak.fill_none"
-                )
-            leaf = leaf.project()
-        elif leaf.is_indexed:
-            here = np.asarray(leaf.index.data, np.int64)
-            index = here if index is None else here[index]
-            leaf = leaf.content
-        elif isinstance(leaf, NumpyArray):
-            break
-        else:
-            raise InputError(f"{what} has type {leaf.form.type}; expected numbers")
-    data = np.asarray(leaf.data)
-    if data.dtype.kind not in "fiub":
-        raise InputError(f"{what} has dtype {data.dtype}; expected a number or a bool")
-    if not data.dtype.isnative:
-        data = data.astype(data.dtype.newbyteorder("="))
-    return np.ascontiguousarray(data), index
+def _is_packed(node: Content) -> bool:
+    """Whether lists follow each other without gaps, as they do when they are read from a file."""
+    while isinstance(node, ListOffsetArray):
+        offsets = read(node.offsets)
+        if offsets[0] != 0 or offsets[-1] != node.content.length:
+            return False
+        node = node.content
+    return isinstance(node, NumpyArray)
 
 
 def _with_leaf(node: Content, content: Content) -> Content:
@@ -273,24 +232,3 @@ def _event_numbers(skeleton: Content) -> Int64:
             numbers = np.repeat(numbers, np.diff(node.offsets.data))
         node = node.content
     return numbers
-
-
-def unpad(kept: Content, counts: Int64, length: int) -> Content:
-    """Return one list per row with the row's own count, from what is left of it after the cut.
-
-    Parameters
-    ----------
-    kept : awkward content
-        The elements that were kept, of all rows, one after the other.
-    counts : array of int64, shape ``[N]``
-        The rows' lengths before the cut.
-    length : int
-        At most so many of each row were kept; the rest is None.
-    """
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
-    if not np.any(counts > length):
-        return ListOffsetArray(Index64(offsets), kept)
-    position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-    index = np.full(offsets[-1], -1, np.int64)
-    index[position < length] = np.arange(kept.length)
-    return ListOffsetArray(Index64(offsets), IndexedOptionArray.simplified(Index64(index), kept))

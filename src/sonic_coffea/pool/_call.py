@@ -5,21 +5,49 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-from sonic_coffea.errors import CancelledError, ResponseError, SonicError
+from sonic_coffea.errors import CancelledError, SonicError
 from sonic_coffea.statistics import Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence, Sized
 
+    from sonic_coffea.batching import Segment
     from sonic_coffea.contract import Contract
     from sonic_coffea.transport import Answer, Exchange
 
 Tensor = NDArray[Any]
+
+
+class Cargo(Protocol):
+    """The rows of a call, each at a place; places that are neighbours may share a request."""
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """Ranges of places, and what their rows weigh."""
+
+    @property
+    def rows(self) -> Sized:
+        """The rows."""
+
+    def pack(self, start: int, stop: int) -> Mapping[str, Tensor]:
+        """Return the tensors of the rows at some places, by input."""
+
+    def wanted(self, start: int, stop: int) -> Any:
+        """Return which rows are at some places."""
+
+    def events_of(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the first and one-past-last event of the rows at some places."""
+
+
+class Destination(Protocol):
+    """Where the answers for an output go."""
+
+    def place(self, wanted: Any, rows: int, answer: Mapping[str, Tensor]) -> None:
+        """Put the answer for some rows in its place, or raise a `ResponseError`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,40 +72,36 @@ class Call:
     ----------
     contract : Contract
         The model's.
-    rows : int
-        Number of rows.
-    pack : callable
-        Returns the tensors of rows `start` to `stop`, by input.
-    outputs : sequence of str
-        Which outputs are wanted.
+    inputs : Cargo
+        The rows, and how they are packed.
+    outputs : mapping of str to Destination
+        What puts the answers together, by output.
+    asked : sequence of str
+        The outputs that requests ask for.
     version : str or None
         The version that was asked for.
-    events_of : callable
-        Returns the first and one-past-last event of a range of rows, for messages.
     """
 
     def __init__(
         self,
         contract: Contract,
-        rows: int,
-        pack: Callable[[int, int], Mapping[str, Tensor]],
-        outputs: Sequence[str],
+        inputs: Cargo,
+        outputs: Mapping[str, Destination],
+        asked: Sequence[str],
         *,
         version: str | None,
-        events_of: Callable[[int, int], tuple[int, int]],
     ) -> None:
         self.contract = contract
-        self.rows = rows
-        self.pack = pack
-        self.outputs = tuple(outputs)
+        self.inputs = inputs
+        self.outputs = outputs
+        self.asked = tuple(asked)
         self.version = version
-        self.events_of = events_of
-        self.statistics = Statistics(objects=rows)
+        self.statistics = Statistics(objects=len(inputs.rows))
         self.failure: SonicError | None = None
         self.served_version = contract.version
-        self._arrays: dict[str, Tensor] = {}
         self._left = 0
         self._lock = threading.Lock()
+        self._placing = threading.Lock()
         self._complete = threading.Event()
         self._exchanges: dict[int, Exchange] = {}
         self._callbacks: list[Callable[[], None]] = []
@@ -110,17 +134,10 @@ class Call:
                 return
         callback()
 
-    def arrays(self) -> dict[str, Tensor]:
-        """Return the outputs, one row per row that was sent.
-
-        Raises
-        ------
-        SonicError
-            What went wrong.
-        """
+    def raise_failure(self) -> None:
+        """Raise what went wrong, if something did."""
         if self.failure is not None:
             raise self.failure
-        return self._arrays
 
     def sent(self, piece: Piece, exchange: Exchange) -> None:
         """Note a request that is out, so that it can be cancelled."""
@@ -138,8 +155,10 @@ class Call:
         ResponseError
             If it is not what the model declares.
         """
-        for name in self.outputs:
-            self._place(name, piece, answer)
+        wanted = self.inputs.wanted(piece.start, piece.stop)
+        with self._placing:
+            for output in self.outputs.values():
+                output.place(wanted, piece.stop - piece.start, answer.outputs)
         with self._lock:
             self._exchanges.pop(piece.number, None)
             self.served_version = answer.version or self.served_version
@@ -155,7 +174,7 @@ class Call:
                 model=self.contract.model,
                 version=self.version or self.contract.version,
                 rows=(piece.start, piece.stop),
-                events=self.events_of(piece.start, piece.stop),
+                events=self.inputs.events_of(piece.start, piece.stop),
             )
         with self._lock:
             if self._complete.is_set():
@@ -176,26 +195,3 @@ class Call:
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
-
-    def _place(self, name: str, piece: Piece, answer: Answer) -> None:
-        rows = piece.stop - piece.start
-        tensor = answer.outputs.get(name)
-        if tensor is None:
-            raise ResponseError(
-                f"the answer lacks output {name!r}; it has {', '.join(answer.outputs) or 'none'}"
-            )
-        if tensor.ndim == 0 or tensor.shape[0] != rows:
-            raise ResponseError(
-                f"output {name!r} came back with shape {list(tensor.shape)} for {rows} rows"
-            )
-        with self._lock:
-            whole = self._arrays.get(name)
-            if whole is None:
-                whole = np.empty((self.rows, *tensor.shape[1:]), tensor.dtype)
-                self._arrays[name] = whole
-        if whole.shape[1:] != tensor.shape[1:] or whole.dtype != tensor.dtype:
-            raise ResponseError(
-                f"output {name!r} came back as {tensor.dtype} {list(tensor.shape[1:])} a row, "
-                f"before as {whole.dtype} {list(whole.shape[1:])}"
-            )
-        whole[piece.start : piece.stop] = tensor

@@ -11,7 +11,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sonic_coffea.batching import rows_per_request, slices
+from sonic_coffea.batching import plan
 from sonic_coffea.errors import (
     ModelNotFoundError,
     OverloadError,
@@ -158,18 +158,15 @@ class Pool:
                 self._contracts[model, version] = known
             return known
 
-    def submit(self, call: Call, row_bytes: int) -> None:
+    def submit(self, call: Call) -> None:
         """Queue a call; it leaves as soon as there is room."""
-        size = rows_per_request(
-            row_bytes,
+        cuts = plan(
+            call.inputs.segments,
             max_rows=call.contract.max_rows,
             preferred_rows=call.contract.preferred_rows,
             max_bytes=self.settings.max_request_bytes,
         )
-        pieces = [
-            Piece(call, start, stop, (stop - start) * row_bytes, number)
-            for number, (start, stop) in enumerate(slices(call.rows, size))
-        ]
+        pieces = [Piece(call, *cut, number) for number, cut in enumerate(cuts)]
         self._open()
         call.expect(len(pieces))
         with self._lock:
@@ -295,7 +292,7 @@ class Pool:
         started = time.monotonic()
         request_id = f"{self._name}-{next(self._order)}"
         try:
-            inputs = call.pack(piece.start, piece.stop)
+            inputs = call.inputs.pack(piece.start, piece.stop)
             packed = time.monotonic()
 
             def done(outcome: Answer | SonicError) -> None:
@@ -304,7 +301,7 @@ class Pool:
             exchange = endpoint.connection.infer(
                 call.contract,
                 inputs,
-                call.outputs,
+                call.asked,
                 version=call.version,
                 request_id=request_id,
                 done=done,

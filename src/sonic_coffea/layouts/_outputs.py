@@ -1,0 +1,241 @@
+"""What a model gives, put together from the answers in the structure of what was sent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from awkward.contents import Content, ListArray, ListOffsetArray, NumpyArray, RecordArray
+from awkward.index import Index64
+
+from sonic_coffea.errors import ConfigError, ResponseError, nearest
+from sonic_coffea.layouts._bound import BoundFlat, Scatter, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import DTypeLike
+
+    from sonic_coffea.layouts._columns import Wanted
+    from sonic_coffea.layouts._inputs import Inputs
+
+PER = ("row", "constituent")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Output:
+    """One output of a model: a record of its labels, or plain numbers.
+
+    Parameters
+    ----------
+    labels : sequence of str, optional
+        Names of the values; without them there is a number, or an array of fixed shape.
+    dtype : dtype
+        What the model gives, float32 by default; checked against the server.
+    per : {"row", "constituent"}
+        Whether the model gives one for each row, or one for each element of the axis that the row
+        consumes: ``[N, L, K]`` for `Padded`, ``[sum n, K]`` for `Flat`. The latter return with the
+        counts of the input, and None for what was cut off.
+    splits : str, optional
+        Name of the model's output with the offsets of this one, if it has another multiplicity
+        than the input: ``[M, K]`` with offsets ``[N + 1]`` become a list for each row.
+    """
+
+    labels: tuple[str, ...] | None
+    dtype: np.dtype[Any]
+    per: str
+    splits: str | None
+
+    def __init__(
+        self,
+        labels: Sequence[str] | None = None,
+        dtype: DTypeLike = "float32",
+        *,
+        per: str = "row",
+        splits: str | None = None,
+    ) -> None:
+        if isinstance(labels, str):
+            raise ConfigError(f"an output's labels are a list of names, got the string {labels!r}")
+        if labels is not None and len(set(labels)) != len(labels):
+            raise ConfigError(f"an output's labels must differ, got {list(labels)}")
+        if per not in PER:
+            raise ConfigError(f"an output is per row or per constituent; {nearest(per, PER)}")
+        if splits is not None and per != "row":
+            raise ConfigError("an output with splits of its own is not per constituent")
+        names = None if labels is None else tuple(labels)
+        for name, value in (
+            ("labels", names),
+            ("dtype", np.dtype(dtype)),
+            ("per", per),
+            ("splits", splits),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def width(self) -> int | None:
+        """Values of each, where labels tell."""
+        return None if self.labels is None else len(self.labels)
+
+    def assemble(self, name: str, inputs: Inputs) -> Assembly:
+        """Return what puts the answers of a call together."""
+        if self.splits is not None:
+            return _Collections(name, self, len(inputs.rows), self.splits)
+        if self.per == "constituent":
+            return _Constituents(name, self, inputs)
+        return _Rows(name, self, len(inputs.rows))
+
+    def content(self, tensor: Tensor) -> Content:
+        """Return one element for each of the first axis."""
+        if self.labels is None:
+            flat = tensor.ndim == 2 and tensor.shape[1] == 1
+            return NumpyArray(np.ascontiguousarray(tensor[:, 0]) if flat else tensor)
+        by_row = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
+        self.check_width(by_row.shape[1], tensor.shape[1:])
+        columns = [NumpyArray(np.ascontiguousarray(column)) for column in by_row.T]
+        return RecordArray(columns, list(self.labels), length=len(tensor))
+
+    def check_width(self, width: int, shape: tuple[int, ...]) -> None:
+        """Refuse an answer that has not as many values as there are labels."""
+        if self.labels is not None and width != len(self.labels):
+            raise ResponseError(
+                f"expected {len(self.labels)} values for labels {', '.join(self.labels)}, "
+                f"got shape {list(shape)}"
+            )
+
+    def nothing(self) -> Tensor:
+        """Return the tensor of no row."""
+        return np.empty((0,) if self.labels is None else (0, len(self.labels)), self.dtype)
+
+
+class Assembly(Protocol):
+    """One output of a call, as its answers come in, in any order."""
+
+    def place(self, wanted: Wanted, rows: int, answer: Mapping[str, Tensor]) -> None:
+        """Put the answer for some rows in its place.
+
+        Raises
+        ------
+        ResponseError
+            If it is not what was declared.
+        """
+
+    def content(self) -> Content:
+        """Return one element, or list, for each row."""
+
+
+class _Rows:
+    """One for each row."""
+
+    def __init__(self, name: str, output: Output, rows: int) -> None:
+        self._name, self._output, self._rows = name, output, rows
+        self._whole: Tensor | None = None
+
+    def place(self, wanted: Wanted, rows: int, answer: Mapping[str, Tensor]) -> None:
+        tensor = _tensor(self._name, answer)
+        if tensor.ndim == 0 or tensor.shape[0] != rows:
+            raise _misshapen(self._name, tensor, f"for {rows} rows")
+        if self._whole is None:
+            self._whole = np.empty((self._rows, *tensor.shape[1:]), tensor.dtype)
+        _same_kind(self._name, self._whole, tensor)
+        self._whole[wanted] = tensor
+
+    def content(self) -> Content:
+        return self._output.content(self._output.nothing() if self._whole is None else self._whole)
+
+
+class _Constituents:
+    """One for each element of the axis that the rows consume."""
+
+    def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
+        if inputs.elements is None:
+            raise ConfigError(
+                f"output {name!r} is per constituent, but no input of the model has a jagged axis"
+            )
+        self._name, self._output, self._elements = name, output, inputs.elements
+        self._flat = any(isinstance(b, BoundFlat) for b in inputs.bound.values())
+        self._scatter: Scatter | None = None
+
+    def place(self, wanted: Wanted, rows: int, answer: Mapping[str, Tensor]) -> None:
+        tensor = _tensor(self._name, answer)
+        counts = self._elements.counts[wanted]
+        axes = 1 if self._flat else 2
+        if tensor.ndim == axes:
+            tensor = tensor[..., np.newaxis]
+        expected = (int(counts.sum()),) if self._flat else (rows,)
+        if tensor.ndim != axes + 1 or tensor.shape[0] != expected[0]:
+            what = f"{expected[0]} constituents" if self._flat else f"{rows} rows"
+            raise _misshapen(self._name, tensor, f"for {what}")
+        self._output.check_width(tensor.shape[-1], tensor.shape[axes:])
+        if self._scatter is None:
+            self._scatter = Scatter(self._elements, tensor.shape[-1], tensor.dtype)
+        if self._flat and isinstance(wanted, slice):
+            self._scatter.flat(wanted, tensor)
+        else:
+            self._scatter.padded(wanted, np.ascontiguousarray(tensor))
+
+    def content(self) -> Content:
+        scatter = self._scatter or Scatter(
+            self._elements, self._output.width or 1, self._output.dtype
+        )
+        return scatter.content(None if self._output.labels is None else list(self._output.labels))
+
+
+class _Collections:
+    """A new collection for each row."""
+
+    def __init__(self, name: str, output: Output, rows: int, splits: str) -> None:
+        self._name, self._output, self._splits = name, output, splits
+        self._starts = np.zeros(rows, np.int64)
+        self._stops = np.zeros(rows, np.int64)
+        self._parts: list[Tensor] = []
+        self._length = 0
+
+    def place(self, wanted: Wanted, rows: int, answer: Mapping[str, Tensor]) -> None:
+        tensor, splits = _tensor(self._name, answer), _tensor(self._splits, answer)
+        offsets = splits.reshape(-1).astype(np.int64)
+        if len(offsets) != rows + 1:
+            raise _misshapen(self._splits, splits, f"for {rows} rows, which need {rows + 1}")
+        if (
+            tensor.ndim == 0
+            or offsets[0] != 0
+            or offsets[-1] != len(tensor)
+            or np.any(np.diff(offsets) < 0)
+        ):
+            raise ResponseError(
+                f"output {self._splits!r} does not split the {len(tensor)} of {self._name!r}: "
+                f"it runs from {offsets[0]} to {offsets[-1]}"
+            )
+        if self._parts:
+            _same_kind(self._name, self._parts[0], tensor)
+        self._starts[wanted] = offsets[:-1] + self._length
+        self._stops[wanted] = offsets[1:] + self._length
+        self._parts.append(tensor)
+        self._length += len(tensor)
+
+    def content(self) -> Content:
+        whole = np.concatenate(self._parts) if self._parts else self._output.nothing()
+        lists = ListArray(Index64(self._starts), Index64(self._stops), self._output.content(whole))
+        packed: ListOffsetArray = lists.to_ListOffsetArray64(start_at_zero=True)
+        return packed
+
+
+def _tensor(name: str, answer: Mapping[str, Tensor]) -> Tensor:
+    if name not in answer:
+        raise ResponseError(
+            f"the answer lacks output {name!r}; it has {', '.join(answer) or 'none'}"
+        )
+    return answer[name]
+
+
+def _misshapen(name: str, tensor: Tensor, expected: str) -> ResponseError:
+    return ResponseError(f"output {name!r} came back with shape {list(tensor.shape)} {expected}")
+
+
+def _same_kind(name: str, before: Tensor, now: Tensor) -> None:
+    if before.shape[1:] != now.shape[1:] or before.dtype != now.dtype:
+        raise ResponseError(
+            f"output {name!r} came back as {now.dtype} {list(now.shape[1:])} a row, "
+            f"before as {before.dtype} {list(before.shape[1:])}"
+        )
