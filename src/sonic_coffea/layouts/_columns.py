@@ -139,7 +139,7 @@ def bind(
         what = f"field {feature.name!r}"
         records, name = source.collection(feature.name)
         leaf: Content | None = None
-        if records is not None:
+        if records is not None and records.purelist_depth >= (2 if jagged else 1):
             if id(records) not in splits:
                 splits[id(records)] = split(records, jagged=jagged, what=what)
             one = splits[id(records)]

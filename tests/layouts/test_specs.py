@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+from coffea.nanoevents import NanoEventsFactory
+
+import sonic_coffea as sonic
+from sonic_coffea.demo.analysis import Schema
+from sonic_coffea.demo.samples import DATA
+from sonic_coffea.errors import ConfigError, FieldError, InputError
+from sonic_coffea.layouts import bind_inputs, declared
+
+JETS = ak.Array(
+    [
+        [
+            {"pt": 50.0, "eta": 0.5, "pf": [{"pt": 1.0}, {"pt": 2.0}, {"pt": 3.0}]},
+            {"pt": 30.0, "eta": -1.0, "pf": []},
+        ],
+        [],
+        [{"pt": 40.0, "eta": 2.0, "pf": [{"pt": 7.0}]}],
+    ]
+)
+
+
+@pytest.fixture
+def events() -> tuple[Any, list[Any]]:
+    log: list[Any] = []
+    factory = NanoEventsFactory.from_root(
+        {str(DATA / "TTbar_1.root"): "Events"},
+        schemaclass=Schema,
+        mode="virtual",
+        access_log=log,
+        entry_stop=200,
+    )
+    return factory.events(), log
+
+
+def branches(log: list[Any]) -> set[str]:
+    return {entry.branch for entry in log}
+
+
+def test_only_the_named_columns_are_read(events: tuple[Any, list[Any]]) -> None:
+    array, log = events
+    sonic.Row(["pt", "msoftdrop"]).pack(array.FatJet)
+    assert branches(log) == {"nFatJet", "FatJet_pt", "FatJet_msoftdrop"}
+    constituents = sonic.constituents(array)
+    log.clear()
+    sonic.Padded("eta", 8).pack(constituents)
+    assert branches(log) == {"PFCand_eta"}
+
+
+def test_behaviours_can_be_named(events: tuple[Any, list[Any]]) -> None:
+    array, _ = events
+    tensor = sonic.Row(["px", "pt"]).pack(array.FatJet)
+    columns = [np.asarray(ak.flatten(array.FatJet[n])) for n in ("pt",)]
+    columns.insert(0, np.asarray(ak.flatten(array.FatJet.px)))
+    expected = np.stack(columns, axis=1)
+    np.testing.assert_array_equal(tensor, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("mode", ["virtual", "eager"])
+def test_scores_attach_to_events_and_survive(mode: str, tmp_path: Any) -> None:
+    import uproot
+
+    events = NanoEventsFactory.from_root(
+        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema, mode=mode, entry_stop=50
+    )
+    array = events.events()
+    inputs = bind_inputs({"x": sonic.Row("pt")}, array.FatJet)
+    output = sonic.Output(["qcd", "top"]).assemble("out", inputs)
+    n = len(inputs.rows)
+    output.place(slice(0, n), n, {"out": np.arange(2 * n, dtype=np.float32).reshape(n, 2)})
+    scores = inputs.rows.unflatten(output.content())
+    array["FatJet", "top"] = scores
+    assert ak.flatten(array.FatJet.top.qcd).tolist() == list(range(0, 2 * n, 2))
+    sliced = array[10:20]
+    assert sliced.FatJet.top.top.tolist() == scores.top[10:20].tolist()
+    ak.to_parquet(ak.zip({"top": array.FatJet.top.top}), tmp_path / "jets.parquet")
+    assert ak.from_parquet(tmp_path / "jets.parquet").top.tolist() == scores.top.tolist()
+    with uproot.recreate(tmp_path / "jets.root") as file:
+        file.mktree("Events", {"top": "var * float32"})
+        file["Events"].extend({"top": array.FatJet.top.top})
+    with uproot.open(tmp_path / "jets.root") as file:
+        assert file["Events"]["top"].array().tolist() == scores.top.tolist()
+
+
+@pytest.mark.parametrize("source", ["float32", "float64", "int16", "int64"])
+def test_transformation_is_that_of_numpy_bit_by_bit(source: str) -> None:
+    rng = np.random.default_rng(1)
+    values = (rng.normal(size=1000) * 50).astype(source)
+    feature = sonic.Feature("x", shift=1.7, scale=0.031, lower=-1.0, upper=0.9)
+    real = np.result_type(values.dtype, np.float32)
+    expected = (values.astype(real) - real.type(1.7)) * real.type(0.031)
+    expected = np.clip(expected, real.type(-1.0), real.type(0.9)).astype(np.float32)
+    array = {"x": ak.Array(values), "y": ak.unflatten(values, 10)}
+    np.testing.assert_array_equal(sonic.Row(feature).pack(array)[:, 0], expected)
+    jagged = sonic.Feature("y", shift=1.7, scale=0.031, lower=-1.0, upper=0.9)
+    tensor = sonic.Padded(jagged, 12).pack(array)
+    np.testing.assert_array_equal(tensor[:, 0, :10].reshape(-1), expected)
+
+
+@pytest.mark.parametrize("name", ["log", "log1p", "sqrt", "abs", "exp", "tanh", "sin", "cos"])
+def test_functions(name: str) -> None:
+    values = np.linspace(0.1, 3.0, 50, dtype=np.float64)
+    tensor = sonic.Row(sonic.Feature("x", function=name), dtype="float64").pack({"x": values})
+    np.testing.assert_allclose(tensor[:, 0], getattr(np, name)(values), rtol=1e-14)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_nonfinite_numbers_raise_or_are_replaced(value: float) -> None:
+    array = ak.Array([[[1.0]], [], [[2.0, value]]])
+    with pytest.raises(InputError, match="field 'x' is NaN or infinite in event 2"):
+        sonic.Padded("x", 4).pack({"x": array})
+    with pytest.raises(InputError, match="field 'x' is NaN or infinite in event 2"):
+        sonic.Padded(sonic.Feature("x", scale=2.0), 4).pack({"x": array})
+    with pytest.raises(InputError, match="event 2"):
+        sonic.Row("x").pack({"x": array})
+    replaced = sonic.Padded(sonic.Feature("x", nonfinite=-5.0, scale=2.0), 2).pack({"x": array})
+    assert replaced[:, 0].tolist() == [[2.0, 0.0], [4.0, -10.0]]
+    cut = sonic.Padded("x", 1).pack({"x": array})
+    assert cut[:, 0].tolist() == [[1.0], [2.0]]
+
+
+def test_each_field_pads_with_its_own() -> None:
+    tensor = sonic.Padded(["pf.pt", "pf.pt"], 2, fill=[-1.0, 9.0]).pack(JETS[2:])
+    assert tensor.tolist() == [[[7.0, -1.0], [7.0, 9.0]]]
+
+
+def test_dense_images() -> None:
+    images = np.arange(3 * 4 * 5, dtype=np.float32).reshape(3, 4, 5)
+    hits = ak.unflatten(ak.zip({"image": images}, depth_limit=1), [1, 0, 2])
+    np.testing.assert_array_equal(sonic.Dense("image").pack(hits), images)
+    channel = sonic.Dense(sonic.Feature("image", scale=2.0), shape=(1, 4, 5)).pack(hits[::-1])
+    np.testing.assert_array_equal(channel[:, 0], 2 * images[[1, 2, 0]])
+    jagged = ak.from_regular(ak.Array(images), axis=None)
+    np.testing.assert_array_equal(sonic.Dense("x", (4, 5)).pack({"x": jagged}), images)
+
+
+def test_bucketed_rows_of_like_length_share_a_segment() -> None:
+    array = ak.Array([{"x": [1.0] * n} for n in (5, 1, 2, 9, 3, 0)])
+    layouts = {"x": sonic.Bucketed("x", lengths=(2, 4, 8)), "m": sonic.Mask()}
+    inputs = bind_inputs(layouts, array)
+    found = {
+        s.length: (inputs.wanted(s.start, s.stop).tolist(), inputs.pack(s.start, s.stop))
+        for s in inputs.segments
+    }
+    assert {length: rows for length, (rows, _) in found.items()} == {
+        2: [1, 2, 5],
+        4: [4],
+        8: [0, 3],
+    }
+    for length, (rows, tensors) in found.items():
+        assert tensors["x"].shape == tensors["m"].shape == (len(rows), 1, length)
+    assert inputs.filling() == (5 + 1 + 2 + 8 + 3, 1, 3 + 1 + 0 + 0 + 1 + 2)
+
+
+def test_inputs_from_a_dict_of_arrays() -> None:
+    layouts = {"a": sonic.Row("pt"), "b": sonic.Padded("pt", 2), "m": sonic.Mask(2)}
+    inputs = bind_inputs(layouts, {"a": JETS, "b": JETS.pf})
+    tensors = inputs.pack(0, 3)
+    assert tensors["a"][:, 0].tolist() == [50.0, 30.0, 40.0]
+    assert tensors["m"].sum(axis=(1, 2)).tolist() == [2.0, 0.0, 1.0]
+
+
+def test_unions_of_numbers() -> None:
+    mixed = ak.concatenate([ak.Array([[1], [2]]), ak.Array([[0.5], [True]])[1:]], axis=0)
+    assert sonic.Row("x").pack({"x": mixed})[:, 0].tolist() == [1.0, 2.0, 1.0]
+
+
+def test_layouts_pickle() -> None:
+    for layout in (
+        sonic.Row(["a", sonic.Feature("b", scale=2.0)]),
+        sonic.Padded("a", 4, sort_by="a", dtype="bfloat16"),
+        sonic.Bucketed("a"),
+        sonic.Flat("a", batch="b"),
+        sonic.Mask(3),
+        sonic.Dense("a", (2, 2)),
+    ):
+        assert pickle.loads(pickle.dumps(layout)) == layout
+
+
+def test_declared_tensors() -> None:
+    made = declared({"x": sonic.Flat(["a", "b"], "splits"), "y": sonic.Bucketed("a")})
+    assert {name: shape for name, (_, shape) in made.items()} == {
+        "x": (2,),
+        "splits": (),
+        "y": (1, -1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sonic.Padded("pt", 0), "Padded: expected a length of at least 1, got 0"),
+        (lambda: sonic.Mask(-1), "Mask: expected a length of at least 1, got -1"),
+        (lambda: sonic.Padded("pt", 2.5), "at least 1, got 2.5"),  # type: ignore[arg-type]
+        (lambda: sonic.Row([]), "Row needs at least one field"),
+        (lambda: sonic.Row([3]), "expected field names or sonic.Feature, got 3"),
+        (lambda: sonic.Row("pt", dtype="float31"), "did you mean 'float32'"),
+        (lambda: sonic.Padded("pt", 2, axis_order="NF"), "expected axis_order 'FL' or 'LF'"),
+        (lambda: sonic.Padded(["a", "b"], 2, fill=[1.0]), "one for each of 2 fields, got 1"),
+        (lambda: sonic.Bucketed("a", lengths=(8, 4)), "expected ascending lengths"),
+        (lambda: sonic.Feature("pt", lower=1.0, upper=0.0), "lower .* is above upper"),
+        (lambda: sonic.Feature("pt", function="logg"), "did you mean 'log'"),
+        (lambda: sonic.Output("qcd"), "labels are a list of names"),
+        (lambda: sonic.Output(["a", "a"]), "labels must differ"),
+        (lambda: sonic.Output(per="jet"), "per row or per constituent"),
+    ],
+)
+def test_bad_declarations(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("layout", "array", "kind", "message"),
+    [
+        (sonic.Row("ptt"), JETS, FieldError, "no field 'ptt'; did you mean 'pt'"),
+        (sonic.Row("pf.et"), JETS, FieldError, r"no field 'et' \(in 'pf.et'\)"),
+        (sonic.Row("pf"), JETS, InputError, "is a record with fields pt"),
+        (sonic.Row("x"), {"x": ak.Array(["a", "b"])}, InputError, "holds strings"),
+        (sonic.Padded("pt", 2), JETS[0], InputError, "one number where a list is needed"),
+        (sonic.Padded(["pt", "pf.pt"], 2), JETS, InputError, "first difference is in event 0"),
+        (
+            sonic.Padded(["x", "y"], 2),
+            {"x": ak.Array([[1.0], [2.0]]), "y": ak.Array([[1.0], [2.0, 3.0]])},
+            InputError,
+            r"lists of different lengths \(1 and 2\) in event 1",
+        ),
+        (
+            sonic.Row(["x", "y"]),
+            {"x": ak.Array([1.0]), "y": ak.Array([1.0, 2.0])},
+            InputError,
+            "1 and 2 events",
+        ),
+        (
+            sonic.Padded("x", 2),
+            {"x": ak.Array([[1.0, None]])},
+            InputError,
+            "None among the constituents",
+        ),
+        (
+            sonic.Row("x", dtype="int8"),
+            {"x": ak.Array([[5], [300]])},
+            InputError,
+            "is 300 in event 1, which int8 cannot hold",
+        ),
+        (
+            sonic.Row("x", dtype="int64"),
+            {"x": ak.Array([[5.0], [0.5]])},
+            InputError,
+            "is 0.5 in event 1, which int64 cannot hold",
+        ),
+        (sonic.Dense("pt"), JETS, InputError, "without axes of fixed length"),
+        (
+            sonic.Dense("x", (2, 2)),
+            {"x": ak.Array(np.zeros((3, 2, 3)))},
+            InputError,
+            r"has \[2, 3\] numbers a row, expected \[2, 2\]",
+        ),
+    ],
+)
+def test_bad_arrays(layout: Any, array: Any, kind: Any, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        layout.pack(array)
+
+
+def test_inputs_must_have_the_same_objects() -> None:
+    layouts = {"a": sonic.Row("pt"), "b": sonic.Padded("pf.pt", 2)}
+    with pytest.raises(InputError, match="input 'a' and input 'b' .* difference is in event 2"):
+        bind_inputs(layouts, {"a": JETS[:, :2], "b": ak.concatenate([JETS[:2], JETS[1:2]])})
+
+
+def test_inputs_are_named_when_they_fail() -> None:
+    with pytest.raises(FieldError, match="input 'a': no field 'ptt'"):
+        bind_inputs({"a": sonic.Row("ptt")}, JETS)
+    with pytest.raises(FieldError, match="no input 'aa'; did you mean 'a'"):
+        bind_inputs({"a": sonic.Row("pt"), "b": sonic.Row("pt")}, {"a": JETS, "aa": JETS})
+    with pytest.raises(ConfigError, match="input 'm': Mask needs of="):
+        bind_inputs({"a": sonic.Row("pt"), "m": sonic.Mask(2)}, JETS)
