@@ -1,0 +1,162 @@
+"""A real Triton with small models whose answers are easy to know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+import sonic_coffea as sonic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep the tests' records of servers away from those of the user."""
+    folder = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STATE_VARIABLE, str(folder))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def state_of_this_folder(private_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look servers up where they were recorded, whichever folder's tests ran before."""
+    monkeypatch.setenv(STATE_VARIABLE, str(private_state))
+
+
+def _save(path: Path, nodes: list[Any], inputs: Any, outputs: Any, constants: Any = ()) -> Path:
+    def info(specs: dict[str, list[Any]]) -> list[Any]:
+        return [
+            helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in specs.items()
+        ]
+
+    graph = helper.make_graph(nodes, "g", info(inputs), info(outputs), list(constants))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def save_tagger(path: Path) -> Path:
+    """features [N, 2, L] and mask [N, 1, L] to scores [N, 2], and a weight for each [N, L, 2]."""
+    nodes = [
+        helper.make_node("Mul", ["features", "mask"], ["used"]),
+        helper.make_node("ReduceSum", ["used", "axis"], ["sums"], keepdims=0),
+        helper.make_node("Softmax", ["sums"], ["scores"], axis=1),
+        helper.make_node("Transpose", ["used"], ["weights"], perm=[0, 2, 1]),
+    ]
+    return _save(
+        path,
+        nodes,
+        {"features": ["N", 2, "L"], "mask": ["N", 1, "L"]},
+        {"scores": ["N", 2], "weights": ["N", "L", 2]},
+        [helper.make_tensor("axis", TensorProto.INT64, [1], [2])],
+    )
+
+
+@pytest.fixture(scope="session")
+def tagger_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tagger(tmp_path_factory.mktemp("onnx") / "tagger.onnx")
+
+
+@pytest.fixture(scope="session")
+def repository(tagger_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "repository"
+    sonic.build_repository(path, {"tagger": tagger_path}, max_batch_size=64)
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path, private_state: Path) -> Iterator[sonic.LocalServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STATE_VARIABLE, str(private_state))
+        running = sonic.LocalServer(repository).start()
+    with running:
+        yield running
+
+
+@pytest.fixture
+def connected(server: sonic.LocalServer) -> Iterator[sonic.Pool]:
+    with sonic.connect(server) as pool:
+        yield pool
+
+
+@pytest.fixture(autouse=True)
+def no_pool_is_left() -> Iterator[None]:
+    from sonic_coffea.pool import forget
+
+    yield
+    forget()
+
+
+@pytest.fixture(scope="session")
+def tagger() -> sonic.Model:
+    return sonic.Model(
+        "tagger",
+        inputs={"features": sonic.Padded(["pt", "eta"], 8), "mask": sonic.Mask(8)},
+        outputs={"scores": ["qcd", "top"]},
+    )
+
+
+@pytest.fixture(scope="session")
+def jets() -> ak.Array:
+    """2000 events with some thousand jets, of which some are None or empty."""
+    rng = np.random.default_rng(5)
+    n_jets = rng.poisson(1.5, 2000)
+    n_constituents = rng.poisson(4, n_jets.sum())
+    total = n_constituents.sum()
+    constituents = ak.zip(
+        {
+            "pt": rng.exponential(size=total).astype(np.float32),
+            "eta": rng.normal(size=total).astype(np.float32),
+        }
+    )
+    nested = ak.unflatten(ak.unflatten(constituents, n_constituents), n_jets)
+    present = ak.unflatten(rng.random(len(n_constituents)) > 0.1, n_jets)
+    return ak.mask(nested, present)
+
+
+@pytest.fixture(scope="session")
+def direct(tagger_path: Path, jets: ak.Array) -> list[Any]:
+    """The top scores by onnxruntime, in the structure of the jets."""
+    session = onnxruntime.InferenceSession(tagger_path)
+    flat = ak.drop_none(ak.flatten(jets), axis=0)
+    features = np.zeros((len(flat), 2, 8), np.float32)
+    mask = np.zeros((len(flat), 1, 8), np.float32)
+    for i, jet in enumerate(flat):
+        n = min(len(jet), 8)
+        features[i, 0, :n], features[i, 1, :n] = jet.pt[:n], jet.eta[:n]
+        mask[i, 0, :n] = 1
+    scores = iter(session.run(["scores"], {"features": features, "mask": mask})[0][:, 1].tolist())
+    there = (~ak.is_none(jets, axis=1)).tolist()
+    return [[next(scores) if jet else None for jet in event] for event in there]
+
+
+def same_scores(found: Any, expected: list[Any]) -> None:
+    """Compare scores in lists, None in the same places, to 1e-6."""
+    found = ak.Array(found)
+    reference = ak.Array(expected)
+    assert ak.num(found).tolist() == ak.num(reference).tolist()
+    assert ak.all(ak.is_none(found, axis=1) == ak.is_none(reference, axis=1))
+    np.testing.assert_allclose(
+        np.asarray(ak.drop_none(ak.flatten(found))),
+        np.asarray(ak.drop_none(ak.flatten(reference))),
+        rtol=0,
+        atol=1e-6,
+    )
+
+
+@pytest.fixture
+def compare() -> Any:
+    return same_scores

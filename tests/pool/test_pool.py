@@ -1,0 +1,355 @@
+"""The pool against servers that fail when they are told to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.contract import Contract, TensorSpec
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.transport import Address, Answer
+
+MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": [f"v{i}" for i in range(1)]})
+Behaviour = Callable[[np.ndarray], Any]
+
+
+class FakeExchange:
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+class FakeServer:
+    """Answers ``y = 2 x`` on a thread of its own, or what `behaviour` says."""
+
+    def __init__(self, url: str, *, max_rows: int | None = 4) -> None:
+        self.address = Address.parse(url)
+        self.max_rows = max_rows
+        self.behaviour: Behaviour = lambda x: 2 * x
+        self.gate = threading.Event()
+        self.gate.set()
+        self.lacks = False
+        self.requests: list[np.ndarray] = []
+        self.exchanges: list[FakeExchange] = []
+        self.out = self.most_out = 0
+        self.out_bytes = self.most_bytes = 0
+        self.closed = False
+        self._lock = threading.Lock()
+
+    def contract(self, model: str, version: str | None) -> Contract:
+        if self.lacks:
+            raise errors.ModelNotFoundError("no such model", server=str(self.address))
+        x = TensorSpec(name="x", datatype="FP32", shape=(1,))
+        y = TensorSpec(name="y", datatype="FP32", shape=(1,))
+        return Contract(
+            model=model, version=version or "1", inputs=(x,), outputs=(y,), max_rows=self.max_rows
+        )
+
+    def infer(
+        self, contract: Contract, inputs: Mapping[str, np.ndarray], outputs: Any, **options: Any
+    ) -> FakeExchange:
+        x = inputs["x"].copy()
+        exchange = FakeExchange()
+        with self._lock:
+            self.requests.append(x)
+            self.exchanges.append(exchange)
+            self.out += 1
+            self.out_bytes += x.nbytes
+            self.most_out = max(self.most_out, self.out)
+            self.most_bytes = max(self.most_bytes, self.out_bytes)
+        arguments = (x, exchange, options["done"])
+        threading.Thread(target=self._answer, args=arguments, daemon=True).start()
+        return exchange
+
+    def _answer(self, x: np.ndarray, exchange: FakeExchange, done: Any) -> None:
+        while not self.gate.wait(0.01):
+            if exchange.cancelled.is_set():
+                break
+        with self._lock:
+            self.out -= 1
+            self.out_bytes -= x.nbytes
+        if exchange.cancelled.is_set():
+            done(errors.CancelledError("cancelled"))
+            return
+        answer = self.behaviour(x)
+        if isinstance(answer, errors.SonicError):
+            done(answer.at(server=str(self.address)))
+            return
+        outputs = answer if isinstance(answer, dict) else {"y": answer}
+        done(Answer(outputs=outputs, version="1", sent_bytes=x.nbytes, received_bytes=8))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, FakeServer]]:
+    fakes = {f"grpc://s{i}:8001": FakeServer(f"grpc://s{i}:8001") for i in (1, 2)}
+    monkeypatch.setattr(
+        "sonic_coffea.pool._pool.connect_transport", lambda url, **_: fakes[str(url)]
+    )
+    yield fakes
+    for fake in fakes.values():
+        fake.gate.set()
+
+
+def pool_of(*urls: str, **options: Any) -> Pool:
+    return Pool(Settings.make(urls, **options))
+
+
+def objects(n: int) -> ak.Array:
+    return ak.zip({"pt": np.arange(n, dtype=np.float32)})
+
+
+def doubled(scores: ak.Array) -> list[float]:
+    return (scores.v0 / 2).tolist()
+
+
+LOST = errors.ServerLostError("the connection to the server was lost: gone")
+
+
+def test_many_small_requests_come_back_in_order(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    with pool_of("grpc://s1:8001") as pool:
+        assert doubled(MODEL(objects(1001), pool=pool)) == list(range(1001))
+    sizes = [len(r) for r in one.requests]
+    assert sizes == [4] * 250 + [1]
+    assert np.concatenate(one.requests).ravel().tolist() == list(range(1001))
+
+
+def test_in_flight_is_bounded_in_number_and_bytes(servers: dict[str, FakeServer]) -> None:
+    (one, two) = servers.values()
+    with pool_of(*servers, in_flight=3) as pool:
+        MODEL(objects(400), pool=pool)
+    assert one.most_out <= 3
+    assert two.most_out <= 3
+    assert one.requests
+    assert two.requests
+    with pool_of("grpc://s1:8001", in_flight=50, in_flight_bytes=40) as pool:
+        one.most_bytes = 0
+        assert doubled(MODEL(objects(400), pool=pool)) == list(range(400))
+    assert one.most_bytes <= 40
+
+
+def test_rows_of_a_lost_server_go_to_another(servers: dict[str, FakeServer]) -> None:
+    (one, two) = servers.values()
+    one.behaviour = lambda _: LOST
+    with pool_of(*servers) as pool:
+        pending = MODEL.submit(objects(500), pool=pool)
+        assert doubled(pending.result(timeout_s=30)) == list(range(500))
+        total = pool.statistics.total()
+        assert total.rows == 500
+        assert total.retries >= 1
+        assert total.failures == 0
+        assert {s for (s, _, _), t in pool.statistics if t.rows} == {str(two.address)}
+
+
+def test_one_server_that_is_gone_is_one_clear_error(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    one.behaviour = lambda x: LOST if x[0, 0] >= 100 else 2 * x
+    with pool_of("grpc://s1:8001", retry_for_s=0.5) as pool:
+        events = ak.unflatten(objects(200), [2] * 100)
+        with pytest.raises(errors.ServerLostError) as caught:
+            MODEL(events, pool=pool)
+        error = caught.value
+        assert error.server == "grpc://s1:8001"
+        assert error.model == "m"
+        assert error.rows is not None
+        assert error.rows[0] >= 100
+        assert error.events == (error.rows[0] // 2, error.rows[1] // 2)
+        # Who runs the chunk again hears it at once, after one more try.
+        one.behaviour = lambda _: LOST
+        before = len(one.requests)
+        with pytest.raises(errors.ServerLostError):
+            MODEL(events, pool=pool)
+        assert len(one.requests) - before <= pool.settings.in_flight
+
+
+def test_a_server_that_returns_is_used_again(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    failed = threading.Event()
+
+    def once(_: np.ndarray) -> Any:
+        one.behaviour = lambda x: 2 * x
+        failed.set()
+        return LOST
+
+    one.behaviour = once
+    with pool_of("grpc://s1:8001") as pool:
+        assert doubled(MODEL(objects(50), pool=pool)) == list(range(50))
+    assert failed.is_set()
+
+
+def test_overload_is_tried_again(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    refused = iter([True, False] * 5)
+
+    def half(x: np.ndarray) -> Any:
+        return errors.OverloadError("full") if next(refused, False) else 2 * x
+
+    one.behaviour = half
+    with pool_of("grpc://s1:8001", in_flight=1) as pool:
+        assert doubled(MODEL(objects(20), pool=pool)) == list(range(20))
+        assert pool.statistics.total().retries >= 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.RequestError("no"),
+        errors.AccessError("no"),
+        errors.DeadlineError("no"),
+    ],
+)
+def test_what_cannot_help_is_not_tried_again(
+    servers: dict[str, FakeServer], error: errors.SonicError
+) -> None:
+    (one, two) = servers.values()
+    one.behaviour = two.behaviour = lambda _: error
+    with pool_of(*servers, in_flight=1) as pool:
+        with pytest.raises(type(error), match="no"):
+            MODEL(objects(3), pool=pool)
+        assert len(one.requests) + len(two.requests) == 1
+
+
+def test_a_model_that_is_unloaded_is_found_elsewhere(servers: dict[str, FakeServer]) -> None:
+    (one, two) = servers.values()
+    one.behaviour = lambda _: errors.ModelNotFoundError("unloaded")
+    with pool_of(*servers) as pool:
+        assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
+        two.behaviour = lambda _: errors.ModelNotFoundError("unloaded")
+        with pytest.raises(errors.ModelNotFoundError):
+            MODEL(objects(100), pool=pool)
+        one.lacks = two.lacks = True
+        with pytest.raises(errors.ModelNotFoundError):
+            MODEL(objects(100), pool=pool)
+
+
+def test_a_server_without_the_model_is_passed_over(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    one.lacks = True
+    with pool_of(*servers) as pool:
+        assert doubled(MODEL(objects(10), pool=pool)) == list(range(10))
+    assert one.requests == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda x: x[:-1], "came back with shape .* for 4 rows"),
+        (lambda x: {"z": x}, "the answer lacks output 'y'; it has z"),
+        (lambda x: np.hstack([x, x]), "expected 1 values for labels v0"),
+    ],
+)
+def test_wrong_answers_are_refused(
+    servers: dict[str, FakeServer], answer: Behaviour, message: str
+) -> None:
+    (one, _) = servers.values()
+    one.behaviour = answer
+    with pool_of("grpc://s1:8001") as pool, pytest.raises(errors.ResponseError, match=message):
+        MODEL(objects(8), pool=pool)
+
+
+def test_an_input_that_cannot_be_packed_names_its_event(servers: dict[str, FakeServer]) -> None:
+    with (
+        pool_of("grpc://s1:8001") as pool,
+        pytest.raises(errors.InputError, match="NaN or infinite in event 6"),
+    ):
+        MODEL(ak.zip({"pt": [0.0] * 6 + [np.nan]}), pool=pool)
+
+
+def test_cancel(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    one.gate.clear()
+    with pool_of("grpc://s1:8001", in_flight=2) as pool:
+        pending = MODEL.submit(objects(100), pool=pool)
+        other = MODEL.submit(objects(4), pool=pool)
+        pending.cancel()
+        with pytest.raises(errors.CancelledError):
+            pending.result()
+        one.gate.set()
+        assert doubled(other.result(timeout_s=30)) == [0, 1, 2, 3]
+    assert len(one.requests) <= 4  # the rest of the cancelled call never left
+    assert pending.done()
+
+
+def test_deadline_cancels_what_is_out(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    one.gate.clear()
+    with pool_of("grpc://s1:8001") as pool:
+        pending = MODEL.submit(objects(8), pool=pool)
+        with pytest.raises(errors.DeadlineError, match="within 0.2 s"):
+            pending.result(timeout_s=0.2)
+        assert one.exchanges
+        assert all(e.cancelled.wait(5) for e in one.exchanges)
+
+
+def test_ctrl_c_cancels_what_is_out(
+    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one, _) = servers.values()
+    one.gate.clear()
+
+    def interrupted(self: Any, timeout_s: float | None) -> bool:
+        raise KeyboardInterrupt
+
+    with pool_of("grpc://s1:8001") as pool:
+        pending = MODEL.submit(objects(8), pool=pool)
+        monkeypatch.setattr("sonic_coffea.pool.Call.wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pending.result()
+        assert pending.done()
+
+
+def test_close_is_final_idempotent_and_leaves_nothing(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    before = threading.active_count()
+    one.gate.clear()
+    pool = pool_of("grpc://s1:8001")
+    pending = MODEL.submit(objects(100), pool=pool)
+    pool.close()
+    pool.close()
+    assert one.closed
+    with pytest.raises(errors.CancelledError):
+        pending.result(timeout_s=5)
+    with pytest.raises(errors.ServerLostError, match="has been closed"):
+        MODEL(objects(1), pool=pool)
+    one.gate.set()
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+def test_calls_share_the_pool(servers: dict[str, FakeServer]) -> None:
+    with pool_of(*servers) as pool:
+        pending = [MODEL.submit(objects(n), pool=pool) for n in (100, 1, 57)]
+        for one, n in zip(pending, (100, 1, 57), strict=True):
+            assert doubled(one.result(timeout_s=30)) == list(range(n))
+        each = sonic.statistics.Statistics()
+        for one in pending:
+            each += one.statistics
+        whole, parts = pool.statistics.total(), each.total()
+        assert (whole.rows, whole.requests) == (parts.rows, parts.requests) == (158, 41)
+        assert whole.latencies.sum() == 41
+
+
+def test_states(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    one.behaviour = lambda _: LOST
+    with pool_of(*servers) as pool:
+        MODEL(objects(40), pool=pool)
+        states = {s.url: s for s in pool.servers}
+        assert states["grpc://s1:8001"].last_error is not None
+        assert states["grpc://s2:8001"].usable
+        assert "s1" in repr(pool)

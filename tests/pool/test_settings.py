@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import dask.config
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.pool import Settings, carried, current
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import awkward as ak
+
+
+@pytest.mark.parametrize(
+    ("servers", "options", "message"),
+    [
+        ("triton:8001", {}, "did you mean 'grpc://triton:8001'"),
+        ("htp://triton", {}, "expected grpc:// or grpcs://"),
+        ([], {}, "at least one server"),
+        ("grpc://s:1", {"in_fligt": 3}, "no option 'in_fligt'; did you mean 'in_flight'"),
+        ("grpc://s:1", {"in_flight": 0}, "in_flight: expected at least 1"),
+        ("grpc://s:1", {"retry_for_s": -1}, "retry_for_s: expected more than 0"),
+        ("grpc://user:secret@s:1", {}, "must not hold a secret"),
+    ],
+)
+def test_what_cannot_be_used_is_named(servers: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        sonic.connect(servers, **options)
+
+
+def test_servers_from_configuration() -> None:
+    with dask.config.set({"sonic.servers": ["grpc://a:1", "grpcs://b"], "sonic.in-flight": 3}):
+        pool = sonic.connect()
+        assert pool.settings.servers == ("grpc://a:1", "grpcs://b:443")
+        assert pool.settings.in_flight == 3
+        assert sonic.connect(in_flight=4).settings.in_flight == 4
+    with pytest.raises(errors.ConfigError, match="no servers named"):
+        sonic.connect()
+
+
+def test_servers_from_the_environment() -> None:
+    code = "import sonic_coffea as s; print(s.connect().settings.servers)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"DASK_SONIC__SERVERS": "grpc://a:1,grpc://b:2", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == "('grpc://a:1', 'grpc://b:2')"
+
+
+def test_secrets_are_in_no_repr_and_no_pickle(tagger: sonic.Model, tmp_path: Path) -> None:
+    pool = sonic.connect("grpc://s:1", token="hush-token", headers={"key": "hush-header"})
+    model = pickle.dumps(tagger)
+    assert b"s:1" in model
+    for shown in (repr(pool), repr(pool.settings), repr(carried()), model.decode("latin1")):
+        assert "hush" not in shown
+    (tmp_path / "token").write_text("hush\n")
+    options = Settings.make("grpc://s:1", token=tmp_path / "token").connection_options()
+    assert callable(options.token)
+    assert options.token() == "hush"
+    (tmp_path / "token").write_text("later\n")
+    assert options.token() == "later"
+    (tmp_path / "token").unlink()
+    with pytest.raises(errors.ConfigError, match="cannot read the token file"):
+        options.token()
+
+
+def test_the_same_settings_keep_the_pool() -> None:
+    pool = sonic.connect("grpc://a:1")
+    assert sonic.connect("grpc://a:1") is pool
+    assert current() is pool
+    other = sonic.connect("grpc://b:1")
+    assert pool.closed
+    assert current() is other
+
+
+def _score(model: sonic.Model, jets: ak.Array, queue: Any) -> None:
+    queue.put((model(jets, timeout_s=60).top.tolist(), current().settings.servers))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_children_open_a_pool_of_their_own(
+    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any], method: Any
+) -> None:
+    expected = tagger(jets[:50]).top.tolist()
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    child = context.Process(target=_score, args=(tagger, jets[:50], queue))
+    child.start()
+    found, servers = queue.get(timeout=100)
+    child.join(30)
+    assert child.exitcode == 0
+    assert found == expected
+    assert servers == connected.settings.servers
+    assert tagger(jets[:50]).top.tolist() == expected

@@ -1,0 +1,311 @@
+"""A processor under every executor, compared with direct inference."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import operator
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import hist
+import numpy as np
+import onnxruntime
+import pytest
+from coffea import processor
+from coffea.processor.accumulator import accumulate
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.demo import features
+from sonic_coffea.demo.analysis import Schema, toptagger
+from sonic_coffea.demo.samples import DATA
+from sonic_coffea.processor import Scored
+from sonic_coffea.statistics import Statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FILES = {
+    name: {"treename": "Events", "files": [str(DATA / f"{name}_1.root")]}
+    for name in ("TTbar", "QCD")
+}
+
+
+class Tagging(sonic.SonicProcessor, processor.ProcessorABC):
+    """Returns the scores themselves, by event."""
+
+    def __init__(self, model: str = "toptagger", collection: str = "FatJet") -> None:
+        self.models = {"toptagger": toptagger()}
+        self.model = model
+        self.collection = collection
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        jets = getattr(events, self.collection)
+        constituents = sonic.constituents(events, self.collection)
+        return {self.model: features.constituent_features(jets, constituents)}
+
+    def overlap(self, events: Any) -> int:
+        return len(events)
+
+    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+        assert scores.overlap == len(events)
+        (tops,) = (s.Top for s in scores.values())
+        where = zip(events.luminosityBlock.tolist(), events.event.tolist(), strict=True)
+        return {
+            "scores": dict(zip(where, map(tuple, tops.tolist()), strict=True)),
+            "n": {events.metadata["dataset"]: len(events)},
+        }
+
+    def postprocess(self, accumulator: Any) -> Any:
+        return accumulator
+
+
+class ByHand(processor.ProcessorABC):
+    """The same without the mixin."""
+
+    def __init__(self) -> None:
+        self.model = toptagger()
+
+    def process(self, events: Any) -> dict[str, Any]:
+        constituents = sonic.constituents(events)
+        pending = self.model.submit(features.constituent_features(events.FatJet, constituents))
+        where = zip(events.luminosityBlock.tolist(), events.event.tolist(), strict=True)
+        tops = pending.result().Top.tolist()
+        return {"scores": dict(zip(where, map(tuple, tops), strict=True))}
+
+    def postprocess(self, accumulator: Any) -> Any:
+        return accumulator
+
+
+@pytest.fixture(scope="module")
+def top_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sonic.LocalServer]:
+    repository = tmp_path_factory.mktemp("top") / "repository"
+    sonic.build_repository(repository, {"toptagger": DATA / "toptagger.onnx"})
+    with sonic.LocalServer(repository) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[Any, tuple[float, ...]]:
+    """The scores of both files by onnxruntime, jet by jet."""
+    from coffea.nanoevents import NanoEventsFactory
+
+    session = onnxruntime.InferenceSession(DATA / "toptagger.onnx")
+    rules = json.loads((DATA / "toptagger.preprocess.json").read_text())
+    scores: dict[Any, tuple[float, ...]] = {}
+    for dataset in FILES.values():
+        path = {dataset["files"][0]: "Events"}
+        events = NanoEventsFactory.from_root(path, schemaclass=Schema, mode="eager").events()
+        columns = features.constituent_features(events.FatJet, sonic.constituents(events))
+        flat = ak.flatten(columns)
+        inputs = {}
+        for name in rules["input_names"]:
+            group = rules[name]
+            tensor = np.zeros((len(flat), len(group["var_names"]), group["var_length"]), np.float32)
+            for f, variable in enumerate(group["var_names"]):
+                info = group["var_infos"][variable]
+                padded = ak.pad_none(flat[variable], group["var_length"], clip=True)
+                values = ak.to_numpy(padded, allow_missing=True).astype(np.float32)
+                moved = (values - np.float32(info["median"])) * np.float32(info["norm_factor"])
+                moved = np.ma.clip(moved, info["lower_bound"], info["upper_bound"])
+                tensor[:, f] = np.ma.filled(moved, info["pad"])
+            inputs[name] = tensor
+        tops = np.concatenate(
+            [
+                session.run(None, {n: t[i : i + 500] for n, t in inputs.items()})[0][:, 1]
+                for i in range(0, len(flat), 500)
+            ]
+        )
+        by_event = ak.unflatten(tops, ak.num(columns)).tolist()
+        where = zip(events.luminosityBlock.tolist(), events.event.tolist(), strict=True)
+        scores |= dict(zip(where, map(tuple, by_event), strict=True))
+    return scores
+
+
+def compare(found: dict[Any, Any], expected: dict[Any, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for where, tops in expected.items():
+        assert found[where] == pytest.approx(tops, abs=1e-6), where
+
+
+def runner(executor: Any, chunksize: int) -> processor.Runner:
+    return processor.Runner(executor=executor, schema=Schema, chunksize=chunksize)
+
+
+def check(out: Any, expected: dict[Any, Any]) -> None:
+    compare(out["scores"], expected)
+    statistics = sonic.report(out).statistics
+    assert statistics.total().rows == sum(map(len, expected.values())) == statistics.objects
+    assert statistics.events == len(expected)
+    assert statistics.chunks >= 2
+    assert set(out) == {"scores", "n"}
+    assert out["n"] == {"TTbar": 1000, "QCD": 750}
+
+
+@pytest.mark.parametrize("chunksize", [100_000, 333, 20])
+def test_iterative(top_server: Any, expected: dict[Any, Any], chunksize: int) -> None:
+    with sonic.connect(top_server):
+        out = runner(processor.IterativeExecutor(status=False), chunksize)(FILES, Tagging())
+    check(out, expected)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("pool", [None, concurrent.futures.ProcessPoolExecutor])
+def test_futures(top_server: Any, expected: dict[Any, Any], pool: Any) -> None:
+    options = {} if pool is None else {"pool": pool}
+    executor = processor.FuturesExecutor(workers=2, status=False, **options)
+    with sonic.connect(top_server):
+        out = runner(executor, 400)(FILES, Tagging())
+    check(out, expected)
+
+
+def test_dask(top_server: Any, expected: dict[Any, Any]) -> None:
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        sonic.connect(top_server, client=client) as pool,
+    ):
+        executor = processor.DaskExecutor(client=client, status=False)
+        out = runner(executor, 300)(FILES, Tagging())
+        check(out, expected)
+        assert pool.statistics.total().rows == 0  # the workers did it
+        # A worker that comes later is connected too.
+        cluster.scale(3)
+        client.wait_for_workers(3, timeout=60)
+        connected = client.run(_servers_of_worker)
+        assert list(connected.values()) == [(top_server.url,)] * 3
+
+
+def _servers_of_worker() -> tuple[str, ...]:
+    from sonic_coffea.pool import current
+
+    return current().settings.servers
+
+
+def test_by_hand(top_server: Any, expected: dict[Any, Any]) -> None:
+    with sonic.connect(top_server):
+        out = runner(processor.IterativeExecutor(status=False), 700)(FILES, ByHand())
+    compare(out["scores"], expected)
+
+
+def test_events_without_jets(top_server: Any, expected: dict[Any, Any]) -> None:
+    empty = [where for where, tops in expected.items() if not tops]
+    single = [where for where, tops in expected.items() if len(tops) == 1]
+    assert empty
+    assert single
+    from coffea.nanoevents import NanoEventsFactory
+
+    path = {FILES["TTbar"]["files"][0]: "Events"}
+    factory = NanoEventsFactory.from_root(
+        path, schemaclass=Schema, mode="virtual", metadata={"dataset": "TTbar"}
+    )
+    events = factory.events()
+    with sonic.connect(top_server):
+        for wanted in (empty[0], single[0]):
+            chosen = events[(events.luminosityBlock == wanted[0]) & (events.event == wanted[1])]
+            out = Tagging().process(chosen)
+            compare(out["scores"], {wanted: expected[wanted]})
+            assert out.statistics.total().requests == len(expected[wanted])
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"model": "toptager"}, errors.ConfigError, "did you mean 'toptagger'"),
+        ({"collection": "FatJets"}, errors.FieldError, "no 'FatJets'; did you mean 'FatJet'"),
+        ({"collection": "Jet"}, errors.FieldError, "no constituents of 'Jet'"),
+    ],
+)
+def test_mistakes_are_explained(
+    top_server: Any, options: dict[str, str], kind: Any, message: str
+) -> None:
+    run = runner(processor.IterativeExecutor(status=False, retries=0), 1000)
+    with sonic.connect(top_server), pytest.raises(Exception, match="Failed processing") as caught:
+        run(FILES, Tagging(**options))
+    cause = errors.find(caught.value)
+    assert type(cause) is kind
+    assert message in str(cause)
+
+
+class Killing(Tagging):
+    """Kills the server in the second chunk, after some of the first was scored."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        self.pid = pid
+
+    def overlap(self, events: Any) -> int:
+        # The runner tries again, when the process may be gone; an OSError would be a bad file.
+        if events.metadata["entrystart"] > 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        return super().overlap(events)
+
+
+def test_a_server_killed_in_mid_run_leaves_no_output(tmp_path: Any) -> None:
+    sonic.build_repository(tmp_path / "r", {"toptagger": DATA / "toptagger.onnx"})
+    executor = processor.IterativeExecutor(status=False, retries=3)
+    run = processor.Runner(executor=executor, schema=Schema, chunksize=100, skipbadfiles=True)
+    with sonic.LocalServer(tmp_path / "r") as server, sonic.connect(server, retry_for_s=1.0):
+        assert server.pid is not None
+        killing = Killing(server.pid)
+        with (
+            pytest.warns(UserWarning, match="Performed attempt"),
+            pytest.raises(Exception, match="ServerLostError") as caught,
+        ):
+            run({"TTbar": FILES["TTbar"]}, killing)
+    cause = errors.find(caught.value)
+    assert isinstance(cause, errors.ServerLostError)
+    assert cause.server == server.url
+    assert cause.model == "toptagger"
+    assert cause.events is not None
+
+
+def test_scored_adds_as_coffea_adds() -> None:
+    def chunk(n: int) -> dict[str, Any]:
+        axis = hist.Hist.new.Reg(4, 0, 4).Double()
+        return {"h": axis.fill([n]), "n": {"a": n}, "seen": {n}, f"only{n}": n}
+
+    plain = accumulate([chunk(n) for n in range(4)])
+    scored = accumulate(
+        [Scored(chunk(n), Statistics(chunks=1, events=10 * n, objects=n)) for n in range(4)]
+    )
+    assert dict(scored) == plain
+    assert (scored.statistics.chunks, scored.statistics.events) == (4, 60)
+
+
+def test_scored_and_plain_outputs_add() -> None:
+    first, second = {"n": 1, "a": {1}}, {"n": 2, "a": {2}, "b": 3}
+    for mixed in (
+        Scored(first, Statistics(chunks=1)) + second,
+        first + Scored(second, Statistics(chunks=1)),
+        operator.iadd(Scored(first, Statistics(chunks=1)), second),
+    ):
+        assert dict(mixed) == {"n": 3, "a": {1, 2}, "b": 3}
+        assert mixed.statistics.chunks == 1
+    assert accumulate([Scored(first, Statistics()), second]) == {"n": 3, "a": {1, 2}, "b": 3}
+    assert (first, second) == ({"n": 1, "a": {1}}, {"n": 2, "a": {2}, "b": 3})
+
+
+def test_scored_pickles() -> None:
+    import pickle
+
+    before = Scored({"n": 3}, Statistics(chunks=2))
+    after = pickle.loads(pickle.dumps(before))
+    assert after == before
+    assert after.statistics.chunks == 2
+
+
+def test_hooks_must_be_written() -> None:
+    class Nothing(sonic.SonicProcessor, processor.ProcessorABC):
+        def postprocess(self, accumulator: Any) -> Any:
+            return accumulator
+
+    with pytest.raises(NotImplementedError, match="Nothing must define acquire"):
+        Nothing().process(None)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pickle
+import re
+
+import pytest
+
+from sonic_coffea import errors
+
+CLASSES = [getattr(errors, name) for name in errors.__all__ if name[0].isupper()]
+
+
+def drawn_parents() -> dict[str, str]:
+    """Each class of the drawing, and the one above it."""
+    above: dict[int, str] = {}
+    parents = {}
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"^    ([│├└─ ]*)(\w+Error)\b", line)
+        if found:
+            depth = len(found[1]) // 4
+            above[depth] = found[2]
+            if depth:
+                parents[found[2]] = above[depth - 1]
+    return parents
+
+
+def test_the_tree_is_the_one_that_is_drawn() -> None:
+    parents = {c.__name__: c.__bases__[0].__name__ for c in CLASSES}
+    assert parents.pop("SonicError") == "Exception"
+    assert drawn_parents() == parents
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_none_is_an_oserror_and_all_pickle(kind: type[errors.SonicError]) -> None:
+    assert not issubclass(kind, OSError)
+    before = kind(
+        "what was wrong",
+        server="grpc://s:1",
+        model="m",
+        version="2",
+        request="r1",
+        events=(3, 7),
+        rows=(5, 9),
+    )
+    after = pickle.loads(pickle.dumps(before))
+    assert type(after) is kind
+    assert str(after) == str(before)
+    assert str(after) == (
+        "what was wrong [server grpc://s:1, model m, version 2, request r1, events 3..6, rows 5..8]"
+    )
+    assert (after.server, after.events, after.rows) == ("grpc://s:1", (3, 7), (5, 9))
+
+
+def test_context_is_added_and_kept() -> None:
+    error = errors.RequestError("no", model="m").at(model="other", server="s").because("why")
+    assert (error.model, error.server) == ("m", "s")
+    assert error.within("input 'x'").message == "input 'x': no (why)"
+
+
+def raised_from(inner: Exception, *, openly: bool) -> Exception:
+    outer = Exception("wrapped by coffea")
+    setattr(outer, "__cause__" if openly else "__context__", inner)
+    return outer
+
+
+@pytest.mark.parametrize("openly", [True, False])
+def test_the_cause_is_found(openly: bool) -> None:
+    inner = errors.FieldError("no field")
+    assert errors.find(raised_from(inner, openly=openly)) is inner
+    assert errors.find(raised_from(raised_from(inner, openly=True), openly=openly)) is inner
+    assert errors.find(raised_from(KeyError("x"), openly=openly)) is None
+    assert errors.find(inner) is inner
+
+
+def test_a_circle_of_causes_ends() -> None:
+    one, two = ValueError("one"), ValueError("two")
+    one.__cause__, two.__cause__ = two, one
+    assert errors.find(one) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "hint"),
+    [
+        ("FatJets", ["FatJet", "Jet", "Muon"], "did you mean 'FatJet' or 'Jet'?"),
+        ("fatjet", ["FatJet"], "did you mean 'FatJet'?"),
+        ("zzz", ["b", "a"], "there are: a, b"),
+        ("x", [], "there are none"),
+    ],
+)
+def test_nearest(name: str, known: list[str], hint: str) -> None:
+    assert errors.nearest(name, known) == hint

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+
+
+def test_scores_equal_direct_inference(
+    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any], compare: Any
+) -> None:
+    scores = tagger(jets)
+    assert str(scores.type) == "2000 * var * ?{qcd: float32, top: float32}"
+    compare(scores.top, direct)
+    np.testing.assert_allclose(ak.flatten(ak.drop_none(scores.top + scores.qcd)), 1, atol=1e-6)
+    total = connected.statistics.total()
+    assert total.rows == int(ak.sum(~ak.is_none(jets, axis=1)))
+    assert total.requests == -(-total.rows // 64)
+
+
+def test_any_selection_scores_the_same(
+    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any], compare: Any
+) -> None:
+    chosen = [7, 3, 3, 1500, 0]
+    compare(tagger(jets[chosen]).top, [direct[i] for i in chosen])
+    one = next(i for i, event in enumerate(direct) if len(event) == 1)
+    compare(tagger(jets[one : one + 1]).top, direct[one : one + 1])
+
+
+def test_depth_does_not_matter(
+    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any]
+) -> None:
+    flat = tagger(ak.flatten(jets))
+    assert flat.top.tolist() == pytest.approx([s for e in direct for s in e], abs=1e-6)
+    deeper = tagger(ak.Array([jets[:3].tolist(), jets[3:5].tolist()]))
+    assert deeper.top.tolist() == [tagger(jets[:3]).top.tolist(), tagger(jets[3:5]).top.tolist()]
+
+
+def test_values_per_constituent(connected: sonic.Pool, jets: ak.Array) -> None:
+    model = sonic.Model(
+        "tagger",
+        {"features": sonic.Padded(["pt", "eta"], 4), "mask": sonic.Mask(4)},
+        {"scores": ["qcd", "top"], "weights": sonic.Output(["pt", "eta"], per="constituent")},
+    )
+    result = model(jets)
+    assert result.fields == ["scores", "weights"]
+    kept = ak.local_index(jets, axis=2) < 4
+    assert ak.all(ak.drop_none(result.weights.pt, axis=2) == jets.pt[kept])
+    assert ak.all(ak.is_none(result.weights, axis=2) == ~kept)
+
+
+def test_no_object_needs_no_server(tagger: sonic.Model, jets: ak.Array) -> None:
+    with sonic.connect("grpc://127.0.0.1:9"):
+        for nothing in (jets[:0], jets[ak.num(jets) == 0], jets[:, :0]):
+            scores = tagger(nothing)
+            assert scores.tolist() == nothing.tolist()
+            assert str(scores.type).endswith("var * ?{qcd: float32, top: float32}")
+
+
+def test_pending(connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array) -> None:
+    pending = tagger.submit(jets)
+    assert "tagger" in repr(pending)
+    scores = pending.result(timeout_s=60)
+    assert pending.done()
+    assert pending.result().top.tolist() == scores.top.tolist()
+    assert "done" in repr(pending)
+    pending.cancel()
+    assert pending.result().top.tolist() == scores.top.tolist()
+
+
+def test_what_made_the_scores_is_written_on_them(
+    connected: sonic.Pool, server: sonic.LocalServer, tagger: sonic.Model, jets: ak.Array
+) -> None:
+    made = tagger(jets).attrs["sonic"]
+    assert made == {
+        "model": "tagger",
+        "version": "1",
+        "servers": [server.url],
+        "config_hash": tagger.config_hash,
+        "sonic_coffea": sonic.__version__,
+    }
+    assert tagger(jets)[5:9].attrs["sonic"] == made
+
+
+def test_hash_changes_with_the_declaration(tagger: sonic.Model) -> None:
+    others = [
+        sonic.Model("tagger", tagger.inputs, {"scores": ["top", "qcd"]}),
+        sonic.Model("tagger", tagger.inputs, {"scores": ["qcd", "top"]}, version=2),
+        sonic.Model(
+            "tagger",
+            {**tagger.inputs, "features": sonic.Padded(["pt", sonic.Feature("eta", scale=2)], 8)},
+            {"scores": ["qcd", "top"]},
+        ),
+    ]
+    assert len({m.config_hash for m in (tagger, *others)}) == 4
+    assert pickle.loads(pickle.dumps(tagger)).config_hash == tagger.config_hash
+
+
+def test_contract_is_checked_before_anything_is_sent(
+    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array
+) -> None:
+    wrong = sonic.Model(
+        "tagger",
+        {"feature": sonic.Padded("pt", 8, dtype="float64"), "mask": sonic.Mask(8)},
+        {"score": ["qcd", "top"], "scores": ["a", "b", "c"]},
+    )
+    with pytest.raises(errors.ContractError) as caught:
+        wrong(jets)
+    message = str(caught.value)
+    for part in (
+        "the model has no input 'feature'; did you mean 'features'?",
+        "no layout is declared for the model's input 'features'",
+        "the model has no output 'score'; did you mean 'scores'?",
+        "declared with 3 labels, the model gives 2",
+        "FP64 [N, 1, 8]",
+        "FP32 [N, 2, ?]",
+    ):
+        assert part in message
+    assert connected.statistics.total().requests == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "hint"),
+    [("taggr", None, "did you mean 'tagger'"), ("tagger", 7, "it has version 1")],
+)
+def test_missing_model(
+    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, name: str, version: Any, hint: str
+) -> None:
+    model = sonic.Model(name, tagger.inputs, tagger.outputs, version=version)
+    with pytest.raises(errors.ModelNotFoundError, match=hint) as caught:
+        model(jets)
+    assert caught.value.model == name
+    assert caught.value.server in connected.settings.servers
+    tagger(jets[:10])  # what one lacks, another has
+
+
+def test_pinned_version(connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array) -> None:
+    pinned = sonic.Model("tagger", tagger.inputs, tagger.outputs, version=1)
+    assert pinned(jets).top.tolist() == tagger(jets).top.tolist()
+
+
+def test_calls_from_many_threads(
+    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any], compare: Any
+) -> None:
+    found: dict[int, Any] = {}
+
+    def work(i: int) -> None:
+        found[i] = tagger(jets[i * 250 : (i + 1) * 250]).top
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    compare(ak.concatenate([found[i] for i in range(8)]), direct)
+
+
+def test_without_servers_it_says_how_to_name_one(tagger: sonic.Model, jets: ak.Array) -> None:
+    with pytest.raises(errors.ConfigError, match="call sonic.connect"):
+        tagger(jets)
+
+
+def test_wrong_declarations(tagger: sonic.Model) -> None:
+    with pytest.raises(errors.ConfigError, match="at least one input and one output"):
+        sonic.Model("m", {}, {"x": ["a"]})
+    with pytest.raises(errors.ConfigError, match="expected a layout such as sonic.Padded"):
+        sonic.Model("m", {"x": ["pt"]}, {"x": ["a"]})  # type: ignore[dict-item]
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, sonic_coffea as sonic\n"
+        "heavy = {'coffea', 'distributed', 'numba', 'grpc', 'tritonclient', 'matplotlib'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "m = sonic.Model('m', {'x': sonic.Padded('pt', 3)}, {'y': ['a']})\n"
+        "sonic.connect('grpc://triton.example:8001')\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea import errors, weaver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PREPROCESS: dict[str, Any] = {
+    "output_names": ["label_QCD", "label_Top", "mass"],
+    "input_names": ["pf_features", "pf_mask"],
+    "pf_features": {
+        "var_names": ["a", "b"],
+        "var_infos": {
+            "a": {
+                "median": 0.5,
+                "norm_factor": 2.0,
+                "replace_inf_value": -1.0,
+                "lower_bound": -1.5,
+                "upper_bound": 3.0,
+                "pad": 7.0,
+            },
+            "b": {"median": 0.0, "norm_factor": 1.0, "pad": 0.0},
+        },
+        "var_length": 3,
+    },
+    "pf_mask": {"var_names": ["pf_mask"], "var_infos": {}, "var_length": 3},
+}
+
+
+def test_weaver_s_rule(tmp_path: Path) -> None:
+    path = tmp_path / "preprocess.json"
+    path.write_text(json.dumps(PREPROCESS))
+    inputs, labels = weaver.read(path)
+    assert labels == ["QCD", "Top", "mass"]
+    jets = ak.Array([{"a": [1.0, 5.0, -5.0, 9.0], "b": [1.0] * 4}, {"a": [np.inf], "b": [2.0]}])
+    # (1 - 0.5) * 2, clipped (5 - 0.5) * 2, clipped (-5 - 0.5) * 2; inf becomes (-1 - 0.5) * 2.
+    assert inputs["pf_features"].pack(jets).tolist() == [
+        [[1.0, 3.0, -1.5], [1.0, 1.0, 1.0]],
+        [[-1.5, 7.0, 7.0], [2.0, 0.0, 0.0]],
+    ]
+    model = sonic.Model.from_weaver("m", path, output="probabilities", prefix="pf.")
+    assert model.inputs["pf_features"].columns == ("pf.a", "pf.b")
+    assert model.outputs["probabilities"].labels == ("QCD", "Top", "mass")
+    assert isinstance(model.inputs["pf_mask"], sonic.Mask)
+
+
+def test_weaver_s_length_between_limits() -> None:
+    group = {**PREPROCESS["pf_features"], "min_length": 2, "max_length": 7}
+    del group["var_length"]
+    mask = {"var_names": ["pf_mask"], "min_length": 2, "max_length": 7}
+    inputs, _ = weaver.read({**PREPROCESS, "pf_features": group, "pf_mask": mask})
+    features = inputs["pf_features"]
+    assert isinstance(features, sonic.Bucketed)
+    assert features.lengths == (2, 4, 7)
+    for n, length in ((0, 2), (2, 2), (3, 4), (5, 7), (9, 7)):
+        jets = ak.Array([{"a": [0.5] * n, "b": [0.0] * n}, {"a": [0.5], "b": [1.0]}])[:1]
+        assert features.pack(jets).shape == (1, 2, length)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_names": ["pf_feature"]}, "has no 'pf_feature'; did you mean 'pf_features'"),
+        ({"pf_features": {"var_names": ["a"], "var_length": 3}}, "has no 'var_infos'"),
+        ({"pf_features": {"var_names": ["a"], "var_infos": {}}}, "no var_length or max_length"),
+        ({"pf_features": {**PREPROCESS["pf_features"], "var_names": ["aa"]}}, "has no 'aa'"),
+    ],
+)
+def test_wrong_preprocessing(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        weaver.read({**PREPROCESS, **change})
+
+
+def test_preprocessing_that_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="cannot read the preprocessing file"):
+        weaver.read(tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(errors.ConfigError, match="is not JSON"):
+        weaver.read(tmp_path / "bad.json")

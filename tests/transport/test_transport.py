@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from typing import Any
+
+import awkward as ak
+import grpc
+import numpy as np
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea import errors, local_state
+from sonic_coffea.transport import Address, connect_transport
+from sonic_coffea.transport._failures import translate
+
+Code = grpc.StatusCode
+
+
+@pytest.mark.parametrize(
+    ("url", "target", "tls", "model"),
+    [
+        ("grpc://triton.example:8001", "triton.example:8001", False, None),
+        ("grpc://triton.example", "triton.example:8001", False, None),
+        ("grpcs://triton.example", "triton.example:443", True, None),
+        ("grpc://[::1]:9000", "[::1]:9000", False, None),
+        ("triton+grpc://host:1/model/2", "host:1", False, ("model", "2")),
+        ("triton+grpcs://host/model", "host:443", True, ("model", None)),
+    ],
+)
+def test_addresses(url: str, target: str, tls: bool, model: Any) -> None:
+    address = Address.parse(url)
+    assert address.target == target
+    assert address.tls is tls
+    assert (address.model, address.version) == (model or (None, None))
+    assert Address.parse(address.url).target == target
+
+
+@pytest.mark.parametrize(
+    "url", ["host:1", "http://host", "grpc://", "grpc://h:port", "grpc://h/model", "grpc://u:p@h"]
+)
+def test_addresses_that_are_none(url: str) -> None:
+    with pytest.raises(errors.ConfigError):
+        Address.parse(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "loopback"),
+    [
+        ("grpc://127.0.0.1:1", True),
+        ("grpc://localhost:1", True),
+        ("grpc://[::1]:1", True),
+        ("grpc://10.0.0.1:1", False),
+        ("grpc://triton.example:1", False),
+    ],
+)
+def test_loopback(url: str, loopback: bool) -> None:
+    assert Address.parse(url).loopback is loopback
+
+
+EXPECTED = {
+    Code.CANCELLED: errors.ServerLostError,  # by the server; by us it is a CancelledError
+    Code.UNKNOWN: errors.RequestError,
+    Code.INVALID_ARGUMENT: errors.RequestError,
+    Code.DEADLINE_EXCEEDED: errors.DeadlineError,
+    Code.NOT_FOUND: errors.ModelNotFoundError,
+    Code.ALREADY_EXISTS: errors.RequestError,
+    Code.PERMISSION_DENIED: errors.AccessError,
+    Code.RESOURCE_EXHAUSTED: errors.OverloadError,
+    Code.FAILED_PRECONDITION: errors.RequestError,
+    Code.ABORTED: errors.ServerLostError,
+    Code.OUT_OF_RANGE: errors.RequestError,
+    Code.UNIMPLEMENTED: errors.RequestError,
+    Code.INTERNAL: errors.RequestError,
+    Code.UNAVAILABLE: errors.ServerLostError,
+    Code.DATA_LOSS: errors.ServerLostError,
+    Code.UNAUTHENTICATED: errors.AccessError,
+}
+
+
+@pytest.mark.parametrize("code", [c for c in Code if c is not Code.OK])
+def test_every_status_has_a_meaning(code: Any) -> None:
+    error = translate(code, "what the server said", server="grpc://s:1", model="m")
+    assert type(error) is EXPECTED[code]
+    assert "what the server said" in str(error)
+    assert error.server == "grpc://s:1"
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "kind"),
+    [
+        (Code.UNAVAILABLE, "This protocol is restricted, expecting header", errors.AccessError),
+        (Code.UNAVAILABLE, "request 3 exceeds maximum queue size", errors.OverloadError),
+        (
+            Code.UNAVAILABLE,
+            "Request for unknown model: 'x' is not found",
+            errors.ModelNotFoundError,
+        ),
+        (Code.RESOURCE_EXHAUSTED, "Received message larger than max", errors.RequestError),
+    ],
+)
+def test_words_that_tell_one_status_apart(code: Any, details: str, kind: Any) -> None:
+    assert type(translate(code, details)) is kind
+
+
+def test_cancelled_by_us() -> None:
+    assert type(translate(Code.CANCELLED, "", closing=True)) is errors.CancelledError
+
+
+def test_a_server_is_asked(server: sonic.LocalServer) -> None:
+    connection = connect_transport(server.url)
+    assert connection.ready()
+    assert connection.info().name == "triton"
+    assert [(m.name, m.state) for m in connection.models()] == [("tagger", "READY")]
+    contract = connection.contract("tagger", None)
+    assert contract.max_rows == 64
+    assert {t.name: (t.datatype, t.shape) for t in contract.inputs} == {
+        "features": ("FP32", (2, -1)),
+        "mask": ("FP32", (1, -1)),
+    }
+    before = connection.timings("tagger", None)
+    with sonic.connect(server) as pool:
+        model = sonic.Model(
+            "tagger",
+            {"features": sonic.Padded(["x", "x"], 2), "mask": sonic.Mask(2)},
+            {"scores": ["a", "b"]},
+        )
+        model(ak.Array([{"x": [1.0]}] * 3), pool=pool)
+    after = connection.timings("tagger", None)
+    assert after.rows - before.rows == 3
+    assert after.compute_s > before.compute_s
+    connection.close()
+    connection.close()
+    with pytest.raises(errors.CancelledError):
+        connection.info()
+    assert not connection.ready()
+
+
+def test_a_wrong_secret_is_refused(server: sonic.LocalServer) -> None:
+    record = local_state.lookup(server.url)
+    assert record is not None
+    connection = connect_transport(server.url, headers={record.header: "guess"})
+    with pytest.raises(errors.AccessError, match="restricted"):
+        connection.info()
+    assert not connection.ready()
+    connection.close()
+
+
+def test_a_wrong_shape_is_the_request_s_fault(server: sonic.LocalServer) -> None:
+    import threading
+
+    connection = connect_transport(server.url)
+    contract = connection.contract("tagger", None)
+    answered, outcomes = threading.Event(), []
+
+    def done(outcome: Any) -> None:
+        outcomes.append(outcome)
+        answered.set()
+
+    inputs = {"features": np.zeros((2, 3, 4), np.float32), "mask": np.zeros((2, 1, 4), np.float32)}
+    connection.infer(contract, inputs, ["scores"], version=None, request_id="r7", done=done)
+    assert answered.wait(30)
+    (error,) = outcomes
+    assert type(error) is errors.RequestError
+    assert (error.server, error.model, error.request) == (server.url, "tagger", "r7")
+    connection.close()
+
+
+def test_nobody_there() -> None:
+    connection = connect_transport("grpc://127.0.0.1:9")
+    assert not connection.ready()
+    with pytest.raises(errors.ServerLostError):
+        connection.contract("m", None)
+    connection.close()
