@@ -85,33 +85,3 @@ def test_strangers_do_not_meet(part: str, stranger: str) -> None:
 def test_foreign_packages_have_one_home(package: str) -> None:
     users = {p for p, m in imports() if m.split(".")[0] == package}
     assert users <= HOMES[package]
-
-
-def test_public_names() -> None:
-    assert sonic_coffea.__all__ == [
-        "Bucketed",
-        "Dense",
-        "Feature",
-        "Flat",
-        "Layout",
-        "LocalServer",
-        "Mask",
-        "Model",
-        "Output",
-        "Padded",
-        "Pending",
-        "Pool",
-        "Report",
-        "Row",
-        "SonicProcessor",
-        "__version__",
-        "build_repository",
-        "connect",
-        "constituents",
-        "errors",
-        "report",
-    ]
-    for name in sonic_coffea.__all__:
-        assert getattr(sonic_coffea, name) is not None
-    with pytest.raises(AttributeError, match="did you mean 'Padded'"):
-        _ = sonic_coffea.Paddd

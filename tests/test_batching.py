@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sonic_coffea import errors
-from sonic_coffea.batching import Segment, plan, rows_per_request
+from sonic_coffea.batching import UNLIMITED_ROWS, Segment, plan, rows_per_request
 
 
 @given(
@@ -47,3 +47,35 @@ def test_plans_by_weight(weights: list[int], max_rows: int | None) -> None:
 def test_a_row_that_is_too_large() -> None:
     with pytest.raises(errors.ConfigError, match="raise max_request_bytes"):
         rows_per_request(101, max_rows=None, max_bytes=100)
+    weights = Segment(0, 2, np.asarray([5, 101], np.int64))
+    with pytest.raises(errors.ConfigError, match=r"101 bytes, more than .* \(100\)"):
+        list(plan([weights], max_rows=None, max_bytes=100))
+
+
+@given(st.integers(1, 100), st.integers(1, 40), st.lists(st.integers(-2, 60), max_size=4))
+def test_the_largest_preferred_batch_that_fits_is_taken(
+    row_bytes: int, max_rows: int, preferred: list[int]
+) -> None:
+    limits = {"max_rows": max_rows, "max_bytes": 500}
+    most = rows_per_request(row_bytes, **limits)
+    assert 1 <= most <= max_rows
+    assert most * row_bytes <= 500
+    assert most == max_rows or (most + 1) * row_bytes > 500
+    taken = rows_per_request(row_bytes, preferred_rows=tuple(preferred), **limits)
+    assert taken == max([p for p in preferred if 0 < p <= most], default=most)
+
+
+def test_without_limits_requests_are_still_bounded() -> None:
+    assert rows_per_request(1, max_rows=None, max_bytes=10**9) == UNLIMITED_ROWS
+    assert rows_per_request(0, max_rows=None, max_bytes=10**9) == UNLIMITED_ROWS
+
+
+def test_segments_do_not_share_requests() -> None:
+    segments = [Segment(0, 3, 10, 16), Segment(3, 8, 20, 32)]
+    assert list(plan(segments, max_rows=2, max_bytes=1000)) == [
+        (0, 2, 20),
+        (2, 3, 10),
+        (3, 5, 40),
+        (5, 7, 40),
+        (7, 8, 20),
+    ]

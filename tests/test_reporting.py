@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
@@ -7,6 +8,7 @@ from rich.console import Console
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea.processor import Scored
 from sonic_coffea.statistics import Statistics, Tally
 
 
@@ -21,10 +23,9 @@ def some_statistics() -> Statistics:
 
 def test_report() -> None:
     report = sonic.report(some_statistics(), wall_s=2.0)
-    console = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    console = Console(record=True, width=100, file=io.StringIO())
     console.print(report)
     text = console.export_text()
-    console.file.close()
     for shown in (
         "100 of 100",
         "rows/s",
@@ -41,3 +42,15 @@ def test_report() -> None:
     assert "100 rows in 4 requests" in repr(report)
     with pytest.raises(errors.ConfigError, match="a dict carries no statistics"):
         sonic.report({"n": 1})
+
+
+def test_report_of_what_carries_statistics() -> None:
+    output = Scored({"n": 1}, some_statistics())
+    for source in (output, (output, {"metrics": 1}), {"out": output, "processed": set()}):
+        assert sonic.report(source).statistics.total().rows == 100
+    with sonic.connect("grpc://triton.example:8001") as pool:
+        assert sonic.report(pool).statistics.total().requests == 0
+
+
+def test_report_of_nothing_divides_by_nothing() -> None:
+    assert "0 of 0" in sonic.report(Statistics(), wall_s=0.0)._repr_html_()

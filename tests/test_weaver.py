@@ -85,3 +85,60 @@ def test_preprocessing_that_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(errors.ConfigError, match="is not JSON"):
         weaver.read(tmp_path / "bad.json")
+
+
+def by_hand(group: dict[str, Any], row: dict[str, list[float]]) -> list[list[float]]:
+    """The rule of the CMS software's reader, in float32 and one number at a time."""
+    channels = []
+    for name in group["var_names"]:
+        info = group["var_infos"][name]
+        channel = [np.float32(info["pad"])] * group["var_length"]
+        for k, raw in enumerate(row[name][: group["var_length"]]):
+            value = np.float32(raw)
+            if not np.isfinite(value):
+                value = np.float32(info["replace_inf_value"])
+            value = (value - np.float32(info["median"])) * np.float32(info["norm_factor"])
+            value = max(value, np.float32(info["lower_bound"]))
+            channel[k] = min(value, np.float32(info["upper_bound"]))
+        channels.append(channel)
+    return channels
+
+
+def test_random_rows_by_the_rule() -> None:
+    rng = np.random.default_rng(11)
+    names = ["u", "v", "w"]
+    group = {
+        "var_names": names,
+        "var_length": 5,
+        "var_infos": {
+            name: {
+                "median": float(rng.normal()),
+                "norm_factor": float(rng.uniform(0.1, 3)),
+                "replace_inf_value": float(rng.normal()),
+                "lower_bound": -1.0,
+                "upper_bound": 1.5,
+                "pad": float(rng.normal()),
+            }
+            for name in names
+        },
+    }
+    preprocess = {"output_names": ["a"], "input_names": ["x"], "x": group}
+    rows: list[dict[str, list[float]]] = []
+    for n in rng.integers(0, 9, 60):
+        columns = rng.normal(size=(3, n)).astype(np.float32)
+        columns[rng.random((3, n)) < 0.1] = rng.choice([np.nan, np.inf, -np.inf])
+        rows.append(dict(zip(names, columns.tolist(), strict=True)))
+    arrays = {
+        name: ak.values_astype(ak.Array([r[name] for r in rows]), "float32") for name in names
+    }
+    inputs, _ = weaver.read(preprocess)
+    np.testing.assert_array_equal(
+        inputs["x"].pack(arrays), np.asarray([by_hand(group, r) for r in rows], np.float32)
+    )
+
+
+def test_the_file_s_errors_do_not_carry_an_oserror(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        weaver.read(tmp_path / "none.json")
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None

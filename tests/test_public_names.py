@@ -1,0 +1,37 @@
+"""What users may rely on by name."""
+
+from __future__ import annotations
+
+import pytest
+
+import sonic_coffea
+
+
+def test_public_names() -> None:
+    assert sonic_coffea.__all__ == [
+        "Bucketed",
+        "Dense",
+        "Feature",
+        "Flat",
+        "Layout",
+        "LocalServer",
+        "Mask",
+        "Model",
+        "Output",
+        "Padded",
+        "Pending",
+        "Pool",
+        "Report",
+        "Row",
+        "SonicProcessor",
+        "__version__",
+        "build_repository",
+        "connect",
+        "constituents",
+        "errors",
+        "report",
+    ]
+    for name in sonic_coffea.__all__:
+        assert getattr(sonic_coffea, name) is not None
+    with pytest.raises(AttributeError, match="did you mean 'Padded'"):
+        _ = sonic_coffea.Paddd
