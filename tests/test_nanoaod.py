@@ -106,7 +106,7 @@ def test_constituents_of_masked_events_twice_selected(sample: tuple[ak.Array, li
 
 def test_candidates_keep_their_behaviour(sample: tuple[ak.Array, list[Any]]) -> None:
     events, _ = sample
-    vectors = ak.with_name(events.PFCand, "PtEtaPhiMCandidate")
+    vectors = ak.with_name(events.PFCand, "PtEtaPhiMLorentzVector")
     found = sonic.constituents(ak.with_field(events, vectors, "PFCand"))
     np.testing.assert_allclose(
         ak.flatten(found.px, axis=None), ak.flatten(found.pt * np.cos(found.phi), axis=None), 1e-6
