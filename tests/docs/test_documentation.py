@@ -1,0 +1,340 @@
+"""Everything that the README, the documentation and the examples say is run as it stands."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import pytest
+import yaml
+
+import sonic_coffea as sonic
+from sonic_coffea.demo.samples import DATA, sample_files
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKED = [*PAGES, *sorted(EXAMPLES.rglob("*.md")), ROOT / "CHANGELOG.md"]
+PARSERS = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
+SHOWN_ONLY = {"text", "mermaid"}
+# Commands that would install or build are compared with what there is to run, not run.
+NOT_RUN = ("make ", "pip install ")
+
+# Runs the blocks of a page in one namespace; tracebacks point at the lines of the page. Read from
+# the command line, so that dask's workers do not run the page again when they start.
+DRIVER = """
+import json, subprocess, sys
+namespace = {"__name__": "__main__"}
+for block in json.load(open(sys.argv[1])):
+    if block["language"] == "bash":
+        subprocess.run(["bash", "-euo", "pipefail", "-c", block["text"]], check=True)
+    else:
+        text = "\\n" * (block["line"] - 1) + block["text"]
+        exec(compile(text, block["page"], "exec"), namespace)
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def commands(self) -> list[str]:
+        return [line for line in self.text.splitlines() if line and not line.startswith("#")]
+
+    @property
+    def installs(self) -> bool:
+        return self.language == "bash" and any(c.startswith(NOT_RUN) for c in self.commands)
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found, opened = [], None
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.startswith("```"):
+            continue
+        if opened is None:
+            opened = number, line.removeprefix("```").strip()
+        else:
+            lines = page.read_text(encoding="utf-8").splitlines()[opened[0] : number - 1]
+            found.append(Block(page, opened[0] + 1, opened[1], "\n".join(lines) + "\n"))
+            opened = None
+    assert opened is None, f"{page}: the block of line {opened} is not closed"
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def to_run(page: Path) -> list[Block]:
+    chosen = [b for b in blocks_of(page) if b.language in ("python", "bash")]
+    return [b for b in chosen if not b.installs]
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A user's environment: this Python first, no display, a place of its own for state."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DASK_SONIC", "PYTEST"))}
+    return {
+        **clean,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "MPLBACKEND": "Agg",
+        "SONIC_COFFEA_STATE_DIR": str(tmp_path_factory.mktemp("state")),
+    }
+
+
+def execute(arguments: list[Any], where: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=where,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if to_run(p)], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_page_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    shutil.copy(DATA / "toptagger.onnx", work / "toptagger.onnx")
+    shutil.copy(DATA / "toptagger.preprocess.json", work / "preprocess.json")
+    shutil.copy(DATA / "TTbar_1.root", work / "nano.root")
+    blocks = [
+        {"page": str(b.page), "line": b.line, "language": b.language, "text": b.text}
+        for b in to_run(page)
+    ]
+    listed = tmp_path / "blocks.json"
+    listed.write_text(json.dumps(blocks), encoding="utf-8")
+    execute(["-c", DRIVER, listed], work, environment)
+
+
+def test_blocks_are_of_known_languages() -> None:
+    known = {"python", "bash", *PARSERS, *SHOWN_ONLY}
+    strange = [f"{b}: {b.language or 'none'}" for b in BLOCKS if b.language not in known]
+    assert not strange
+    assert len(BLOCKS) > 20
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in PARSERS], ids=str)
+def test_data_is_well_formed(block: Block) -> None:
+    assert PARSERS[block.language](block.text)
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.installs], ids=str)
+def test_installing_is_as_documented(block: Block) -> None:
+    made = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for command in block.commands:
+        program, _, rest = command.partition(" ")
+        if program == "make":
+            assert rest in made, command
+            assert command in script, f"{command} is not what .ci/run calls"
+        else:
+            extras = re.fullmatch(r'pip install "(?:\.|sonic-coffea)(?:\[([a-z,]+)\])?"', command)
+            assert extras is not None, command
+            assert set((extras[1] or "").split(",")) <= {"", *project["optional-dependencies"]}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        name = str(page.relative_to(ROOT / "docs"))
+        assert name == "index.md" or f"({name})" in index
+
+
+def test_reference_has_every_public_name_and_option() -> None:
+    from sonic_coffea.pool import Settings
+
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    names = [n for n in sonic.__all__ if not n.startswith("__")]
+    names += [n for n in sonic.errors.__all__ if n != "nearest"]
+    names += Settings.__slots__
+    assert [n for n in names if not re.search(rf"`[^`\n]*\b{n}\b", reference)] == []
+
+
+def test_pages_name_nothing_that_is_not_there() -> None:
+    for page in [*PAGES, EXAMPLES / "README.md"]:
+        for name in re.findall(r"\bsonic\.([A-Za-z]\w*)[(.]", page.read_text(encoding="utf-8")):
+            assert hasattr(sonic, name), f"{page.name}: {name}"
+
+
+def test_settings_in_the_reference_are_the_defaults() -> None:
+    from sonic_coffea.pool import Settings
+
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    settings = Settings(servers=("grpc://triton.example:8001",))
+    for name in Settings.__slots__:
+        value = getattr(settings, name)
+        if isinstance(value, (int, float)):
+            shown = f"{value:_}".removesuffix(".0")
+            assert f"| `{name}` | {shown} |" in reference
+
+
+def modules() -> list[str]:
+    found = pkgutil.walk_packages(sonic.__path__, "sonic_coffea.")
+    # The template of the server's model runs in the server only; __main__ runs the commands.
+    return [m.name for m in found if not m.name.endswith(("__main__", "_onnx_backend"))]
+
+
+@pytest.mark.parametrize("module", modules())
+def test_docstring_examples(module: str) -> None:
+    outcome = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
+    assert outcome.failed == 0
+
+
+def scored_directly(path: Path) -> list[float]:
+    """Return the top scores of a sample file by onnxruntime, without servers or layouts' help."""
+    import awkward as ak
+    import onnxruntime
+    import uproot
+
+    from sonic_coffea.demo.features import constituent_features
+
+    with uproot.open(path) as file:
+        names = ("FatJet", "PFCand", "FatJetPFCand")
+        arrays = file["Events"].arrays(filter_name=[f"{n}_*" for n in names])
+    jets, candidates, links = (
+        ak.zip({f.removeprefix(f"{n}_"): arrays[f] for f in arrays.fields if f.startswith(f"{n}_")})
+        for n in names
+    )
+    of_jet = links.jetIdx[:, np.newaxis] == ak.local_index(jets.pt)[:, :, np.newaxis]
+    index = ak.broadcast_arrays(links.pfCandIdx[:, np.newaxis], of_jet)[0][of_jet]
+    nested = ak.unflatten(
+        candidates[ak.flatten(index, axis=2)], ak.flatten(ak.num(index, axis=2)), axis=1
+    )
+    features = ak.to_list(ak.flatten(constituent_features(jets, nested)))
+    preprocess = json.loads((DATA / "toptagger.preprocess.json").read_text(encoding="utf-8"))
+    session = onnxruntime.InferenceSession(DATA / "toptagger.onnx")
+    tensors = {}
+    for name in preprocess["input_names"]:
+        group = preprocess[name]
+        tensor = np.zeros((len(features), len(group["var_names"]), 64), np.float32)
+        for j, jet in enumerate(features):
+            for v, variable in enumerate(group["var_names"]):
+                rule = group["var_infos"][variable]
+                numbers = np.asarray([c[variable] for c in jet[:64]])
+                scaled = (numbers - rule["median"]) * rule["norm_factor"]
+                clipped = np.clip(scaled, rule["lower_bound"], rule["upper_bound"])
+                tensor[j, v, : len(jet)] = clipped
+        tensors[name] = tensor
+    return session.run(["softmax"], tensors)[0][:, 1].tolist()
+
+
+@pytest.fixture(scope="session")
+def analysed(
+    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]
+) -> dict[str, Any]:
+    """What the analysis of the examples makes of two files, on a dask cluster."""
+    from coffea.util import load
+
+    work = tmp_path_factory.mktemp("analysis")
+    files = [sample_files()[name][0] for name in ("TTbar", "QCD")]
+    arguments = [*files, "--workers", "2", "--output", "top.coffea"]
+    execute([EXAMPLES / "top_analysis.py", *arguments], work, environment)
+    return dict(load(work / "top.coffea"))
+
+
+def test_analysis_scores_every_jet(analysed: dict[str, Any]) -> None:
+    sample = json.loads((DATA / "sample.json").read_text(encoding="utf-8"))["files"]
+    for name in ("TTbar_1", "QCD_1"):
+        assert analysed["jets"][name] == sample[f"{name}.root"]["fatjets"]
+        counted = analysed["top"][name, :].values(flow=True).sum()
+        assert counted == sample[f"{name}.root"]["fatjets"]
+    # Most jets of QCD are below 0.5, most jets with a high score are from top quarks.
+    top, qcd = (analysed["top"][n, :].values() for n in ("TTbar_1", "QCD_1"))
+    assert qcd[: len(qcd) // 2].sum() > 0.8 * qcd.sum()
+    assert top[-2:].sum() > 10 * qcd[-2:].sum()
+
+
+def test_analysis_equals_direct_inference(analysed: dict[str, Any]) -> None:
+    expected = np.histogram(scored_directly(DATA / "TTbar_1.root"), bins=20, range=(0, 1))[0]
+    found = analysed["top"]["TTbar_1", :].values()
+    # A score at the edge of a bin may fall to either side.
+    assert np.abs(found - expected).sum() <= 4
+
+
+def test_model_by_hand_equals_the_mixin(
+    analysed: dict[str, Any], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    printed = execute([EXAMPLES / "by_hand.py", DATA / "TTbar_1.root"], tmp_path, environment)
+    counts = [int(n) for n in printed.splitlines()[-1].split()]
+    assert np.abs(np.asarray(counts) - analysed["top"]["TTbar_1", :].values()).sum() <= 4
+
+
+def test_notebook(tmp_path: Path, environment: dict[str, str]) -> None:
+    notebook = nbformat.read(EXAMPLES / "first_scores.ipynb", as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert not cell.outputs, "outputs are cleared before a commit"
+            assert cell.execution_count is None
+    runner = tmp_path / "run.py"
+    runner.write_text(RUN_NOTEBOOK, encoding="utf-8")
+    done = tmp_path / "done.ipynb"
+    # The notebook's own way of drawing, not that of scripts.
+    plain = {k: v for k, v in environment.items() if k != "MPLBACKEND"}
+    execute([runner, EXAMPLES / "first_scores.ipynb", done], tmp_path, plain)
+    outputs = [o for c in nbformat.read(done, as_version=4).cells for o in c.get("outputs", [])]
+    assert not [o for o in outputs if o.output_type == "error"]
+    shown = [o.get("data", {}) for o in outputs]
+    assert any("image/png" in data for data in shown)
+    (report,) = (d["text/html"] for d in shown if "Scoring" in d.get("text/html", ""))
+    assert "1,898 of 1,898" in report
+
+
+RUN_NOTEBOOK = """
+import sys
+import nbformat
+from nbclient import NotebookClient
+
+notebook = nbformat.read(sys.argv[1], as_version=4)
+NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+nbformat.write(notebook, sys.argv[2])
+"""
