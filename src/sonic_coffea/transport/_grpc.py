@@ -13,7 +13,15 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sonic_coffea import local_state
 from sonic_coffea.contract import DATATYPES, Contract, TensorSpec, kserve_name
-from sonic_coffea.errors import ConfigError, ModelNotFoundError, ResponseError, SonicError, nearest
+from sonic_coffea.errors import (
+    AccessError,
+    ConfigError,
+    ModelNotFoundError,
+    ResponseError,
+    ServerLostError,
+    SonicError,
+    nearest,
+)
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._protocol import (
     Answer,
@@ -169,14 +177,15 @@ class GrpcConnection:
             "version": version or contract.version,
             "request": request_id,
         }
+        local = self._local_headers
         future = self._stub.ModelInfer.future(
-            request, timeout=self._options.request_timeout_s, metadata=self._headers()
+            request, timeout=self._options.request_timeout_s, metadata=self._headers(local)
         )
 
         def finished(call: Any) -> None:
             # gRPC would only log what is raised here, and the rows would wait for ever.
             try:
-                outcome = self._outcome(call, sent_bytes, context)
+                outcome = self._outcome(call, sent_bytes, local, context)
             except Exception as error:  # noqa: BLE001
                 outcome = ResponseError(f"cannot read the server's answer: {error!r}", **context)
             done(outcome)
@@ -190,14 +199,16 @@ class GrpcConnection:
             self._closed.set()
             self._channel.close()
 
-    def _outcome(self, call: Any, sent_bytes: int, context: dict[str, Any]) -> Answer | SonicError:
+    def _outcome(
+        self, call: Any, sent_bytes: int, local: Mapping[str, str], context: dict[str, Any]
+    ) -> Answer | SonicError:
         if call.cancelled():
             return translate(
                 grpc.StatusCode.CANCELLED, "cancelled by this client", closing=True, **context
             )
         code = call.code()
         if code != grpc.StatusCode.OK:
-            return translate(code, call.details() or "", closing=self._closed.is_set(), **context)
+            return self._failure(code, call.details(), local, **context)
         answer = call.result()
         if len(answer.raw_output_contents) != len(answer.outputs):
             return ResponseError("the server's answer has outputs without data", **context)
@@ -249,27 +260,38 @@ class GrpcConnection:
         )
 
     def _ask(self, method: str, request: Any, **context: Any) -> Any:
+        local = self._local_headers
+        context["server"] = str(self._address)
         try:
             return getattr(self._stub, method)(
-                request, timeout=self._options.metadata_timeout_s, metadata=self._headers()
+                request, timeout=self._options.metadata_timeout_s, metadata=self._headers(local)
             )
         except grpc.RpcError as error:
-            failure = translate(
-                error.code(),
-                error.details() or "",
-                closing=self._closed.is_set(),
-                server=str(self._address),
-                **context,
-            )
+            failure = self._failure(error.code(), error.details(), local, **context)
         except ValueError as error:  # a closed channel
             failure = translate(
                 grpc.StatusCode.CANCELLED, str(error), closing=True, server=str(self._address)
             )
         raise failure
 
-    def _headers(self) -> tuple[tuple[str, str], ...]:
+    def _failure(
+        self, code: Any, details: str | None, local: Mapping[str, str], **context: Any
+    ) -> SonicError:
+        """Return our error for a call that was made with the `local` secret."""
+        error = translate(code, details or "", closing=self._closed.is_set(), **context)
+        if not isinstance(error, (AccessError, ServerLostError)):
+            return error
+        # A local server that was started anew has another secret, which is recorded a moment after
+        # it answers; to the rows, it is a server that was lost and comes back.
+        recorded = _local_secret(self._address)
+        self._local_headers = recorded or self._local_headers
+        if isinstance(error, AccessError) and recorded != local:
+            return ServerLostError(f"the local server was started anew: {details}", **context)
+        return error
+
+    def _headers(self, local: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         token = self._options.token
-        headers = {**self._local_headers, **self._options.headers}
+        headers = {**local, **self._options.headers}
         if token is not None:
             headers["authorization"] = f"Bearer {token() if callable(token) else token}"
         return tuple((k.lower(), v) for k, v in headers.items())

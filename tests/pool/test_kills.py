@@ -1,0 +1,136 @@
+"""Real servers that are killed while requests are out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.transport import connect_transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import awkward as ak
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def small_batches(tagger_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("small") / "repository"
+    sonic.build_repository(path, {"tagger": tagger_path}, max_batch_size=4)
+    return path
+
+
+@pytest.fixture
+def doomed(small_batches: Path) -> Iterator[sonic.LocalServer]:
+    with sonic.LocalServer(small_batches, stop_timeout_s=1.0) as running:
+        yield running
+
+
+@pytest.fixture
+def kill_at_answer(doomed: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Kill a server when its twentieth answer is here and has not been looked at."""
+    pid, answer = doomed.pid, 20
+    assert pid is not None
+
+    class Watched:
+        def __init__(self, connection: Any) -> None:
+            self._connection = connection
+            self._answers = itertools.count(1)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._connection, name)
+
+        def infer(self, *arguments: Any, done: Any, **options: Any) -> Any:
+            def counted(outcome: Any) -> None:
+                if next(self._answers) == answer:
+                    os.kill(pid, signal.SIGKILL)
+                done(outcome)
+
+            return self._connection.infer(*arguments, done=counted, **options)
+
+    def connect(url: str, **options: Any) -> Any:
+        connection = connect_transport(url, **options)
+        return Watched(connection) if url == doomed.url else connection
+
+    monkeypatch.setattr("sonic_coffea.pool._pool.connect_transport", connect)
+    return answer
+
+
+def test_a_killed_server_is_one_error(
+    doomed: sonic.LocalServer, kill_at_answer: int, tagger: sonic.Model, jets: ak.Array
+) -> None:
+    threads = threading.active_count()
+    with Pool(Settings.make(doomed, retry_for_s=1.0)) as pool:
+        with pytest.raises(errors.ServerLostError) as caught:
+            tagger(jets, pool=pool)
+        error = caught.value
+        assert (error.server, error.model, error.version) == (doomed.url, "tagger", "1")
+        assert error.rows is not None
+        assert error.rows[1] - error.rows[0] == 4
+        assert error.events is not None
+        assert 0 <= error.events[0] < error.events[1] <= len(jets)
+        total = pool.statistics.total()
+        assert total.requests >= kill_at_answer
+        assert total.rows == 4 * total.requests
+        assert total.failures >= 1
+        # Who tries the same again does not wait for as long again.
+        retries = total.retries
+        with pytest.raises(errors.ServerLostError):
+            tagger(jets, pool=pool)
+        assert pool.statistics.total().retries == retries
+        until(lambda: all(s.in_flight == 0 for s in pool.servers))
+    until(lambda: threading.active_count() <= threads)
+
+
+def test_what_a_killed_server_had_is_scored_by_another(
+    doomed: sonic.LocalServer,
+    kill_at_answer: int,
+    server: sonic.LocalServer,
+    tagger: sonic.Model,
+    jets: ak.Array,
+    direct: list[Any],
+    compare: Any,
+) -> None:
+    with Pool(Settings.make([doomed, server])) as pool:
+        pending = tagger.submit(jets, pool=pool)
+        scores = pending.result(timeout_s=100)
+        compare(scores.top, direct)
+        rows = sum(score is not None for event in direct for score in event)
+        total = pool.statistics.total()
+        assert total.rows == rows
+        assert total.retries >= 1
+        assert total.failures == 0
+        by_server = {url: tally.rows for (url, _, _), tally in pending.statistics}
+        assert by_server[doomed.url] >= 4 * (kill_at_answer - 1)
+        assert by_server[server.url] > 0
+        assert scores.attrs["sonic"]["servers"] == sorted([doomed.url, server.url])
+
+
+def test_a_server_that_is_started_again_is_used_again(
+    small_batches: Path, tagger: sonic.Model, jets: ak.Array, direct: list[Any], compare: Any
+) -> None:
+    with sonic.LocalServer(small_batches) as first:
+        port = first.port
+        pool = Pool(Settings.make(first, retry_for_s=60.0))
+        compare(tagger(jets[:20], pool=pool).top, direct[:20])
+    pending = tagger.submit(jets, pool=pool)
+    with sonic.LocalServer(small_batches, port=port):
+        compare(pending.result(timeout_s=100).top, direct)
+        pool.close()
