@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import grpc
@@ -9,8 +10,11 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, local_state
-from sonic_coffea.transport import Address, connect_transport
+from sonic_coffea.transport import Address, ConnectionOptions, connect_transport
 from sonic_coffea.transport._failures import translate
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Code = grpc.StatusCode
 
@@ -94,6 +98,7 @@ def test_every_status_has_a_meaning(code: Any) -> None:
             "Request for unknown model: 'x' is not found",
             errors.ModelNotFoundError,
         ),
+        (Code.INVALID_ARGUMENT, "requested model 'x' is not available", errors.ModelNotFoundError),
         (Code.RESOURCE_EXHAUSTED, "Received message larger than max", errors.RequestError),
     ],
 )
@@ -145,8 +150,6 @@ def test_a_wrong_secret_is_refused(server: sonic.LocalServer) -> None:
 
 
 def test_a_wrong_shape_is_the_request_s_fault(server: sonic.LocalServer) -> None:
-    import threading
-
     connection = connect_transport(server.url)
     contract = connection.contract("tagger", None)
     answered, outcomes = threading.Event(), []
@@ -169,4 +172,65 @@ def test_nobody_there() -> None:
     assert not connection.ready()
     with pytest.raises(errors.ServerLostError):
         connection.contract("m", None)
+    connection.close()
+
+
+def test_unknown_models_and_versions(server: sonic.LocalServer) -> None:
+    connection = connect_transport(server.url)
+    with pytest.raises(errors.ModelNotFoundError, match="did you mean 'tagger'") as caught:
+        connection.contract("taggr", None)
+    assert (caught.value.server, caught.value.model) == (server.url, "taggr")
+    with pytest.raises(errors.ModelNotFoundError, match=r"version 9; it has version 1"):
+        connection.contract("tagger", "9")
+    with pytest.raises(errors.ModelNotFoundError):
+        connection.timings("taggr", None)
+    connection.close()
+
+
+def test_a_token_is_asked_for_at_each_call_and_never_shown(server: sonic.LocalServer) -> None:
+    tokens: list[str] = []
+
+    def token() -> str:
+        tokens.append(f"hush-{len(tokens)}")
+        return tokens[-1]
+
+    options = ConnectionOptions(token=token, headers={"X-Key": "hush"})
+    assert "hush" not in repr(options)
+    connection = connect_transport(server.url, options=options)
+    assert connection.ready()
+    assert connection.ready()
+    assert tokens == ["hush-0", "hush-1"]
+    connection.close()
+
+
+def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    options = ConnectionOptions(tls_root=str(tmp_path / "none.pem"))
+    with pytest.raises(errors.ConfigError, match="none.pem") as caught:
+        connect_transport("grpcs://triton.example", options=options)
+    assert caught.value.__cause__ is None
+
+
+def test_a_server_without_tls_is_lost_to_a_client_with_it(server: sonic.LocalServer) -> None:
+    connection = connect_transport(server.url.replace("grpc://", "grpcs://"))
+    with pytest.raises(errors.ServerLostError):
+        connection.info()
+    connection.close()
+
+
+def test_a_cancelled_request_ends_as_cancelled(server: sonic.LocalServer) -> None:
+    connection = connect_transport(server.url)
+    contract = connection.contract("tagger", None)
+    answered, outcomes = threading.Event(), []
+
+    def done(outcome: Any) -> None:
+        outcomes.append(outcome)
+        answered.set()
+
+    # Large enough to be still on its way.
+    inputs = {n: np.zeros((64, f, 20_000), np.float32) for n, f in (("features", 2), ("mask", 1))}
+    options: Any = {"version": None, "request_id": "r", "done": done}
+    exchange = connection.infer(contract, inputs, ["scores"], **options)
+    exchange.cancel()
+    assert answered.wait(30)
+    assert [type(outcome) for outcome in outcomes] == [errors.CancelledError]
     connection.close()

@@ -44,6 +44,7 @@ _BY_WORDS: tuple[tuple[Any, str, type[SonicError]], ...] = (
     (Code.UNAVAILABLE, "exceeds maximum queue size", OverloadError),
     (Code.UNAVAILABLE, "request for unknown model", ModelNotFoundError),
     (Code.INVALID_ARGUMENT, "request for unknown model", ModelNotFoundError),
+    (Code.INVALID_ARGUMENT, "requested model", ModelNotFoundError),
     (Code.RESOURCE_EXHAUSTED, "message larger than max", RequestError),
 )
 
