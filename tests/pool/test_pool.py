@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -115,6 +116,13 @@ def doubled(scores: ak.Array) -> list[float]:
     return (scores.v0 / 2).tolist()
 
 
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 LOST = errors.ServerLostError("the connection to the server was lost: gone")
 
 
@@ -127,18 +135,35 @@ def test_many_small_requests_come_back_in_order(servers: dict[str, FakeServer]) 
     assert np.concatenate(one.requests).ravel().tolist() == list(range(1001))
 
 
-def test_in_flight_is_bounded_in_number_and_bytes(servers: dict[str, FakeServer]) -> None:
+def test_in_flight_is_bounded_in_number(servers: dict[str, FakeServer]) -> None:
     (one, two) = servers.values()
+    one.gate.clear()
+    two.gate.clear()
     with pool_of(*servers, in_flight=3) as pool:
-        MODEL(objects(400), pool=pool)
-    assert one.most_out <= 3
-    assert two.most_out <= 3
-    assert one.requests
-    assert two.requests
+        pending = MODEL.submit(objects(400), pool=pool)
+        until(lambda: one.out == two.out == 3)
+        one.gate.set()
+        two.gate.set()
+        assert doubled(pending.result(timeout_s=30)) == list(range(400))
+    assert one.most_out == two.most_out == 3
+
+
+def test_in_flight_is_bounded_in_bytes(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    one.gate.clear()
     with pool_of("grpc://s1:8001", in_flight=50, in_flight_bytes=40) as pool:
-        one.most_bytes = 0
-        assert doubled(MODEL(objects(400), pool=pool)) == list(range(400))
-    assert one.most_bytes <= 40
+        pending = MODEL.submit(objects(400), pool=pool)
+        until(lambda: one.out_bytes == 32)  # two requests of four float32; a third is too much
+        one.gate.set()
+        assert doubled(pending.result(timeout_s=30)) == list(range(400))
+    assert one.most_bytes == 32
+
+
+def test_a_request_larger_than_the_budget_travels_alone(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    with pool_of("grpc://s1:8001", in_flight_bytes=10) as pool:
+        assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
+    assert one.most_out == 1
 
 
 def test_rows_of_a_lost_server_go_to_another(servers: dict[str, FakeServer]) -> None:
@@ -294,21 +319,60 @@ def test_deadline_cancels_what_is_out(servers: dict[str, FakeServer]) -> None:
         assert all(e.cancelled.wait(5) for e in one.exchanges)
 
 
+@pytest.fixture
+def interrupts() -> Iterator[Callable[[], None]]:
+    """Press Ctrl-C until the main thread has heard it, once."""
+    heard = threading.Event()
+
+    def handler(*_: Any) -> None:
+        if not heard.is_set():
+            heard.set()
+            raise KeyboardInterrupt
+
+    main = threading.get_ident()
+
+    def press() -> None:
+        while not heard.is_set():
+            # One that comes as a wait begins is heard only when the wait ends.
+            signal.pthread_kill(main, signal.SIGINT)
+            heard.wait(0.05)
+
+    before = signal.signal(signal.SIGINT, handler)
+    yield press
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60.0])
 def test_ctrl_c_cancels_what_is_out(
-    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, FakeServer],
+    timeout_s: float | None,
+    interrupts: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (one, _) = servers.values()
     one.gate.clear()
-
-    def interrupted(self: Any, timeout_s: float | None) -> bool:
-        raise KeyboardInterrupt
-
     with pool_of("grpc://s1:8001") as pool:
-        pending = MODEL.submit(objects(8), pool=pool)
-        monkeypatch.setattr("sonic_coffea.pool.Call.wait", interrupted)
+        pending = MODEL.submit(objects(100), pool=pool)
+        until(lambda: one.out == pool.settings.in_flight)
+        call = pending._call
+        assert call is not None
+        wait, waiting = call.wait, threading.Event()
+
+        def noticed(timeout_s: float | None) -> bool:
+            waiting.set()
+            return wait(timeout_s)
+
+        monkeypatch.setattr(call, "wait", noticed)
+        thread = threading.Thread(target=lambda: waiting.wait(30) and interrupts())
+        thread.start()
         with pytest.raises(KeyboardInterrupt):
-            pending.result()
+            pending.result(timeout_s)
+        thread.join()
         assert pending.done()
+        assert all(e.cancelled.wait(5) for e in one.exchanges)
+        assert len(one.requests) == pool.settings.in_flight
+        one.gate.set()
+        assert doubled(MODEL(objects(3), pool=pool)) == [0, 1, 2]
 
 
 def test_close_is_final_idempotent_and_leaves_nothing(servers: dict[str, FakeServer]) -> None:
@@ -325,10 +389,7 @@ def test_close_is_final_idempotent_and_leaves_nothing(servers: dict[str, FakeSer
     with pytest.raises(errors.ServerLostError, match="has been closed"):
         MODEL(objects(1), pool=pool)
     one.gate.set()
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() <= before
+    until(lambda: threading.active_count() <= before)
 
 
 def test_calls_share_the_pool(servers: dict[str, FakeServer]) -> None:
