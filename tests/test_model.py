@@ -4,14 +4,18 @@ import pickle
 import subprocess
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
+import onnxruntime
 import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_scores_equal_direct_inference(
@@ -185,3 +189,82 @@ def test_import_is_light() -> None:
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def some_jets(rng: np.random.Generator, levels: int) -> Any:
+    """Lists in lists of jets, some of which are None, and some of the lists above them."""
+    if rng.random() < (0.2 if levels in (0, 2) else 0):
+        return None
+    if levels:
+        return [some_jets(rng, levels - 1) for _ in range(rng.integers(0, 4))]
+    columns = rng.normal(size=(2, rng.integers(0, 11))).astype(np.float32).tolist()
+    return [{"pt": pt, "eta": eta} for pt, eta in zip(*columns, strict=True)]
+
+
+def one_by_one(session: Any, plain: Any, levels: int) -> Any:
+    """The top scores by onnxruntime, each jet by itself."""
+    if plain is None:
+        return None
+    if levels:
+        return [one_by_one(session, one, levels - 1) for one in plain]
+    features, mask = np.zeros((1, 2, 8), np.float32), np.zeros((1, 1, 8), np.float32)
+    for k, constituent in enumerate(plain[:8]):
+        features[0, :, k] = constituent["pt"], constituent["eta"]
+        mask[0, 0, k] = 1
+    return float(session.run(["scores"], {"features": features, "mask": mask})[0][0, 1])
+
+
+def same(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(same, found, wanted))
+    return found is None if wanted is None else abs(found - wanted) < 1e-6
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_any_nesting_scores_as_onnxruntime_does(
+    connected: sonic.Pool, tagger: sonic.Model, tagger_path: Path, depth: int
+) -> None:
+    rng = np.random.default_rng(depth)
+    plain = [some_jets(rng, depth - 1) for _ in range(40)]
+    array = ak.values_astype(ak.Array(plain), np.float32)
+    expected = one_by_one(onnxruntime.InferenceSession(tagger_path), plain, depth)
+    assert same(tagger(array).top.tolist(), expected)
+
+
+def test_several_outputs_of_nothing_have_their_types(connected: sonic.Pool, jets: ak.Array) -> None:
+    model = sonic.Model(
+        "tagger",
+        {"features": sonic.Padded(["pt", "eta"], 8), "mask": sonic.Mask(8)},
+        {
+            "scores": ["qcd", "top"],
+            "weights": sonic.Output(["pt", "eta"], per="constituent"),
+        },
+    )
+    full, empty = model(jets), model(jets[:0])
+    assert connected.statistics.total().rows == sum(
+        jet is not None for event in jets.tolist() for jet in event
+    )
+    types = [str(ak.type(x)).partition(" * ")[2] for x in (full, empty)]
+    # Nothing was cut off, so there is no option among the constituents.
+    assert types[1] == (
+        "var * ?{scores: {qcd: float32, top: float32}, weights: var * {pt: float32, eta: float32}}"
+    )
+    assert types[0].replace("?{pt", "{pt") == types[1]
+
+
+def test_outputs_without_labels_are_numbers(connected: sonic.Pool, jets: ak.Array) -> None:
+    inputs = {"features": sonic.Padded(["pt", "eta"], 8), "mask": sonic.Mask(8)}
+    plain = sonic.Model("tagger", inputs, {"scores": None})(jets[:50])
+    named = sonic.Model("tagger", inputs, {"scores": ["qcd", "top"]})(jets[:50])
+    assert str(plain.type) == "50 * var * option[2 * float32]"
+    assert plain[..., 1].tolist() == named.top.tolist()
+
+
+def test_scores_do_not_depend_on_the_requests(
+    server: sonic.LocalServer, tagger: sonic.Model, jets: ak.Array
+) -> None:
+    found = []
+    for options in ({}, {"max_request_bytes": 500}, {"in_flight": 1, "in_flight_bytes": 1}):
+        with sonic.connect(server, **options) as pool:
+            found.append(tagger(jets[:400], pool=pool).top.tolist())
+    assert found[0] == found[1] == found[2]
