@@ -105,3 +105,28 @@ def test_children_open_a_pool_of_their_own(
     assert found == expected
     assert servers == connected.settings.servers
     assert tagger(jets[:50]).top.tolist() == expected
+
+
+def test_a_forked_child_that_uses_nothing_ends(tmp_path: Path) -> None:
+    """Its pool is its parent's, whose lock may be held by a thread that the child does not have."""
+    code = """
+import os, sys, threading, warnings
+import sonic_coffea as sonic
+pool = sonic.connect('grpc://127.0.0.1:9')
+held, forked = threading.Event(), threading.Event()
+def hold():
+    with pool._lock:
+        held.set()
+        forked.wait()
+threading.Thread(target=hold).start()
+held.wait()
+warnings.simplefilter('ignore')
+child = os.fork()
+if child == 0:
+    sys.exit(3)
+forked.set()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), pool.closed)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["3", "False"]

@@ -1,8 +1,8 @@
 """The pool of this process: found by models and processors wherever they are unpickled.
 
 Pickles carry the settings of a pool, without secrets, never a connection. A process that has no
-pool when the first of them arrives opens one from these settings; a forked child notices that the
-pool it inherited is its parent's, and opens its own.
+pool when the first of them arrives opens one from these settings; a forked child leaves the pool
+that it inherited to its parent, and opens its own.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from sonic_coffea.pool._settings import Settings
 _lock = threading.Lock()
 _pool: Pool | None = None
 _settings: Settings | None = None
-_owner_pid = os.getpid()
+_of_parents: list[Pool | None] = []
 
 
 def install(settings: Settings) -> Pool:
     """Make a pool the one of this process; the same settings keep the pool that is there."""
     global _pool, _settings
     with _lock:
-        _notice_fork()
         if _pool is None or _pool.closed or _pool.settings != settings:
             old, _pool, _settings = _pool, Pool(settings), settings
             if old is not None:
@@ -42,7 +41,6 @@ def current() -> Pool:
         If no servers have been named, in any of the ways there are.
     """
     with _lock:
-        _notice_fork()
         settings = _settings
         if _pool is not None and not _pool.closed:
             return _pool
@@ -65,7 +63,6 @@ def adopt(settings: Settings | None) -> None:
     """Use settings that came with a pickle, if this process has none of its own."""
     global _settings  # noqa: PLW0603
     with _lock:
-        _notice_fork()
         if settings is not None and _settings is None and Settings.from_config() is None:
             _settings = settings
 
@@ -81,18 +78,13 @@ def forget(pool: Pool | None = None) -> None:
     old.close()
 
 
-def _notice_fork() -> None:
-    """Drop, unclosed, a pool whose threads and sockets belong to the parent."""
-    global _pool, _owner_pid  # noqa: PLW0603
-    if os.getpid() != _owner_pid:
-        _pool = None
-        _owner_pid = os.getpid()
-
-
-def _new_lock_in_child() -> None:
-    global _lock  # noqa: PLW0603
+def _after_fork() -> None:
+    """Leave a pool alone whose threads and sockets are the parent's: neither closed nor freed."""
+    global _lock, _pool  # noqa: PLW0603
     _lock = threading.Lock()
+    _of_parents.append(_pool)
+    _pool = None
 
 
-os.register_at_fork(after_in_child=_new_lock_in_child)
+os.register_at_fork(after_in_child=_after_fork)
 atexit.register(forget)
