@@ -285,6 +285,18 @@ def test_wrong_answers_are_refused(
         MODEL(objects(8), pool=pool)
 
 
+def test_an_answer_that_cannot_be_taken_is_an_error(servers: dict[str, FakeServer]) -> None:
+    """Whatever goes wrong on the connection's thread, nobody waits for ever."""
+    (one, _) = servers.values()
+    one.behaviour = lambda _: {"y": None}
+    with pool_of("grpc://s1:8001") as pool:
+        pending = MODEL.submit(objects(8), pool=pool)
+        with pytest.raises(errors.ResponseError, match="NoneType") as caught:
+            pending.result(timeout_s=10)
+        assert caught.value.server == "grpc://s1:8001"
+        until(lambda: all(s.in_flight == 0 for s in pool.servers))
+
+
 def test_an_input_that_cannot_be_packed_names_its_event(servers: dict[str, FakeServer]) -> None:
     with (
         pool_of("grpc://s1:8001") as pool,

@@ -16,6 +16,7 @@ from sonic_coffea.errors import (
     ModelNotFoundError,
     OverloadError,
     RequestError,
+    ResponseError,
     ServerLostError,
     SonicError,
 )
@@ -352,6 +353,11 @@ class Pool:
             call.arrived(piece, outcome)
         except SonicError as error:
             call.fail(error.at(server=endpoint.url), piece)
+        except Exception as error:
+            # The connection would only log it, and the rows would wait for ever.
+            logger.debug("an answer could not be taken", exc_info=True)
+            message = f"the answer could not be taken: {error!r}"
+            call.fail(ResponseError(message, server=endpoint.url), piece)
         self._release(piece, endpoint)
         unpacked_s = time.monotonic() - now
         self._record(call, endpoint, lambda tally: _add_unpack(tally, unpacked_s))
