@@ -50,6 +50,24 @@ def test_constituents(names: tuple[str, str, str]) -> None:
     assert chosen == [expected[2], expected[0], expected[2]]
 
 
+@pytest.mark.parametrize("candidate", [-1, 1])
+def test_links_that_lead_nowhere_are_refused(candidate: int) -> None:
+    """Not to be taken for a candidate of another event."""
+    links = ak.zip({"jetIdx": [[0], [0]], "pfCandIdx": [[1], [candidate]]})
+    events = ak.zip(
+        {
+            "FatJet": ak.zip({"pt": ak.Array([[1.0], [2.0]])}),
+            "FatJetPFCand": links,
+            "PFCand": ak.zip({"pt": ak.Array([[10.0, 11.0], [12.0], [13.0]][:2])}),
+        },
+        depth_limit=1,
+    )
+    message = f"pfCandIdx {candidate} in event 1, which has 1 of 'PFCand'"
+    with pytest.raises(errors.InputError, match=message) as caught:
+        sonic.constituents(events)
+    assert caught.value.events == (1, 2)
+
+
 def test_constituents_that_are_missing() -> None:
     events = linked(("FatJetPFCand", "pfCandIdx", "PFCand"))
     with pytest.raises(errors.FieldError, match="no collection 'FatJets'; did you mean 'FatJet'"):

@@ -9,7 +9,7 @@ import numpy as np
 from awkward.contents import Content, IndexedArray, ListOffsetArray
 from awkward.index import Index64
 
-from sonic_coffea.errors import FieldError, nearest
+from sonic_coffea.errors import FieldError, InputError, nearest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,6 +47,8 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     ------
     FieldError
         If a collection is not there, naming the nearest that is.
+    InputError
+        If a jet is linked to a candidate that its event does not have.
     """
     known = list(events.fields)
     if jets not in known:
@@ -73,6 +75,15 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
         owner, candidate, event_of_link = owner[order], candidate[order], event_of_link[order]
     stored = _lists(events[candidates])
     first_candidate = np.asarray(stored.starts.data, np.int64)
+    there = np.asarray(stored.stops.data, np.int64) - first_candidate
+    wrong = np.flatnonzero((candidate < 0) | (candidate >= there[event_of_link]))
+    if len(wrong):
+        event = int(event_of_link[wrong[0]])
+        raise InputError(
+            f"the file links a jet to {index} {candidate[wrong[0]]} in event {event}, which has "
+            f"{there[event]} of {candidates!r}",
+            events=(event, event + 1),
+        )
     per_jet = np.bincount(owner, minlength=first_jet[-1]).astype(np.int64)
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(per_jet)))
     links = IndexedArray(Index64(first_candidate[event_of_link] + candidate), stored.content)
