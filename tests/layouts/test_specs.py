@@ -255,6 +255,12 @@ def test_bad_declarations(make: Any, message: str) -> None:
             InputError,
             "is 0.5 in event 1, which int64 cannot hold",
         ),
+        (
+            sonic.Padded(sonic.Feature("x", scale=100.0), 2, dtype="int8"),
+            {"x": ak.Array([[1.0], [-5.0]])},
+            InputError,
+            "is -500.0 after its transformation in event 1, which int8 cannot hold",
+        ),
         (sonic.Dense("pt"), JETS, InputError, "without axes of fixed length"),
         (
             sonic.Dense("x", (2, 2)),
@@ -282,3 +288,13 @@ def test_inputs_are_named_when_they_fail() -> None:
         bind_inputs({"a": sonic.Row("pt"), "b": sonic.Row("pt")}, {"a": JETS, "aa": JETS})
     with pytest.raises(ConfigError, match="input 'm': Mask needs of="):
         bind_inputs({"a": sonic.Row("pt"), "m": sonic.Mask(2)}, JETS)
+
+
+def test_transformed_numbers_in_integer_tensors() -> None:
+    absolute = sonic.Feature("id", function="abs")
+    assert sonic.Row(absolute, dtype="int64").pack({"id": [-211, 22]}).tolist() == [[211], [22]]
+    clipped = sonic.Feature("id", scale=100.0, lower=-120.0, upper=120.0)
+    assert sonic.Row(clipped, dtype="int8").pack({"id": [-211, 1]}).tolist() == [[-120], [100]]
+    replaced = sonic.Feature("x", nonfinite=3.0)
+    array = {"x": ak.Array([np.nan, np.inf, 2.0])}
+    assert sonic.Row(replaced, dtype="uint8").pack(array).tolist() == [[3], [3], [2]]
