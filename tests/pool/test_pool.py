@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import awkward as ak
@@ -16,6 +17,8 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.contract import Contract, TensorSpec
 from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.pool._call import Piece
+from sonic_coffea.pool._pool import _choose, _Endpoint
 from sonic_coffea.transport import Address, Answer
 
 MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": [f"v{i}" for i in range(1)]})
@@ -415,6 +418,19 @@ def test_calls_share_the_pool(servers: dict[str, FakeServer]) -> None:
         whole, parts = pool.statistics.total(), each.total()
         assert (whole.rows, whole.requests) == (parts.rows, parts.requests) == (158, 41)
         assert whole.latencies.sum() == 41
+
+
+def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
+    """Even if it is the only one that is idle."""
+    idle, busy = (_Endpoint(f"grpc://s{i}:8001", FakeServer(f"grpc://s{i}:8001")) for i in (1, 2))  # type: ignore[arg-type]
+    busy.out = 3
+    piece = Piece(SimpleNamespace(wanted=("m", None)), 0, 4, 16, 0)  # type: ignore[arg-type]
+    assert _choose(piece, [idle, busy]) is idle
+    piece.last_server = idle.url
+    assert _choose(piece, [idle, busy]) is busy
+    assert _choose(piece, [idle]) is idle
+    idle.lacks.add(("m", None))
+    assert _choose(piece, [idle]) is None
 
 
 def test_states(servers: dict[str, FakeServer]) -> None:

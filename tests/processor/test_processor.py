@@ -309,3 +309,74 @@ def test_hooks_must_be_written() -> None:
 
     with pytest.raises(NotImplementedError, match="Nothing must define acquire"):
         Nothing().process(None)
+
+
+class FakePending:
+    def __init__(self) -> None:
+        self.statistics = Statistics(objects=1)
+        self.cancelled = False
+
+    def result(self) -> str:
+        return "scores"
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class FakeModel:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.pending = FakePending()
+        self.error = error
+
+    def submit(self, objects: Any) -> FakePending:
+        if self.error is not None:
+            raise self.error
+        return self.pending
+
+
+class Two(sonic.SonicProcessor):
+    def __init__(self, *, second: Exception | None = None, own: Exception | None = None) -> None:
+        self.models = {"a": FakeModel(), "b": FakeModel(second)}  # type: ignore[dict-item]
+        self.own = own
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        return {"a": events, "b": events}
+
+    def overlap(self, events: Any) -> None:
+        if self.own is not None:
+            raise self.own
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        return {"n": dict(scores)}
+
+
+def test_scores_of_several_models() -> None:
+    out = Two().process(ak.Array([1, 2, 3]))
+    assert out == {"n": {"a": "scores", "b": "scores"}}
+    assert (out.statistics.chunks, out.statistics.events, out.statistics.objects) == (1, 3, 2)
+
+
+@pytest.mark.parametrize("where", ["second", "own"])
+def test_what_is_out_is_cancelled_when_something_else_fails(where: str) -> None:
+    failing = Two(**{where: ZeroDivisionError("mine")})  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        failing.process(ak.Array([1, 2, 3]))
+    assert failing.models["a"].pending.cancelled  # type: ignore[attr-defined]
+
+
+def test_acquire_must_return_a_dict() -> None:
+    class Wrong(Two):
+        def acquire(self, events: Any) -> Any:
+            return [events]
+
+    with pytest.raises(errors.ConfigError, match="must return a dict .* got list"):
+        Wrong().process(ak.Array([1]))
+
+
+def test_errors_of_the_user_s_own_pass_unchanged() -> None:
+    class Wrong(Two):
+        def acquire(self, events: Any) -> Any:
+            return self.nothing  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="'Wrong' object has no attribute 'nothing'"):
+        Wrong().process(ak.Array([1]))
