@@ -149,6 +149,18 @@ def test_a_wrong_secret_is_refused(server: sonic.LocalServer) -> None:
     connection.close()
 
 
+def test_a_server_that_is_started_anew_has_another_secret(repository: Path) -> None:
+    with sonic.LocalServer(repository) as first:
+        port = first.port
+        connection = connect_transport(first.url)
+    with sonic.LocalServer(repository, port=port) as second:
+        with pytest.raises(errors.ServerLostError, match="was started anew") as caught:
+            connection.info()
+        assert caught.value.server == second.url
+        assert connection.info().name == "triton"
+        connection.close()
+
+
 def test_a_wrong_shape_is_the_request_s_fault(server: sonic.LocalServer) -> None:
     connection = connect_transport(server.url)
     contract = connection.contract("tagger", None)
