@@ -99,8 +99,9 @@ def test_transformation_is_that_of_numpy_bit_by_bit(source: str) -> None:
     array = {"x": ak.Array(values), "y": ak.unflatten(values, 10)}
     np.testing.assert_array_equal(sonic.Row(feature).pack(array)[:, 0], expected)
     jagged = sonic.Feature("y", shift=1.7, scale=0.031, lower=-1.0, upper=0.9)
-    tensor = sonic.Padded(jagged, 12).pack(array)
+    tensor = sonic.Padded(jagged, 12, fill=-7.0).pack(array)
     np.testing.assert_array_equal(tensor[:, 0, :10].reshape(-1), expected)
+    assert np.all(tensor[:, 0, 10:] == -7.0)  # not transformed
 
 
 @pytest.mark.parametrize("name", ["log", "log1p", "sqrt", "abs", "exp", "tanh", "sin", "cos"])
