@@ -270,7 +270,7 @@ class Pending:
         waited_s = time.monotonic() - started
         call.fail(
             DeadlineError(
-                f"not all of {len(self._rows)} rows were scored within {waited_s:.1f} s",
+                f"not all of {len(self._rows)} rows were scored within {waited_s:.3g} s",
                 model=self._model.name,
                 events=self._rows.events_of(0, len(self._rows)),
             )

@@ -218,6 +218,49 @@ def test_a_server_that_returns_is_used_again(servers: dict[str, FakeServer]) -> 
     assert failed.is_set()
 
 
+def test_the_first_question_is_asked_again(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    answer = one.contract
+    failures = iter([LOST, errors.OverloadError("busy")])
+
+    def contract(model: str, version: str | None) -> Contract:
+        for failure in failures:
+            raise failure
+        return answer(model, version)
+
+    one.contract = contract  # type: ignore[method-assign]
+    with pool_of("grpc://s1:8001") as pool:
+        assert doubled(MODEL(objects(5), pool=pool)) == list(range(5))
+        assert pool.servers[0].usable
+
+
+def test_nobody_is_asked_for_ever(servers: dict[str, FakeServer]) -> None:
+    asked = []
+
+    def contract(model: str, version: str | None) -> Contract:
+        asked.append(model)
+        raise LOST
+
+    for one in servers.values():
+        one.contract = contract  # type: ignore[method-assign]
+    with pool_of(*servers, retry_for_s=0.3) as pool:
+        with pytest.raises(errors.ServerLostError):
+            MODEL(objects(5), pool=pool)
+        first = len(asked)
+        assert first > 2
+        # A runner that tries again learns at once that they are still gone.
+        with pytest.raises(errors.ServerLostError):
+            MODEL(objects(5), pool=pool)
+        assert len(asked) == first + 2
+
+
+def test_idle_servers_take_turns(servers: dict[str, FakeServer]) -> None:
+    with pool_of(*servers) as pool:
+        for _ in range(6):
+            MODEL(objects(1), pool=pool)
+    assert [len(s.requests) for s in servers.values()] == [3, 3]
+
+
 def test_overload_is_tried_again(servers: dict[str, FakeServer]) -> None:
     (one, _) = servers.values()
     refused = iter([True, False] * 5)

@@ -59,6 +59,14 @@ def test_servers_from_the_environment() -> None:
     assert done.stdout.strip() == "('grpc://a:1', 'grpc://b:2')"
 
 
+@pytest.mark.parametrize("key", ["token-file", "token_file"])
+def test_a_token_file_is_named_as_a_variable_can_name_it(key: str, tmp_path: Path) -> None:
+    # Variables of the environment arrive with an underscore.
+    path = tmp_path / "token"
+    with dask.config.set({"sonic": {"servers": "grpc://a:1", key: str(path)}}):
+        assert sonic.connect().settings.token == path
+
+
 def test_secrets_are_in_no_repr_and_no_pickle(tagger: sonic.Model, tmp_path: Path) -> None:
     pool = sonic.connect("grpc://s:1", token="hush-token", headers={"key": "hush-header"})
     model = pickle.dumps(tagger)

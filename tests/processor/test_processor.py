@@ -218,7 +218,7 @@ def test_events_without_jets(top_server: Any, expected: dict[Any, Any]) -> None:
     ("options", "kind", "message"),
     [
         ({"model": "toptager"}, errors.ConfigError, "did you mean 'toptagger'"),
-        ({"collection": "FatJets"}, errors.FieldError, "no 'FatJets'; did you mean 'FatJet'"),
+        ({"collection": "FatJets"}, errors.FieldError, "no field 'FatJets'; did you mean 'FatJet'"),
         ({"collection": "Jet"}, errors.FieldError, "no constituents of 'Jet'"),
     ],
 )
@@ -370,6 +370,20 @@ def test_acquire_must_return_a_dict() -> None:
             return [events]
 
     with pytest.raises(errors.ConfigError, match="must return a dict .* got list"):
+        Wrong().process(ak.Array([1]))
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_wrong_names_in_produce_are_explained(name: str) -> None:
+    class Wrong(Two):
+        def produce(self, events: Any, scores: Any) -> Any:
+            return scores["aa"] if name == "first" else ak.Array([{"Top": 1.0}]).top
+
+    message = {
+        "first": "sent nothing to a model 'aa'; did you mean 'a'",
+        "second": "did you mean 'Top'",
+    }
+    with pytest.raises(errors.FieldError, match=message[name]):
         Wrong().process(ak.Array([1]))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,11 @@ def test_addresses(url: str, target: str, tls: bool, model: Any) -> None:
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(errors.ConfigError):
         Address.parse(url)
+
+
+def test_the_port_of_http_is_named() -> None:
+    with pytest.raises(errors.ConfigError, match="HTTP endpoint; expected its gRPC endpoint"):
+        Address.parse("http://triton.example:8000")
 
 
 @pytest.mark.parametrize(
@@ -185,6 +191,61 @@ def test_nobody_there() -> None:
     with pytest.raises(errors.ServerLostError):
         connection.contract("m", None)
     connection.close()
+
+
+def test_a_server_may_be_far_away(server: sonic.LocalServer) -> None:
+    """A connection takes several trips; each has to wait for its turn."""
+    with SlowProxy(Address.parse(server.url).port, delay_s=0.3) as proxy:
+        record = local_state.lookup(server.url)
+        assert record is not None
+        options = ConnectionOptions(headers={record.header: record.secret})
+        connection = connect_transport(f"grpc://127.0.0.1:{proxy.port}", options=options)
+        assert connection.info().name == "triton"
+        connection.close()
+
+
+class SlowProxy:
+    """Passes bytes on to a port of this machine, each with a delay."""
+
+    def __init__(self, port: int, *, delay_s: float) -> None:
+        self._to = port
+        self._delay_s = delay_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> SlowProxy:
+        self._thread.start()
+        starting = asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = asyncio.run_coroutine_threadsafe(starting, self._loop).result(10)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        async def end() -> None:
+            self._server.close()
+            rest = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, to = await asyncio.open_connection("127.0.0.1", self._to)
+        try:
+            await asyncio.gather(self._pass_on(reader, to), self._pass_on(back, writer))
+        finally:
+            writer.close()
+            to.close()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await asyncio.sleep(self._delay_s)
+            writer.write(data)
+        writer.close()
 
 
 def test_unknown_models_and_versions(server: sonic.LocalServer) -> None:

@@ -118,7 +118,7 @@ def serve(
         if as_json:
             typer.echo(json.dumps({"url": server.url, "models": models}))
         else:
-            typer.echo(f"{', '.join(models)} at {server.url}; Ctrl-C stops it")
+            typer.echo(f"{', '.join(models) or 'no model'} at {server.url}; Ctrl-C stops it")
         threading.Event().wait()
 
 

@@ -1,4 +1,4 @@
-"""dask: a pool on every worker, and the worker's thread given back while servers infer."""
+"""dask: a pool on every present and future worker of a cluster."""
 
 from __future__ import annotations
 

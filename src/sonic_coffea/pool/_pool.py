@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import math
+import random
 import threading
 import time
 import uuid
@@ -46,6 +48,7 @@ class _Endpoint:
     url: str
     connection: Connection
     out: int = 0
+    taken: int = 0
     # Models, with the version asked for, that the server turned out not to have.
     lacks: set[_Wanted] = field(default_factory=set)
     failed_in_a_row: int = 0
@@ -56,7 +59,7 @@ class _Endpoint:
     def failed(self, error: SonicError, now: float) -> None:
         self.last_error = error
         if self.failing_since is None:
-            logger.warning("%s; rows that were on it are sent again", error)
+            logger.warning("%s; what was asked of it is asked again", error)
             self.failing_since = now
         if self.away_until > now:  # one of several requests that were lost together
             return
@@ -210,25 +213,44 @@ class Pool:
                     _Endpoint(url, connect_transport(url, options=options))
                     for url in self.settings.servers
                 ]
+                # Many processes start at the same time, and must not all turn to the same server.
+                random.shuffle(self._endpoints)
             return list(self._endpoints)
 
     def _ask_contract(self, model: str, version: str | None) -> Contract:
-        failures: list[SonicError] = []
-        found: Contract | None = None
-        for endpoint in self._open():
-            try:
-                contract = endpoint.connection.contract(model, version)
-            except ModelNotFoundError as error:
-                endpoint.lacks.add((model, version))
-                failures.append(error)
-            except SonicError as error:
-                logger.warning("%s: %s", endpoint.url, error)
-                failures.append(error)
-            else:
-                endpoint.lacks.discard((model, version))
-                found = found or contract
-        if found is not None:
-            return found
+        """Ask every server; if none has the model, those that are lost are asked again."""
+        wanted = model, version
+        while True:
+            failures: list[SonicError] = []
+            found: Contract | None = None
+            for endpoint in self._open():
+                try:
+                    contract = endpoint.connection.contract(model, version)
+                except ModelNotFoundError as error:
+                    endpoint.succeeded()
+                    endpoint.lacks.add(wanted)
+                    failures.append(error)
+                except (ServerLostError, OverloadError) as error:
+                    with self._lock:
+                        endpoint.failed(error, time.monotonic())
+                    failures.append(error)
+                except SonicError as error:
+                    logger.warning("%s: %s", endpoint.url, error)
+                    failures.append(error)
+                else:
+                    endpoint.succeeded()
+                    endpoint.lacks.discard(wanted)
+                    found = found or contract
+            if found is not None:
+                return found
+            with self._lock:
+                now = time.monotonic()
+                lost = [e for e in self._endpoints if e.failing_since is not None]
+                lost_since = max((e.failing_since or now for e in lost), default=-math.inf)
+                if now - lost_since >= self.settings.retry_for_s:
+                    break
+                back_at = min(e.away_until for e in lost)
+                self._lock.wait_for(lambda: self._closed, max(0.0, back_at - now))
         missing = [f for f in failures if isinstance(f, ModelNotFoundError)]
         raise (missing or failures)[0].at(model=model, version=version)
 
@@ -249,6 +271,7 @@ class Pool:
                     return
                 piece, endpoint = found
                 endpoint.out += 1
+                endpoint.taken += 1
                 self._out_bytes += piece.nbytes
             self._send(piece, endpoint)
 
@@ -419,7 +442,7 @@ class Pool:
 def _choose(piece: Piece, free: list[_Endpoint]) -> _Endpoint | None:
     able = [e for e in free if piece.call.wanted not in e.lacks]
     # One that has just lost these rows is the last to get them again.
-    return min(able, key=lambda e: (e.url == piece.last_server, e.out), default=None)
+    return min(able, key=lambda e: (e.url == piece.last_server, e.out, e.taken), default=None)
 
 
 def _add_unpack(tally: Tally, seconds: float) -> None:

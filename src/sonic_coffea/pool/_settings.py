@@ -78,15 +78,16 @@ class Settings:
         """Return what dask's configuration says under ``sonic``; None if it names no server."""
         import dask.config
 
-        options = dict(dask.config.get("sonic", None) or {})
+        given = dask.config.get("sonic", None) or {}
+        options = {name.replace("-", "_"): value for name, value in given.items()}
         servers = options.pop("servers", None)
         if not servers:
             return None
         if "token" in options and isinstance(options["token"], str):
             options["token"] = os.path.expandvars(options["token"])
-        if "token-file" in options:
-            options["token"] = Path(options.pop("token-file")).expanduser()
-        return cls.make(servers, **{k.replace("-", "_"): v for k, v in options.items()})
+        if "token_file" in options:
+            options["token"] = Path(options.pop("token_file")).expanduser()
+        return cls.make(servers, **options)
 
     def without_secrets(self) -> Settings:
         """Return what may be written into pickles: a token's path, but no token and no header."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ class Scores(dict[str, Any]):
     """Scores by model; ``overlap`` holds what the processor's `overlap` returned."""
 
     overlap: Any = None
+
+    def __missing__(self, name: str) -> Any:
+        raise FieldError(f"acquire sent nothing to a model {name!r}; {nearest(name, self)}")
 
 
 class SonicProcessor:
@@ -71,13 +75,17 @@ class SonicProcessor:
 
     def process(self, events: Any) -> Any:
         """Score a chunk: coffea calls this."""
-        pending = self._submit(self._acquire(events))
+        with _missing_fields_explained():
+            sent = self.acquire(events)
+        pending = self._submit(sent)
         try:
             scores = Scores()
-            scores.overlap = self.overlap(events)
+            with _missing_fields_explained():
+                scores.overlap = self.overlap(events)
             for name, one in pending.items():
                 scores[name] = one.result()
-            output = self.produce(events, scores)
+            with _missing_fields_explained():
+                output = self.produce(events, scores)
         finally:
             for one in pending.values():
                 one.cancel()
@@ -88,24 +96,12 @@ class SonicProcessor:
             statistics += one.statistics
         return Scored(output, statistics)
 
-    def _acquire(self, events: Any) -> Mapping[str, Any]:
-        try:
-            sent = self.acquire(events)
-        except AttributeError as error:
-            # awkward says which field is missing, not which there are.
-            if not isinstance(error.obj, ak.Array) or not error.name:
-                raise
-            missing = f"the events have no {error.name!r}; {nearest(error.name, error.obj.fields)}"
-        else:
-            if not isinstance(sent, Mapping):
-                raise ConfigError(
-                    f"{type(self).__name__}.acquire must return a dict of model name and objects, "
-                    f"got {type(sent).__name__}"
-                )
-            return sent
-        raise FieldError(missing)
-
-    def _submit(self, sent: Mapping[str, Any]) -> dict[str, Pending]:
+    def _submit(self, sent: Any) -> dict[str, Pending]:
+        if not isinstance(sent, Mapping):
+            raise ConfigError(
+                f"{type(self).__name__}.acquire must return a dict of model name and objects, "
+                f"got {type(sent).__name__}"
+            )
         for name in sent:
             if name not in self.models:
                 raise ConfigError(
@@ -129,3 +125,19 @@ class SonicProcessor:
         settings: Settings | None = state["settings"]
         adopt(settings)
         self.__dict__.update(state["attributes"])
+
+
+@contextmanager
+def _missing_fields_explained() -> Iterator[None]:
+    """Name the nearest fields where the user's code asks for one that is not there."""
+    try:
+        yield
+    except AttributeError as error:
+        # awkward says which field is missing, not which there are.
+        if not isinstance(error.obj, ak.Array) or not error.name:
+            raise
+        there = error.obj.fields
+        missing = f"there is no field {error.name!r}; {nearest(error.name, there)}"
+    else:
+        return
+    raise FieldError(missing)

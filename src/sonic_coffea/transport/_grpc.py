@@ -51,7 +51,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Also how long a connection may take to be made: far servers and busy balancers need seconds.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Proxies of a cluster's web traffic are no way to an inference server.
     ("grpc.enable_http_proxy", 0),
@@ -313,7 +314,9 @@ def _channel(address: Address, options: ConnectionOptions) -> Any:
         try:
             root = Path(options.tls_root).read_bytes()
         except OSError as error:
-            message = f"cannot read the certificate authority {options.tls_root!r}: {error}"
+            message = (
+                f"cannot read the certificate authority {options.tls_root!r}: {error.strerror}"
+            )
             raise ConfigError(message) from None
     credentials = grpc.ssl_channel_credentials(root_certificates=root)
     return grpc.secure_channel(address.target, credentials, options=CHANNEL_OPTIONS)
