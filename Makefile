@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+RESULTS ?= sonic-bench
 
-.PHONY: help demo test lint types pytest sample tagger clean
+.PHONY: help demo test lint types pytest bench sample tagger clean
 
 help:
 	@echo "make demo     score the sample's jets on a local Triton and a dask cluster; plots and report"
 	@echo "make test     style, types and the test suite, against the real Triton"
+	@echo "make bench    measure, against peers and limits; tables, JSON and figures in $(RESULTS)/"
 	@echo "make sample   make the committed sample again (Pythia)"
 	@echo "make tagger   train the committed networks again (torch)"
 	@echo "make clean    remove the virtual environment and what the demo made"
@@ -36,6 +38,9 @@ pytest: $(VENV)/.test-installed
 	$(BIN)/sonic-coffea server install
 	$(BIN)/python -m pytest
 
+bench: $(VENV)/.test-installed
+	$(BIN)/python benchmarks/layouts.py --json $(RESULTS)/layouts.json --figure $(RESULTS)/layouts.png
+
 sample: $(VENV)/.simulation-installed
 	$(BIN)/python examples/simulation/generate.py --sample src/sonic_coffea/demo/data
 
@@ -43,4 +48,4 @@ tagger: $(VENV)/.simulation,training-installed
 	$(BIN)/python examples/training/train_toptagger.py
 
 clean:
-	rm -rf $(VENV) sonic-demo
+	rm -rf $(VENV) sonic-demo $(RESULTS)

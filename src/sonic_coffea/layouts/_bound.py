@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 import awkward as ak
 import numpy as np
 from awkward.contents import (
+    ByteMaskedArray,
     Content,
-    IndexedOptionArray,
     ListOffsetArray,
     NumpyArray,
     RecordArray,
 )
-from awkward.index import Index64
+from awkward.index import Index8, Index64
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._columns import Column, Columns, Wanted, _grouped
+from sonic_coffea.layouts._memory import empty
 from sonic_coffea.layouts._rows import Int64, Rows, Split, split
 
 if TYPE_CHECKING:
@@ -97,9 +98,9 @@ class Scatter:
     def __init__(self, elements: Elements, width: int, dtype: DType) -> None:
         self._elements = elements
         self._offsets = elements.offsets
-        total = int(self._offsets[-1])
-        self._values = np.empty((width, total), dtype)
-        self._kept = np.zeros(total, np.uint8)
+        self._values = np.empty((int(self._offsets[-1]), width), dtype)
+        # Which values there are, once some have been cut off.
+        self._kept: NDArray[np.bool_] | None = None
 
     def padded(self, wanted: Wanted, tensor: Tensor) -> None:
         """Place ``[n, L, K]``; what is padding is left out."""
@@ -107,39 +108,45 @@ class Scatter:
 
         starts = self._elements.split.starts[wanted]
         counts = self._elements.counts[wanted]
+        if self._kept is None and np.any(counts > tensor.shape[1]):
+            self._kept = np.ones(len(self._values), np.bool_)
         where = (self._offsets[:-1][wanted], counts, starts, self._elements.order)
-        _kernels.unpad(self._values, self._kept, tensor, *where)
+        _kernels.unpad(_bytes(self._values), self._kept, _bytes(tensor), *where)
 
     def flat(self, wanted: slice, tensor: Tensor) -> None:
         """Place ``[sum n, K]``."""
-        first, last = self._offsets[wanted.start], self._offsets[wanted.stop]
-        here = np.arange(first, last)
+        here = np.arange(self._offsets[wanted.start], self._offsets[wanted.stop])
         order = self._elements.order
         if order is not None:
             counts = self._elements.counts[wanted]
             starts = np.repeat(self._elements.split.starts[wanted], counts)
             within = here - np.repeat(self._offsets[:-1][wanted], counts)
             here = here - within + order[starts + within] - starts
-        self._values[:, here] = tensor.T
-        self._kept[here] = 1
+        self._values[here] = tensor
 
     def content(self, names: list[str] | None) -> Content:
         """Return one list a row: records of `names`, or numbers."""
         values: Content
         if names is None:
-            values = NumpyArray(self._values[0] if len(self._values) == 1 else self._values.T)
+            values = NumpyArray(self._values[:, 0] if self._values.shape[1] == 1 else self._values)
         else:
-            values = RecordArray([NumpyArray(v) for v in self._values], names)
-        if not self._kept.all():
-            index = np.where(self._kept, np.arange(len(self._kept)), -1)
-            values = IndexedOptionArray(Index64(index), values)
+            values = RecordArray([NumpyArray(v) for v in self._values.T], names)
+        if self._kept is not None:
+            values = ByteMaskedArray(Index8(self._kept.view(np.int8)), values, valid_when=True)
         return ListOffsetArray(Index64(self._offsets), values)
+
+
+def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    """Return a tensor with the bytes of its last axis as that axis."""
+    whole = np.ascontiguousarray(tensor)
+    size = whole.shape[-1] * whole.itemsize
+    return whole.reshape(-1).view(np.uint8).reshape(*whole.shape[:-1], size)
 
 
 def _empty(n: int, shape: tuple[int, ...], dtype: DType) -> Tensor:
     # There is no half precision in compiled code: it is made from float32.
     half = dtype.name in ("float16", "bfloat16")
-    return np.empty((n, *shape), np.float32 if half else dtype)
+    return empty((n, *shape), np.dtype(np.float32) if half else dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

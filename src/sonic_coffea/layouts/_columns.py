@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from awkward.contents import NumpyArray, RecordArray
+from awkward.contents import NumpyArray
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
@@ -133,18 +133,17 @@ def bind(
         The field by which the elements of a row are sorted, descending.
     """
     used: list[Split] = []
-    splits: dict[int, Split] = {}
+    splits: dict[int, Split | None] = {}
     columns = []
     for feature in [*features, *([Feature(sort_by)] if sort_by else [])]:
         what = f"field {feature.name!r}"
         records, name = source.collection(feature.name)
-        leaf: Content | None = None
-        if records is not None and records.purelist_depth >= (2 if jagged else 1):
-            if id(records) not in splits:
-                splits[id(records)] = split(records, jagged=jagged, what=what)
-            one = splits[id(records)]
-            leaf = _field(one.leaf, name)
-        if leaf is None:
+        if id(records) not in splits:
+            deep = records is not None and records.purelist_depth >= (2 if jagged else 1)
+            splits[id(records)] = split(records, jagged=jagged, what=what) if deep else None
+        one = splits[id(records)]
+        leaf = None if one is None else _field(one.leaf, name)
+        if one is None or leaf is None:
             one = split(source.column(feature.name), jagged=jagged, what=what)
             leaf = one.leaf
         used.append(one)
@@ -194,7 +193,7 @@ def _agree(first: Split, other: Split, first_name: str, other_name: str) -> None
 
 def _field(leaf: Content, name: str) -> Content | None:
     """Return a field of the records in a leaf, or None if it has to be looked for otherwise."""
-    if isinstance(leaf, RecordArray):
+    if leaf.is_record:
         if not leaf.has_field(name):
             return None
         field = leaf.contents[leaf.field_to_index(name)]
@@ -208,7 +207,7 @@ def _field(leaf: Content, name: str) -> Content | None:
 def _numbers(leaf: Content, feature: Feature, what: str) -> Column:
     """Return the one-dimensional numbers of a leaf, and the index to read them through."""
     index: Int64 | None = None
-    while not isinstance(leaf, NumpyArray):
+    while not leaf.is_numpy:
         if leaf.is_unknown:
             return Column(feature, np.zeros(leaf.length, np.float64), index)
         if leaf.is_option:
@@ -310,7 +309,8 @@ def _transform(columns: list[Column]) -> tuple[NDArray[Any], ...]:
 def _sorted(rows: Split, key: Column) -> Int64:
     from sonic_coffea.layouts import _kernels
 
-    order = np.empty(int(rows.stops.max(initial=0)), np.int64)
+    # Elements of no row stay where they are.
+    order = np.arange(int(rows.stops.max(initial=0)))
     bad = _kernels.descending(order, key.values, key.index, rows.starts, rows.stops)
     if bad >= 0:
         event = rows.rows.events_of(bad, bad + 1)[0]

@@ -37,6 +37,23 @@ def _pointer(typing_context, address):
     return types.voidptr(types.int64), generate
 
 
+@intrinsic
+def _copy(typing_context, target, source, size):
+    """Copy bytes from one address to another."""
+    del typing_context, target, source, size
+
+    def generate(context, builder, signature, arguments):
+        del signature
+        pointers = [builder.inttoptr(a, cgutils.voidptr_t) for a in arguments[:2]]
+        copy = builder.module.declare_intrinsic(
+            "llvm.memcpy", [cgutils.voidptr_t, cgutils.voidptr_t, cgutils.intp_t]
+        )
+        builder.call(copy, [*pointers, arguments[2], cgutils.false_bit])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
 @_compiled
 def _apply(function, value):
     if function == 1:
@@ -90,12 +107,12 @@ def padded(out, slots, addresses, size, like, index, starts, stops, fills):
                     for k in range(length):
                         value = values[k] if np.int32(k) < count else fill
                         to[k] = value
-                        unfit += np.int32(0) if value - value == 0 else np.int32(1)
+                        unfit = np.int32(unfit + (value - value != 0))
                 else:
                     values = carray(_pointer(addresses[j]), size, like.dtype)[start : start + count]
                     for k in range(count):
                         to[k] = values[k]
-                        unfit += np.int32(0) if values[k] - values[k] == 0 else np.int32(1)
+                        unfit = np.int32(unfit + (values[k] - values[k] != 0))
                     for k in range(count, length):
                         to[k] = fill
             else:
@@ -104,7 +121,7 @@ def padded(out, slots, addresses, size, like, index, starts, stops, fills):
                 for k in range(count):
                     value = values[where[k]]
                     to[k] = value
-                    unfit += np.int32(0) if value - value == 0 else np.int32(1)
+                    unfit = np.int32(unfit + (value - value != 0))
                 for k in range(count, length):
                     to[k] = fill
         if bad < 0 and unfit > 0:
@@ -134,7 +151,7 @@ def padded_affine(
                 here = values[start : start + count]
                 for k in range(count):
                     value = here[k]
-                    unfit += np.int32(0) if value - value == 0 else np.int32(1)
+                    unfit = np.int32(unfit + (value - value != 0))
                     to[k] = _clip((value - shift) * scale, lower, upper)
             else:
                 for k in range(count):
@@ -146,7 +163,7 @@ def padded_affine(
                         if replace[j]:
                             value = nonfinite[j]
                         else:
-                            unfit += np.int32(1)
+                            unfit = np.int32(unfit + 1)
                     to[k] = _clip((value - shift) * scale, lower, upper)
             for k in range(count, length):
                 to[k] = fill
@@ -165,7 +182,7 @@ def rows(out, slots, addresses, size, like, index, ids):
         for j in range(len(slots)):
             value = carray(_pointer(addresses[j]), size, like.dtype)[at]
             out[i, slots[j]] = value
-            unfit += np.int32(0) if value - value == 0 else np.int32(1)
+            unfit = np.int32(unfit + (value - value != 0))
         if bad < 0 and unfit > 0:
             bad = i
     return bad
@@ -187,7 +204,7 @@ def rows_affine(
                 if replace[j]:
                     value = nonfinite[j]
                 else:
-                    unfit += np.int32(1)
+                    unfit = np.int32(unfit + 1)
             out[i, slots[j]] = _clip((value - shifts[j]) * scales[j], lowers[j], uppers[j])
         if bad < 0 and unfit > 0:
             bad = i
@@ -243,14 +260,23 @@ def descending(order, keys, index, starts, stops):
 
 @_compiled
 def unpad(out, kept, tensor, offsets, counts, starts, order):
-    """Copy what is not padding of ``tensor[n, L, K]`` to ``out[K, offsets[i]:]``, row by row.
+    """Copy what is not padding of ``tensor[n, L, bytes]`` to ``out[offsets[i]:, bytes]``.
 
-    With an `order`, elements go back to where they were; `kept` is set to 1 at each of them.
+    With an `order`, elements go back to where they were. What was cut off becomes zero, and
+    `kept`, if there is one, False.
     """
-    length = tensor.shape[1]
+    length, size = tensor.shape[1], tensor.shape[2]
+    source, target = tensor.ctypes.data, out.ctypes.data
     for i in range(tensor.shape[0]):
-        for k in range(min(counts[i], length)):
+        count = min(counts[i], length)
+        if order is None:
+            _copy(target + offsets[i] * size, source + i * length * size, count * size)
+        else:
+            for k in range(count):
+                at = offsets[i] + order[starts[i] + k] - starts[i]
+                _copy(target + at * size, source + (i * length + k) * size, size)
+        for k in range(count, counts[i]):
             at = offsets[i] + (k if order is None else order[starts[i] + k] - starts[i])
-            kept[at] = 1
-            for c in range(tensor.shape[2]):
-                out[c, at] = tensor[i, k, c]
+            out[at] = 0
+            if kept is not None:
+                kept[at] = False

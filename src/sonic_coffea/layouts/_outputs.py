@@ -173,7 +173,7 @@ class _Constituents:
         if self._flat and isinstance(wanted, slice):
             self._scatter.flat(wanted, tensor)
         else:
-            self._scatter.padded(wanted, np.ascontiguousarray(tensor))
+            self._scatter.padded(wanted, tensor)
 
     def content(self) -> Content:
         scatter = self._scatter or Scatter(

@@ -1,0 +1,196 @@
+"""What all benchmarks share: timing several ways in one run, and showing the results."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+import tracemalloc
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+PACKAGES = ("sonic-coffea", "awkward", "numpy", "numba")
+
+
+@dataclass
+class Measurement:
+    """A time, beside that of what it is compared with.
+
+    Attributes
+    ----------
+    median_s : float
+        Median of `repeats` calls.
+    ratio : float
+        `median_s` divided by that of `against` in the same run.
+    target : str
+        What is aimed at; empty if the number is only for information.
+    """
+
+    name: str
+    median_s: float
+    fastest_s: float
+    repeats: int
+    against: str = ""
+    ratio: float | None = None
+    target: str = ""
+    met: bool | None = None
+
+
+@dataclass
+class Results:
+    """The results of one run, on one machine."""
+
+    benchmark: str
+    measurements: list[Measurement] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def add(
+        self,
+        times: Mapping[str, list[float]],
+        name: str,
+        *,
+        against: str = "",
+        at_most: float | None = None,
+        at_least: float | None = None,
+        within_s: float | None = None,
+    ) -> Measurement:
+        """Add one of the timed ways.
+
+        Parameters
+        ----------
+        times : mapping
+            Of `interleaved`.
+        against : str
+            The way that it is compared with.
+        at_most, at_least : float, optional
+            Target for the ratio; `at_least` for how many times faster it shall be.
+        within_s : float, optional
+            Target for the time.
+        """
+        median = statistics.median(times[name])
+        one = Measurement(name, median, min(times[name]), len(times[name]), against)
+        if against:
+            one.ratio = median / statistics.median(times[against])
+        if at_most is not None:
+            one.target, one.met = f"≤ {at_most:g} x", one.ratio <= at_most
+        if at_least is not None:
+            one.target, one.met = f"≥ {at_least:g} x faster", 1 / one.ratio >= at_least
+        if within_s is not None:
+            one.target, one.met = f"≤ {within_s * 1e6:g} µs", median <= within_s
+        self.measurements.append(one)
+        return one
+
+    def table(self) -> Table:
+        """Return what is shown in a terminal."""
+        table = Table(title=self.benchmark, title_justify="left")
+        for column, justify in (
+            ("", "left"),
+            ("median", "right"),
+            ("ratio", "right"),
+            ("to", "left"),
+            ("target", "left"),
+            ("", "left"),
+        ):
+            table.add_column(column, justify=justify, no_wrap=True)
+        for one in self.measurements:
+            verdict = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[one.met]
+            ratio = "" if one.ratio is None else f"{one.ratio:.3g}"
+            table.add_row(one.name, _time(one.median_s), ratio, one.against, one.target, verdict)
+        return table
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, with what it was measured on."""
+        return {
+            "benchmark": self.benchmark,
+            "measurements": [asdict(m) for m in self.measurements],
+            **self.numbers,
+            "machine": {"processor": _processor(), "python": platform.python_version()},
+            "packages": {name: version(name) for name in PACKAGES},
+        }
+
+
+def interleaved(
+    ways: Mapping[str, Callable[[], Any]], repeats: int, *, title: str = ""
+) -> dict[str, list[float]]:
+    """Time several ways in turns, so that all of them see the same state of the machine.
+
+    The first call of each is not counted.
+    """
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, auto_refresh=False) as progress:
+        task = progress.add_task(title or "measuring", total=repeats + 1)
+        gc.collect()
+        gc.disable()
+        try:
+            for turn in range(repeats + 1):
+                for name, way in ways.items():
+                    start = time.perf_counter()
+                    result = way()
+                    elapsed = time.perf_counter() - start
+                    del result
+                    if turn:
+                        times[name].append(elapsed)
+                progress.advance(task)
+        finally:
+            gc.enable()
+    return times
+
+
+def peak_bytes(way: Callable[[], Any]) -> int:
+    """Return the most memory that a call held at a time, its result included."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        way()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return the options that all benchmarks have."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--json", type=Path, help="where the results go as JSON")
+    made.add_argument("--figure", type=Path, help="where the figure goes, PNG or PDF")
+    made.add_argument(
+        "--quick", action="store_true", help="small and few: shows that it runs, not how fast"
+    )
+    return made
+
+
+def finish(results: Results, options: argparse.Namespace) -> None:
+    """Show the table, and write the file that was asked for."""
+    Console(width=120).print(results.table())
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(results.to_dict(), indent=1) + "\n")
+        print(f"results are in {options.json}", file=sys.stderr)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "")

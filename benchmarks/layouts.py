@@ -1,0 +1,203 @@
+"""How fast jagged arrays become tensors, and scores become jagged arrays.
+
+The limit is numpy's copy of the finished tensor; the peer is what everyone writes by hand, with
+`ak.pad_none`, `ak.fill_none`, `np.concatenate` and `ak.to_numpy`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import matplotlib as mpl
+import numpy as np
+from harness import Results, finish, interleaved, parser, peak_bytes
+
+import sonic_coffea as sonic
+from sonic_coffea.layouts import bind_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FIELDS = [f"f{i}" for i in range(10)]
+LENGTH = 64
+COPY = "copy of the tensor"
+MEAN = 45
+
+
+def collection(rows: int, *, fields: list[str], mean: float, seed: int = 1) -> ak.Array:
+    """Return ``events * 2 * var * {f0: float32, ...}`` with Poisson counts."""
+    rng = np.random.default_rng(seed)
+    counts = rng.poisson(mean, rows)
+    total = int(counts.sum())
+    numbers = {name: rng.normal(size=total).astype(np.float32) for name in fields}
+    return ak.unflatten(ak.unflatten(ak.zip(numbers), counts), np.full(rows // 2, 2))
+
+
+def by_hand(jets: ak.Array, length: int) -> np.ndarray:
+    """Pad as coffea's documentation of its Triton client does."""
+    flat = ak.flatten(jets)
+    padded = [ak.fill_none(ak.pad_none(flat[f], length, axis=1, clip=True), 0) for f in FIELDS]
+    return ak.to_numpy(ak.concatenate([p[:, np.newaxis, :] for p in padded], axis=1))
+
+
+def by_hand_in_numpy(jets: ak.Array, length: int) -> np.ndarray:
+    """Pad by hand, leaving awkward as early as one can."""
+    flat = ak.flatten(jets)
+    out = np.empty((len(flat), len(FIELDS), length), np.float32)
+    for i, name in enumerate(FIELDS):
+        padded = ak.fill_none(ak.pad_none(flat[name], length, axis=1, clip=True), 0)
+        out[:, i] = ak.to_numpy(padded)
+    return out
+
+
+def transformed_by_hand(jets: ak.Array, length: int) -> np.ndarray:
+    """Pad, after a shift, a scale and a clip in numpy's terms."""
+    moved = {f: np.minimum(np.maximum((jets[f] - 0.1) * 1.2, -5), 5) for f in FIELDS}
+    return by_hand_in_numpy(ak.zip(moved), length)
+
+
+def packing(results: Results, rows: int, repeats: int) -> None:
+    """Measure one large chunk."""
+    jets = collection(rows, fields=FIELDS, mean=MEAN)
+    plain = sonic.Padded(FIELDS, LENGTH)
+    moving = sonic.Padded(
+        [sonic.Feature(f, shift=0.1, scale=1.2, lower=-5, upper=5) for f in FIELDS], LENGTH
+    )
+    plain.pack(jets[:10])
+    peak = peak_bytes(lambda: plain.pack(jets))
+    tensor = plain.pack(jets)
+    results.numbers["peak memory of Padded, over its result"] = peak / tensor.nbytes
+    np.testing.assert_array_equal(tensor, by_hand(jets, LENGTH))
+    np.testing.assert_allclose(
+        moving.pack(jets), transformed_by_hand(jets, LENGTH), rtol=1e-6, atol=1e-6
+    )
+    held = []
+    ways: dict[str, Callable[[], Any]] = {
+        "Padded": lambda: plain.pack(jets),
+        "Padded, shift scale clip": lambda: moving.pack(jets),
+        "Padded, memory never used before": lambda: held.append(plain.pack(jets)),
+        "Padded, LF": lambda: sonic.Padded(FIELDS, LENGTH, axis_order="LF").pack(jets),
+        "Padded, sorted": lambda: sonic.Padded(FIELDS, LENGTH, sort_by="f0").pack(jets),
+        "Bucketed": lambda: sonic.Bucketed(FIELDS, (32, 64)).pack(jets),
+        "Flat": lambda: sonic.Flat(FIELDS).pack(jets),
+        "Mask": lambda: sonic.Mask(LENGTH, of="f0").pack(jets),
+        "awkward and numpy by hand": lambda: by_hand_in_numpy(jets, LENGTH),
+        "awkward by hand": lambda: by_hand(jets, LENGTH),
+    }
+    targets = {"Padded": 1.5, "Padded, shift scale clip": 2.5}
+    for name, way in ways.items():
+        few = name.startswith("awkward") or "never" in name
+        here = {COPY: tensor.copy, name: way}
+        times = interleaved(here, max(3, repeats // 5) if few else repeats, title=name)
+        held.clear()
+        if name == "Padded":
+            results.add(times, COPY)
+        results.add(times, name, against=COPY, at_most=targets.get(name))
+    times = interleaved(
+        {"Padded": ways["Padded"], "awkward by hand": ways["awkward by hand"]}, max(3, repeats // 5)
+    )
+    results.add(times, "Padded", against="awkward by hand", at_least=40)
+
+
+def small(results: Results, repeats: int) -> None:
+    """Measure what a call costs by itself."""
+    jets = collection(100, fields=FIELDS, mean=MEAN)
+    plain = sonic.Padded(FIELDS, LENGTH)
+    times = interleaved({"Padded, 100 rows": lambda: plain.pack(jets)}, repeats)
+    results.add(times, "Padded, 100 rows", within_s=150e-6)
+
+
+def returning(results: Results, rows: int, repeats: int) -> None:
+    """Measure the way back, from the answers of a server."""
+    jets = collection(rows, fields=FIELDS, mean=MEAN)
+    inputs = bind_inputs({"x": sonic.Padded(FIELDS, LENGTH)}, jets)
+    rng = np.random.default_rng(2)
+    scores = rng.random((rows, 2), np.float32)
+    weights = rng.random((rows, LENGTH, 4), np.float32)
+
+    def back(output: sonic.Output, answer: np.ndarray) -> ak.Array:
+        assembly = output.assemble("y", inputs)
+        assembly.place(slice(0, rows), rows, {"y": answer})
+        return inputs.rows.unflatten(assembly.content())
+
+    each = sonic.Output(["qcd", "top"])
+    every = sonic.Output(list("abcd"), per="constituent")
+    times = interleaved(
+        {
+            "scores to jets": lambda: back(each, scores),
+            "copy of values for constituents": weights.copy,
+            "values to constituents": lambda: back(every, weights),
+        },
+        repeats,
+        title="and back",
+    )
+    results.add(times, "scores to jets", within_s=1e-3)
+    results.add(times, "copy of values for constituents")
+    results.add(
+        times, "values to constituents", against="copy of values for constituents", at_most=2
+    )
+
+
+def growth(results: Results, sizes: list[int], repeats: int) -> None:
+    """Measure a row's cost from few rows to very many."""
+    fields, length = FIELDS[:2], 4
+    layout = sonic.Padded(fields, length)
+    medians = {}
+    for rows in sizes:
+        jets = collection(rows, fields=fields, mean=3)
+        name = f"{rows:,} rows of 2 x 4"
+        times = interleaved({name: lambda jets=jets: layout.pack(jets)}, repeats, title=name)
+        medians[rows] = results.add(times, name).median_s
+    # Below some ten thousand rows, a call costs more than its rows.
+    large = [n for n in sizes if n >= 10_000]
+    slope = None
+    if len(large) > 1:
+        slope = float(np.polyfit(np.log(large), np.log([medians[n] for n in large]), 1)[0])
+    results.numbers["seconds by rows"] = medians
+    results.numbers["exponent of the growth"] = slope
+
+
+def draw(results: Results, path: Any) -> None:
+    """Draw the cost of a row against their number, and the ratios to a copy."""
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    medians = results.numbers["seconds by rows"]
+    left.loglog(list(medians), [1e9 * t / n for n, t in medians.items()], "o-")
+    left.set_xlabel("rows")
+    left.set_ylabel("ns a row (2 fields, 4 long)")
+    slope = results.numbers["exponent of the growth"]
+    if slope is not None:
+        left.set_title(f"time grows as rows to the power of {slope:.2f}", fontsize=10)
+    bars = [m for m in results.measurements if m.against == COPY]
+    right.barh([m.name for m in bars], [m.ratio for m in bars])
+    right.axvline(1, color="k", lw=0.8)
+    right.set_xscale("log")
+    right.set_xlabel("time, over that of copying the tensor")
+    right.invert_yaxis()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Run it."""
+    options = parser(__doc__ or "").parse_args()
+    results = Results("Layouts: 10 float32 fields, 64 long, Poisson counts of mean 45")
+    rows, repeats = (2_000, 3) if options.quick else (20_000, 25)
+    packing(results, rows, repeats)
+    small(results, 30 if options.quick else 1_000)
+    returning(results, rows, repeats)
+    sizes = [10**n for n in range(3, 6 if options.quick else 8)]
+    growth(results, sizes, 3 if options.quick else 5)
+    finish(results, options)
+    for name in ("peak memory of Padded, over its result", "exponent of the growth"):
+        if results.numbers[name] is not None:
+            print(f"{name}: {results.numbers[name]:.2f}")
+    if options.figure is not None:
+        draw(results, options.figure)
+
+
+if __name__ == "__main__":
+    main()

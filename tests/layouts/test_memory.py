@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from sonic_coffea.layouts import _memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FLOAT = np.dtype(np.float32)
+ROWS = _memory.LARGE // 40 + 1
+
+
+@pytest.fixture(autouse=True)
+def nothing_spare() -> Iterator[None]:
+    gc.collect()
+    _memory._spare.clear()
+    yield
+    _memory._spare.clear()
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def test_the_memory_of_a_tensor_that_is_gone_is_used_again() -> None:
+    first = _memory.empty((ROWS, 10), FLOAT)
+    assert first.shape == (ROWS, 10)
+    assert first.dtype == FLOAT
+    assert first.flags.c_contiguous
+    assert first.flags.writeable
+    there = address(first)
+    del first
+    assert address(_memory.empty((10, ROWS), FLOAT)) == there
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda a: a[5:],
+        lambda a: a.T,
+        lambda a: a.view(np.int32),
+        lambda a: a.reshape(-1)[:1],
+        memoryview,
+        lambda a: np.frombuffer(a, np.uint8),
+        lambda a: np.asarray(a[0]),
+    ],
+)
+def test_memory_that_anyone_can_see_is_not(keep: object) -> None:
+    first = _memory.empty((ROWS, 10), FLOAT)
+    first[:] = 1
+    kept = keep(first)  # type: ignore[operator]
+    del first
+    gc.collect()
+    assert _memory._spare == []
+    before = np.array(kept)
+    other = _memory.empty((ROWS, 10), FLOAT)
+    other[:] = 2
+    np.testing.assert_array_equal(np.asarray(kept), before)
+    del kept
+    gc.collect()
+    assert len(_memory._spare) == 1
+
+
+def test_two_at_a_time_are_two() -> None:
+    one, two = (_memory.empty((ROWS, 10), FLOAT) for _ in range(2))
+    assert not np.shares_memory(one, two)
+    del one, two
+    assert len(_memory._spare) == 1
+
+
+def test_a_block_of_another_size_is_let_go_of_first() -> None:
+    big = _memory.empty((2 * ROWS, 10), FLOAT)
+    del big
+    block = weakref.ref(_memory._spare[0])
+    _memory.empty((ROWS, 10), FLOAT)
+    assert block() is None
+
+
+def test_small_arrays_are_numpy_s_own() -> None:
+    small = _memory.empty((10, 10), FLOAT)
+    assert small.base is None
+    del small
+    assert _memory._spare == []
+
+
+def test_threads_never_get_the_same_memory() -> None:
+    wrong = []
+
+    def use(number: int) -> None:
+        for _ in range(30):
+            array = _memory.empty((ROWS, 10), FLOAT)
+            array[::1000] = number
+            if np.any(array[::1000] != number):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=use, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
