@@ -2,13 +2,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# dask-awkward needs an older dask, and so an environment of its own.
+LAZY := .venv-lazy
 RESULTS ?= sonic-bench
 
-.PHONY: help demo test lint types pytest bench sample tagger clean
+.PHONY: help demo test lint types pytest test-lazy bench sample tagger clean
 
 help:
 	@echo "make demo     score the sample's jets on a local Triton and a dask cluster; plots and report"
 	@echo "make test     style, types and the test suite, against the real Triton"
+	@echo "make test-lazy  the tests of dask-awkward support, in an environment of their own"
 	@echo "make bench    measure, against peers and limits; tables, JSON and figures in $(RESULTS)/"
 	@echo "make sample   make the committed sample again (Pythia)"
 	@echo "make tagger   train the committed networks again (torch)"
@@ -38,6 +41,16 @@ pytest: $(VENV)/.test-installed
 	$(BIN)/sonic-coffea server install
 	$(BIN)/python -m pytest
 
+test-lazy: $(LAZY)/.installed
+	$(LAZY)/bin/sonic-coffea server install
+	$(LAZY)/bin/python -m pytest tests/lazy \
+		"tests/docs/test_documentation.py::test_page_runs[docs/how-to/use-dask-awkward.md]"
+
+$(LAZY)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(LAZY)
+	$(LAZY)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[lazy,test]"
+	@touch $@
+
 bench: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/layouts.py --json $(RESULTS)/layouts.json --figure $(RESULTS)/layouts.png
 
@@ -48,4 +61,4 @@ tagger: $(VENV)/.simulation,training-installed
 	$(BIN)/python examples/training/train_toptagger.py
 
 clean:
-	rm -rf $(VENV) sonic-demo $(RESULTS)
+	rm -rf $(VENV) $(LAZY) sonic-demo $(RESULTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -16,6 +17,12 @@ import sonic_coffea as sonic
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+# These have an environment of their own: dask-awkward needs an older dask.
+collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]
+
+# These have an environment of their own: dask-awkward needs an older dask.
+collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]
 
 STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
 

@@ -20,6 +20,7 @@ LAYERS = (
     "batching",
     "statistics",
     "layouts",
+    "lazy",
     "weaver",
     "nanoaod",
     "transport",
@@ -42,6 +43,7 @@ HOMES = {
     "distributed": {"dask", "connecting", "demo"},
     "coffea": {"processor", "demo"},
     "numba": {"layouts"},
+    "dask_awkward": {"lazy"},
 }
 
 

@@ -11,8 +11,9 @@ from awkward.contents import RecordArray
 
 from sonic_coffea import weaver
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, DeadlineError, InputError
-from sonic_coffea.layouts import Layout, Output, Rows, bind_inputs, declared
+from sonic_coffea.errors import ConfigError, DeadlineError
+from sonic_coffea.layouts import Layout, Output, Rows, bind_inputs, declared, is_tracer, trace
+from sonic_coffea.lazy import is_lazy, over_partitions
 from sonic_coffea.pool import Call, Pool, Settings, adopt, carried, current
 from sonic_coffea.statistics import Statistics
 
@@ -154,6 +155,8 @@ class Model:
         ----------
         objects : awkward array or dict
             ``events * jets * {fields}``, in any nesting, or a dict with an array for each input.
+            Of a dask-awkward array, nothing is sent: the result is another such array, which is
+            scored when it is computed.
         pool : Pool, optional
             Where to send them; by default to the pool of this process.
 
@@ -170,7 +173,11 @@ class Model:
         ContractError
             If the server's model is another one.
         """
-        inputs = bind_inputs(self.inputs, _refuse_lazy(objects))
+        if is_lazy(objects):
+            return self._lazy(objects, pool)
+        if is_tracer(objects):
+            return Deferred(self, trace(self.inputs, self.outputs, objects))
+        inputs = bind_inputs(self.inputs, objects)
         assemblies = {name: o.assemble(name, inputs) for name, o in self.outputs.items()}
         if len(inputs.rows) == 0:
             return Pending(self, inputs.rows, assemblies, None)
@@ -182,6 +189,15 @@ class Model:
         call.statistics.padded = padded
         pool.submit(call)
         return Pending(self, inputs.rows, assemblies, call)
+
+    def _lazy(self, objects: Any, pool: Pool | None) -> Pending:
+        if pool is not None:
+            raise ConfigError(
+                "a lazy array is scored by the pools of the processes that compute it; name the "
+                "servers with sonic.connect, and leave pool= out"
+            )
+        label = f"sonic-{self.name}"
+        return Deferred(self, over_partitions(self, objects, label=label, token=self.config_hash))
 
     def _asked(self) -> list[str]:
         """Return the outputs that a request asks for: those declared, and their offsets."""
@@ -278,12 +294,18 @@ class Pending:
         call.raise_failure()
 
 
-def _refuse_lazy(objects: Any) -> Any:
-    arrays = objects.values() if isinstance(objects, dict) else [objects]
-    for array in arrays:
-        if type(array).__module__.partition(".")[0] == "dask_awkward":
-            raise InputError(
-                "got a dask-awkward array, which has no data yet; score it inside "
-                "dask_awkward.map_partitions, or use coffea's Runner"
-            )
-    return objects
+class Deferred(Pending):
+    """What stands for scores that are computed later, or never: a lazy array, or a typetracer."""
+
+    def __init__(self, model: Model, scores: Any) -> None:
+        self._model = model
+        self._scores = scores
+        self._call = None
+
+    def __repr__(self) -> str:
+        return f"<Deferred {self._model.name}: {self._scores!r}>"
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Return the array without data; nothing is waited for."""
+        del timeout_s
+        return self._scores

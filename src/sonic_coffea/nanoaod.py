@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -10,6 +11,8 @@ from awkward.contents import Content, IndexedArray, ListOffsetArray
 from awkward.index import Index64
 
 from sonic_coffea.errors import FieldError, InputError, nearest
+from sonic_coffea.layouts import is_tracer
+from sonic_coffea.lazy import is_lazy, over_partitions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,7 +44,8 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     -------
     awkward array
         ``events * jets * var * candidate``, in the order of the file, jet by jet as in
-        ``events[jets]``. No field of a candidate is read before it is used.
+        ``events[jets]``. No field of a candidate is read before it is used. Lazy, if the events
+        are.
 
     Raises
     ------
@@ -61,6 +65,11 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
             f"{nearest(table, [k for k in known if k != jets])} "
             "NanoAOD has them since v15; before that, PFNano files do"
         )
+    if is_lazy(events):
+        label = f"{jets}-constituents"
+        return over_partitions(partial(constituents, jets=jets), events, label=label, token=label)
+    if is_tracer(events):
+        return _traced(events, jets, *found)
     table, index, candidates = found
     counts = _counts(events[jets])
     event_of_link, jet = _flat(events[table]["jetIdx"])
@@ -89,6 +98,14 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     links = IndexedArray(Index64(first_candidate[event_of_link] + candidate), stored.content)
     nested = ListOffsetArray(Index64(first_jet), ListOffsetArray(Index64(offsets), links))
     return ak.Array(nested, behavior=events.behavior, attrs=events.attrs)
+
+
+def _traced(events: Any, jets: str, table: str, index: str, candidates: str) -> ak.Array:
+    """Read what constituents read, of events that have a type and no data."""
+    ak.typetracer.touch_data(events[table]["jetIdx"])
+    linked = events[candidates][events[table][index]]
+    _, nested = ak.unzip(ak.cartesian([ak.local_index(events[jets]), linked], nested=True))
+    return nested
 
 
 def _association(events: Any, jets: str) -> tuple[str, str, str] | None:

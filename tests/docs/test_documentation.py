@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [*PAGES, *sorted(EXAMPLES.rglob("*.md")), ROOT / "CHANGELOG.md"]
+# What runs in an environment of its own, with `make test-lazy`.
+ELSEWHERE = [] if find_spec("dask_awkward") else [ROOT / "docs/how-to/use-dask-awkward.md"]
 PARSERS = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
 SHOWN_ONLY = {"text", "mermaid"}
 # Commands that would install or build are compared with what there is to run, not run.
@@ -120,7 +123,9 @@ def execute(arguments: list[Any], where: Path, environment: dict[str, str]) -> s
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if to_run(p)], ids=lambda p: str(p.relative_to(ROOT))
+    "page",
+    [p for p in PAGES if to_run(p) and p not in ELSEWHERE],
+    ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_page_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     work = tmp_path / "work"

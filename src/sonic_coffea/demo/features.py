@@ -168,7 +168,7 @@ def _distinct(values: Any) -> Any:
 
 def _wrap(phi: Any) -> Any:
     """Bring an angle into [-pi, pi]."""
-    return phi - 2 * np.pi * np.round(phi / (2 * np.pi))
+    return phi - 2 * np.pi * np.rint(phi / (2 * np.pi))
 
 
 def _energy(pt: Any, eta: Any, mass: Any) -> Any:

@@ -7,6 +7,7 @@ from sonic_coffea.layouts._inputs import Inputs, bind_inputs, declared
 from sonic_coffea.layouts._outputs import Assembly, Output
 from sonic_coffea.layouts._rows import Rows
 from sonic_coffea.layouts._specs import Bucketed, Dense, Flat, Layout, Mask, Padded, Row
+from sonic_coffea.layouts._tracing import is_tracer, trace
 
 __all__ = [
     "Assembly",
@@ -23,4 +24,6 @@ __all__ = [
     "Rows",
     "bind_inputs",
     "declared",
+    "is_tracer",
+    "trace",
 ]

@@ -98,7 +98,7 @@ def bind_inputs(layouts: Mapping[str, Layout], arrays: Any) -> Inputs:
         One array of records that every input reads from, or a dict with an array for each input.
         A `Mask` may be left out of the dict.
     """
-    sources = _by_input(layouts, arrays)
+    sources = arrays_by_input(layouts, arrays)
     bound: dict[str, Bound] = {}
     counted: Columns | None = None
     for name, layout in layouts.items():
@@ -178,7 +178,7 @@ def _length_of(one: Bound, length: int) -> int:
     return length or one.longest
 
 
-def _by_input(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
+def arrays_by_input(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
     if isinstance(arrays, dict) and set(arrays) & set(layouts):
         unknown = [name for name in arrays if name not in layouts]
         if unknown:

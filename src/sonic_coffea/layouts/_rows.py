@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
@@ -19,6 +19,9 @@ from awkward.contents import (
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
+
+if TYPE_CHECKING:
+    from awkward.forms import Form
 
 Int64 = NDArray[np.int64]
 
@@ -144,17 +147,21 @@ def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]
     if node.is_unknown or node.purelist_depth == leaf_depth:
         return NumpyArray(np.arange(node.length, dtype=np.int64)), node
     if node.purelist_depth < leaf_depth:
-        raise InputError(
-            f"{what} has one number where a list is needed (its type is {node.form.type}); "
-            "a jagged axis is expected, such as the constituents of a jet; "
-            "for one number per object use Row"
-        )
+        raise too_shallow(what, node.form)
     content, leaf = _outer(node.content, leaf_depth, what)
     if isinstance(node, RegularArray):
         return RegularArray(content, node.size, zeros_length=node.length), leaf
     if isinstance(node, ListOffsetArray):
         return ListOffsetArray(node.offsets, content), leaf
     return ListArray(node.starts, node.stops, content), leaf
+
+
+def too_shallow(what: str, form: Form) -> InputError:
+    """Return the error for a column without the axis that the rows consume."""
+    return InputError(
+        f"{what} has one number where a list is needed (its type is {form.type}); a jagged axis "
+        "is expected, such as the constituents of a jet; for one number per object use Row"
+    )
 
 
 def _refuse(node: Content, what: str) -> None:

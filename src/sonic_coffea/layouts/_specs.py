@@ -75,6 +75,11 @@ class _Reading:
     @property
     def columns(self) -> tuple[str, ...]:
         """The fields that are read."""
+        sort_by = getattr(self, "sort_by", None)
+        return (*self._names, *((sort_by,) if sort_by else ()))
+
+    @property
+    def _names(self) -> tuple[str, ...]:
         return tuple(f.name for f in self.features)
 
     def bind(self, source: Source) -> Bound:
@@ -123,7 +128,7 @@ class Row(_Reading):
     def unpack(self, tensor: Tensor, array: Any) -> ak.Array:
         """Return the tensor in the structure of `array`, a record of the fields (the inverse)."""
         rows = self.bind(Source(array)).rows
-        return rows.unflatten(ak.to_layout(ak.zip(dict(zip(self.columns, tensor.T, strict=True)))))
+        return rows.unflatten(ak.to_layout(ak.zip(dict(zip(self._names, tensor.T, strict=True)))))
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -201,7 +206,7 @@ class Padded(_Reading):
         """
         bound = self.bind(Source(array))
         by_constituent = tensor.transpose(0, 2, 1) if self.axis_order == "FL" else tensor
-        content = bound.elements.unpad(by_constituent, list(self.columns))
+        content = bound.elements.unpad(by_constituent, list(self._names))
         return bound.rows.unflatten(content)
 
 

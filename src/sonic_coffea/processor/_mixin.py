@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 
 from sonic_coffea.errors import ConfigError, FieldError, nearest
+from sonic_coffea.model import Deferred
 from sonic_coffea.pool import Settings, adopt, carried
 from sonic_coffea.processor._accumulate import Scored
 from sonic_coffea.statistics import Statistics
@@ -89,7 +90,8 @@ class SonicProcessor:
         finally:
             for one in pending.values():
                 one.cancel()
-        if type(output) is not dict:
+        waits = any(isinstance(one, Deferred) for one in pending.values())
+        if type(output) is not dict or waits:
             return output
         statistics = Statistics(chunks=1, events=len(events))
         for one in pending.values():

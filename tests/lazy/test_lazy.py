@@ -1,0 +1,230 @@
+"""Models on dask-awkward arrays; these tests have an environment of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import dask
+import dask_awkward as dak
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.demo.features import constituent_features
+from sonic_coffea.demo.samples import DATA
+from sonic_coffea.pool import _pool as pools
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def events(jets: ak.Array, tmp_path_factory: pytest.TempPathFactory) -> ak.Array:
+    """The jets, with columns that no model needs."""
+    constituents = ak.with_field(jets, jets.pt * 2, "mass")
+    return ak.zip(
+        {
+            "pf": constituents,
+            "ht": ak.fill_none(ak.sum(jets.pt, axis=2), 0),
+            "other": ak.fill_none(ak.num(jets, axis=2), 0),
+        },
+        depth_limit=2,
+    )
+
+
+@pytest.fixture(scope="module")
+def file(events: ak.Array, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lazy") / "jets.parquet"
+    ak.to_parquet(ak.zip({"jets": events}, depth_limit=1), path, row_group_size=300)
+    return path
+
+
+@pytest.fixture
+def lazy(file: Path) -> Any:
+    found = dak.from_parquet(str(file), split_row_groups=True)
+    assert found.npartitions > 3
+    return found
+
+
+MODEL = sonic.Model(
+    "tagger",
+    inputs={"features": sonic.Padded(["pf.pt", "pf.eta"], 8), "mask": sonic.Mask(8)},
+    outputs={"scores": ["qcd", "top"]},
+)
+WEIGHTS = sonic.Model(
+    "tagger",
+    inputs={"features": sonic.Padded(["pf.pt", "pf.eta"], 8), "mask": sonic.Mask(8)},
+    outputs={"scores": ["qcd", "top"], "weights": sonic.Output(["a", "b"], per="constituent")},
+)
+
+
+@pytest.fixture
+def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str, **_: Any) -> None:
+        raise AssertionError(f"{url} was contacted")
+
+    monkeypatch.setattr(pools, "connect_transport", refuse)
+
+
+@pytest.mark.usefixtures("no_connection")
+def test_a_graph_is_built_without_a_server(lazy: Any) -> None:
+    with sonic.connect("grpc://nowhere.example:1"):
+        scores = MODEL(lazy.jets)
+    assert isinstance(scores, dak.Array)
+    assert scores.npartitions == lazy.npartitions
+    assert str(scores._meta.type) == "## * var * ?{qcd: float32, top: float32}"
+    assert scores.top.ndim == 2
+
+
+@pytest.mark.usefixtures("no_connection")
+def test_exactly_the_fields_named_are_read(lazy: Any) -> None:
+    scores = MODEL(lazy.jets)
+    (columns,) = dak.report_necessary_columns(scores.top).values()
+    assert columns == {"jets.pf.pt", "jets.pf.eta"}
+    cut = MODEL(lazy.jets[lazy.jets.ht > 1])
+    (columns,) = dak.report_necessary_columns(cut).values()
+    assert columns == {"jets.pf.pt", "jets.pf.eta", "jets.ht"}
+
+
+def test_results_are_the_eager_ones(
+    server: sonic.LocalServer, lazy: Any, events: ak.Array, direct: list[Any]
+) -> None:
+    with sonic.connect(server):
+        scores = MODEL(lazy.jets).compute(scheduler="threads")
+        assert ak.array_equal(scores, MODEL(events), dtype_exact=True)
+    found = ak.to_list(scores.top)
+    assert Counter(map(len, found)) == Counter(map(len, direct))
+    for ours, theirs in zip(ak.flatten(scores.top, axis=None), _numbers(direct), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+def _numbers(nested: list[Any]) -> list[float]:
+    return [x for event in nested for x in event if x is not None]
+
+
+def test_several_outputs_and_attaching(server: sonic.LocalServer, lazy: Any) -> None:
+    with sonic.connect(server):
+        jets = lazy.jets
+        jets["found"] = WEIGHTS(jets)
+        kept = jets[jets.found.scores.top > 0.5]
+        (columns,) = dak.report_necessary_columns(kept.found.weights.a).values()
+        assert columns == {"jets.pf.pt", "jets.pf.eta"}
+        lazily = kept.found.weights.a.compute(scheduler="sync")
+        whole = lazy.jets.compute(scheduler="sync")
+        eager = WEIGHTS(whole)
+        expected = eager.weights.a[ak.fill_none(eager.scores.top > 0.5, value=False)]
+        assert ak.to_list(ak.drop_none(lazily)) == ak.to_list(ak.drop_none(expected))
+
+
+def test_a_dict_of_arrays(server: sonic.LocalServer, lazy: Any) -> None:
+    with sonic.connect(server):
+        columns = {"pf": lazy.jets.pf}
+        scores = MODEL(columns).compute(scheduler="sync")
+        assert ak.array_equal(scores, MODEL(lazy.jets).compute(scheduler="sync"))
+    with pytest.raises(errors.InputError, match="'other' is not lazy"):
+        MODEL({"pf": lazy.jets.pf, "other": ak.Array([1])})
+
+
+def test_on_worker_processes(server: sonic.LocalServer, lazy: Any, events: ak.Array) -> None:
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        sonic.connect(server, client=client),
+    ):
+        scores = MODEL(lazy.jets).compute()
+        assert ak.array_equal(scores, MODEL(events), dtype_exact=True)
+
+
+def test_equal_declarations_are_the_same_task(lazy: Any) -> None:
+    assert MODEL(lazy.jets).name == MODEL(lazy.jets).name
+    assert MODEL(lazy.jets).name != WEIGHTS(lazy.jets).name
+    assert MODEL(lazy.jets).name != MODEL(lazy.jets[lazy.jets.ht > 1]).name
+
+
+def test_a_missing_field_is_named_when_the_graph_is_built(lazy: Any) -> None:
+    model = sonic.Model("tagger", {"x": sonic.Padded(["pf.ptt"], 8)}, {"scores": ["a"]})
+    with pytest.raises(errors.FieldError, match="no field 'ptt'.*did you mean 'pt'"):
+        model(lazy.jets)
+    flat = sonic.Model("tagger", {"x": sonic.Padded(["ht"], 8)}, {"scores": ["a"]})
+    with pytest.raises(errors.InputError, match="'ht' has one number where a list is needed"):
+        flat({"ht": dak.sum(lazy.jets.ht, axis=1)})
+
+
+def test_failures_of_a_partition_say_what_failed(lazy: Any) -> None:
+    with (
+        sonic.connect("grpc://127.0.0.1:9", retry_for_s=0.1),
+        pytest.raises(errors.ServerLostError, match=r"127\.0\.0\.1:9.*model tagger"),
+    ):
+        MODEL(lazy.jets).compute(scheduler="sync")
+
+
+def test_a_pool_of_this_process_is_of_no_use(server: sonic.LocalServer, lazy: Any) -> None:
+    with sonic.connect(server) as pool, pytest.raises(errors.ConfigError, match="leave pool= out"):
+        MODEL(lazy.jets, pool=pool)
+
+
+class Analysis(sonic.SonicProcessor):
+    models = {"top": MODEL}  # noqa: RUF012
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        return {"top": events.jets}
+
+    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+        return {"n": ak.count(scores["top"].top), "top": ak.sum(scores["top"].top)}
+
+
+def test_a_processor(server: sonic.LocalServer, lazy: Any, events: ak.Array) -> None:
+    with sonic.connect(server):
+        (out,) = dask.compute(Analysis().process(lazy), scheduler="sync")
+        eager = MODEL(events)
+    assert out["n"] == ak.count(eager.top)
+    assert out["top"] == pytest.approx(np.sum(ak.flatten(eager.top, axis=None)), rel=1e-5)
+
+
+@pytest.fixture
+def nano() -> Any:
+    from coffea.nanoevents import NanoEventsFactory
+
+    from sonic_coffea.demo.analysis import Schema
+
+    return NanoEventsFactory.from_root(
+        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema, mode="dask"
+    ).events()
+
+
+TOPTAGGER = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
+
+
+@pytest.mark.usefixtures("no_connection")
+def test_branches_of_a_nanoaod_file(nano: Any) -> None:
+    model = sonic.Model("substructure", {"x": sonic.Row(["pt", "tau2"])}, {"softmax": ["a", "b"]})
+    assert _branches(model(nano.FatJet)) == {"FatJet_pt", "FatJet_tau2", "nFatJet"}
+    pt = sonic.Model("m", {"x": sonic.Padded(["pt"], 8)}, {"softmax": ["a", "b"]})
+    assert _branches(pt(sonic.constituents(nano))) == {
+        "nFatJet",
+        "nFatJetPFCand",
+        "FatJetPFCand_jetIdx",
+        "FatJetPFCand_pfCandIdx",
+        "nPFCand",
+        "PFCand_pt",
+    }
+
+
+def _branches(array: Any) -> set[str]:
+    (columns,) = dak.report_necessary_columns(array).values()
+    return set(columns)
+
+
+def test_jets_of_a_nanoaod_file(nano: Any, tmp_path: Path) -> None:
+    sonic.build_repository(tmp_path, {"toptagger": DATA / "toptagger.onnx"})
+    with sonic.LocalServer(tmp_path) as server, sonic.connect(server):
+        lazily = TOPTAGGER(constituent_features(nano.FatJet, sonic.constituents(nano)))
+        found = lazily.compute(scheduler="sync")
+        events = nano.compute(scheduler="sync")
+        expected = TOPTAGGER(constituent_features(events.FatJet, sonic.constituents(events)))
+    assert ak.array_equal(found, expected, dtype_exact=True)
+    assert ak.count(found.Top) > 1000
