@@ -11,8 +11,8 @@ from awkward.contents import RecordArray
 
 from sonic_coffea import weaver
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, DeadlineError
-from sonic_coffea.layouts import Layout, Output, Rows, bind_inputs, declared, is_tracer, trace
+from sonic_coffea.errors import ConfigError, ContractError, DeadlineError
+from sonic_coffea.layouts import Flat, Layout, Output, Rows, bind_inputs, declared, is_tracer, trace
 from sonic_coffea.lazy import is_lazy, over_partitions
 from sonic_coffea.pool import Call, Pool, Settings, adopt, carried, current
 from sonic_coffea.statistics import Statistics
@@ -135,6 +135,16 @@ class Model:
         """
         pool = current() if pool is None else pool
         contract = pool.contract(self.name, self.version)
+        whole = [name for name, one in self.inputs.items() if isinstance(one, Flat)]
+        if whole and contract.max_rows is not None:
+            raise ContractError(
+                f"the rows of input {whole[0]!r} are told apart by offsets or numbers that count "
+                f"within a request, but the server may stack requests (max_batch_size "
+                f"{contract.max_rows}); serve the model with max_batch_size: 0",
+                server=", ".join(pool.settings.servers),
+                model=self.name,
+                version=contract.version,
+            )
         contract.check(
             declared(self.inputs),
             {name: (o.width, o.dtype) for name, o in self.outputs.items()},

@@ -199,3 +199,19 @@ def test_bfloat16_rounds_to_nearest() -> None:
     values = np.asarray([1.0, 1.00390625, 3.14159, -7.7], np.float32)
     tensor = sonic.Row("x", dtype="bfloat16").pack({"x": ak.Array(values)})
     np.testing.assert_array_equal(tensor[:, 0], values.astype(ml_dtypes.bfloat16))
+
+
+def test_sorting_through_an_index_with_gaps() -> None:
+    """Elements of rows that were cut away lie between those that are sorted."""
+    rng = np.random.default_rng(1)
+    counts = rng.integers(0, 6, 200)
+    values = rng.permutation(counts.sum()).astype(np.float32)
+    shuffled = ak.contents.IndexedArray(
+        ak.index.Index64(rng.permutation(len(values))), ak.contents.NumpyArray(values)
+    )
+    whole = ak.unflatten(ak.Array(ak.contents.RecordArray([shuffled], ["pt"])), counts)
+    some = whole[rng.permutation(200)[:50]]
+    tensor = sonic.Padded("pt", 4, fill=-1.0, sort_by="pt").pack(some)
+    for row, jet in zip(tensor[:, 0], some.pt.tolist(), strict=True):
+        expected = sorted(jet, reverse=True)[:4]
+        assert row.tolist() == expected + [-1.0] * (4 - len(expected))

@@ -261,3 +261,17 @@ def test_without_onnx_the_error_tells_how_to_get_it(tmp_path, classifier, monkey
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=r'pip install "sonic-coffea\[onnx\]"'):
         build_repository(tmp_path / "r", {"m": classifier})
+
+
+@pytest.mark.parametrize(("names", "batch"), [("NN", 1024), ("TN", 0)])
+def test_graphs_are_not_stacked(tmp_path, names, batch):
+    nodes = [helper.make_node("Identity", [f"x{i}"], [f"y{i}"]) for i in "ab"]
+    file = save(
+        tmp_path / "m.onnx",
+        nodes,
+        [value(f"x{i}", [n, 2]) for i, n in zip("ab", names, strict=True)],
+        [value(f"y{i}", [n, 2]) for i, n in zip("ab", names, strict=True)],
+    )
+    text = config(build_repository(tmp_path / "r", {"m": file}))
+    assert f"max_batch_size: {batch} " in text
+    assert f"dims: [ {'2' if batch else '-1, 2'} ]" in text

@@ -113,16 +113,14 @@ class Scatter:
         where = (self._offsets[:-1][wanted], counts, starts, self._elements.order)
         _kernels.unpad(_bytes(self._values), self._kept, _bytes(tensor), *where)
 
-    def flat(self, wanted: slice, tensor: Tensor) -> None:
+    def flat(self, wanted: Wanted, tensor: Tensor) -> None:
         """Place ``[sum n, K]``."""
-        here = np.arange(self._offsets[wanted.start], self._offsets[wanted.stop])
-        order = self._elements.order
-        if order is not None:
-            counts = self._elements.counts[wanted]
+        counts = self._elements.counts[wanted]
+        within = np.arange(len(tensor)) - np.repeat(np.cumsum(counts) - counts, counts)
+        if self._elements.order is not None:
             starts = np.repeat(self._elements.split.starts[wanted], counts)
-            within = here - np.repeat(self._offsets[:-1][wanted], counts)
-            here = here - within + order[starts + within] - starts
-        self._values[here] = tensor
+            within = self._elements.order[starts + within] - starts
+        self._values[np.repeat(self._offsets[:-1][wanted], counts) + within] = tensor
 
     def content(self, names: list[str] | None) -> Content:
         """Return one list a row: records of `names`, or numbers."""

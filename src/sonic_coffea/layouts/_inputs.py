@@ -9,7 +9,7 @@ import numpy as np
 
 from sonic_coffea.batching import Segment
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
-from sonic_coffea.layouts._bound import Bound, BoundFlat, BoundMask, BoundPadded, Elements, Tensor
+from sonic_coffea.layouts._bound import Bound, BoundFlat, BoundMask, BoundPadded, Tensor
 from sonic_coffea.layouts._fields import Source
 from sonic_coffea.layouts._specs import Bucketed, DType, Flat, Layout, Mask, Padded, Shape
 
@@ -32,15 +32,12 @@ class Inputs:
         Ranges of places; the rows of one may share a request.
     order : array of int64 or None
         The row at each place; None where rows keep their order.
-    elements : Elements or None
-        The axis that the rows consume, if there is one.
     """
 
     bound: dict[str, Bound]
     rows: Rows
     segments: tuple[Segment, ...]
     order: Int64 | None
-    elements: Elements | None
 
     def wanted(self, start: int, stop: int) -> Wanted:
         """Return the rows at places `start` to `stop`."""
@@ -120,8 +117,7 @@ def bind_inputs(layouts: Mapping[str, Layout], arrays: Any) -> Inputs:
     bound = {name: bound[name] for name in layouts}
     rows = _common_rows(bound)
     order, segments = _segments(bound, len(rows))
-    elements = next((b.elements for b in bound.values() if b.elements is not None), None)
-    return Inputs(bound, rows, segments, order, elements)
+    return Inputs(bound, rows, segments, order)
 
 
 def _common_rows(bound: Mapping[str, Bound]) -> Rows:

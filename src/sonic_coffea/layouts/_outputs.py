@@ -38,6 +38,9 @@ class Output:
         Whether the model gives one for each row, or one for each element of the axis that the row
         consumes: ``[N, L, K]`` for `Padded`, ``[sum n, K]`` for `Flat`. The latter return with the
         counts of the input, and None for what was cut off.
+    of : str, optional
+        The input whose elements they are, if the rows of several consume an axis; the first one by
+        default.
     splits : str, optional
         Name of the model's output with the offsets of this one, if it has another multiplicity
         than the input: ``[M, K]`` with offsets ``[N + 1]`` become a list for each row.
@@ -46,6 +49,7 @@ class Output:
     labels: tuple[str, ...] | None
     dtype: np.dtype[Any]
     per: str
+    of: str | None
     splits: str | None
 
     def __init__(
@@ -54,6 +58,7 @@ class Output:
         dtype: DTypeLike = "float32",
         *,
         per: str = "row",
+        of: str | None = None,
         splits: str | None = None,
     ) -> None:
         if isinstance(labels, str):
@@ -62,6 +67,8 @@ class Output:
             raise ConfigError(f"an output's labels must differ, got {list(labels)}")
         if per not in PER:
             raise ConfigError(f"an output is per row or per constituent; {nearest(per, PER)}")
+        if of is not None and per != "constituent":
+            raise ConfigError(f"an output of {of!r} is per constituent; set per='constituent'")
         if splits is not None and per != "row":
             raise ConfigError("an output with splits of its own is not per constituent")
         names = None if labels is None else tuple(labels)
@@ -69,6 +76,7 @@ class Output:
             ("labels", names),
             ("dtype", np.dtype(dtype)),
             ("per", per),
+            ("of", of),
             ("splits", splits),
         ):
             object.__setattr__(self, name, value)
@@ -149,12 +157,21 @@ class _Constituents:
     """One for each element of the axis that the rows consume."""
 
     def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
-        if inputs.elements is None:
+        jagged = {
+            n: (elements, isinstance(b, BoundFlat))
+            for n, b in inputs.bound.items()
+            if (elements := b.elements) is not None
+        }
+        if not jagged:
             raise ConfigError(
                 f"output {name!r} is per constituent, but no input of the model has a jagged axis"
             )
-        self._name, self._output, self._elements = name, output, inputs.elements
-        self._flat = any(isinstance(b, BoundFlat) for b in inputs.bound.values())
+        if output.of is not None and output.of not in jagged:
+            raise ConfigError(
+                f"output {name!r} is per constituent of {output.of!r}; {nearest(output.of, jagged)}"
+            )
+        self._name, self._output = name, output
+        self._elements, self._flat = jagged[output.of or next(iter(jagged))]
         self._scatter: Scatter | None = None
 
     def place(self, wanted: Wanted, rows: int, answer: Mapping[str, Tensor]) -> None:
@@ -170,7 +187,7 @@ class _Constituents:
         self._output.check_width(tensor.shape[-1], tensor.shape[axes:])
         if self._scatter is None:
             self._scatter = Scatter(self._elements, tensor.shape[-1], tensor.dtype)
-        if self._flat and isinstance(wanted, slice):
+        if self._flat:
             self._scatter.flat(wanted, tensor)
         else:
             self._scatter.padded(wanted, tensor)

@@ -33,11 +33,15 @@ _TRITON_TYPES = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """Name, Triton data type and shape of a tensor; -1 is an axis of any length."""
+    """Name, Triton data type and shape of a tensor; -1 is an axis of any length.
+
+    ``rows`` is what the file calls the length of the first axis, empty if it has no name for it.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    rows: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +54,13 @@ class OnnxFile:
 
     @property
     def batched(self) -> bool:
-        """Whether the first axis of every tensor has any length: rows that can share a request."""
-        return all(t.shape[:1] == (-1,) for t in (*self.inputs, *self.outputs))
+        """Whether requests can be stacked: the first axis of every tensor is that of the rows.
+
+        It has any length, and inputs call it by one name. Where it has several, as in a graph with
+        nodes and row splits, stacked requests would be other graphs.
+        """
+        free = all(t.shape[:1] == (-1,) for t in (*self.inputs, *self.outputs))
+        return free and len({t.rows for t in self.inputs}) <= 1
 
 
 def read(path: Path) -> OnnxFile:
@@ -111,7 +120,12 @@ def _tensor(value: Any, kind: str, path: Path) -> TensorInfo:
         axis.dim_value if axis.HasField("dim_value") and axis.dim_value > 0 else -1
         for axis in tensor.shape.dim
     )
-    return TensorInfo(name=value.name, dtype=_TRITON_TYPES[tensor.elem_type], shape=shape)
+    return TensorInfo(
+        name=value.name,
+        dtype=_TRITON_TYPES[tensor.elem_type],
+        shape=shape,
+        rows=tensor.shape.dim[0].dim_param if shape else "",
+    )
 
 
 def _external(graph: Any, external: int, path: Path) -> tuple[str, ...]:
