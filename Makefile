@@ -51,8 +51,12 @@ $(LAZY)/.installed: pyproject.toml
 	$(LAZY)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[lazy,test]"
 	@touch $@
 
-bench: $(VENV)/.test-installed
-	$(BIN)/python benchmarks/layouts.py --json $(RESULTS)/layouts.json --figure $(RESULTS)/layouts.png
+bench: $(VENV)/.bench-installed
+	$(BIN)/sonic-coffea server install
+	for name in layouts pool; do \
+		$(BIN)/python benchmarks/$$name.py --json $(RESULTS)/$$name.json \
+			--figure $(RESULTS)/$$name.png || exit 1; \
+	done
 
 sample: $(VENV)/.simulation-installed
 	$(BIN)/python examples/simulation/generate.py --sample src/sonic_coffea/demo/data

@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import grpc
+import ml_dtypes
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, local_state
 from sonic_coffea.transport import Address, ConnectionOptions, connect_transport
 from sonic_coffea.transport._failures import translate
+from sonic_coffea.transport._grpc import _with_contents
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,7 +139,10 @@ def test_a_server_is_asked(server: sonic.LocalServer) -> None:
             {"scores": ["a", "b"]},
         )
         model(ak.Array([{"x": [1.0]}] * 3), pool=pool)
-    after = connection.timings("tagger", None)
+    # The server counts a request when it has been answered.
+    deadline = time.monotonic() + 20
+    while (after := connection.timings("tagger", None)).rows - before.rows < 3:
+        assert time.monotonic() < deadline
     assert after.rows - before.rows == 3
     assert after.compute_s > before.compute_s
     connection.close()
@@ -183,6 +190,22 @@ def test_a_wrong_shape_is_the_request_s_fault(server: sonic.LocalServer) -> None
     assert type(error) is errors.RequestError
     assert (error.server, error.model, error.request) == (server.url, "tagger", "r7")
     connection.close()
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        [np.arange(6, dtype=np.float32).reshape(1, 2, 3)],
+        [np.arange(100_000.0), np.ones((0, 3), np.int64), np.arange(4, dtype=np.uint8)],
+        [np.asfortranarray(np.arange(6.0).reshape(2, 3))],
+        [np.ones(3, np.float16), np.ones(3, ml_dtypes.bfloat16), np.ones(3, np.bool_)],
+    ],
+)
+def test_messages_are_protobuf_s(tensors: list[np.ndarray]) -> None:
+    request = service_pb2.ModelInferRequest(model_name="m", id="7")
+    expected = service_pb2.ModelInferRequest(model_name="m", id="7")
+    expected.raw_input_contents.extend(t.tobytes() for t in tensors)
+    assert service_pb2.ModelInferRequest.FromString(_with_contents(request, tensors)) == expected
 
 
 def test_nobody_there() -> None:

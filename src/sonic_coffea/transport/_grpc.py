@@ -34,7 +34,7 @@ from sonic_coffea.transport._protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -69,6 +69,11 @@ class GrpcConnection:
         self._local_headers = _local_secret(address)
         self._channel = _channel(address, options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        # Requests are serialized here, which saves three copies of every tensor.
+        self._infer = self._channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            response_deserializer=service_pb2.ModelInferResponse.FromString,
+        )
 
     @property
     def address(self) -> Address:
@@ -168,10 +173,10 @@ class GrpcConnection:
         )
         for name, tensor in inputs.items():
             request.inputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
-            request.raw_input_contents.append(np.ascontiguousarray(tensor).tobytes())
         for name in outputs:
             request.outputs.add(name=name)
-        sent_bytes = request.ByteSize()
+        message = _with_contents(request, inputs.values())
+        sent_bytes = len(message)
         context: dict[str, Any] = {
             "server": str(self._address),
             "model": contract.model,
@@ -179,8 +184,8 @@ class GrpcConnection:
             "request": request_id,
         }
         local = self._local_headers
-        future = self._stub.ModelInfer.future(
-            request, timeout=self._options.request_timeout_s, metadata=self._headers(local)
+        future = self._infer.future(
+            message, timeout=self._options.request_timeout_s, metadata=self._headers(local)
         )
 
         def finished(call: Any) -> None:
@@ -304,6 +309,33 @@ class _Exchange:
 
     def cancel(self) -> None:
         self._future.cancel()
+
+
+def _with_contents(request: Any, tensors: Iterable[NDArray[Any]]) -> bytes:
+    """Return the serialized request, with the bytes of tensors copied once into it.
+
+    A field that is a list of bytes may be appended to a serialized message: for each, its tag, its
+    length and the bytes.
+    """
+    parts: list[Any] = [request.SerializeToString()]
+    for tensor in tensors:
+        raw = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+        parts += [_CONTENTS, _varint(len(raw)), raw.data]
+    return b"".join(parts)
+
+
+def _varint(number: int) -> bytes:
+    """Return a number as protobuf writes it: seven bits a byte, the lowest first."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+_FIELD = service_pb2.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
+_CONTENTS = _varint(_FIELD << 3 | 2)
 
 
 def _channel(address: Address, options: ConnectionOptions) -> Any:

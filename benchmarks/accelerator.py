@@ -1,0 +1,61 @@
+"""A stand-in for an accelerator: a model in a real Triton that takes as long as one would.
+
+It sleeps for 2 ms and 5 µs a row, and answers with two numbers of each row, so that every answer
+can be told from every other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FEATURES, LENGTH, MAX_ROWS = 10, 64, 1024
+LAUNCH_S, ROW_S = 2e-3, 5e-6
+
+_MODEL = """
+import json
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        parameters = json.loads(args["model_config"])["parameters"]
+        self.launch_s = float(parameters["launch_s"]["string_value"])
+        self.row_s = float(parameters["row_s"]["string_value"])
+
+    def execute(self, requests):
+        tensors = [pb_utils.get_input_tensor_by_name(r, "x").as_numpy() for r in requests]
+        time.sleep(self.launch_s + self.row_s * sum(map(len, tensors)))
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("y", t[:, :2, 0].copy())]) for t in tensors
+        ]
+"""
+
+_CONFIG = """
+name: "accelerator"
+backend: "python"
+max_batch_size: {max_rows}
+input {{ name: "x" data_type: TYPE_FP32 dims: [ {features}, {length} ] }}
+output {{ name: "y" data_type: TYPE_FP32 dims: [ 2 ] }}
+dynamic_batching {{ }}
+instance_group {{ count: 1 kind: KIND_CPU }}
+parameters {{ key: "launch_s" value {{ string_value: "{launch_s}" }} }}
+parameters {{ key: "row_s" value {{ string_value: "{row_s}" }} }}
+"""
+
+
+def write(repository: Path, *, launch_s: float = LAUNCH_S, row_s: float = ROW_S) -> Path:
+    """Write the model repository."""
+    version = repository / "accelerator" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(_MODEL)
+    (version.parent / "config.pbtxt").write_text(
+        _CONFIG.format(
+            max_rows=MAX_ROWS, features=FEATURES, length=LENGTH, launch_s=launch_s, row_s=row_s
+        )
+    )
+    return repository

@@ -1,0 +1,187 @@
+"""How much of what a server can give a process gets, from jagged arrays to jagged scores.
+
+The limit is a plain load generator that sends prebuilt tensors and does nothing with the answers;
+the peers are coffea's `triton_wrapper`, and a blocking call of tritonclient.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import accelerator
+import awkward as ak
+import numpy as np
+import tritonclient.grpc as triton
+from coffea.ml_tools import triton_wrapper
+from harness import Results, finish, interleaved, parser
+from layouts import FIELDS, LENGTH, collection
+
+import sonic_coffea as sonic
+from sonic_coffea import local_state
+
+MODEL = sonic.Model(
+    "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}
+)
+
+
+class Secret:
+    """Lets other clients than ours speak to a local server."""
+
+    def __init__(self, url: str) -> None:
+        record = local_state.lookup(url)
+        assert record is not None
+        self.header = {record.header: record.secret}
+
+    def __call__(self, request: Any) -> None:
+        """Add the header."""
+        request.headers.update(self.header)
+
+
+def client_of(url: str) -> triton.InferenceServerClient:
+    """Return tritonclient's own client."""
+    client = triton.InferenceServerClient(url.removeprefix("grpc://"))
+    client.register_plugin(Secret(url))
+    return client
+
+
+def input_of(tensor: np.ndarray) -> list[triton.InferInput]:
+    """Return a tensor as tritonclient wants it."""
+    one = triton.InferInput("x", tensor.shape, "FP32")
+    one.set_data_from_numpy(tensor)
+    return [one]
+
+
+def load(url: str, rows: int, total: int, in_flight: int) -> float:
+    """Send prebuilt tensors, `in_flight` at a time, and return rows a second."""
+    client = client_of(url)
+    tensor = np.zeros((rows, accelerator.FEATURES, accelerator.LENGTH), np.float32)
+    inputs = input_of(tensor)
+    free = threading.Semaphore(in_flight)
+    failures: list[Any] = []
+
+    def done(result: Any, error: Any) -> None:
+        del result
+        if error is not None:
+            failures.append(error)
+        free.release()
+
+    start = time.perf_counter()
+    for _ in range(total // rows):
+        free.acquire()
+        client.async_infer("accelerator", inputs, done)
+    for _ in range(in_flight):
+        free.acquire()
+    elapsed = time.perf_counter() - start
+    client.close()
+    if failures:
+        raise failures[0]
+    return rows * (total // rows) / elapsed
+
+
+class ByHand(triton_wrapper):
+    """What is written with coffea's wrapper."""
+
+    def prepare_awkward(self, output_list: list[str], jets: ak.Array) -> Any:
+        """Pad as coffea's documentation does."""
+        padded = [ak.fill_none(ak.pad_none(jets[f], LENGTH, axis=1, clip=True), 0) for f in FIELDS]
+        tensor = ak.concatenate([p[:, np.newaxis, :] for p in padded], axis=1)
+        return [output_list, {"x": ak.values_astype(tensor, "float32")}], {}
+
+
+def wrapper(url: str, batch_size: int) -> Any:
+    """Return a call of coffea's wrapper."""
+    made = ByHand(
+        f"triton+grpc://{url.removeprefix('grpc://')}/accelerator/1", {"ssl": False}, batch_size
+    )
+    made.client.register_plugin(Secret(url))
+
+    def call(jets: ak.Array) -> ak.Array:
+        return ak.unflatten(made(["y"], ak.flatten(jets))["y"], ak.num(jets))
+
+    return call
+
+
+def check(scores: ak.Array, jets: ak.Array) -> None:
+    """Compare what came back with what the model makes of what was sent."""
+    first = ak.fill_none(ak.firsts(jets, axis=2), dict.fromkeys(FIELDS, 0.0))
+    assert ak.all(scores.a == first.f0)
+    assert ak.all(scores.b == first.f1)
+
+
+def throughput(results: Results, url: str, rows: int, repeats: int) -> None:
+    """Compare rows a second with those of the load generator."""
+    jets = collection(rows, fields=FIELDS, mean=45)
+    in_flight = (1, 2, 4, 8, 16)
+    with sonic.connect(url) as pool:
+        check(MODEL(jets), jets)
+        ways: dict[str, Any] = {
+            f"load generator, {n} in flight": lambda n=n: load(url, 1024, rows, n)
+            for n in in_flight
+        }
+        ways["sonic-coffea"] = lambda: MODEL(jets)
+        times = interleaved(ways, repeats, title="throughput")
+        sent = rows // 1024 * 1024
+        best = min(times, key=lambda w: np.median(times[w]) if w.startswith("load") else np.inf)
+        rates = {
+            name: (rows if "sonic" in name else sent) / np.median(t) for name, t in times.items()
+        }
+        for name in times:
+            results.add(times, name)
+        peers = {
+            f"coffea's triton_wrapper, batch {size}": wrapper(url, size) for size in (256, 1024)
+        }
+        small = jets[: len(jets) // 10]
+        slow = interleaved(
+            {n: lambda w=w: w(small) for n, w in peers.items()}, max(1, repeats // 3)
+        )
+        for name, taken in slow.items():
+            results.add(slow, name)
+            rates[name] = rows / 10 / np.median(taken)
+        results.numbers["rows a second"] = rates
+        results.numbers["share of the saturated server"] = {
+            name: rate / rates[best] for name, rate in rates.items()
+        }
+        results.numbers["statistics"] = pool.statistics.to_dict()
+
+
+def latency(results: Results, url: str, repeats: int) -> None:
+    """Compare a small chunk with a blocking call whose tensors are ready."""
+    jets = collection(100, fields=FIELDS, mean=45)
+    client = client_of(url)
+    inputs = input_of(MODEL.inputs["x"].pack(jets))
+    with sonic.connect(url):
+        times = interleaved(
+            {
+                "blocking call, 100 rows": lambda: client.infer("accelerator", inputs),
+                "sonic-coffea, 100 rows": lambda: MODEL(jets),
+            },
+            repeats,
+            title="latency",
+        )
+    client.close()
+    results.add(times, "blocking call, 100 rows")
+    results.add(times, "sonic-coffea, 100 rows", against="blocking call, 100 rows", at_most=1.3)
+
+
+def main() -> None:
+    """Run it."""
+    options = parser(__doc__ or "").parse_args()
+    results = Results("Pool: a stand-in accelerator of 2 ms + 5 µs a row, in a real Triton")
+    with tempfile.TemporaryDirectory() as folder:
+        repository = accelerator.write(Path(folder) / "repository")
+        with sonic.LocalServer(repository) as server:
+            latency(results, server.url, 20 if options.quick else 200)
+            throughput(
+                results, server.url, 8_192 if options.quick else 102_400, 2 if options.quick else 7
+            )
+    finish(results, options)
+    for name, share in results.numbers["share of the saturated server"].items():
+        print(f"{name}: {share:.0%} of the saturated server")
+
+
+if __name__ == "__main__":
+    main()
