@@ -72,10 +72,15 @@ def save_graph(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def graph_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sonic.LocalServer]:
+def graph_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("graph")
-    sonic.build_repository(folder / "served", {"graph": save_graph(folder / "graph.onnx")})
-    with sonic.LocalServer(folder / "served") as server:
+    file = save_graph(folder / "graph.onnx")
+    return sonic.build_repository(folder / "served", {"graph": file})
+
+
+@pytest.fixture
+def graph_server(graph_repository: Path) -> Iterator[sonic.LocalServer]:
+    with sonic.LocalServer(graph_repository) as server:
         yield server
 
 
