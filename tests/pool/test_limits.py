@@ -56,70 +56,80 @@ class Client:
     trips: list[float] = field(default_factory=list)
 
 
+class Simulation:
+    """Clients that always have more to send, and a server."""
+
+    def __init__(self, server: Server, clients: list[Client], seed: int) -> None:
+        self.server = server
+        self.now = 0.0
+        self._rng = random.Random(seed)
+        self._order = itertools.count()
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        for client in clients:
+            self.after(self._rng.uniform(0, 0.01), self.send, client)
+
+    def after(self, seconds: float, what: Callable[..., None], *data: Any) -> None:
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), what, data))
+
+    def run(self, until_s: float) -> None:
+        while self._events and self._events[0][0] <= until_s:
+            self.now, _, what, data = heapq.heappop(self._events)
+            what(*data)
+
+    def send(self, client: Client) -> None:
+        while client.limit.room(client.out, self.now) > 0:
+            client.out += 1
+            request = (client, client.rows, self.now, client.out)
+            self.after(self.server.network_s, self.arrive, request)
+
+    def arrive(self, request: Any) -> None:
+        if self.server.queue is not None and len(self.server.waiting) >= self.server.queue:
+            self.after(self.server.network_s, self.refuse, request)
+        else:
+            self.server.waiting.append(request)
+            self.work()
+
+    def work(self) -> None:
+        server = self.server
+        while server.busy < server.instances and server.waiting:
+            batch = server.batch()
+            rows = sum(request[1] for request in batch)
+            lasts_s = server.launch_s + server.row_s * rows
+            server.busy += 1
+            self.after(lasts_s * self._rng.uniform(1, 1 + server.noise), self.finish, batch)
+
+    def finish(self, batch: list[Any]) -> None:
+        self.server.busy -= 1
+        for request in batch:
+            self.after(self.server.network_s, self.answer, request)
+        self.work()
+
+    def answer(self, request: Any) -> None:
+        client, rows, sent, out = request
+        client.out -= 1
+        client.done += rows
+        client.trips.append(self.now - sent)
+        client.limit.answered(self.now - sent, rows, out, self.now)
+        self.send(client)
+
+    def refuse(self, request: Any) -> None:
+        client = request[0]
+        client.out -= 1
+        client.refusals += 1
+        client.limit.refused(self.now)
+        self.after(self._rng.uniform(0.5, 1.5) * 1e-2, self.send, client)
+
+
 def simulate(
     server: Server,
     clients: list[Client],
     until_s: float,
     changes: dict[float, Callable[[Server], None]] | None = None,
-    *,
-    seed: int = 1,
 ) -> None:
-    """Run clients that always have more to send."""
-    rng = random.Random(seed)
-    order = itertools.count()
-    events: list[tuple[float, int, str, Any]] = []
-
-    def at(when: float, what: str, data: Any = None) -> None:
-        heapq.heappush(events, (when, next(order), what, data))
-
-    def send(client: Client, now: float) -> None:
-        while client.limit.room(client.out, now) > 0:
-            client.out += 1
-            at(now + server.network_s, "arrive", (client, client.rows, now, client.out))
-
-    def work(now: float) -> None:
-        while server.busy < server.instances and server.waiting:
-            batch = server.batch()
-            rows = sum(request[1] for request in batch)
-            lasts = (server.launch_s + server.row_s * rows) * rng.uniform(1, 1 + server.noise)
-            server.busy += 1
-            at(now + lasts, "finish", batch)
-
+    simulation = Simulation(server, clients, seed=1)
     for when, change in (changes or {}).items():
-        at(when, "change", change)
-    for client in clients:
-        at(rng.uniform(0, 0.01), "wake", client)
-    while events:
-        now, _, what, data = heapq.heappop(events)
-        if now > until_s:
-            return
-        if what == "change":
-            data(server)
-        elif what == "wake":
-            send(data, now)
-        elif what == "arrive":
-            if server.queue is not None and len(server.waiting) >= server.queue:
-                at(now + server.network_s, "refuse", data)
-            else:
-                server.waiting.append(data)
-                work(now)
-        elif what == "finish":
-            server.busy -= 1
-            for request in data:
-                at(now + server.network_s, "answer", request)
-            work(now)
-        else:
-            client, rows, sent, out = data
-            client.out -= 1
-            if what == "refuse":
-                client.refusals += 1
-                client.limit.refused(now)
-                at(now + rng.uniform(0.5, 1.5) * 1e-2, "wake", client)
-            else:
-                client.done += rows
-                client.trips.append(now - sent)
-                client.limit.answered(now - sent, rows, out, now)
-                send(client, now)
+        simulation.after(when, change, server)
+    simulation.run(until_s)
 
 
 SERVERS = {

@@ -18,7 +18,7 @@ from sonic_coffea import errors
 from sonic_coffea.contract import Contract, TensorSpec
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.pool._call import Piece
-from sonic_coffea.pool._pool import _choose, _Endpoint
+from sonic_coffea.pool._endpoint import Endpoint, choose
 from sonic_coffea.transport import Address, Answer
 
 MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": [f"v{i}" for i in range(1)]})
@@ -47,14 +47,17 @@ class FakeServer:
         self.exchanges: list[FakeExchange] = []
         self.out = self.most_out = 0
         self.out_bytes = self.most_bytes = 0
+        self.width = 1
         self.closed = False
+        self.lives = True
+        self.asked = 0
         self._lock = threading.Lock()
 
     def contract(self, model: str, version: str | None) -> Contract:
         if self.lacks:
             raise errors.ModelNotFoundError("no such model", server=str(self.address))
         x = TensorSpec(name="x", datatype="FP32", shape=(1,))
-        y = TensorSpec(name="y", datatype="FP32", shape=(1,))
+        y = TensorSpec(name="y", datatype="FP32", shape=(self.width,))
         return Contract(
             model=model, version=version or "1", inputs=(x,), outputs=(y,), max_rows=self.max_rows
         )
@@ -91,6 +94,11 @@ class FakeServer:
             return
         outputs = answer if isinstance(answer, dict) else {"y": answer}
         done(Answer(outputs=outputs, version="1", sent_bytes=x.nbytes, received_bytes=8))
+
+    def live(self, done: Any) -> None:
+        self.asked += 1
+        lives = self.lives
+        threading.Thread(target=done, args=(None if lives else LOST,), daemon=True).start()
 
     def close(self) -> None:
         self.closed = True
@@ -254,6 +262,103 @@ def test_nobody_is_asked_for_ever(servers: dict[str, FakeServer]) -> None:
         assert len(asked) == first + 2
 
 
+def test_the_strictest_server_sets_the_limit(servers: dict[str, FakeServer]) -> None:
+    one, two = servers.values()
+    one.max_rows, two.max_rows = 7, 3
+    with pool_of(*servers) as pool:
+        assert doubled(MODEL(objects(50), pool=pool)) == list(range(50))
+    assert max(len(r) for r in one.requests + two.requests) == 3
+
+
+def test_servers_with_different_models_of_a_name_are_refused(
+    servers: dict[str, FakeServer],
+) -> None:
+    _one, two = servers.values()
+    two.width = 2
+    with (
+        pool_of(*servers) as pool,
+        pytest.raises(errors.ContractError, match="different models of this name"),
+    ):
+        MODEL(objects(5), pool=pool)
+
+
+def test_a_server_that_does_not_say_what_it_has_holds_up_nobody(
+    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = servers.values()
+    released = threading.Event()
+
+    def contract(model: str, version: str | None) -> Contract:
+        released.wait(60)
+        raise LOST
+
+    one.contract = contract  # type: ignore[method-assign]
+    monkeypatch.setattr("sonic_coffea.pool._discovery._OTHERS_S", 0.05)
+    with pool_of(*servers) as pool:
+        assert doubled(MODEL(objects(50), pool=pool)) == list(range(50))
+    released.set()
+
+
+def test_a_server_that_hangs_is_found_out(
+    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It owes answers, and does not say that it lives: its rows go elsewhere, and are cancelled."""
+    one, two = servers.values()
+    monkeypatch.setattr("sonic_coffea.pool._endpoint._QUIET_S", 0.05)
+    one.gate.clear()
+    one.lives = False
+    with pool_of(*servers) as pool:
+        assert doubled(MODEL(objects(50), pool=pool)) == list(range(50))
+        assert one.requests
+        until(lambda: all(e.cancelled.is_set() for e in one.exchanges))
+        assert pool.statistics.total().rows == 50
+        assert sum(len(r) for r in two.requests) == 50
+
+
+def test_a_server_that_is_slow_and_lives_is_waited_for(
+    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = servers.values()
+    monkeypatch.setattr("sonic_coffea.pool._endpoint._QUIET_S", 0.01)
+    one.gate.clear()
+    with pool_of(*servers) as pool:
+        pending = MODEL.submit(objects(50), pool=pool)
+        until(lambda: one.asked > 2 and not two.out)
+        assert not pending.done()
+        one.gate.set()
+        assert doubled(pending.result()) == list(range(50))
+        assert pool.statistics.total().retries == 0
+
+
+def test_a_server_that_is_back_is_tried_with_one_request(
+    servers: dict[str, FakeServer],
+) -> None:
+    (one, _) = servers.values()
+    one.behaviour = lambda _: LOST
+    with pool_of("grpc://s1:8001") as pool:
+        pending = MODEL.submit(objects(400), pool=pool)
+        until(lambda: len(one.requests) > 4 and not one.out)
+        one.most_out = 0
+        until(lambda: len(one.requests) > 7)
+        assert one.most_out == 1
+        one.behaviour = lambda x: 2 * x
+        assert doubled(pending.result()) == list(range(400))
+        assert one.most_out > 1
+
+
+def test_the_number_in_flight_grows_while_answers_are_fast(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+
+    def inferred(x: np.ndarray) -> np.ndarray:
+        time.sleep(0.01)
+        return 2 * x
+
+    one.behaviour = inferred
+    with pool_of("grpc://s1:8001") as pool:
+        MODEL(objects(800), pool=pool)
+    assert one.most_out > 4
+
+
 def test_idle_servers_take_turns(servers: dict[str, FakeServer]) -> None:
     with pool_of(*servers) as pool:
         for _ in range(6):
@@ -409,7 +514,7 @@ def test_ctrl_c_cancels_what_is_out(
 ) -> None:
     (one, _) = servers.values()
     one.gate.clear()
-    with pool_of("grpc://s1:8001") as pool:
+    with pool_of("grpc://s1:8001", in_flight=4) as pool:
         pending = MODEL.submit(objects(100), pool=pool)
         until(lambda: one.out == pool.settings.in_flight)
         call = pending._call
@@ -465,15 +570,18 @@ def test_calls_share_the_pool(servers: dict[str, FakeServer]) -> None:
 
 def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
     """Even if it is the only one that is idle."""
-    idle, busy = (_Endpoint(f"grpc://s{i}:8001", FakeServer(f"grpc://s{i}:8001")) for i in (1, 2))  # type: ignore[arg-type]
-    busy.out = 3
+    idle, busy = (Endpoint(u, [FakeServer(u)], 8) for u in ("grpc://s1:8001", "grpc://s2:8001"))  # type: ignore[list-item]
     piece = Piece(SimpleNamespace(wanted=("m", None)), 0, 4, 16, 0)  # type: ignore[arg-type]
-    assert _choose(piece, [idle, busy]) is idle
+    for _ in range(3):
+        busy.begin(piece, 0.0)
+    assert choose(piece, [idle, busy], 0.0) is idle
     piece.last_server = idle.url
-    assert _choose(piece, [idle, busy]) is busy
-    assert _choose(piece, [idle]) is idle
-    idle.lacks.add(("m", None))
-    assert _choose(piece, [idle]) is None
+    assert choose(piece, [idle, busy], 0.0) is busy
+    assert choose(piece, [idle], 0.0) is idle
+    idle.has(("m", None), 0.0, there=False)
+    assert choose(piece, [idle], 1.0) is None
+    # Models can be loaded later.
+    assert choose(piece, [idle], 100.0) is idle
 
 
 def test_states(servers: dict[str, FakeServer]) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         ("htp://triton", {}, "expected grpc:// or grpcs://"),
         ([], {}, "at least one server"),
         ("grpc://s:1", {"in_fligt": 3}, "no option 'in_fligt'; did you mean 'in_flight'"),
-        ("grpc://s:1", {"in_flight": 0}, "in_flight: expected at least 1"),
+        ("grpc://s:1", {"in_flight": 0}, "in_flight: expected a whole number"),
         ("grpc://s:1", {"retry_for_s": -1}, "retry_for_s: expected more than 0"),
         ("grpc://user:secret@s:1", {}, "must not hold a secret"),
     ],

@@ -59,6 +59,7 @@ class Piece:
     stop: int
     nbytes: int
     number: int
+    order: int = 0
     attempts: int = 0
     queued_at: float = field(default_factory=time.monotonic)
     first_failed_at: float | None = None

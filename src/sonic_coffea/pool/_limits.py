@@ -35,7 +35,7 @@ class Limit:
     -----
     Latency is the signal rather than throughput, since of many clients that share a server, all
     would gain by having more requests in its queue than the others. Rules of this kind are known
-    from TCP Vegas (Brakmo and Peterson, 1995) and, for the probes, from BBR (Cardwell et al., 2016).
+    from TCP Vegas (Brakmo and Peterson, 1995) and, for the probes, BBR (Cardwell et al., 2016).
     """
 
     def __init__(self, most: int) -> None:

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sonic_coffea.batching import plan
@@ -23,8 +23,10 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool._call import Call, Piece
+from sonic_coffea.pool._discovery import ask_contract
+from sonic_coffea.pool._endpoint import Attempt, Endpoint, Wanted, choose
 from sonic_coffea.statistics import Statistics, Tally
-from sonic_coffea.transport import Answer, Connection, connect_transport
+from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,47 +34,11 @@ if TYPE_CHECKING:
 
     from sonic_coffea.contract import Contract
     from sonic_coffea.pool._settings import Settings
+    from sonic_coffea.transport import Answer, Connection
 
 logger = logging.getLogger(__name__)
 
-_Wanted = tuple[str, str | None]
-_FIRST_BACKOFF_S = 0.1
-_LAST_BACKOFF_S = 2.0
 _MOST_ATTEMPTS = 4
-
-
-@dataclass(slots=True, eq=False)
-class _Endpoint:
-    """A server, as this process sees it at the moment."""
-
-    url: str
-    connection: Connection
-    out: int = 0
-    taken: int = 0
-    # Models, with the version asked for, that the server turned out not to have.
-    lacks: set[_Wanted] = field(default_factory=set)
-    failed_in_a_row: int = 0
-    failing_since: float | None = None
-    away_until: float = 0.0
-    last_error: SonicError | None = None
-
-    def failed(self, error: SonicError, now: float) -> None:
-        self.last_error = error
-        if self.failing_since is None:
-            logger.warning("%s; what was asked of it is asked again", error)
-            self.failing_since = now
-        if self.away_until > now:  # one of several requests that were lost together
-            return
-        self.failed_in_a_row += 1
-        pause_s = min(_FIRST_BACKOFF_S * 2 ** (self.failed_in_a_row - 1), _LAST_BACKOFF_S)
-        self.away_until = now + pause_s
-
-    def succeeded(self) -> None:
-        if self.failing_since is not None:
-            logger.warning("%s answers again", self.url)
-        self.failed_in_a_row = 0
-        self.failing_since = None
-        self.away_until = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +62,10 @@ class Pool:
         self.settings = settings
         self.statistics = Statistics()
         self._lock = threading.Condition()
-        self._queue: list[tuple[int, Piece]] = []
+        self._queues: dict[Wanted, list[tuple[int, Piece]]] = {}
         self._order = itertools.count()
-        self._endpoints: list[_Endpoint] = []
-        self._contracts: dict[_Wanted, Contract] = {}
+        self._endpoints: list[Endpoint] = []
+        self._contracts: dict[Wanted, Contract] = {}
         self._contract_lock = threading.Lock()
         self._out_bytes = 0
         self._thread: threading.Thread | None = None
@@ -143,7 +109,7 @@ class Pool:
 
     def connections(self) -> list[Connection]:
         """Return a connection for each server."""
-        return [e.connection for e in self._open()]
+        return [e.connections[0] for e in self._open()]
 
     def contract(self, model: str, version: str | None) -> Contract:
         """Return what a model takes and gives, asked once per process.
@@ -177,7 +143,8 @@ class Pool:
             self._refuse_when_closed()
             self.statistics += call.statistics
             for piece in pieces:
-                heapq.heappush(self._queue, (next(self._order), piece))
+                piece.order = next(self._order)
+                self._queue(piece)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sonic-pool", daemon=True)
                 self._thread.start()
@@ -189,14 +156,14 @@ class Pool:
             if self._closed:
                 return
             self._closed = True
-            waiting = [piece for _, piece in self._queue]
-            self._queue.clear()
+            waiting = [piece for queue in self._queues.values() for _, piece in queue]
+            self._queues.clear()
             endpoints, self._endpoints = self._endpoints, []
             self._lock.notify_all()
         for piece in waiting:
             piece.call.cancel()
         for endpoint in endpoints:
-            endpoint.connection.close()
+            endpoint.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -204,43 +171,27 @@ class Pool:
         if self._closed:
             raise ServerLostError("the pool has been closed; call sonic.connect again")
 
-    def _open(self) -> list[_Endpoint]:
+    def _open(self) -> list[Endpoint]:
         with self._lock:
             self._refuse_when_closed()
             if not self._endpoints:
-                options = self.settings.connection_options()
-                self._endpoints = [
-                    _Endpoint(url, connect_transport(url, options=options))
-                    for url in self.settings.servers
-                ]
+                self._endpoints = [self._endpoint(url) for url in self.settings.servers]
                 # Many processes start at the same time, and must not all turn to the same server.
                 random.shuffle(self._endpoints)
             return list(self._endpoints)
+
+    def _endpoint(self, url: str) -> Endpoint:
+        options = self.settings.connection_options()
+        connections = [
+            connect_transport(url, options=options) for _ in range(self.settings.channels)
+        ]
+        return Endpoint(url, connections, self.settings.in_flight)
 
     def _ask_contract(self, model: str, version: str | None) -> Contract:
         """Ask every server; if none has the model, those that are lost are asked again."""
         wanted = model, version
         while True:
-            failures: list[SonicError] = []
-            found: Contract | None = None
-            for endpoint in self._open():
-                try:
-                    contract = endpoint.connection.contract(model, version)
-                except ModelNotFoundError as error:
-                    endpoint.succeeded()
-                    endpoint.lacks.add(wanted)
-                    failures.append(error)
-                except (ServerLostError, OverloadError) as error:
-                    with self._lock:
-                        endpoint.failed(error, time.monotonic())
-                    failures.append(error)
-                except SonicError as error:
-                    logger.warning("%s: %s", endpoint.url, error)
-                    failures.append(error)
-                else:
-                    endpoint.succeeded()
-                    endpoint.lacks.discard(wanted)
-                    found = found or contract
+            found, failures = ask_contract(self._open(), wanted, self._lock)
             if found is not None:
                 return found
             with self._lock:
@@ -256,50 +207,52 @@ class Pool:
 
     # The dispatcher: everything below runs in its thread, or in those of the connections.
 
+    def _queue(self, piece: Piece) -> None:
+        heapq.heappush(self._queues.setdefault(piece.call.wanted, []), (piece.order, piece))
+
     def _run(self) -> None:
         while True:
             with self._lock:
-                found = None
+                attempt, quiet = None, []
                 while not self._closed:
                     # One reading of the clock, or a server could come back between two of them.
                     now = time.monotonic()
-                    found = self._next(now)
-                    if found is not None:
+                    quiet = [e for e in self._endpoints if e.quiet_until() <= now]
+                    attempt = self._next(now)
+                    if attempt is not None or quiet:
                         break
                     self._lock.wait(self._pause_s(now))
-                if found is None:
+                if self._closed:
                     return
-                piece, endpoint = found
-                endpoint.out += 1
-                endpoint.taken += 1
-                self._out_bytes += piece.nbytes
-            self._send(piece, endpoint)
+                for endpoint in quiet:
+                    endpoint.asked = True
+                if attempt is not None:
+                    self._out_bytes += attempt.piece.nbytes
+            for endpoint in quiet:
+                self._ask_life(endpoint)
+            if attempt is not None:
+                self._send(attempt)
 
-    def _next(self, now: float) -> tuple[Piece, _Endpoint] | None:
-        """Take the next piece that may leave now, and the server for it."""
-        free = [
-            e for e in self._endpoints if e.away_until <= now and e.out < self.settings.in_flight
-        ]
-        elsewhere: list[tuple[int, Piece]] = []
-        found: tuple[Piece, _Endpoint] | None = None
-        while free and self._queue and found is None:
-            piece = self._queue[0][1]
-            if not piece.call.over and not self._fits(piece):
-                break
-            entry = heapq.heappop(self._queue)
-            if piece.call.over:
+    def _next(self, now: float) -> Attempt | None:
+        """Take the next piece that may leave now, for a server that has room for it."""
+        for wanted, queue in sorted(self._queues.items(), key=lambda item: item[1][:1]):
+            while queue and queue[0][1].call.over:
+                heapq.heappop(queue)
+            if not queue:
                 continue
-            endpoint = _choose(piece, free)
+            piece = queue[0][1]
+            if not self._fits(piece):
+                return None
+            endpoint = choose(piece, self._endpoints, now)
             if endpoint is not None:
-                found = piece, endpoint
-            elif all(piece.call.wanted in e.lacks for e in self._endpoints):
-                missing = f"no server has model {piece.call.contract.model!r} any more"
+                heapq.heappop(queue)
+                return endpoint.begin(piece, now)
+            if all(e.lacks(wanted, now) for e in self._endpoints):
+                heapq.heappop(queue)
+                missing = f"no server has model {wanted[0]!r} any more"
                 piece.call.fail(ModelNotFoundError(missing), piece)
-            else:
-                elsewhere.append(entry)
-        for entry in elsewhere:
-            heapq.heappush(self._queue, entry)
-        return found
+                return self._next(now)
+        return None
 
     def _fits(self, piece: Piece) -> bool:
         # A piece larger than the whole budget travels alone.
@@ -308,72 +261,96 @@ class Pool:
 
     def _pause_s(self, now: float) -> float | None:
         """Return for how long nothing can change by itself; None if not before an answer."""
-        times = [e.away_until for e in self._endpoints if e.away_until > now]
-        return min(times) - now if times and self._queue else None
+        times = [e.quiet_until() for e in self._endpoints]
+        if any(self._queues.values()):
+            times += [e.away_until for e in self._endpoints if e.away_until > now]
+        first = min(times, default=math.inf)
+        return None if first == math.inf else max(0.0, first - now)
 
-    def _send(self, piece: Piece, endpoint: _Endpoint) -> None:
+    def _ask_life(self, endpoint: Endpoint) -> None:
+        """Ask a server that owes answers whether it lives; one that does not say so is lost."""
+
+        def said(error: SonicError | None) -> None:
+            with self._lock:
+                endpoint.asked = False
+                owed = list(endpoint.attempts)
+                if error is None:
+                    endpoint.heard(time.monotonic())
+                self._lock.notify_all()
+            if error is None:
+                return
+            for attempt in owed:
+                self._lost(attempt, error)
+                if attempt.exchange is not None:
+                    attempt.exchange.cancel()
+
+        endpoint.connections[0].live(said)
+
+    def _send(self, attempt: Attempt) -> None:
+        piece = attempt.piece
         call = piece.call
-        started = time.monotonic()
-        request_id = f"{self._name}-{next(self._order)}"
         try:
             inputs = call.inputs.pack(piece.start, piece.stop)
-            packed = time.monotonic()
-
-            def done(outcome: Answer | SonicError) -> None:
-                self._done(piece, endpoint, outcome, packed, packed - started)
-
-            exchange = endpoint.connection.infer(
+            attempt.pack_s = time.monotonic() - attempt.packed_at
+            attempt.exchange = attempt.connection.infer(
                 call.contract,
                 inputs,
                 call.asked,
                 version=call.version,
-                request_id=request_id,
-                done=done,
+                request_id=f"{self._name}-{next(self._order)}",
+                done=lambda outcome: self._ended(attempt, outcome),
             )
         except SonicError as error:
-            self._release(piece, endpoint)
-            call.fail(error, piece)
+            self._give_up(attempt, error)
         except Exception as error:
-            self._release(piece, endpoint)
             logger.debug("a request could not be made", exc_info=True)
-            call.fail(RequestError(f"the request could not be made: {error!r}"), piece)
+            self._give_up(attempt, RequestError(f"the request could not be made: {error!r}"))
         else:
-            call.sent(piece, exchange)
+            call.sent(piece, attempt.exchange)
 
-    def _release(self, piece: Piece, endpoint: _Endpoint) -> None:
+    def _give_up(self, attempt: Attempt, error: SonicError) -> None:
+        if self._settle(attempt):
+            attempt.piece.call.fail(error, attempt.piece)
+
+    def _settle(self, attempt: Attempt) -> bool:
+        """End an attempt and make room for others; False if it has ended before."""
         with self._lock:
-            endpoint.out -= 1
-            self._out_bytes -= piece.nbytes
+            if not attempt.endpoint.settle(attempt):
+                return False
+            self._out_bytes -= attempt.piece.nbytes
             self._lock.notify_all()
+            return True
 
-    def _done(
-        self,
-        piece: Piece,
-        endpoint: _Endpoint,
-        outcome: Answer | SonicError,
-        sent_at: float,
-        pack_s: float,
-    ) -> None:
-        now = time.monotonic()
+    def _ended(self, attempt: Attempt, outcome: Answer | SonicError) -> None:
         if isinstance(outcome, SonicError):
-            self._lost(piece, endpoint, outcome, now)
-            self._release(piece, endpoint)
-            return
+            self._lost(attempt, outcome)
+        else:
+            self._answered(attempt, outcome)
+
+    def _answered(self, attempt: Attempt, answer: Answer) -> None:
+        now = time.monotonic()
+        piece, endpoint = attempt.piece, attempt.endpoint
         call = piece.call
+        with self._lock:
+            if attempt.settled:  # given up meanwhile; its rows are elsewhere
+                return
+            endpoint.answered(attempt, now)
 
         def count(tally: Tally) -> None:
             tally.requests += 1
             tally.rows += piece.stop - piece.start
-            tally.sent_bytes += outcome.sent_bytes
-            tally.received_bytes += outcome.received_bytes
-            tally.pack_s += pack_s
-            tally.wait_s += max(0.0, sent_at - pack_s - piece.queued_at)
-            tally.record_trip(now - sent_at)
+            tally.sent_bytes += answer.sent_bytes
+            tally.received_bytes += answer.received_bytes
+            tally.pack_s += attempt.pack_s
+            tally.wait_s += max(0.0, attempt.packed_at - piece.queued_at)
+            tally.record_trip(now - attempt.packed_at - attempt.pack_s)
 
         self._record(call, endpoint, count)
-        endpoint.succeeded()
+        # The next request may leave while this answer is put in its place.
+        if not self._settle(attempt):
+            return
         try:
-            call.arrived(piece, outcome)
+            call.arrived(piece, answer)
         except SonicError as error:
             call.fail(error.at(server=endpoint.url), piece)
         except Exception as error:
@@ -381,45 +358,49 @@ class Pool:
             logger.debug("an answer could not be taken", exc_info=True)
             message = f"the answer could not be taken: {error!r}"
             call.fail(ResponseError(message, server=endpoint.url), piece)
-        self._release(piece, endpoint)
         unpacked_s = time.monotonic() - now
         self._record(call, endpoint, lambda tally: _add_unpack(tally, unpacked_s))
 
-    def _lost(self, piece: Piece, endpoint: _Endpoint, error: SonicError, now: float) -> None:
+    def _lost(self, attempt: Attempt, error: SonicError) -> None:
         """Decide what becomes of rows that did not come back."""
+        piece, endpoint = attempt.piece, attempt.endpoint
         call = piece.call
-        if call.over or self._closed:
-            call.cancel()
-            return
         with self._lock:
-            again = self._tries_again(piece, endpoint, error, now)
+            if attempt.settled:
+                return
+            over = call.over or self._closed
+            again = not over and self._tries_again(piece, endpoint, error, time.monotonic())
             if again:
                 piece.attempts += 1
                 piece.last_server = endpoint.url
-                heapq.heappush(self._queue, (next(self._order), piece))
-        if again:
+                self._queue(piece)
+            self._settle(attempt)
+        if over:
+            call.cancel()
+        elif again:
             logger.debug("%s; its rows are sent again", error)
             self._record(call, endpoint, _add_retry)
-            return
-        self._record(call, endpoint, _add_failure)
-        if piece.attempts:
-            error = error.because(f"tried {piece.attempts + 1} times")
-        call.fail(error, piece)
+        else:
+            self._record(call, endpoint, _add_failure)
+            if piece.attempts:
+                error = error.because(f"tried {piece.attempts + 1} times")
+            call.fail(error, piece)
 
-    def _tries_again(
-        self, piece: Piece, endpoint: _Endpoint, error: SonicError, now: float
-    ) -> bool:
+    def _tries_again(self, piece: Piece, endpoint: Endpoint, error: SonicError, now: float) -> bool:
         wanted = piece.call.wanted
+        piece.first_failed_at = piece.first_failed_at or now
         if isinstance(error, ModelNotFoundError):
-            endpoint.lacks.add(wanted)
+            endpoint.has(wanted, now, there=False)
             # Whoever asks for it next asks the servers anew.
             self._contracts.pop(wanted, None)
-            return any(wanted not in e.lacks for e in self._endpoints)
-        if not isinstance(error, (ServerLostError, OverloadError)):
+            return any(not e.lacks(wanted, now) for e in self._endpoints)
+        if isinstance(error, OverloadError):
+            endpoint.refused(error, wanted, now)
+            return now - piece.first_failed_at < self.settings.request_timeout_s
+        if not isinstance(error, ServerLostError):
             return False
         endpoint.failed(error, now)
-        piece.first_failed_at = piece.first_failed_at or now
-        since = [e.failing_since for e in self._endpoints if wanted not in e.lacks]
+        since = [e.failing_since for e in self._endpoints if not e.lacks(wanted, now)]
         # With every server gone, the time runs from the loss of the last one, whoever asks: when
         # coffea or dask run the chunk again, it does not begin anew.
         lost_since = None if None in since else max(s for s in since if s is not None)
@@ -431,18 +412,12 @@ class Pool:
             or now - piece.first_failed_at < self.settings.retry_for_s
         )
 
-    def _record(self, call: Call, endpoint: _Endpoint, count: Callable[[Tally], None]) -> None:
+    def _record(self, call: Call, endpoint: Endpoint, count: Callable[[Tally], None]) -> None:
         """Write to the call's statistics and to the pool's alike."""
         version = call.version or call.contract.version
         with self._lock:
             for statistics in (call.statistics, self.statistics):
                 count(statistics.tally(endpoint.url, call.contract.model, version))
-
-
-def _choose(piece: Piece, free: list[_Endpoint]) -> _Endpoint | None:
-    able = [e for e in free if piece.call.wanted not in e.lacks]
-    # One that has just lost these rows is the last to get them again.
-    return min(able, key=lambda e: (e.url == piece.last_server, e.out, e.taken), default=None)
 
 
 def _add_unpack(tally: Tally, seconds: float) -> None:

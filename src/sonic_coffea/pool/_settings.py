@@ -26,8 +26,11 @@ class Settings:
         Headers for every call.
     tls_root : str or None
         PEM file with the certificate authority of ``grpcs`` servers.
+    channels : int
+        Connections to one server; several, if a balancer leads each to another server behind it.
     in_flight : int
-        Requests that may be out to one server at a time, from this process.
+        Requests for a model that may ever be out to one server at a time, from this process. How
+        many are, follows what the server bears.
     in_flight_bytes : int
         Tensor bytes that may be out at a time, over all servers.
     max_request_bytes : int
@@ -44,7 +47,8 @@ class Settings:
     token: str | Path | Callable[[], str] | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls_root: str | None = None
-    in_flight: int = 8
+    channels: int = 1
+    in_flight: int = 256
     in_flight_bytes: int = 256_000_000
     max_request_bytes: int = 32_000_000
     request_timeout_s: float = 120.0
@@ -65,8 +69,10 @@ class Settings:
             if name not in known:
                 raise ConfigError(f"connect has no option {name!r}; {nearest(name, known)}")
         settings = cls(servers=_urls(servers), **options)
-        if settings.in_flight < 1:
-            raise ConfigError(f"in_flight: expected at least 1, got {settings.in_flight}")
+        for name in ("channels", "in_flight"):
+            value = getattr(settings, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}: expected a whole number of at least 1, got {value!r}")
         for name in known:
             value = getattr(settings, name)
             if name.endswith(("_s", "_bytes")) and not value > 0:

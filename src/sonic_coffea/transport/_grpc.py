@@ -15,6 +15,7 @@ from sonic_coffea import local_state
 from sonic_coffea.contract import DATATYPES, Contract, TensorSpec, kserve_name
 from sonic_coffea.errors import (
     AccessError,
+    CancelledError,
     ConfigError,
     ModelNotFoundError,
     ResponseError,
@@ -59,6 +60,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+# A server that lives says so at once, however much it has to do.
+_LIFE_S = 2.0
+
+
 class GrpcConnection:
     """A channel to one server."""
 
@@ -87,6 +92,33 @@ class GrpcConnection:
         except SonicError as error:
             logger.debug("%s is not ready: %s", self._address, error)
             return False
+
+    def live(self, done: Callable[[SonicError | None], None]) -> None:
+        """Ask whether the server lives; `done` is called once, with an error if it does not."""
+        local = self._local_headers
+        try:
+            future = self._stub.ServerLive.future(
+                service_pb2.ServerLiveRequest(), timeout=_LIFE_S, metadata=self._headers(local)
+            )
+        except SonicError as error:
+            done(error)
+            return
+        except ValueError as error:  # a closed channel
+            done(CancelledError(str(error), server=str(self._address)))
+            return
+
+        def finished(call: Any) -> None:
+            code, details, where = call.code(), call.details(), str(self._address)
+            if code == grpc.StatusCode.OK:
+                done(None)
+            elif code == grpc.StatusCode.DEADLINE_EXCEEDED:
+                message = f"the server owes answers, and gave no sign of life for {_LIFE_S:g} s"
+                done(ServerLostError(message, server=where))
+            else:
+                error = self._failure(code, details, local, server=where)
+                done(error if isinstance(error, ServerLostError) else None)
+
+        future.add_done_callback(finished)
 
     def info(self) -> ServerInfo:
         """Ask the server for its name, version and extensions."""

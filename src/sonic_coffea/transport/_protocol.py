@@ -106,6 +106,9 @@ class Connection(Protocol):
     def ready(self) -> bool:
         """Whether the server answers that it can serve; False also if it does not answer."""
 
+    def live(self, done: Callable[[SonicError | None], None]) -> None:
+        """Ask whether the server lives; `done` is called once, with an error if it does not."""
+
     def info(self) -> ServerInfo:
         """Ask the server for its name, version and extensions."""
 

@@ -1,0 +1,135 @@
+"""Which servers have a model, and what it takes and gives."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sonic_coffea.errors import (
+    ContractError,
+    ModelNotFoundError,
+    OverloadError,
+    ServerLostError,
+    SonicError,
+)
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    from sonic_coffea.contract import Contract
+    from sonic_coffea.pool._endpoint import Endpoint, Wanted
+
+logger = logging.getLogger(__name__)
+
+# Once one server has answered, the others have so long: one that hangs must not hold up the rest.
+_OTHERS_S = 1.0
+
+
+def ask_contract(
+    endpoints: Sequence[Endpoint], wanted: Wanted, lock: threading.Condition
+) -> tuple[Contract | None, list[SonicError]]:
+    """Ask all servers at the same time what a model takes and gives.
+
+    Parameters
+    ----------
+    endpoints : sequence of Endpoint
+        The servers; what they say is noted there.
+    wanted : tuple
+        The model, and the version if one is asked for.
+    lock : Condition
+        Guards the endpoints.
+
+    Returns
+    -------
+    Contract or None
+        What those that have the model say, with the limits of the strictest.
+    list of SonicError
+        What the others failed with.
+
+    Raises
+    ------
+    ContractError
+        If two servers have different models of this name.
+    """
+    executor = ThreadPoolExecutor(len(endpoints), thread_name_prefix="sonic-contract")
+    asked = {executor.submit(e.connections[0].contract, *wanted): e for e in endpoints}
+    executor.shutdown(wait=False)
+    found: dict[str, Contract] = {}
+    failures: list[SonicError] = []
+    left: set[Future[Contract]] = set(asked)
+    until: float | None = None
+    while left:
+        patience_s = None if until is None else max(0.0, until - time.monotonic())
+        done, left = wait(left, patience_s, return_when=FIRST_COMPLETED)
+        if not done:
+            break
+        for future in done:
+            endpoint = asked[future]
+            try:
+                contract = future.result()
+            except SonicError as error:
+                failures.append(error)
+                _note(endpoint, wanted, error, lock)
+            else:
+                found[endpoint.url] = contract
+                _note(endpoint, wanted, None, lock)
+                until = until or time.monotonic() + _OTHERS_S
+    for future in left:
+        url = asked[future].url
+        logger.warning("%s did not say within %.0f s what model %s is", url, _OTHERS_S, wanted[0])
+    _compare(found)
+    return _common(list(found.values())), failures
+
+
+def _note(
+    endpoint: Endpoint, wanted: Wanted, error: SonicError | None, lock: threading.Condition
+) -> None:
+    now = time.monotonic()
+    with lock:
+        if isinstance(error, (ServerLostError, OverloadError)):
+            endpoint.failed(error, now)
+            return
+        if error is None or isinstance(error, ModelNotFoundError):
+            endpoint.heard(now)
+            endpoint.has(wanted, now, there=error is None)
+            return
+    logger.warning("%s: %s", endpoint.url, error)
+
+
+def _compare(found: dict[str, Contract]) -> None:
+    """Refuse servers that have different models under one name: scores would depend on luck."""
+    first = next(iter(found), "")
+    for url, other in found.items():
+        one = found[first]
+        if (one.inputs, one.outputs) != (other.inputs, other.outputs):
+            raise ContractError(
+                f"{first} and {url} have different models of this name; pin a version, or connect "
+                "to one of them",
+                model=one.model,
+            )
+        if one.version != other.version:
+            logger.warning(
+                "%s has version %s of model %s, %s version %s; scores may depend on the server, "
+                "pin a version to avoid it",
+                first,
+                one.version,
+                one.model,
+                url,
+                other.version,
+            )
+
+
+def _common(contracts: Sequence[Contract]) -> Contract | None:
+    if not contracts:
+        return None
+    limits = [c.max_rows for c in contracts if c.max_rows is not None]
+    preferred = set.intersection(*(set(c.preferred_rows) for c in contracts))
+    return replace(
+        contracts[0],
+        max_rows=min(limits, default=None),
+        preferred_rows=tuple(sorted(preferred)),
+    )

@@ -1,0 +1,196 @@
+"""A server, as this process sees it at the moment."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sonic_coffea.pool._limits import Limit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sonic_coffea.errors import SonicError
+    from sonic_coffea.pool._call import Piece
+    from sonic_coffea.transport import Connection, Exchange
+
+logger = logging.getLogger(__name__)
+
+Wanted = tuple[str, str | None]
+"""A model, and the version if one is asked for."""
+
+_FIRST_BACKOFF_S = 0.1
+_LAST_BACKOFF_S = 2.0
+# After so long, a server may have loaded a model that it did not have.
+_LACKS_FOR_S = 30.0
+# A server that owes answers and has given none for so long is asked whether it lives.
+_QUIET_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A piece on its way to a server."""
+
+    piece: Piece
+    endpoint: Endpoint
+    connection: Connection
+    packed_at: float
+    out: int
+    pack_s: float = 0.0
+    exchange: Exchange | None = None
+    settled: bool = False
+
+    @property
+    def wanted(self) -> Wanted:
+        """The model."""
+        return self.piece.call.wanted
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """What is known of a server, from this process's own requests to it.
+
+    Parameters
+    ----------
+    url : str
+        Its address.
+    connections : list of Connection
+        One, or several for a balancer that leads each of them to another server.
+    most : int
+        Requests for a model that may ever be out to it at a time.
+    """
+
+    url: str
+    connections: list[Connection]
+    most: int
+    attempts: set[Attempt] = field(default_factory=set)
+    taken: int = 0
+    failing_since: float | None = None
+    away_until: float = 0.0
+    last_error: SonicError | None = None
+    heard_at: float = 0.0
+    asked: bool = False
+    _out: Counter[Wanted] = field(default_factory=Counter)
+    _limits: dict[Wanted, Limit] = field(default_factory=dict)
+    _lacks: dict[Wanted, float] = field(default_factory=dict)
+    _failed_in_a_row: int = 0
+
+    @property
+    def out(self) -> int:
+        """Requests that are out."""
+        return len(self.attempts)
+
+    def limit(self, wanted: Wanted) -> Limit:
+        """Return the limit of a model."""
+        if wanted not in self._limits:
+            self._limits[wanted] = Limit(self.most)
+        return self._limits[wanted]
+
+    def lacks(self, wanted: Wanted, now: float) -> bool:
+        """Whether it has turned out not to have a model, not long ago."""
+        return self._lacks.get(wanted, 0.0) > now
+
+    def has(self, wanted: Wanted, now: float, *, there: bool) -> None:
+        """Take note of whether it has a model."""
+        self._lacks[wanted] = 0.0 if there else now + _LACKS_FOR_S
+
+    def room(self, wanted: Wanted, now: float) -> int:
+        """Return how many more requests for a model may go out to it now."""
+        if self.away_until > now or self.lacks(wanted, now):
+            return 0
+        if self.failing_since is not None:
+            # One, to see whether it is back.
+            return 1 - self.out
+        return self.limit(wanted).room(self._out[wanted], now)
+
+    def load(self, wanted: Wanted) -> float:
+        """Return how much of what it bears is out."""
+        return self._out[wanted] / self.limit(wanted).value
+
+    def begin(self, piece: Piece, now: float) -> Attempt:
+        """Take a piece."""
+        connection = min(
+            self.connections,
+            key=lambda c: sum(a.connection is c for a in self.attempts),
+        )
+        if not self.attempts:
+            self.heard_at = now
+        wanted = piece.call.wanted
+        self._out[wanted] += 1
+        self.taken += 1
+        attempt = Attempt(piece, self, connection, now, self._out[wanted])
+        self.attempts.add(attempt)
+        return attempt
+
+    def settle(self, attempt: Attempt) -> bool:
+        """End an attempt, however it ended; False if it has been already."""
+        if attempt.settled:
+            return False
+        attempt.settled = True
+        self.attempts.discard(attempt)
+        self._out[attempt.wanted] -= 1
+        return True
+
+    def answered(self, attempt: Attempt, now: float) -> None:
+        """Take note of an answer."""
+        self.heard(now)
+        rows = attempt.piece.stop - attempt.piece.start
+        trip_s = now - attempt.packed_at - attempt.pack_s
+        self.limit(attempt.wanted).answered(trip_s, rows, attempt.out, now)
+
+    def heard(self, now: float) -> None:
+        """Take note of a sign of life."""
+        self.heard_at = now
+        self._failed_in_a_row = 0
+        self.away_until = 0.0
+        if self.failing_since is not None:
+            logger.warning("%s answers again", self.url)
+            self.failing_since = None
+
+    def failed(self, error: SonicError, now: float) -> None:
+        """Take note of a loss: nothing goes out to it for a while, then one request."""
+        self.last_error = error
+        if self.failing_since is None:
+            logger.warning("%s; what was asked of it is asked again", error)
+            self.failing_since = now
+            # What comes back may be another server.
+            self._limits.clear()
+        self._pause(now)
+
+    def refused(self, error: SonicError, wanted: Wanted, now: float) -> None:
+        """Take note of a refusal for lack of capacity: it gets less, after a while."""
+        self.last_error = error
+        self.heard_at = now
+        if self._failed_in_a_row == 0:
+            logger.warning("%s; it gets fewer requests at a time", error)
+        self.limit(wanted).refused(now)
+        self._pause(now)
+
+    def _pause(self, now: float) -> None:
+        if self.away_until > now:  # one of several requests that failed together
+            return
+        self._failed_in_a_row += 1
+        pause_s = min(_FIRST_BACKOFF_S * 2 ** (self._failed_in_a_row - 1), _LAST_BACKOFF_S)
+        # Many clients lose a server at the same moment, and must not come back at one.
+        self.away_until = now + pause_s * random.uniform(0.5, 1.0)
+
+    def quiet_until(self) -> float:
+        """Return when it has to be asked whether it lives, if nothing is heard before."""
+        return self.heard_at + _QUIET_S if self.attempts and not self.asked else float("inf")
+
+    def close(self) -> None:
+        """Let go of its connections."""
+        for connection in self.connections:
+            connection.close()
+
+
+def choose(piece: Piece, endpoints: Sequence[Endpoint], now: float) -> Endpoint | None:
+    """Return the server that is to have a piece, if one has room for it."""
+    wanted = piece.call.wanted
+    able = [e for e in endpoints if e.room(wanted, now) > 0]
+    # One that has just lost these rows is the last to get them again.
+    by = {e: (e.url == piece.last_server, e.load(wanted), e.taken) for e in able}
+    return min(able, key=by.__getitem__, default=None)
