@@ -82,13 +82,11 @@ class FakeServer:
         while not self.gate.wait(0.01):
             if exchange.cancelled.is_set():
                 break
+        cancelled = exchange.cancelled.is_set()
+        answer = errors.CancelledError("cancelled") if cancelled else self.behaviour(x)
         with self._lock:
             self.out -= 1
             self.out_bytes -= x.nbytes
-        if exchange.cancelled.is_set():
-            done(errors.CancelledError("cancelled"))
-            return
-        answer = self.behaviour(x)
         if isinstance(answer, errors.SonicError):
             done(answer.at(server=str(self.address)))
             return
@@ -132,6 +130,12 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def inferred(x: np.ndarray) -> np.ndarray:
+    """Double, in a server's time."""
+    time.sleep(0.01)
+    return 2 * x
 
 
 LOST = errors.ServerLostError("the connection to the server was lost: gone")
@@ -341,18 +345,13 @@ def test_a_server_that_is_back_is_tried_with_one_request(
         one.most_out = 0
         until(lambda: len(one.requests) > 7)
         assert one.most_out == 1
-        one.behaviour = lambda x: 2 * x
+        one.behaviour = inferred
         assert doubled(pending.result()) == list(range(400))
         assert one.most_out > 1
 
 
 def test_the_number_in_flight_grows_while_answers_are_fast(servers: dict[str, FakeServer]) -> None:
     (one, _) = servers.values()
-
-    def inferred(x: np.ndarray) -> np.ndarray:
-        time.sleep(0.01)
-        return 2 * x
-
     one.behaviour = inferred
     with pool_of("grpc://s1:8001") as pool:
         MODEL(objects(800), pool=pool)
