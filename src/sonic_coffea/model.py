@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -11,10 +13,16 @@ from awkward.contents import RecordArray
 
 from sonic_coffea import weaver
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, ContractError, DeadlineError
+from sonic_coffea.errors import (
+    ConfigError,
+    ContractError,
+    DeadlineError,
+    ModelNotFoundError,
+    nearest,
+)
 from sonic_coffea.layouts import Flat, Layout, Output, Rows, bind_inputs, declared, is_tracer, trace
 from sonic_coffea.lazy import is_lazy, over_partitions
-from sonic_coffea.pool import Call, Pool, Settings, adopt, carried, current
+from sonic_coffea.pool import MASKABLE, Call, Pool, Settings, adopt, carried, current
 from sonic_coffea.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -23,6 +31,10 @@ if TYPE_CHECKING:
 
     from sonic_coffea.contract import Contract
     from sonic_coffea.layouts import Assembly
+
+logger = logging.getLogger(__name__)
+
+ON_ERROR = ("raise", "mask")
 
 
 class Model:
@@ -153,12 +165,17 @@ class Model:
         return contract
 
     def __call__(
-        self, objects: Any, *, timeout_s: float | None = None, pool: Pool | None = None
+        self,
+        objects: Any,
+        *,
+        timeout_s: float | None = None,
+        pool: Pool | None = None,
+        on_error: str = "raise",
     ) -> ak.Array:
         """Score objects and wait for the result; see `submit`."""
-        return self.submit(objects, pool=pool).result(timeout_s=timeout_s)
+        return self.submit(objects, pool=pool, on_error=on_error).result(timeout_s=timeout_s)
 
-    def submit(self, objects: Any, *, pool: Pool | None = None) -> Pending:
+    def submit(self, objects: Any, *, pool: Pool | None = None, on_error: str = "raise") -> Pending:
         """Send objects on their way; returns at once.
 
         Parameters
@@ -169,6 +186,10 @@ class Model:
             scored when it is computed.
         pool : Pool, optional
             Where to send them; by default to the pool of this process.
+        on_error : {"raise", "mask"}
+            What becomes of rows that servers lose for good: an exception, or None in their places,
+            with a warning in the log and their number in the statistics. What is wrong with the
+            arrays, the declaration or the access always raises.
 
         Returns
         -------
@@ -183,8 +204,10 @@ class Model:
         ContractError
             If the server's model is another one.
         """
+        if on_error not in ON_ERROR:
+            raise ConfigError(f"no on_error {on_error!r}; {nearest(on_error, ON_ERROR)}")
         if is_lazy(objects):
-            return self._lazy(objects, pool)
+            return self._lazy(objects, pool, on_error)
         if is_tracer(objects):
             return Deferred(self, trace(self.inputs, self.outputs, objects))
         inputs = bind_inputs(self.inputs, objects)
@@ -192,22 +215,30 @@ class Model:
         if len(inputs.rows) == 0:
             return Pending(self, inputs.rows, assemblies, None)
         pool = current() if pool is None else pool
-        contract = self.check(pool)
-        call = Call(contract, inputs, assemblies, self._asked(), version=self.version)
+        mask = on_error == "mask"
+        try:
+            contract = self.check(pool)
+        except MASKABLE as error:
+            if not mask or isinstance(error, ModelNotFoundError):
+                raise
+            logger.warning("%s; all %d rows are None", error, len(inputs.rows))
+            return Pending(self, inputs.rows, assemblies, None, lost=[slice(None)])
+        call = Call(contract, inputs, assemblies, self._asked(), version=self.version, mask=mask)
         kept, cut, padded = inputs.filling()
         call.statistics.filled, call.statistics.truncated = kept, cut
         call.statistics.padded = padded
         pool.submit(call)
         return Pending(self, inputs.rows, assemblies, call)
 
-    def _lazy(self, objects: Any, pool: Pool | None) -> Pending:
+    def _lazy(self, objects: Any, pool: Pool | None, on_error: str) -> Pending:
         if pool is not None:
             raise ConfigError(
                 "a lazy array is scored by the pools of the processes that compute it; name the "
                 "servers with sonic.connect, and leave pool= out"
             )
-        label = f"sonic-{self.name}"
-        return Deferred(self, over_partitions(self, objects, label=label, token=self.config_hash))
+        label, token = f"sonic-{self.name}", f"{self.config_hash}-{on_error}"
+        score = partial(self, on_error=on_error)
+        return Deferred(self, over_partitions(score, objects, label=label, token=token))
 
     def _asked(self) -> list[str]:
         """Return the outputs that a request asks for: those declared, and their offsets."""
@@ -219,12 +250,18 @@ class Pending:
     """Scores that are on their way."""
 
     def __init__(
-        self, model: Model, rows: Rows, outputs: Mapping[str, Assembly], call: Call | None
+        self,
+        model: Model,
+        rows: Rows,
+        outputs: Mapping[str, Assembly],
+        call: Call | None,
+        lost: Sequence[Any] = (),
     ) -> None:
         self._model = model
         self._rows = rows
         self._outputs = outputs
         self._call = call
+        self._lost = lost
 
     def __repr__(self) -> str:
         if self._call is None or self._call.over:
@@ -237,7 +274,9 @@ class Pending:
     @property
     def statistics(self) -> Statistics:
         """What happened to the requests so far."""
-        return Statistics() if self._call is None else self._call.statistics
+        if self._call is not None:
+            return self._call.statistics
+        return Statistics(objects=len(self._rows), lost=len(self._rows) if self._lost else 0)
 
     def done(self) -> bool:
         """Whether `result` would return, or raise, without waiting."""
@@ -271,7 +310,8 @@ class Pending:
             (content,) = contents.values()
         else:
             content = RecordArray(list(contents.values()), list(contents), length=len(self._rows))
-        scores = self._rows.unflatten(content)
+        lost = self._lost if self._call is None else self._call.lost
+        scores = self._rows.unflatten(self._rows.without(content, lost))
         return ak.with_name(scores, None, attrs={"sonic": self.provenance()})
 
     def provenance(self) -> dict[str, Any]:
@@ -311,6 +351,11 @@ class Deferred(Pending):
         self._model = model
         self._scores = scores
         self._call = None
+
+    @property
+    def statistics(self) -> Statistics:
+        """None yet."""
+        return Statistics()
 
     def __repr__(self) -> str:
         return f"<Deferred {self._model.name}: {self._scores!r}>"

@@ -90,8 +90,8 @@ class Statistics:
     ----------
     chunks, events : int
         What the processor was given.
-    objects : int
-        Rows that were asked for, over all models.
+    objects, lost : int
+        Rows that were asked for, over all models; and those that became None as servers lost them.
     filled, truncated, padded : int
         Elements along the consumed axes that were sent, cut off, and made up.
     """
@@ -99,6 +99,7 @@ class Statistics:
     chunks: int = 0
     events: int = 0
     objects: int = 0
+    lost: int = 0
     filled: int = 0
     truncated: int = 0
     padded: int = 0
@@ -119,7 +120,7 @@ class Statistics:
         return total
 
     def __iadd__(self, other: Statistics) -> Statistics:
-        for name in ("chunks", "events", "objects", "filled", "truncated", "padded"):
+        for name in ("chunks", "events", "objects", "lost", "filled", "truncated", "padded"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for served, tally in other.tallies.items():
             mine = self.tally(*served)
@@ -138,6 +139,7 @@ class Statistics:
             "chunks": self.chunks,
             "events": self.events,
             "objects": self.objects,
+            "lost": self.lost,
             "filled": self.filled,
             "truncated": self.truncated,
             "padded": self.padded,

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import awkward as ak
 import pytest
 
 import sonic_coffea as sonic
@@ -19,8 +20,6 @@ from sonic_coffea.transport import connect_transport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    import awkward as ak
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -134,3 +133,25 @@ def test_a_server_that_is_started_again_is_used_again(
     with sonic.LocalServer(small_batches, port=port):
         compare(pending.result(timeout_s=100).top, direct)
         pool.close()
+
+
+def test_a_processor_goes_on_with_none(
+    doomed: sonic.LocalServer, kill_at_answer: int, tagger: sonic.Model, jets: ak.Array
+) -> None:
+    class Masking(sonic.SonicProcessor):
+        models = {"top": tagger}  # noqa: RUF012
+        on_error = "mask"
+
+        def acquire(self, events: Any) -> dict[str, Any]:
+            return {"top": events}
+
+        def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+            return {"scores": scores["top"]}
+
+    with sonic.connect(doomed, retry_for_s=0.5):
+        out = Masking().process(jets)
+    scores = out["scores"].top
+    assert ak.num(scores).tolist() == ak.num(jets).tolist()
+    lost = ak.sum(ak.is_none(scores, axis=1)) - ak.sum(ak.is_none(jets, axis=1))
+    assert lost == out.statistics.lost > 0
+    assert ak.count(scores) == out.statistics.total().rows >= 4 * (kill_at_answer - 1)

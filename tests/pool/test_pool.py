@@ -48,6 +48,7 @@ class FakeServer:
         self.out = self.most_out = 0
         self.out_bytes = self.most_bytes = 0
         self.width = 1
+        self.outputs: tuple[str, ...] = ("y",)
         self.closed = False
         self.lives = True
         self.asked = 0
@@ -57,9 +58,15 @@ class FakeServer:
         if self.lacks:
             raise errors.ModelNotFoundError("no such model", server=str(self.address))
         x = TensorSpec(name="x", datatype="FP32", shape=(1,))
-        y = TensorSpec(name="y", datatype="FP32", shape=(self.width,))
+        outputs = tuple(
+            TensorSpec(name=name, datatype="FP32", shape=(self.width,)) for name in self.outputs
+        )
         return Contract(
-            model=model, version=version or "1", inputs=(x,), outputs=(y,), max_rows=self.max_rows
+            model=model,
+            version=version or "1",
+            inputs=(x,),
+            outputs=outputs,
+            max_rows=self.max_rows,
         )
 
     def infer(
@@ -356,6 +363,80 @@ def test_the_number_in_flight_grows_while_answers_are_fast(servers: dict[str, Fa
     with pool_of("grpc://s1:8001") as pool:
         MODEL(objects(800), pool=pool)
     assert one.most_out > 4
+
+
+def refuses(*rows: int) -> Behaviour:
+    """Fail requests that hold one of these rows."""
+
+    def behave(x: np.ndarray) -> Any:
+        if set(x.ravel().astype(int)) & set(rows):
+            return errors.RequestError("out of memory")
+        return 2 * x
+
+    return behave
+
+
+def test_rows_that_are_lost_are_none_if_asked(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    one.behaviour = refuses(5, 18)
+    array = ak.unflatten(objects(20), [3, 0, 10, 7])
+    array = ak.mask(array, array.pt != 2)
+    with pool_of("grpc://s1:8001") as pool:
+        pending = MODEL.submit(array, pool=pool, on_error="mask")
+        scores = pending.result()
+        # Nineteen rows in requests of four: the None is not sent.
+        flat = ak.flatten(scores.v0)
+        assert flat.tolist() == [
+            None if n == 2 or 5 <= n <= 8 or n >= 17 else 2.0 * n for n in range(20)
+        ]
+        assert ak.num(scores).tolist() == [3, 0, 10, 7]
+        assert pending.statistics.lost == pool.statistics.lost == 7
+        with pytest.raises(errors.RequestError, match="rows 4..7"):
+            MODEL(array, pool=pool)
+
+
+def test_lost_rows_of_several_outputs(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    one.outputs = ("y", "z")
+    one.behaviour = lambda x: refuses(5)(x) if 5 in x else {"y": 2 * x, "z": 3 * x}
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"], "z": None})
+    with pool_of("grpc://s1:8001") as pool:
+        scores = model(objects(8), pool=pool, on_error="mask")
+    assert scores.tolist() == [
+        {"y": {"v0": 2.0 * n}, "z": 3.0 * n} if n < 4 else None for n in range(8)
+    ]
+
+
+def test_without_any_server_all_is_none(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+
+    def contract(model: str, version: str | None) -> Contract:
+        raise LOST
+
+    one.contract = contract  # type: ignore[method-assign]
+    with pool_of("grpc://s1:8001", retry_for_s=0.1) as pool:
+        pending = MODEL.submit(objects(8), pool=pool, on_error="mask")
+        assert pending.result().tolist() == [None] * 8
+        assert str(pending.result().type) == "8 * ?{v0: float32}"
+        assert pending.statistics.lost == 8
+
+
+def test_what_is_wrong_is_not_masked(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    array = ak.zip({"pt": np.array([1, np.nan], np.float32)})
+    with pool_of("grpc://s1:8001") as pool:
+        with pytest.raises(errors.InputError, match="NaN"):
+            MODEL(array, pool=pool, on_error="mask")
+        with pytest.raises(errors.ConfigError, match="did you mean 'mask'"):
+            MODEL(array, pool=pool, on_error="masked")
+        one.behaviour = lambda _: errors.AccessError("no")
+        with pytest.raises(errors.AccessError):
+            MODEL(objects(3), pool=pool, on_error="mask")
+        one.lacks = True
+        with pytest.raises(errors.ModelNotFoundError):
+            sonic.Model("other", MODEL.inputs, MODEL.outputs)(
+                objects(3), pool=pool, on_error="mask"
+            )
 
 
 def test_idle_servers_take_turns(servers: dict[str, FakeServer]) -> None:

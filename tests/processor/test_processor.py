@@ -328,7 +328,7 @@ class FakeModel:
         self.pending = FakePending()
         self.error = error
 
-    def submit(self, objects: Any) -> FakePending:
+    def submit(self, objects: Any, *, on_error: str) -> FakePending:
         if self.error is not None:
             raise self.error
         return self.pending

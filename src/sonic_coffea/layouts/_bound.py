@@ -98,7 +98,7 @@ class Scatter:
     def __init__(self, elements: Elements, width: int, dtype: DType) -> None:
         self._elements = elements
         self._offsets = elements.offsets
-        self._values = np.empty((int(self._offsets[-1]), width), dtype)
+        self._values = np.zeros((int(self._offsets[-1]), width), dtype)
         # Which values there are, once some have been cut off.
         self._kept: NDArray[np.bool_] | None = None
 

@@ -112,9 +112,9 @@ class Output:
                 f"got shape {list(shape)}"
             )
 
-    def nothing(self) -> Tensor:
-        """Return the tensor of no row."""
-        return np.empty((0,) if self.labels is None else (0, len(self.labels)), self.dtype)
+    def blank(self, rows: int) -> Tensor:
+        """Return the tensor of rows without answers."""
+        return np.zeros((rows,) if self.labels is None else (rows, len(self.labels)), self.dtype)
 
 
 class Assembly(Protocol):
@@ -145,12 +145,14 @@ class _Rows:
         if tensor.ndim == 0 or tensor.shape[0] != rows:
             raise _misshapen(self._name, tensor, f"for {rows} rows")
         if self._whole is None:
-            self._whole = np.empty((self._rows, *tensor.shape[1:]), tensor.dtype)
+            self._whole = np.zeros((self._rows, *tensor.shape[1:]), tensor.dtype)
         _same_kind(self._name, self._whole, tensor)
         self._whole[wanted] = tensor
 
     def content(self) -> Content:
-        return self._output.content(self._output.nothing() if self._whole is None else self._whole)
+        if self._whole is None:
+            return self._output.content(self._output.blank(self._rows))
+        return self._output.content(self._whole)
 
 
 class _Constituents:
@@ -232,7 +234,7 @@ class _Collections:
         self._length += len(tensor)
 
     def content(self) -> Content:
-        whole = np.concatenate(self._parts) if self._parts else self._output.nothing()
+        whole = np.concatenate(self._parts) if self._parts else self._output.blank(0)
         lists = ListArray(Index64(self._starts), Index64(self._stops), self._output.content(whole))
         packed: ListOffsetArray = lists.to_ListOffsetArray64(start_at_zero=True)
         return packed

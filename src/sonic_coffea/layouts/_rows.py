@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 from awkward.contents import (
+    ByteMaskedArray,
     Content,
     IndexedArray,
     IndexedOptionArray,
@@ -16,11 +17,14 @@ from awkward.contents import (
     NumpyArray,
     RegularArray,
 )
+from awkward.index import Index8
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from awkward.forms import Form
 
 Int64 = NDArray[np.int64]
@@ -53,6 +57,15 @@ class Rows:
     def unflatten(self, content: Content) -> ak.Array:
         """Return `content`, one element per row, in the structure that the rows came from."""
         return ak.Array(_with_leaf(self.skeleton, content))
+
+    def without(self, content: Content, lost: Sequence[Any]) -> Content:
+        """Return `content` with None at the rows that were lost, each a slice or numbers."""
+        if not lost:
+            return content
+        there = np.ones(len(self), np.int8)
+        for rows in lost:
+            there[rows] = 0
+        return ByteMaskedArray(Index8(there), content, valid_when=True)
 
     def agrees(self, other: Rows) -> bool:
         """Whether both have the same lists and the same missing objects."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from sonic_coffea.pool._call import Call
+from sonic_coffea.pool._call import MASKABLE, Call
 from sonic_coffea.pool._pool import Pool, ServerState
 from sonic_coffea.pool._registry import adopt, carried, current, forget, install
 from sonic_coffea.pool._settings import Settings
 
 __all__ = [
+    "MASKABLE",
     "Call",
     "Pool",
     "ServerState",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import dataclass, field
@@ -9,7 +10,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
-from sonic_coffea.errors import CancelledError, SonicError
+from sonic_coffea.errors import (
+    CancelledError,
+    DeadlineError,
+    ModelNotFoundError,
+    OverloadError,
+    RequestError,
+    ResponseError,
+    ServerLostError,
+    SonicError,
+)
 from sonic_coffea.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -19,7 +29,19 @@ if TYPE_CHECKING:
     from sonic_coffea.contract import Contract
     from sonic_coffea.transport import Answer, Exchange
 
+logger = logging.getLogger(__name__)
+
 Tensor = NDArray[Any]
+
+MASKABLE = (
+    DeadlineError,
+    ModelNotFoundError,
+    OverloadError,
+    RequestError,
+    ResponseError,
+    ServerLostError,
+)
+"""What may become of rows by no fault of who sent them."""
 
 
 class Cargo(Protocol):
@@ -81,6 +103,8 @@ class Call:
         The outputs that requests ask for.
     version : str or None
         The version that was asked for.
+    mask : bool
+        Whether rows that servers lose are noted in `lost`, instead of failing the call.
     """
 
     def __init__(
@@ -91,6 +115,7 @@ class Call:
         asked: Sequence[str],
         *,
         version: str | None,
+        mask: bool = False,
     ) -> None:
         self.contract = contract
         self.inputs = inputs
@@ -99,6 +124,8 @@ class Call:
         self.version = version
         self.statistics = Statistics(objects=len(inputs.rows))
         self.failure: SonicError | None = None
+        self.lost: list[Any] = []
+        self._mask = mask
         self.served_version = contract.version
         self._left = 0
         self._lock = threading.Lock()
@@ -168,8 +195,11 @@ class Call:
         if last:
             self._finish()
 
-    def fail(self, error: SonicError, piece: Piece | None = None) -> None:
-        """Give up; what is out is cancelled."""
+    def fail(self, error: SonicError, piece: Piece | None = None) -> int:
+        """Give up a piece, and with it the call, unless it shall go on without; or all of it.
+
+        Returns the number of rows that are lost while the call goes on.
+        """
         if piece is not None:
             error = error.at(
                 model=self.contract.model,
@@ -177,14 +207,31 @@ class Call:
                 rows=(piece.start, piece.stop),
                 events=self.inputs.events_of(piece.start, piece.stop),
             )
+        if piece is not None and self._mask and isinstance(error, MASKABLE):
+            return self._lose(piece, error)
         with self._lock:
             if self._complete.is_set():
-                return
+                return 0
             self.failure = error
             exchanges, self._exchanges = self._exchanges, {}
         self._finish()
         for exchange in exchanges.values():
             exchange.cancel()
+        return 0
+
+    def _lose(self, piece: Piece, error: SonicError) -> int:
+        level = logging.DEBUG if self.lost else logging.WARNING
+        logger.log(level, "%s; these rows, and others that are lost, are None", error)
+        rows = piece.stop - piece.start
+        with self._lock:
+            self.lost.append(self.inputs.wanted(piece.start, piece.stop))
+            self.statistics.lost += rows
+            self._exchanges.pop(piece.number, None)
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._finish()
+        return rows
 
     def cancel(self) -> None:
         """Abandon what is not answered yet."""

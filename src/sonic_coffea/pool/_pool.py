@@ -250,7 +250,7 @@ class Pool:
             if all(e.lacks(wanted, now) for e in self._endpoints):
                 heapq.heappop(queue)
                 missing = f"no server has model {wanted[0]!r} any more"
-                piece.call.fail(ModelNotFoundError(missing), piece)
+                self._fail(piece, ModelNotFoundError(missing))
                 return self._next(now)
         return None
 
@@ -310,7 +310,12 @@ class Pool:
 
     def _give_up(self, attempt: Attempt, error: SonicError) -> None:
         if self._settle(attempt):
-            attempt.piece.call.fail(error, attempt.piece)
+            self._fail(attempt.piece, error)
+
+    def _fail(self, piece: Piece, error: SonicError) -> None:
+        lost = piece.call.fail(error, piece)
+        with self._lock:
+            self.statistics.lost += lost
 
     def _settle(self, attempt: Attempt) -> bool:
         """End an attempt and make room for others; False if it has ended before."""
@@ -352,12 +357,12 @@ class Pool:
         try:
             call.arrived(piece, answer)
         except SonicError as error:
-            call.fail(error.at(server=endpoint.url), piece)
+            self._fail(piece, error.at(server=endpoint.url))
         except Exception as error:
             # The connection would only log it, and the rows would wait for ever.
             logger.debug("an answer could not be taken", exc_info=True)
             message = f"the answer could not be taken: {error!r}"
-            call.fail(ResponseError(message, server=endpoint.url), piece)
+            self._fail(piece, ResponseError(message, server=endpoint.url))
         unpacked_s = time.monotonic() - now
         self._record(call, endpoint, lambda tally: _add_unpack(tally, unpacked_s))
 
@@ -375,6 +380,9 @@ class Pool:
                 piece.last_server = endpoint.url
                 self._queue(piece)
             self._settle(attempt)
+            # With no server left, nothing else of the call needs to be tried.
+            gone = not (over or again) and isinstance(error, ServerLostError)
+            rest = self._take_back(call) if gone else []
         if over:
             call.cancel()
         elif again:
@@ -384,7 +392,22 @@ class Pool:
             self._record(call, endpoint, _add_failure)
             if piece.attempts:
                 error = error.because(f"tried {piece.attempts + 1} times")
-            call.fail(error, piece)
+            for one in (piece, *rest):
+                self._fail(one, error)
+
+    def _take_back(self, call: Call) -> list[Piece]:
+        """Take what is waiting of a call out of its queue, if all servers of its model are lost."""
+        if any(e.failing_since is None for e in self._serving(call.wanted)):
+            return []
+        queue = self._queues.get(call.wanted, [])
+        taken = [piece for _, piece in queue if piece.call is call]
+        queue[:] = [entry for entry in queue if entry[1].call is not call]
+        heapq.heapify(queue)
+        return taken
+
+    def _serving(self, wanted: Wanted) -> list[Endpoint]:
+        now = time.monotonic()
+        return [e for e in self._endpoints if not e.lacks(wanted, now)]
 
     def _tries_again(self, piece: Piece, endpoint: Endpoint, error: SonicError, now: float) -> bool:
         wanted = piece.call.wanted
@@ -393,14 +416,14 @@ class Pool:
             endpoint.has(wanted, now, there=False)
             # Whoever asks for it next asks the servers anew.
             self._contracts.pop(wanted, None)
-            return any(not e.lacks(wanted, now) for e in self._endpoints)
+            return bool(self._serving(wanted))
         if isinstance(error, OverloadError):
             endpoint.refused(error, wanted, now)
             return now - piece.first_failed_at < self.settings.request_timeout_s
         if not isinstance(error, ServerLostError):
             return False
         endpoint.failed(error, now)
-        since = [e.failing_since for e in self._endpoints if not e.lacks(wanted, now)]
+        since = [e.failing_since for e in self._serving(wanted)]
         # With every server gone, the time runs from the loss of the last one, whoever asks: when
         # coffea or dask run the chunk again, it does not begin anew.
         lost_since = None if None in since else max(s for s in since if s is not None)

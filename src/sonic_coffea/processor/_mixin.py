@@ -43,9 +43,17 @@ class SonicProcessor:
                 return {"n_top": ak.sum(scores["top"].top > 0.9)}
 
     Requests leave when `acquire` returns; while the servers infer, `overlap` runs.
+
+    Attributes
+    ----------
+    models : mapping
+        The models, by the names that `acquire` and `produce` call them.
+    on_error : {"raise", "mask"}
+        What becomes of rows that servers lose for good, as in `Model.submit`.
     """
 
     models: Mapping[str, Model] = MappingProxyType({})
+    on_error: str = "raise"
 
     def acquire(self, events: Any) -> Mapping[str, Any]:
         """Return what to score: for each model, objects or a dict of its inputs.
@@ -113,7 +121,7 @@ class SonicProcessor:
         pending: dict[str, Pending] = {}
         try:
             for name, objects in sent.items():
-                pending[name] = self.models[name].submit(objects)
+                pending[name] = self.models[name].submit(objects, on_error=self.on_error)
         except BaseException:
             for one in pending.values():
                 one.cancel()
