@@ -24,8 +24,9 @@ def connect(servers: Any = None, *, client: Client | None = None, **options: Any
     client : distributed.Client, optional
         Connect every present and future worker of its cluster too.
     **options
-        ``token``, ``headers``, ``tls_root``, ``in_flight``, ``in_flight_bytes``,
-        ``max_request_bytes``, ``request_timeout_s``, ``metadata_timeout_s``, ``retry_for_s``; see
+        ``token``, ``headers``, ``tls_root``, ``tls_cert``, ``tls_key``, ``compression``,
+        ``channels``, ``in_flight``, ``in_flight_bytes``, ``max_request_bytes``,
+        ``request_timeout_s``, ``metadata_timeout_s``, ``retry_for_s``; see
         `sonic_coffea.pool.Settings`.
 
     Returns

@@ -11,6 +11,10 @@ from typing import Any
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.transport import Address, ConnectionOptions
 
+# Room is left for what a message has beside the tensors.
+_LARGEST_REQUEST = 2_000_000_000
+_COMPRESSIONS = ("gzip", "deflate", None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -26,6 +30,11 @@ class Settings:
         Headers for every call.
     tls_root : str or None
         PEM file with the certificate authority of ``grpcs`` servers.
+    tls_cert, tls_key : str or None
+        PEM files with a certificate and its key, for ``grpcs`` servers that want clients to show
+        one (mutual TLS).
+    compression : {"gzip", "deflate"} or None
+        How tensors are compressed on their way, where the network is slower than that.
     channels : int
         Connections to one server; several, if a balancer leads each to another server behind it.
     in_flight : int
@@ -47,6 +56,9 @@ class Settings:
     token: str | Path | Callable[[], str] | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls_root: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    compression: str | None = None
     channels: int = 1
     in_flight: int = 256
     in_flight_bytes: int = 256_000_000
@@ -77,7 +89,29 @@ class Settings:
             value = getattr(settings, name)
             if name.endswith(("_s", "_bytes")) and not value > 0:
                 raise ConfigError(f"{name}: expected more than 0, got {value!r}")
+        if settings.max_request_bytes > _LARGEST_REQUEST:
+            raise ConfigError(
+                f"max_request_bytes: expected at most {_LARGEST_REQUEST}, got "
+                f"{settings.max_request_bytes}; a message of gRPC holds less than 2 GiB"
+            )
+        settings._check_tls()
+        if settings.compression not in _COMPRESSIONS:
+            raise ConfigError(
+                f"compression: expected gzip, deflate or None, got {settings.compression!r}"
+            )
         return settings
+
+    def _check_tls(self) -> None:
+        given = [name for name in ("tls_root", "tls_cert", "tls_key") if getattr(self, name)]
+        plain = [url for url in self.servers if not url.startswith("grpcs://")]
+        if given and plain:
+            raise ConfigError(
+                f"{given[0]} is for servers with TLS, and {plain[0]} has none; did you mean "
+                f"{plain[0].replace('grpc://', 'grpcs://')!r}?"
+            )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            missing = "tls_key" if self.tls_cert else "tls_cert"
+            raise ConfigError(f"a certificate and its key belong together; {missing} is missing")
 
     @classmethod
     def from_config(cls) -> Settings | None:
@@ -117,6 +151,9 @@ class Settings:
             token=token,
             headers=self.headers,
             tls_root=self.tls_root,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            compression=self.compression,
             request_timeout_s=self.request_timeout_s,
             metadata_timeout_s=self.metadata_timeout_s,
         )

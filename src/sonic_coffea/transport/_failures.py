@@ -41,6 +41,10 @@ _BY_CODE: dict[Any, type[SonicError]] = {
 # Triton has one status for several things; only its words tell them apart.
 _BY_WORDS: tuple[tuple[Any, str, type[SonicError]], ...] = (
     (Code.UNAVAILABLE, "this protocol is restricted", AccessError),
+    (Code.UNAVAILABLE, "certificate_verify_failed", AccessError),
+    (Code.UNAVAILABLE, "hostname verification check failed", AccessError),
+    (Code.UNAVAILABLE, "alert_certificate_required", AccessError),
+    (Code.UNAVAILABLE, "alert_unknown_ca", AccessError),
     (Code.UNAVAILABLE, "exceeds maximum queue size", OverloadError),
     (Code.UNAVAILABLE, "request for unknown model", ModelNotFoundError),
     (Code.INVALID_ARGUMENT, "request for unknown model", ModelNotFoundError),
@@ -49,7 +53,7 @@ _BY_WORDS: tuple[tuple[Any, str, type[SonicError]], ...] = (
 )
 
 _MEANING: dict[type[SonicError], str] = {
-    AccessError: "the server refused access, check its token or secret",
+    AccessError: "the server and this client do not trust each other; check token and certificates",
     CancelledError: "the request was cancelled",
     DeadlineError: "the server did not answer in time",
     ModelNotFoundError: "the server does not have the model",

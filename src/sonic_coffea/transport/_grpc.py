@@ -60,6 +60,12 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+COMPRESSIONS = {
+    None: None,
+    "gzip": grpc.Compression.Gzip,
+    "deflate": grpc.Compression.Deflate,
+}
+
 # A server that lives says so at once, however much it has to do.
 _LIFE_S = 2.0
 
@@ -217,7 +223,10 @@ class GrpcConnection:
         }
         local = self._local_headers
         future = self._infer.future(
-            message, timeout=self._options.request_timeout_s, metadata=self._headers(local)
+            message,
+            timeout=self._options.request_timeout_s,
+            metadata=self._headers(local),
+            compression=COMPRESSIONS[self._options.compression],
         )
 
         def finished(call: Any) -> None:
@@ -373,17 +382,27 @@ _CONTENTS = _varint(_FIELD << 3 | 2)
 def _channel(address: Address, options: ConnectionOptions) -> Any:
     if not address.tls:
         return grpc.insecure_channel(address.target, options=CHANNEL_OPTIONS)
-    root: bytes | None = None
-    if options.tls_root is not None:
-        try:
-            root = Path(options.tls_root).read_bytes()
-        except OSError as error:
-            message = (
-                f"cannot read the certificate authority {options.tls_root!r}: {error.strerror}"
-            )
-            raise ConfigError(message) from None
-    credentials = grpc.ssl_channel_credentials(root_certificates=root)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=_pem(options.tls_root, "certificate authority"),
+        private_key=_pem(options.tls_key, "key"),
+        certificate_chain=_pem(options.tls_cert, "certificate"),
+    )
     return grpc.secure_channel(address.target, credentials, options=CHANNEL_OPTIONS)
+
+
+def _pem(path: str | None, what: str) -> bytes | None:
+    """Return what is in a PEM file."""
+    if path is None:
+        return None
+    try:
+        found = Path(path).expanduser().read_bytes()
+    except OSError as error:
+        problem = str(error.strerror)
+    else:
+        if b"-----BEGIN" in found:
+            return found
+        problem = "expected a file in PEM format, which begins with -----BEGIN"
+    raise ConfigError(f"cannot read the {what} {path!r}: {problem}")
 
 
 def _local_secret(address: Address) -> dict[str, str]:

@@ -29,6 +29,10 @@ class ConnectionOptions:
         More headers for every call. Never shown.
     tls_root : str or None
         PEM file with the certificate authority to trust; by default those of gRPC.
+    tls_cert, tls_key : str or None
+        PEM files with the certificate and the key by which the client shows who it is.
+    compression : {"gzip", "deflate"} or None
+        How requests with tensors are compressed on their way.
     metadata_timeout_s : float
         Deadline of calls that carry no tensors.
     request_timeout_s : float
@@ -38,6 +42,9 @@ class ConnectionOptions:
     token: str | Callable[[], str] | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls_root: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    compression: str | None = None
     metadata_timeout_s: float = 10.0
     request_timeout_s: float = 120.0
 

@@ -1,0 +1,228 @@
+"""TLS, mutual TLS, tokens and compression, against real Tritons."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trustme
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.server import ensure
+from sonic_coffea.server.local import _free_port
+from sonic_coffea.transport import ConnectionOptions, connect_transport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import awkward as ak
+
+
+@dataclass
+class Secured:
+    """A Triton with TLS, and the files that it takes to speak to it."""
+
+    url: str
+    root: str
+    cert: str
+    key: str
+    mutual: bool
+
+
+@contextlib.contextmanager
+def triton(repository: Path, arguments: list[str], log: Path, ready: Any) -> Iterator[str]:
+    """Run a Triton without what a `LocalServer` adds."""
+    installed, local, port = ensure(), sonic.LocalServer(repository), _free_port()
+    with log.open("w") as out:
+        server = subprocess.Popen(
+            [
+                str(installed.tritonserver),
+                f"--model-repository={repository}",
+                f"--backend-directory={installed.backend_directory}",
+                "--grpc-address=127.0.0.1",
+                f"--grpc-port={port}",
+                "--allow-http=false",
+                "--allow-metrics=false",
+                *arguments,
+            ],
+            env=local._environment(installed),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            deadline = time.monotonic() + 60
+            while not ready(port):
+                assert server.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def files(folder: Path, issued: trustme.LeafCert, name: str) -> tuple[str, str]:
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    issued.private_key_pem.write_to_path(str(key))
+    return str(cert), str(key)
+
+
+@pytest.fixture(scope="module", params=["tls", "mutual"])
+def secured(
+    request: pytest.FixtureRequest,
+    authority: trustme.CA,
+    repository: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("tls")
+    root = folder / "ca.pem"
+    authority.cert_pem.write_to_path(str(root))
+    cert, key = files(folder, authority.issue_cert("127.0.0.1", "localhost"), "server")
+    mine, my_key = files(folder, authority.issue_cert("client@example.org"), "client")
+    arguments = [
+        "--grpc-use-ssl=true",
+        f"--grpc-server-cert={cert}",
+        f"--grpc-server-key={key}",
+        f"--grpc-root-cert={root}",
+        f"--grpc-use-ssl-mutual={'true' if request.param == 'mutual' else 'false'}",
+    ]
+    options = ConnectionOptions(tls_root=str(root), tls_cert=mine, tls_key=my_key)
+
+    def ready(port: int) -> bool:
+        connection = connect_transport(f"grpcs://127.0.0.1:{port}", options=options)
+        with contextlib.closing(connection):
+            return connection.ready()
+
+    log = folder / "triton.log"
+    with triton(repository, arguments, log, ready) as address:
+        yield Secured(f"grpcs://{address}", str(root), mine, my_key, request.param == "mutual")
+
+
+def test_scores_over_tls(
+    secured: Secured,
+    tagger: sonic.Model,
+    jets: ak.Array,
+    direct: list[Any],
+    compare: Any,
+) -> None:
+    options = {"tls_root": secured.root, "tls_cert": secured.cert, "tls_key": secured.key}
+    with sonic.connect(secured.url, **options) as pool:
+        compare(tagger(jets, pool=pool).top, direct)
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "authority", "name", "expired"])
+def test_a_server_that_cannot_be_trusted(
+    wrong: str, secured: Secured, authority: trustme.CA, repository: Path, tmp_path: Path
+) -> None:
+    """It is no use to ask again, and nothing is sent to it."""
+    root: str | None = secured.root
+    url = secured.url
+    with contextlib.ExitStack() as stack:
+        if wrong == "nothing":
+            root = None
+        elif wrong == "authority":
+            root = str(tmp_path / "other.pem")
+            trustme.CA().cert_pem.write_to_path(root)
+        else:
+            ended = datetime.now(timezone.utc) - timedelta(days=1)
+            issued = (
+                authority.issue_cert("elsewhere.example")
+                if wrong == "name"
+                else authority.issue_cert("127.0.0.1", not_after=ended)
+            )
+            cert, key = files(tmp_path, issued, "wrong")
+            arguments = [
+                "--grpc-use-ssl=true",
+                f"--grpc-server-cert={cert}",
+                f"--grpc-server-key={key}",
+                f"--grpc-root-cert={secured.root}",
+            ]
+            log = tmp_path / "log"
+
+            def listens(port: int) -> bool:
+                return f"Started GRPCInferenceService at 127.0.0.1:{port}" in log.read_text()
+
+            url = f"grpcs://{stack.enter_context(triton(repository, arguments, log, listens))}"
+        connection = stack.enter_context(
+            contextlib.closing(
+                connect_transport(
+                    url,
+                    options=ConnectionOptions(
+                        tls_root=root, tls_cert=secured.cert, tls_key=secured.key
+                    ),
+                )
+            )
+        )
+        with pytest.raises(errors.AccessError, match="trust each other"):
+            connection.contract("tagger", None)
+        assert not connection.ready()
+
+
+@pytest.mark.parametrize("wrong", ["none", "stranger"])
+def test_a_client_that_cannot_be_trusted(wrong: str, secured: Secured, tmp_path: Path) -> None:
+    cert, key = None, None
+    if wrong == "stranger":
+        cert, key = files(tmp_path, trustme.CA().issue_cert("client@example.org"), "stranger")
+    options = ConnectionOptions(tls_root=secured.root, tls_cert=cert, tls_key=key)
+    with contextlib.closing(connect_transport(secured.url, options=options)) as connection:
+        if not secured.mutual:
+            assert connection.contract("tagger", None).max_rows == 64
+            return
+        # Which of them, depends on when the server hangs up.
+        with pytest.raises((errors.AccessError, errors.ServerLostError)):
+            connection.contract("tagger", None)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "deflate"])
+def test_compressed_requests(
+    compression: str,
+    server: sonic.LocalServer,
+    tagger: sonic.Model,
+    jets: ak.Array,
+    direct: list[Any],
+    compare: Any,
+) -> None:
+    with sonic.connect(server, compression=compression) as pool:
+        compare(tagger(jets, pool=pool).top, direct)
+
+
+TLS = {"tls_root": "ca.pem"}
+
+
+@pytest.mark.parametrize(
+    ("servers", "options", "message"),
+    [
+        ("grpc://h:1", TLS, r"tls_root is for servers with TLS.*did you mean 'grpcs://h:1'"),
+        (["grpcs://h:1", "grpc://i:1"], TLS, "grpc://i:1 has none"),
+        ("grpcs://h:1", {"tls_cert": "a.pem"}, "tls_key is missing"),
+        ("grpcs://h:1", {"tls_key": "a.key"}, "tls_cert is missing"),
+        ("grpc://h:1", {"compression": "zip"}, "expected gzip, deflate or None"),
+        ("grpc://h:1", {"max_request_bytes": 2**31}, "holds less than 2 GiB"),
+    ],
+)
+def test_options_that_cannot_be(servers: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        sonic.connect(servers, **options)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "not.pem").write_text("nothing")
+    for name, file, message in (
+        ("tls_root", "none.pem", "certificate authority .*none.pem': No such file"),
+        ("tls_root", "not.pem", "begins with -----BEGIN"),
+    ):
+        options = ConnectionOptions(**{name: str(tmp_path / file)})
+        with pytest.raises(errors.ConfigError, match=message):
+            connect_transport("grpcs://h:1", options=options)
