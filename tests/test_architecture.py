@@ -26,6 +26,7 @@ LAYERS = (
     "transport",
     "pool",
     "model",
+    "ml_tools",
     "reporting",
     "dask",
     "connecting",

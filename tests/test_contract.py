@@ -42,11 +42,11 @@ def test_what_fits_is_silent() -> None:
         (
             {"features": (DOUBLE, (4, 64))},
             {},
-            "input 'features': the layout makes FP64 [N, 4, 64], the model takes FP32 [N, 4, ?]",
+            "input 'features' is FP64 [N, 4, 64], the model takes FP32 [N, 4, ?]",
         ),
-        ({"features": (FLOAT, (5, 64))}, {}, "makes FP32 [N, 5, 64]"),
-        ({"features": (FLOAT, (4,))}, {}, "makes FP32 [N, 4], the model"),
-        ({"features": (DOUBLE, None)}, {}, "makes FP64 [N, …]"),
+        ({"features": (FLOAT, (5, 64))}, {}, "is FP32 [N, 5, 64]"),
+        ({"features": (FLOAT, (4,))}, {}, "is FP32 [N, 4], the model"),
+        ({"features": (DOUBLE, None)}, {}, "is FP64 [N, …]"),
         ({}, {"scores": (3, FLOAT)}, "declared with 3 labels, the model gives 2 values a row"),
         ({}, {"mass": (1, FLOAT)}, "is declared float32, the model gives float64"),
         ({}, {"words": (None, None)}, "'words' is BYTES, which is not a number"),
@@ -63,7 +63,7 @@ def test_what_does_not_fit_is_named(
 
 
 def test_an_input_that_nothing_is_declared_for_is_named() -> None:
-    with pytest.raises(errors.ContractError, match="no layout is declared .* input 'ids'"):
+    with pytest.raises(errors.ContractError, match="nothing is given .* input 'ids'"):
         SERVED.check({"features": INPUTS["features"]}, {}, server="grpc://s:1")
 
 

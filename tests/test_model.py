@@ -121,7 +121,7 @@ def test_contract_is_checked_before_anything_is_sent(
     message = str(caught.value)
     for part in (
         "the model has no input 'feature'; did you mean 'features'?",
-        "no layout is declared for the model's input 'features'",
+        "nothing is given for the model's input 'features'",
         "the model has no output 'score'; did you mean 'scores'?",
         "declared with 3 labels, the model gives 2",
         "FP64 [N, 1, 8]",

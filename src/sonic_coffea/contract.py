@@ -136,7 +136,7 @@ class Contract:
             if name not in served
         ]
         problems += [
-            f"no layout is declared for the model's input {name!r}"
+            f"nothing is given for the model's input {name!r}"
             for name in served
             if name not in inputs
         ]
@@ -144,7 +144,7 @@ class Contract:
             spec = served.get(name)
             if spec is not None and not spec.takes(kserve_name(dtype), shape):
                 problems.append(
-                    f"input {name!r}: the layout makes {kserve_name(dtype)} {_shown(shape)}, "
+                    f"input {name!r} is {kserve_name(dtype)} {_shown(shape)}, "
                     f"the model takes {spec.datatype} {_shown(spec.shape)}"
                 )
         return problems

@@ -327,12 +327,8 @@ class Pending:
 
     def _wait(self, call: Call, timeout_s: float | None) -> None:
         started = time.monotonic()
-        try:
-            if call.wait(timeout_s):
-                return
-        except BaseException:  # Ctrl-C: leave nothing running on the servers
-            call.cancel()
-            raise
+        if call.wait(timeout_s):
+            return
         waited_s = time.monotonic() - started
         call.fail(
             DeadlineError(

@@ -51,9 +51,10 @@ def test_addresses_that_are_none(url: str) -> None:
         Address.parse(url)
 
 
-def test_the_port_of_http_is_named() -> None:
+@pytest.mark.parametrize("url", ["http://triton.example:8000", "triton+http://h:8000/m/1"])
+def test_the_port_of_http_is_named(url: str) -> None:
     with pytest.raises(errors.ConfigError, match="HTTP endpoint; expected its gRPC endpoint"):
-        Address.parse("http://triton.example:8000")
+        Address.parse(url)
 
 
 @pytest.mark.parametrize(

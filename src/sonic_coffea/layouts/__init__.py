@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sonic_coffea.layouts._fields import Feature
 from sonic_coffea.layouts._inputs import Inputs, bind_inputs, declared
-from sonic_coffea.layouts._outputs import Assembly, Output
+from sonic_coffea.layouts._outputs import Assembly, ByRow, Output
 from sonic_coffea.layouts._rows import Rows
 from sonic_coffea.layouts._specs import Bucketed, Dense, Flat, Layout, Mask, Padded, Row
 from sonic_coffea.layouts._tracing import is_tracer, trace
@@ -12,6 +12,7 @@ from sonic_coffea.layouts._tracing import is_tracer, trace
 __all__ = [
     "Assembly",
     "Bucketed",
+    "ByRow",
     "Dense",
     "Feature",
     "Flat",

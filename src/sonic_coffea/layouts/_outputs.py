@@ -92,7 +92,7 @@ class Output:
             return _Collections(name, self, len(inputs.rows), self.splits)
         if self.per == "constituent":
             return _Constituents(name, self, inputs)
-        return _Rows(name, self, len(inputs.rows))
+        return ByRow(name, self, len(inputs.rows))
 
     def content(self, tensor: Tensor) -> Content:
         """Return one element for each of the first axis."""
@@ -133,14 +133,20 @@ class Assembly(Protocol):
         """Return one element, or list, for each row."""
 
 
-class _Rows:
+class ByRow:
     """One for each row."""
 
     def __init__(self, name: str, output: Output, rows: int) -> None:
         self._name, self._output, self._rows = name, output, rows
         self._whole: Tensor | None = None
 
+    @property
+    def tensor(self) -> Tensor:
+        """The answers so far, as the model gives them."""
+        return self._output.blank(self._rows) if self._whole is None else self._whole
+
     def place(self, wanted: Wanted, rows: int, answer: Mapping[str, Tensor]) -> None:
+        """Put the answer for some rows in its place."""
         tensor = _tensor(self._name, answer)
         if tensor.ndim == 0 or tensor.shape[0] != rows:
             raise _misshapen(self._name, tensor, f"for {rows} rows")
@@ -150,9 +156,8 @@ class _Rows:
         self._whole[wanted] = tensor
 
     def content(self) -> Content:
-        if self._whole is None:
-            return self._output.content(self._output.blank(self._rows))
-        return self._output.content(self._whole)
+        """Return one element for each row."""
+        return self._output.content(self.tensor)
 
 
 class _Constituents:

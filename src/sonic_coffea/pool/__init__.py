@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sonic_coffea.pool._call import MASKABLE, Call
 from sonic_coffea.pool._pool import Pool, ServerState
-from sonic_coffea.pool._registry import adopt, carried, current, forget, install
+from sonic_coffea.pool._registry import adopt, carried, current, forget, install, shared
 from sonic_coffea.pool._settings import Settings
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "current",
     "forget",
     "install",
+    "shared",
 ]

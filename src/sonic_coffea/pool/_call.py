@@ -61,8 +61,8 @@ class Cargo(Protocol):
     def wanted(self, start: int, stop: int) -> Any:
         """Return which rows are at some places."""
 
-    def events_of(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the first and one-past-last event of the rows at some places."""
+    def events_of(self, start: int, stop: int) -> tuple[int, int] | None:
+        """Return the first and one-past-last event of the rows at some places, if it is known."""
 
 
 class Destination(Protocol):
@@ -152,7 +152,11 @@ class Call:
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until it is over; False if the time was not enough."""
-        return self._complete.wait(timeout_s)
+        try:
+            return self._complete.wait(timeout_s)
+        except BaseException:  # Ctrl-C: leave nothing running on the servers
+            self.cancel()
+            raise
 
     def when_over(self, callback: Callable[[], None]) -> None:
         """Have `callback` called once it is over; at once, if it is."""

@@ -18,6 +18,7 @@ from sonic_coffea.pool._settings import Settings
 _lock = threading.Lock()
 _pool: Pool | None = None
 _settings: Settings | None = None
+_others: list[Pool] = []
 _of_parents: list[Pool | None] = []
 
 
@@ -40,17 +41,35 @@ def current() -> Pool:
     ConfigError
         If no servers have been named, in any of the ways there are.
     """
+    pool = _named()
+    if pool is None:
+        raise ConfigError(
+            "no servers: call sonic.connect('grpc://host:8001') first, or set DASK_SONIC__SERVERS"
+        )
+    return pool
+
+
+def _named() -> Pool | None:
     with _lock:
         settings = _settings
         if _pool is not None and not _pool.closed:
             return _pool
     settings = settings if _pool is None else None
     settings = settings or Settings.from_config()
-    if settings is None:
-        raise ConfigError(
-            "no servers: call sonic.connect('grpc://host:8001') first, or set DASK_SONIC__SERVERS"
-        )
-    return install(settings)
+    return None if settings is None else install(settings)
+
+
+def shared(settings: Settings) -> Pool:
+    """Return the pool of this process if it has these servers, else one for all who ask for it."""
+    pool = _named()
+    if pool is not None and set(settings.servers) <= set(pool.settings.servers):
+        return pool
+    with _lock:
+        for other in _others:
+            if other.settings == settings and not other.closed:
+                return other
+        _others.append(Pool(settings))
+        return _others[-1]
 
 
 def carried() -> Settings | None:
@@ -68,21 +87,27 @@ def adopt(settings: Settings | None) -> None:
 
 
 def forget(pool: Pool | None = None) -> None:
-    """Close the pool of this process, or `pool` if that is the one, and its settings with it."""
+    """Close the pool of this process, or `pool` if that is the one, and its settings with it.
+
+    Without `pool`, those that are shared by URL are closed, too.
+    """
     global _pool, _settings  # noqa: PLW0603
     with _lock:
-        old = _pool
-        if old is None or (pool is not None and pool is not old):
-            return
-        _pool = _settings = None
-    old.close()
+        closing = [] if pool is not None else list(_others)
+        if _pool is not None and pool in (None, _pool):
+            closing.append(_pool)
+            _pool = _settings = None
+        _others[:] = [other for other in _others if other not in closing]
+    for one in closing:
+        one.close()
 
 
 def _after_fork() -> None:
     """Leave a pool alone whose threads and sockets are the parent's: neither closed nor freed."""
     global _lock, _pool  # noqa: PLW0603
     _lock = threading.Lock()
-    _of_parents.append(_pool)
+    _of_parents.extend([_pool, *_others])
+    _others.clear()
     _pool = None
 
 

@@ -47,7 +47,7 @@ class Address:
             raise ConfigError(
                 f"expected a server as grpc://host:port, got {url!r}; did you mean 'grpc://{url}'?"
             )
-        if scheme in ("http", "https"):
+        if scheme.removeprefix("triton+") in ("http", "https"):
             raise ConfigError(
                 f"{url!r} is Triton's HTTP endpoint; expected its gRPC endpoint, grpc://host:port, "
                 "by default on port 8001"

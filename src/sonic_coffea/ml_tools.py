@@ -1,0 +1,371 @@
+"""coffea's `triton_wrapper` on the pool: for code that is written for it."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
+import numpy as np
+from numpy.typing import NDArray
+
+from sonic_coffea.batching import Segment, rows_per_request
+from sonic_coffea.contract import DATATYPES
+from sonic_coffea.errors import ConfigError, InputError, nearest
+from sonic_coffea.layouts import ByRow, Output, is_tracer
+from sonic_coffea.lazy import is_lazy, over_partitions
+from sonic_coffea.pool import Call, Settings, adopt, carried, shared
+from sonic_coffea.transport import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sonic_coffea.contract import Contract, TensorSpec
+    from sonic_coffea.pool import Pool
+
+__all__ = ["triton_wrapper"]
+
+Tensor = NDArray[Any]
+
+# What tritonclient's arguments are called here, and those that the pool's connections ignore.
+_OPTIONS = {"root_certificates": "tls_root"}
+_IGNORED = ("verbose", "keepalive_options", "channel_args")
+
+
+class triton_wrapper(ABC):  # noqa: N801  what the code is written for
+    """A model on a server, called with arrays that are made ready by hand.
+
+    It has the interface of ``coffea.ml_tools.triton_wrapper``: subclass it, and define
+    `prepare_awkward`. New code is shorter with `sonic_coffea.Model`.
+
+    Rows go through the pool of this process if `sonic_coffea.connect` has named the server, and
+    else through one that all wrappers with this server and these arguments share.
+
+    Parameters
+    ----------
+    model_url : str
+        ``triton+grpc://host:port/model/version``; without a version, what the server's policy
+        serves.
+    client_args : dict, optional
+        tritonclient's arguments: ``ssl``, which is on if it is not given, ``root_certificates``;
+        ``verbose``, ``keepalive_options`` and ``channel_args`` have no effect.
+    batch_size : int
+        The most rows of a request; if negative, what the server prefers or can take.
+
+    Attributes
+    ----------
+    max_retry_attempts, retry_jitter_base_ms : int
+        How often, and with which pauses, coffea tries again. For as long as that can take, the
+        rows of a lost server are sent again; ``retry_for_s`` of `sonic_coffea.connect` comes
+        first.
+
+    Examples
+    --------
+    >>> from sonic_coffea.ml_tools import triton_wrapper
+    >>> class tagger(triton_wrapper):
+    ...     def prepare_awkward(self, output_list, jets):
+    ...         features = ak.concatenate([jets.pt[:, None], jets.eta[:, None]], axis=1)
+    ...         return [], {"output_list": output_list, "input_dict": {"features": features}}
+    >>> tagger("triton+grpc://triton.example:8001/tagger/1", client_args={"ssl": False})
+    <tagger: model tagger, version 1 at grpc://triton.example:8001>
+    """
+
+    max_retry_attempts = 5
+    retry_jitter_base_ms = 100
+
+    def __init__(
+        self,
+        model_url: str,
+        client_args: Mapping[str, Any] | None = None,
+        batch_size: int = -1,
+    ) -> None:
+        given = {"ssl": True, **(client_args or {})}
+        known = ["ssl", *_OPTIONS, *_IGNORED]
+        for name, value in given.items():
+            if name not in known and value is not None:
+                raise ConfigError(f"client_args has no use for {name!r}; {nearest(name, known)}")
+        if given["ssl"]:
+            model_url = model_url.replace("triton+grpc://", "triton+grpcs://", 1)
+        address = Address.parse(model_url)
+        if address.model is None:
+            raise ConfigError(f"expected triton+grpc://host:port/model/version, got {model_url!r}")
+        if batch_size == 0:
+            raise ConfigError("batch_size: expected at least 1, or -1 for the server's own, got 0")
+        self.protocol = "grpc"
+        self.address = address.target
+        self.model = address.model
+        self.version = address.version
+        self._url = address.url
+        self._options = {
+            ours: given[theirs] for theirs, ours in _OPTIONS.items() if theirs in given
+        }
+        self._batch_size = batch_size
+
+    def __repr__(self) -> str:
+        version = f", version {self.version}" if self.version else ""
+        return f"<{type(self).__name__}: model {self.model}{version} at {self._url}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_carried": carried()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        settings: Settings | None = state.get("_carried")
+        adopt(settings)
+        self.__dict__.update({k: v for k, v in state.items() if k != "_carried"})
+
+    @abstractmethod
+    def prepare_awkward(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Make the arrays ready, with awkward's functions or those of dask-awkward.
+
+        Returns
+        -------
+        tuple
+            Positional and keyword arguments of `numpy_call`, with arrays that awkward can make
+            numpy arrays of: ``[], {"output_list": [name], "input_dict": {name: array}}``.
+        """
+
+    def postprocess_awkward(self, return_array: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what a call returns, from awkward arrays by output and its arguments."""
+        del args, kwargs
+        return return_array
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Score what `prepare_awkward` makes of the arguments.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Of `prepare_awkward`. If no awkward array is among them, they are those of
+            `numpy_call`. Of dask-awkward arrays, nothing is sent before they are computed.
+
+        Returns
+        -------
+        dict
+            An awkward array for each output, or a numpy array if the inputs are, or what
+            `postprocess_awkward` makes of them.
+
+        Raises
+        ------
+        InputError
+            If arrays hold None or no numbers, differ in length, or only some of them are lazy.
+        ContractError
+            If the model has other inputs or outputs, or of other shapes.
+        """
+        arrays = [*args, *kwargs.values()]
+        eager = any(isinstance(a, ak.Array) for a in arrays)
+        lazy = any(is_lazy(a) for a in arrays)
+        if eager and lazy:
+            raise InputError("some arrays are lazy and others are not; compute all or none")
+        if not eager and not lazy:
+            return self._call_numpy(*args, **kwargs)
+        asked_args, asked_kwargs = self.prepare_awkward(*args, **kwargs)
+        score = self._score_lazy if lazy else self._score
+        scores = score(*asked_args, **asked_kwargs)
+        return self.postprocess_awkward(scores, *args, **kwargs)
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that the rows go through."""
+        pauses = 2 ** (self.max_retry_attempts + 1) - 1
+        retry_for_s = pauses * self.retry_jitter_base_ms / 1000
+        return shared(Settings.make(self._url, retry_for_s=retry_for_s, **self._options))
+
+    @property
+    def model_inputs(self) -> dict[str, dict[str, Any]]:
+        """Shape and KServe's datatype of each input, as the server says."""
+        return {s.name: _described(s) for s in self._contract().inputs}
+
+    @property
+    def model_outputs(self) -> dict[str, dict[str, Any]]:
+        """Shape and KServe's datatype of each output, as the server says."""
+        return {s.name: _described(s) for s in self._contract().outputs}
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a full request, unless its bytes are the limit."""
+        contract = self._contract()
+        return rows_per_request(
+            0, max_rows=contract.max_rows, preferred_rows=contract.preferred_rows, max_bytes=1 << 31
+        )
+
+    def validate_numpy_input(
+        self, output_list: Sequence[str], input_dict: Mapping[str, Tensor]
+    ) -> None:
+        """Compare what is asked for with the server's model, before the first row leaves.
+
+        Warns of inputs that will be converted to the model's type.
+
+        Raises
+        ------
+        InputError, ContractError
+            As `__call__`.
+        """
+        contract = self._contract()
+        served = {s.name: DATATYPES.get(s.datatype) for s in contract.inputs}
+        types = {name: np.dtype(served.get(name) or t.dtype) for name, t in input_dict.items()}
+        for name, tensor in input_dict.items():
+            _refuse_unusable(name, tensor)
+        contract.check(
+            # Where there is no row, awkward does not always know the shape that it would have.
+            {n: (types[n], t.shape[1:] if len(t) else None) for n, t in input_dict.items()},
+            dict.fromkeys(output_list, (None, None)),
+            server=", ".join(self.pool.settings.servers),
+        )
+        rows = {name: len(tensor) for name, tensor in input_dict.items()}
+        if len(set(rows.values())) > 1:
+            shown = ", ".join(f"{name} {n}" for name, n in rows.items())
+            raise InputError(f"inputs have different numbers of rows: {shown}", model=self.model)
+        for name, tensor in input_dict.items():
+            if rows[name] and tensor.dtype != types[name]:
+                warnings.warn(
+                    f"input {name!r} of model {self.model!r} is {tensor.dtype} and is converted to "
+                    f"{types[name]}, which the model takes",
+                    UserWarning,
+                    stacklevel=2,
+                )
+
+    def numpy_call(
+        self, output_list: Sequence[str], input_dict: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Score numpy arrays, several requests at a time, and wait for the answers.
+
+        Parameters
+        ----------
+        output_list : sequence of str
+            Names of outputs.
+        input_dict : mapping
+            An array for each input, with as many rows.
+
+        Returns
+        -------
+        dict
+            An array for each output, with as many rows.
+
+        Raises
+        ------
+        SonicError
+            If rows could not be scored, naming server, model and rows.
+        """
+        pool, contract = self.pool, self._contract()
+        inputs = _Tensors.of(contract, input_dict)
+        if not inputs.rows:
+            specs = {s.name: s for s in contract.outputs}
+            return {name: _nothing(specs[name]) for name in output_list}
+        outputs = {name: ByRow(name, Output(), len(inputs.rows)) for name in output_list}
+        call = Call(contract, inputs, outputs, list(outputs), version=self.version)
+        pool.submit(call)
+        call.wait(None)
+        call.raise_failure()
+        return {name: output.tensor for name, output in outputs.items()}
+
+    def _contract(self) -> Contract:
+        """Return what the model takes and gives, with the batch size that was given."""
+        contract = self.pool.contract(self.model, self.version)
+        if self._batch_size < 0:
+            return contract
+        rows = min(self._batch_size, contract.max_rows or self._batch_size)
+        return replace(contract, max_rows=rows, preferred_rows=())
+
+    def _call_numpy(
+        self, output_list: Sequence[str], input_dict: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        self.validate_numpy_input(output_list, input_dict)
+        return self.numpy_call(output_list, input_dict)
+
+    def _score(
+        self, output_list: Sequence[str], input_dict: Mapping[str, Any]
+    ) -> dict[str, ak.Array]:
+        scores = self._call_numpy(output_list, _as_numpy(input_dict))
+        return {name: ak.from_numpy(score) for name, score in scores.items()}
+
+    def _score_lazy(
+        self, output_list: Sequence[str], input_dict: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        from dask.base import tokenize
+
+        score = partial(self._score_partition, tuple(output_list))
+        token = tokenize(self, tuple(output_list))
+        scores = over_partitions(score, dict(input_dict), label=f"sonic-{self.model}", token=token)
+        return {name: scores[name] for name in scores.fields}
+
+    def _score_partition(
+        self, output_list: Sequence[str], input_dict: Mapping[str, Any]
+    ) -> ak.Array:
+        """Score a partition; of one without data, return what stands for the scores."""
+        tracing = is_tracer(input_dict)
+        if tracing:
+            # What dask-awkward knows of the arrays is checked on one row, which stays here.
+            one = {n: ak.typetracer.length_one_if_typetracer(a) for n, a in input_dict.items()}
+            tensors = _as_numpy(one)
+            self.validate_numpy_input(output_list, tensors)
+            scores = self.numpy_call(output_list, {n: t[:0] for n, t in tensors.items()})
+        else:
+            scores = self._call_numpy(output_list, _as_numpy(input_dict))
+        specs = {s.name: s for s in self._contract().outputs}
+        fields = {name: _with_lists(score, specs[name]) for name, score in scores.items()}
+        record = ak.zip(fields, depth_limit=1)
+        return ak.Array(record.layout.to_typetracer(forget_length=True)) if tracing else record
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """The rows of numpy arrays, as the pool takes them."""
+
+    tensors: Mapping[str, Tensor]
+    types: Mapping[str, np.dtype[Any]]
+    rows: range
+
+    @classmethod
+    def of(cls, contract: Contract, tensors: Mapping[str, Tensor]) -> _Tensors:
+        types = {s.name: np.dtype(DATATYPES[s.datatype]) for s in contract.inputs}
+        return cls(tensors, types, range(len(next(iter(tensors.values())))))
+
+    @property
+    def segments(self) -> list[Segment]:
+        row_bytes = sum(
+            int(np.prod(t.shape[1:])) * self.types[n].itemsize for n, t in self.tensors.items()
+        )
+        return [Segment(0, len(self.rows), row_bytes)]
+
+    def pack(self, start: int, stop: int) -> dict[str, Tensor]:
+        return {n: t[start:stop].astype(self.types[n], copy=False) for n, t in self.tensors.items()}
+
+    def wanted(self, start: int, stop: int) -> slice:
+        return slice(start, stop)
+
+    def events_of(self, start: int, stop: int) -> None:
+        """Return None: nobody knows here which events the rows are from."""
+
+
+def _as_numpy(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {n: ak.to_numpy(a) if isinstance(a, ak.Array) else a for n, a in arrays.items()}
+
+
+def _refuse_unusable(name: str, tensor: Tensor) -> None:
+    if np.ma.is_masked(tensor):
+        raise InputError(f"input {name!r} has None in it; fill it with ak.fill_none")
+    if tensor.ndim == 0:
+        raise InputError(f"input {name!r} is one number; expected an array with an axis of rows")
+    if tensor.dtype.name not in DATATYPES.values():
+        raise InputError(f"input {name!r} is {tensor.dtype}; expected numbers of a KServe type")
+
+
+def _described(spec: TensorSpec) -> dict[str, Any]:
+    return {"shape": (-1, *spec.shape), "datatype": spec.datatype}
+
+
+def _nothing(spec: TensorSpec) -> Tensor:
+    return np.empty((0, *(max(n, 0) for n in spec.shape)), DATATYPES[spec.datatype])
+
+
+def _with_lists(score: Tensor, spec: TensorSpec) -> ak.Array:
+    """Return an array with lists where the model's shape is free: partitions may differ there."""
+    array = ak.from_numpy(score)
+    for axis, length in enumerate(spec.shape, 1):
+        if length < 0:
+            array = ak.from_regular(array, axis)
+    return array

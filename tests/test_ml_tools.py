@@ -1,0 +1,451 @@
+"""coffea's triton_wrapper and ours, on the same server."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import sys
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as triton
+from onnx import TensorProto, helper
+from tritonclient.grpc import InferenceServerClientPlugin
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.ml_tools import triton_wrapper
+from sonic_coffea.pool import current
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PLAIN = {"ssl": False}
+
+
+def padded(values: Any, length: int = 8) -> Any:
+    filled = ak.fill_none(ak.pad_none(values, length, axis=1, clip=True), 0.0)
+    return ak.values_astype(filled, np.float32)[:, np.newaxis]
+
+
+def tensors(jets: Any) -> dict[str, Any]:
+    """What the tagger takes, made with awkward's functions."""
+    return {
+        "features": ak.concatenate([padded(jets.pt), padded(jets.eta)], axis=1),
+        "mask": padded(ak.ones_like(jets.pt)),
+    }
+
+
+class Tagger(triton_wrapper):
+    def prepare_awkward(self, output_list: list[str], jets: Any) -> tuple[list[Any], Any]:
+        return [], {"output_list": output_list, "input_dict": tensors(jets)}
+
+
+class Raw(triton_wrapper):
+    """One whose inputs are ready."""
+
+    def prepare_awkward(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        return args, kwargs
+
+
+@pytest.fixture(scope="module")
+def flat(jets: ak.Array) -> ak.Array:
+    return ak.drop_none(ak.flatten(jets), axis=0)
+
+
+@pytest.fixture(scope="module")
+def arrays(flat: ak.Array) -> dict[str, Any]:
+    return {name: ak.to_numpy(tensor) for name, tensor in tensors(flat).items()}
+
+
+@pytest.fixture(scope="module")
+def url(server: sonic.LocalServer) -> str:
+    return f"triton+{server.url}/tagger/1"
+
+
+@pytest.fixture(scope="module")
+def coffeas(server: sonic.LocalServer, url: str) -> Iterator[Any]:
+    """coffea's class, with a client that knows the server's secret."""
+
+    class Secret(InferenceServerClientPlugin):
+        def __call__(self, request: Any) -> None:
+            request.headers.update(server.headers)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not find_spec("gevent"):  # it imports tritonclient's HTTP half, which is not used here
+            patch.setitem(sys.modules, "tritonclient.http", ModuleType("tritonclient.http"))
+        from coffea.ml_tools import triton_wrapper as original
+
+    class Original(original):
+        prepare_awkward = Tagger.prepare_awkward
+
+        def _create_client(self) -> Any:
+            client = super()._create_client()
+            client.register_plugin(Secret())
+            return client
+
+    # It cannot read the batch size of a server that batches dynamically, with no preference.
+    return Original(url, client_args=PLAIN, batch_size=64)
+
+
+def test_results_are_those_of_coffeas_class(url: str, coffeas: Any, flat: ak.Array) -> None:
+    wanted = ["weights", "scores"]
+    ours, theirs = Tagger(url, PLAIN)(wanted, flat), coffeas(wanted, flat)
+    assert list(ours) == list(theirs) == wanted
+    for name in wanted:
+        assert ours[name].type == theirs[name].type
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-6)
+    assert len(ours["scores"]) > 1000
+
+
+def test_results_are_those_of_a_request_by_hand(
+    server: sonic.LocalServer, url: str, arrays: dict[str, Any]
+) -> None:
+    inputs = []
+    for name, tensor in arrays.items():
+        inputs.append(triton.InferInput(name, [60, *tensor.shape[1:]], "FP32"))
+        inputs[-1].set_data_from_numpy(tensor[:60])
+    client = triton.InferenceServerClient(server.url.removeprefix("grpc://"))
+    answer = client.infer("tagger", inputs, headers=server.headers)
+    first = {name: tensor[:60] for name, tensor in arrays.items()}
+    found = Raw(url, PLAIN)(["scores"], first)["scores"]
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_array_equal(found, answer.as_numpy("scores"))
+
+
+def test_rows_go_through_the_pool_of_the_process(
+    connected: sonic.Pool, url: str, flat: ak.Array
+) -> None:
+    wrapper = Tagger(url, PLAIN)
+    wrapper(["scores"], flat)
+    assert wrapper.pool is connected
+    total = connected.statistics.total()
+    # No row is sent twice to fill the last request.
+    assert (total.rows, total.requests) == (len(flat), -(-len(flat) // 64))
+
+
+def test_a_server_that_the_pool_does_not_name_has_a_pool_of_its_own(
+    url: str, flat: ak.Array
+) -> None:
+    with sonic.connect("grpc://127.0.0.1:9") as pool:
+        wrapper = Tagger(url, PLAIN)
+        assert len(wrapper(["scores"], flat)["scores"]) == len(flat)
+        assert wrapper.pool is not pool
+        assert current() is pool
+        assert pool.statistics.total().requests == 0
+
+
+def test_wrappers_and_their_copies_share_a_pool(url: str, flat: ak.Array) -> None:
+    wrapper = Tagger(url, PLAIN)
+    copies = [pickle.loads(pickle.dumps(wrapper)) for _ in range(3)] + [Raw(url, PLAIN, 7)]
+    assert {id(copy.pool) for copy in copies} == {id(wrapper.pool)}
+    expected = wrapper(["scores"], flat[:50])["scores"].tolist()
+    assert [c(["scores"], flat[:50])["scores"].tolist() for c in copies[:3]] == [expected] * 3
+    assert wrapper.pool.statistics.total().rows == 4 * 50
+
+
+def test_other_options_are_another_pool(url: str) -> None:
+    class Patient(Tagger):
+        max_retry_attempts = 9
+
+    assert Patient(url, PLAIN).pool is not Tagger(url, PLAIN).pool
+    assert Tagger(url, PLAIN).pool.settings.retry_for_s == pytest.approx(6.3)
+    assert Patient(url, PLAIN).pool.settings.retry_for_s == pytest.approx(102.3)
+
+
+def test_a_closed_pool_is_replaced(url: str, flat: ak.Array) -> None:
+    wrapper = Tagger(url, PLAIN)
+    wrapper.pool.close()
+    assert len(wrapper(["scores"], flat[:5])["scores"]) == 5
+
+
+def test_pickles_hold_names_only(server: sonic.LocalServer, url: str, flat: ak.Array) -> None:
+    with sonic.connect(server, headers={"key": "secret-value"}):
+        wrapper = Tagger(url, PLAIN, batch_size=32)
+        before = pickle.dumps(wrapper)
+        wrapper(["scores"], flat[:5])
+        content = pickle.dumps(wrapper)
+    assert content == before
+    assert b"secret-value" not in content
+    assert next(iter(server.headers.values())).encode() not in content
+    copy = pickle.loads(content)
+    assert (copy.model, copy.version, copy.address, copy.batch_size) == (
+        "tagger",
+        "1",
+        server.url.removeprefix("grpc://"),
+        32,
+    )
+
+
+def _score(wrapper: Tagger, jets: ak.Array, queue: Any) -> None:
+    queue.put(wrapper(["scores"], jets)["scores"].tolist())
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_children_open_a_pool_of_their_own(url: str, flat: ak.Array, method: str) -> None:
+    wrapper = Tagger(url, PLAIN)
+    expected = wrapper(["scores"], flat[:50])["scores"].tolist()
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    child = context.Process(target=_score, args=(wrapper, flat[:50], queue))
+    child.start()
+    found = queue.get(timeout=100)
+    child.join(30)
+    assert child.exitcode == 0
+    assert found == expected
+    assert wrapper(["scores"], flat[:50])["scores"].tolist() == expected
+
+
+def test_another_server_takes_over(server: sonic.LocalServer, flat: ak.Array) -> None:
+    with sonic.connect(["grpc://127.0.0.1:9", server]) as pool:
+        scores = Tagger("triton+grpc://127.0.0.1:9/tagger/1", PLAIN)(["scores"], flat)["scores"]
+        assert len(scores) == len(flat)
+        assert pool.statistics.total().rows == len(flat)
+
+
+def test_a_lost_server_is_named(flat: ak.Array) -> None:
+    class Impatient(Tagger):
+        max_retry_attempts = 0
+
+    with pytest.raises(errors.ServerLostError, match=r"127\.0\.0\.1:9") as caught:
+        Impatient("triton+grpc://127.0.0.1:9/tagger/1", PLAIN)(["scores"], flat)
+    assert caught.value.model == "tagger"
+
+
+def test_a_missing_model_is_named(server: sonic.LocalServer, flat: ak.Array) -> None:
+    for path, hint in (("taggr/1", "did you mean 'tagger'"), ("tagger/7", "it has version 1")):
+        with pytest.raises(errors.ModelNotFoundError, match=hint):
+            Tagger(f"triton+{server.url}/{path}", PLAIN)(["scores"], flat)
+
+
+def test_a_version_may_be_left_to_the_server(
+    server: sonic.LocalServer, url: str, flat: ak.Array
+) -> None:
+    free = Tagger(f"triton+{server.url}/tagger", PLAIN)
+    assert free.version is None
+    pinned = Tagger(url, PLAIN)(["scores"], flat[:9])
+    assert free(["scores"], flat[:9])["scores"].tolist() == pinned["scores"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "outputs", "kind", "message"),
+    [
+        ({"feature": np.ones(3)}, ["scores"], errors.ContractError, "did you mean 'features'"),
+        ({"mask": None}, ["scores"], errors.ContractError, "nothing is given .* 'mask'"),
+        ({}, ["score"], errors.ContractError, "did you mean 'scores'"),
+        (
+            {"features": np.ones((3, 5, 8), "f4")},
+            ["scores"],
+            errors.ContractError,
+            r"FP32 \[N, 5, 8\], the model takes FP32 \[N, 2, \?\]",
+        ),
+        ({"features": np.ones((3, 2), "f4")}, ["scores"], errors.ContractError, r"\[N, 2\], the"),
+        ({"mask": np.ones((4, 1, 8), "f4")}, ["scores"], errors.InputError, "features 3, mask 4"),
+        ({"mask": np.float32(1)}, ["scores"], errors.InputError, "an axis of rows"),
+        ({"mask": np.array(["a"] * 3)}, ["scores"], errors.InputError, "expected numbers"),
+        (
+            {"mask": ak.to_numpy(ak.Array([[[1.0, None]]] * 3))},
+            ["scores"],
+            errors.InputError,
+            "has None in it; fill it with ak.fill_none",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_before_it_is_sent(
+    connected: sonic.Pool, url: str, changes: Any, outputs: Any, kind: Any, message: str
+) -> None:
+    given = {"features": np.ones((3, 2, 8), "f4"), "mask": np.ones((3, 1, 8), "f4"), **changes}
+    given = {name: tensor for name, tensor in given.items() if tensor is not None}
+    with pytest.raises(kind, match=message):
+        Raw(url, PLAIN)(outputs, given)
+    assert connected.statistics.total().requests == 0
+
+
+@pytest.mark.parametrize("dtype", ["float64", ">f4", "int32", "bool"])
+def test_other_numbers_are_converted_with_a_warning(
+    url: str, arrays: dict[str, Any], dtype: str
+) -> None:
+    mask = arrays["mask"].astype(dtype)
+    with pytest.warns(UserWarning, match=f"'mask' .* is {mask.dtype} .* converted to float32"):
+        found = Raw(url, PLAIN)(["scores"], {**arrays, "mask": mask})
+    np.testing.assert_array_equal(found["scores"], Raw(url, PLAIN)(["scores"], arrays)["scores"])
+
+
+def test_nothing_left_out_is_no_none(url: str, arrays: dict[str, Any]) -> None:
+    optional = np.ma.MaskedArray(arrays["mask"], mask=False)
+    found = Raw(url, PLAIN)(["scores"], {**arrays, "mask": optional})
+    np.testing.assert_array_equal(found["scores"], Raw(url, PLAIN)(["scores"], arrays)["scores"])
+
+
+@pytest.mark.parametrize(("batch_size", "rows"), [(-1, 64), (10, 10), (64, 64), (1000, 64)])
+def test_requests_have_the_batch_size(
+    connected: sonic.Pool, url: str, arrays: dict[str, Any], batch_size: int, rows: int
+) -> None:
+    wrapper = Raw(url, PLAIN, batch_size=batch_size)
+    assert wrapper.batch_size == rows
+    found = wrapper(["scores"], arrays)["scores"]
+    total = connected.statistics.total()
+    assert total.rows == len(arrays["mask"])
+    assert total.requests == -(-total.rows // rows)
+    np.testing.assert_allclose(found, Raw(url, PLAIN)(["scores"], arrays)["scores"], atol=1e-6)
+
+
+def test_no_row_is_no_request(connected: sonic.Pool, url: str, flat: ak.Array) -> None:
+    nothing = Tagger(url, PLAIN)(["scores", "weights"], flat[:0])
+    assert [str(a.type) for a in nothing.values()] == ["0 * 2 * float32", "0 * 0 * 2 * float32"]
+    # Where there is no row, there may be no type either.
+    untyped = ak.to_numpy(ak.Array([]))
+    plain = Raw(url, PLAIN)(["scores"], {"features": untyped, "mask": untyped})["scores"]
+    assert (plain.shape, plain.dtype) == ((0, 2), np.float32)
+    assert connected.statistics.total().requests == 0
+
+
+def test_results_can_be_given_another_structure(url: str, jets: ak.Array, direct: Any) -> None:
+    class Jagged(Tagger):
+        def prepare_awkward(self, jets: Any) -> tuple[list[Any], Any]:  # type: ignore[override]
+            return super().prepare_awkward(["scores"], ak.flatten(jets))
+
+        def postprocess_awkward(self, return_array: Any, jets: Any) -> Any:  # type: ignore[override]
+            return ak.unflatten(return_array["scores"][:, 1], ak.num(jets))
+
+    there = ak.drop_none(jets, axis=1)
+    top = Jagged(url, PLAIN)(there)
+    assert ak.num(top).tolist() == ak.num(there).tolist()
+    expected = [score for event in direct for score in event if score is not None]
+    assert ak.flatten(top).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_what_the_server_says_of_the_model(url: str, coffeas: Any) -> None:
+    wrapper = Raw(url, PLAIN)
+    assert wrapper.model_inputs == coffeas.model_inputs
+    assert {n: {"shape": o["shape"]} for n, o in wrapper.model_outputs.items()} == (
+        coffeas.model_outputs
+    )
+    assert repr(wrapper) == f"<Raw: model tagger, version 1 at {wrapper._url}>"
+    assert (wrapper.protocol, wrapper.address) == (coffeas.protocol, coffeas.address)
+
+
+def test_arguments_of_the_client() -> None:
+    url = "triton+grpc://triton.example/m/1"
+    assert Raw(url).pool.settings.servers == ("grpcs://triton.example:443",)
+    assert Raw(url, PLAIN).pool.settings.servers == ("grpc://triton.example:8001",)
+    certified = Raw(url, {"root_certificates": "ca.pem", "verbose": False, "private_key": None})
+    assert certified.pool.settings.tls_root == "ca.pem"
+    with pytest.raises(errors.ConfigError, match="no use for 'creds'; there are: .*ssl"):
+        Raw(url, {"creds": object()})
+    with pytest.raises(errors.ConfigError, match="did you mean 'root_certificates'"):
+        Raw(url, {"root_certificate": "ca.pem"})
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("triton+grpc://h:1", "expected triton.grpc://host:port/model/version"),
+        ("grpc://h:1", "expected triton.grpc://host:port/model/version"),
+        ("triton+http://h:8000/m/1", "expected its gRPC endpoint"),
+    ],
+)
+def test_addresses_that_are_none(url: str, message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        Raw(url)
+
+
+def test_a_batch_of_nothing_is_none() -> None:
+    with pytest.raises(errors.ConfigError, match="batch_size: expected at least 1"):
+        Raw("triton+grpc://h:1/m/1", batch_size=0)
+
+
+def test_what_is_not_prepared_cannot_be_made() -> None:
+    with pytest.raises(TypeError, match="prepare_awkward"):
+        triton_wrapper("triton+grpc://h:1/m/1")  # type: ignore[abstract]
+
+
+# What coffea's own test of its class does, with a network of the same inputs and outputs.
+
+FEATURES = 100
+
+
+@pytest.fixture(scope="module")
+def particle_net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of points [N, 2, L], features [N, 5, L] and mask [N, 1, L] to output [N, 2]."""
+
+    def info(name: str, *shape: Any) -> Any:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])
+
+    nodes = [
+        helper.make_node("Concat", ["points", "features"], ["all"], axis=1),
+        helper.make_node("Mul", ["all", "mask"], ["used"]),
+        helper.make_node("ReduceMean", ["used"], ["means"], axes=[2], keepdims=0),
+        helper.make_node("MatMul", ["means", "weights"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["output"], axis=1),
+    ]
+    inputs = [info("points", 2, "L"), info("features", 5, "L"), info("mask", 1, "L")]
+    weights = np.random.default_rng(3).normal(size=14).tolist()
+    constants = [helper.make_tensor("weights", TensorProto.FLOAT, [7, 2], weights)]
+    graph = helper.make_graph(nodes, "g", inputs, [info("output", 2)], constants)
+    folder = tmp_path_factory.mktemp("particle_net")
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), folder / "net.onnx")
+    # As coffea's is: the server does not batch, and says no size.
+    sonic.build_repository(folder / "served", {"net": folder / "net.onnx"}, max_batch_size=0)
+    with sonic.LocalServer(folder / "served") as server:
+        yield f"triton+grpc://localhost:{server.port}/net/1"
+
+
+class ParticleNet(triton_wrapper):
+    def prepare_awkward(self, output_list: list[str], jets: Any) -> tuple[list[Any], Any]:
+        return [], {"output_list": output_list, "input_dict": self.inputs(jets)}
+
+    @staticmethod
+    def inputs(jets: Any) -> dict[str, Any]:
+        deta, dphi = jets.eta - jets.pfcands.eta, jets.phi - jets.pfcands.phi
+        groups = {
+            "points": [deta, dphi],
+            "features": [
+                np.sqrt(deta**2 + dphi**2),
+                np.log(jets.pfcands.pt),
+                np.log(jets.pfcands.pt / ak.sum(jets.pfcands.pt, axis=-1)),
+                np.log(jets.pfcands.feat1 + 1),
+                np.log(jets.pfcands.feat2 + 1),
+            ],
+            "mask": [ak.ones_like(jets.pfcands.pt)],
+        }
+        return {
+            name: ak.concatenate(
+                [
+                    ak.fill_none(ak.pad_none(v, FEATURES, axis=1, clip=True), 0.0)[:, np.newaxis, :]
+                    for v in values
+                ],
+                axis=1,
+            )
+            for name, values in groups.items()
+        }
+
+
+def some_jets(n: int) -> ak.Array:
+    rng = np.random.default_rng(11)
+    names = ("pt", "eta", "phi", "feat1", "feat2", "feat3")
+    jets = ak.zip({name: rng.random(n) for name in ("pt", "eta", "phi")})
+    candidates = ak.zip({name: ak.from_regular(rng.random((n, FEATURES))) for name in names})
+    counts = rng.integers(1, 50, n)
+    jets["pfcands"] = candidates[ak.local_index(candidates.pt) < counts]
+    return jets
+
+
+@pytest.mark.filterwarnings("ignore:input .* is converted to float32:UserWarning")
+def test_coffeas_own_test(particle_net: str, tmp_path: Path) -> None:
+    wrapper = ParticleNet(model_url=particle_net, client_args=dict(ssl=False))  # noqa: C408
+    jets = some_jets(256)
+    scores = wrapper(["output"], jets)
+    assert {name: str(array.type) for name, array in scores.items()} == {
+        "output": "256 * 2 * float32"
+    }
+    none = wrapper(["output"], jets[jets.eta < 0])
+    assert [len(array) for array in none.values()] == [0]
