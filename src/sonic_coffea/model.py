@@ -316,10 +316,10 @@ class Pending:
 
     def provenance(self) -> dict[str, Any]:
         """Return what produced the scores: model, version, servers and the declaration's hash."""
-        call = self._call
+        served = self._call.served_versions if self._call is not None else set()
         return {
             "model": self._model.name,
-            "version": self._model.version or (call.served_version if call else None),
+            "version": self._model.version or ", ".join(sorted(served)) or None,
             "servers": sorted({server for (server, _, _), _ in self.statistics}),
             "config_hash": self._model.config_hash,
             "sonic_coffea": __version__,

@@ -113,7 +113,7 @@ class FakeServer:
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, FakeServer]]:
     fakes = {f"grpc://s{i}:8001": FakeServer(f"grpc://s{i}:8001") for i in (1, 2)}
     monkeypatch.setattr(
-        "sonic_coffea.pool._pool.connect_transport", lambda url, **_: fakes[str(url)]
+        "sonic_coffea.pool._fleet.connect_transport", lambda url, **_: fakes[str(url)]
     )
     yield fakes
     for fake in fakes.values():
@@ -654,14 +654,135 @@ def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
     piece = Piece(SimpleNamespace(wanted=("m", None)), 0, 4, 16, 0)  # type: ignore[arg-type]
     for _ in range(3):
         busy.begin(piece, 0.0)
+    assert choose(piece, [idle, busy], 0.0) is None  # nobody knows yet what they have
+    for endpoint in (idle, busy):
+        endpoint.has(("m", None), 0.0, there=True)
     assert choose(piece, [idle, busy], 0.0) is idle
     piece.last_server = idle.url
     assert choose(piece, [idle, busy], 0.0) is busy
     assert choose(piece, [idle], 0.0) is idle
     idle.has(("m", None), 0.0, there=False)
     assert choose(piece, [idle], 1.0) is None
-    # Models can be loaded later.
-    assert choose(piece, [idle], 100.0) is idle
+    # Models can be loaded later; it is asked then.
+    assert not idle.ask(("m", None), 1.0)
+    assert idle.ask(("m", None), 100.0)
+    assert not idle.ask(("m", None), 100.0)
+
+
+def test_servers_are_changed_while_rows_are_out(servers: dict[str, FakeServer]) -> None:
+    one, two = servers.values()
+    one.gate.clear()
+    with pool_of(str(one.address), in_flight=2) as pool:
+        pending = MODEL.submit(objects(40), pool=pool)
+        until(lambda: one.out == 2)
+        pool.use(str(two.address))
+        until(lambda: len(two.requests) == 8)
+        assert [s.url for s in pool.servers] == [str(two.address)]
+        assert not one.closed
+        one.gate.set()
+        assert doubled(pending.result()) == list(range(40))
+        until(lambda: one.closed)
+        assert len(one.requests) == 2
+        assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
+        with pytest.raises(errors.ConfigError, match="did you mean 'grpc://s1:8001'"):
+            pool.use("s1:8001")
+
+
+def test_a_server_that_is_taken_in_must_have_the_same_model(
+    servers: dict[str, FakeServer],
+) -> None:
+    one, two = servers.values()
+    one.behaviour = inferred
+    two.width = 2
+    with pool_of(str(one.address)) as pool:
+        pending = MODEL.submit(objects(400), pool=pool)
+        pool.use(list(servers))
+        assert doubled(pending.result()) == list(range(400))
+        assert two.requests == []
+        with pytest.raises(errors.ContractError, match="different models"):
+            MODEL(objects(3), pool=pool)
+
+
+def test_a_server_that_returns_with_another_model_gets_no_rows(
+    servers: dict[str, FakeServer],
+) -> None:
+    one, two = servers.values()
+    two.gate.clear()
+
+    def replaced(_: np.ndarray) -> Any:
+        one.width = 2
+        one.behaviour = lambda x: np.hstack([x, x])
+        two.gate.set()
+        return LOST
+
+    one.behaviour = replaced
+    with pool_of(*servers, in_flight=1) as pool:
+        assert doubled(MODEL(objects(200), pool=pool)) == list(range(200))
+    assert sum(len(x) for x in two.requests) == 200
+
+
+def test_what_a_returning_server_refuses_is_said(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+
+    def locked(model: str, version: str | None) -> Contract:
+        raise errors.AccessError("another token, please", server="grpc://s1:8001")
+
+    def lost(_: np.ndarray) -> Any:
+        one.contract = locked  # type: ignore[method-assign]
+        return LOST
+
+    one.behaviour = lost
+    with (
+        pool_of("grpc://s1:8001", retry_for_s=60) as pool,
+        pytest.raises(errors.AccessError, match=r"another token.*server grpc://s1:8001, model m"),
+    ):
+        MODEL(objects(20), pool=pool)
+
+
+def test_an_ordered_list_is_used_in_its_order(servers: dict[str, FakeServer]) -> None:
+    one, two = servers.values()
+    one.behaviour = inferred
+    with pool_of(str(two.address), str(one.address), balance="order") as pool:
+        assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
+        assert one.requests == []
+        two.behaviour = lambda _: LOST
+        assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
+        assert sum(len(x) for x in one.requests) == 100
+
+
+def test_a_straggler_is_sent_to_another_server(servers: dict[str, FakeServer]) -> None:
+    one, two = servers.values()
+    one.gate.clear()
+    with pool_of(*servers, hedge_after_s=0.05) as pool:
+        assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
+        assert one.requests
+        until(lambda: all(e.cancelled.is_set() for e in one.exchanges))
+        assert pool.statistics.total().rows == 40
+        assert sum(len(x) for x in two.requests) == 40
+        assert doubled(MODEL(objects(4), pool=pool)) == list(range(4))
+
+
+def test_nothing_is_sent_twice_unless_asked(servers: dict[str, FakeServer]) -> None:
+    one, two = servers.values()
+    one.behaviour = two.behaviour = inferred
+    with pool_of(*servers) as pool:
+        MODEL(objects(100), pool=pool)
+    assert sum(len(x) for x in one.requests + two.requests) == 100
+
+
+def test_a_failure_of_the_slower_of_two_is_nothing(servers: dict[str, FakeServer]) -> None:
+    one, two = servers.values()
+    sent = threading.Event()
+
+    def slow(x: np.ndarray) -> Any:
+        sent.wait(20)
+        return 2 * x
+
+    one.behaviour = slow
+    two.behaviour = lambda _: (sent.set(), LOST)[1]
+    with pool_of(*servers, hedge_after_s=0.01, balance="order") as pool:
+        assert doubled(MODEL(objects(4), pool=pool)) == list(range(4))
+        assert len(one.requests) == 1
 
 
 def test_states(servers: dict[str, FakeServer]) -> None:

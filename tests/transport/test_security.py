@@ -208,7 +208,7 @@ TLS = {"tls_root": "ca.pem"}
         (["grpcs://h:1", "grpc://i:1"], TLS, "grpc://i:1 has none"),
         ("grpcs://h:1", {"tls_cert": "a.pem"}, "tls_key is missing"),
         ("grpcs://h:1", {"tls_key": "a.key"}, "tls_cert is missing"),
-        ("grpc://h:1", {"compression": "zip"}, "expected gzip, deflate or None"),
+        ("grpc://h:1", {"compression": "zip"}, "expected one of gzip, deflate, None"),
         ("grpc://h:1", {"max_request_bytes": 2**31}, "holds less than 2 GiB"),
     ],
 )

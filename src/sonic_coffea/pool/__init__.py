@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sonic_coffea.pool._call import MASKABLE, Call
-from sonic_coffea.pool._pool import Pool, ServerState
+from sonic_coffea.pool._fleet import ServerState
+from sonic_coffea.pool._pool import Pool
 from sonic_coffea.pool._registry import adopt, carried, current, forget, install, shared
 from sonic_coffea.pool._settings import Settings
 

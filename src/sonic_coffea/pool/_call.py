@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.batching import Segment
     from sonic_coffea.contract import Contract
+    from sonic_coffea.pool._endpoint import Attempt
     from sonic_coffea.transport import Answer, Exchange
 
 logger = logging.getLogger(__name__)
@@ -86,6 +88,8 @@ class Piece:
     queued_at: float = field(default_factory=time.monotonic)
     first_failed_at: float | None = None
     last_server: str | None = None
+    answered: bool = False
+    attempts_out: list[Attempt] = field(default_factory=list)
 
 
 class Call:
@@ -126,12 +130,12 @@ class Call:
         self.failure: SonicError | None = None
         self.lost: list[Any] = []
         self._mask = mask
-        self.served_version = contract.version
+        self.served_versions: set[str] = set()
         self._left = 0
         self._lock = threading.Lock()
         self._placing = threading.Lock()
         self._complete = threading.Event()
-        self._exchanges: dict[int, Exchange] = {}
+        self._exchanges: dict[int, list[Exchange]] = {}
         self._callbacks: list[Callable[[], None]] = []
 
     def expect(self, pieces: int) -> None:
@@ -175,7 +179,7 @@ class Call:
         """Note a request that is out, so that it can be cancelled."""
         with self._lock:
             if not self._complete.is_set():
-                self._exchanges[piece.number] = exchange
+                self._exchanges.setdefault(piece.number, []).append(exchange)
                 return
         exchange.cancel()
 
@@ -193,7 +197,7 @@ class Call:
                 output.place(wanted, piece.stop - piece.start, answer.outputs)
         with self._lock:
             self._exchanges.pop(piece.number, None)
-            self.served_version = answer.version or self.served_version
+            self.served_versions.add(answer.version or self.contract.version)
             self._left -= 1
             last = self._left == 0
         if last:
@@ -219,7 +223,7 @@ class Call:
             self.failure = error
             exchanges, self._exchanges = self._exchanges, {}
         self._finish()
-        for exchange in exchanges.values():
+        for exchange in itertools.chain.from_iterable(exchanges.values()):
             exchange.cancel()
         return 0
 

@@ -8,13 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sonic_coffea.errors import (
-    ContractError,
-    ModelNotFoundError,
-    OverloadError,
-    ServerLostError,
-    SonicError,
-)
+from sonic_coffea.errors import ContractError, ModelNotFoundError, SonicError
 
 if TYPE_CHECKING:
     import threading
@@ -73,10 +67,12 @@ def ask_contract(
                 contract = future.result()
             except SonicError as error:
                 failures.append(error)
-                _note(endpoint, wanted, error, lock)
+                with lock:
+                    note(endpoint, wanted, error)
             else:
                 found[endpoint.url] = contract
-                _note(endpoint, wanted, None, lock)
+                with lock:
+                    note(endpoint, wanted, None)
                 until = until or time.monotonic() + _OTHERS_S
     for future in left:
         url = asked[future].url
@@ -85,19 +81,14 @@ def ask_contract(
     return _common(list(found.values())), failures
 
 
-def _note(
-    endpoint: Endpoint, wanted: Wanted, error: SonicError | None, lock: threading.Condition
-) -> None:
+def note(endpoint: Endpoint, wanted: Wanted, error: SonicError | None) -> None:
+    """Take note of what came of asking a server for a model; the caller holds the lock."""
     now = time.monotonic()
-    with lock:
-        if isinstance(error, (ServerLostError, OverloadError)):
-            endpoint.failed(error, now)
-            return
-        if error is None or isinstance(error, ModelNotFoundError):
-            endpoint.heard(now)
-            endpoint.has(wanted, now, there=error is None)
-            return
-    logger.warning("%s: %s", endpoint.url, error)
+    if error is None or isinstance(error, ModelNotFoundError):
+        endpoint.lives(now)
+        endpoint.has(wanted, now, there=error is None)
+    else:
+        endpoint.failed(error, now)
 
 
 def _compare(found: dict[str, Contract]) -> None:
@@ -121,6 +112,14 @@ def _compare(found: dict[str, Contract]) -> None:
                 url,
                 other.version,
             )
+
+
+def serves(found: Contract, known: Contract) -> bool:
+    """Return whether a server has the model that requests are made for."""
+    tensors = (found.inputs, found.outputs) == (known.inputs, known.outputs)
+    if found.max_rows is None or not tensors:
+        return tensors
+    return known.max_rows is not None and known.max_rows <= found.max_rows
 
 
 def _common(contracts: Sequence[Contract]) -> Contract | None:

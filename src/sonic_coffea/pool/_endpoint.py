@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sonic_coffea.pool._limits import Limit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable
 
     from sonic_coffea.errors import SonicError
     from sonic_coffea.pool._call import Piece
@@ -61,11 +61,15 @@ class Endpoint:
         One, or several for a balancer that leads each of them to another server.
     most : int
         Requests for a model that may ever be out to it at a time.
+    rank : int
+        It is used while no server of a lower rank can be.
     """
 
     url: str
     connections: list[Connection]
     most: int
+    rank: int = 0
+    leaving: bool = False
     attempts: set[Attempt] = field(default_factory=set)
     taken: int = 0
     failing_since: float | None = None
@@ -76,6 +80,8 @@ class Endpoint:
     _out: Counter[Wanted] = field(default_factory=Counter)
     _limits: dict[Wanted, Limit] = field(default_factory=dict)
     _lacks: dict[Wanted, float] = field(default_factory=dict)
+    _compared: set[Wanted] = field(default_factory=set)
+    _asking: set[Wanted] = field(default_factory=set)
     _failed_in_a_row: int = 0
 
     @property
@@ -91,15 +97,33 @@ class Endpoint:
 
     def lacks(self, wanted: Wanted, now: float) -> bool:
         """Whether it has turned out not to have a model, not long ago."""
-        return self._lacks.get(wanted, 0.0) > now
+        return self.leaving or self._lacks.get(wanted, 0.0) > now
 
     def has(self, wanted: Wanted, now: float, *, there: bool) -> None:
-        """Take note of whether it has a model."""
+        """Take note of whether it has a model, and the one that is meant."""
         self._lacks[wanted] = 0.0 if there else now + _LACKS_FOR_S
+        (self._compared.add if there else self._compared.discard)(wanted)
+
+    def ask(self, wanted: Wanted, now: float) -> bool:
+        """Return whether it has to be asked now what model it has, and take note of it."""
+        known = wanted in self._compared or wanted in self._asking or self.lacks(wanted, now)
+        if known or self.away_until > now:
+            return False
+        self._asking.add(wanted)
+        return True
+
+    def told(self, wanted: Wanted) -> None:
+        """Take note that the question is answered, or failed."""
+        self._asking.discard(wanted)
+
+    def usable(self, wanted: Wanted, now: float) -> bool:
+        """Whether it may get requests for a model, as far as is known."""
+        away = self.away_until > now or self.lacks(wanted, now)
+        return not away and wanted in self._compared
 
     def room(self, wanted: Wanted, now: float) -> int:
         """Return how many more requests for a model may go out to it now."""
-        if self.away_until > now or self.lacks(wanted, now):
+        if not self.usable(wanted, now):
             return 0
         if self.failing_since is not None:
             # One, to see whether it is back.
@@ -123,6 +147,7 @@ class Endpoint:
         self.taken += 1
         attempt = Attempt(piece, self, connection, now, self._out[wanted])
         self.attempts.add(attempt)
+        piece.attempts_out.append(attempt)
         return attempt
 
     def settle(self, attempt: Attempt) -> bool:
@@ -131,6 +156,7 @@ class Endpoint:
             return False
         attempt.settled = True
         self.attempts.discard(attempt)
+        attempt.piece.attempts_out.remove(attempt)
         self._out[attempt.wanted] -= 1
         return True
 
@@ -141,8 +167,12 @@ class Endpoint:
         trip_s = now - attempt.packed_at - attempt.pack_s
         self.limit(attempt.wanted).answered(trip_s, rows, attempt.out, now)
 
+    def lives(self, now: float) -> None:
+        """Take note of a sign of life, which is no proof that it infers."""
+        self.heard_at = now
+
     def heard(self, now: float) -> None:
-        """Take note of a sign of life."""
+        """Take note that it does its work."""
         self.heard_at = now
         self._failed_in_a_row = 0
         self.away_until = 0.0
@@ -156,8 +186,9 @@ class Endpoint:
         if self.failing_since is None:
             logger.warning("%s; what was asked of it is asked again", error)
             self.failing_since = now
-            # What comes back may be another server.
+            # What comes back may be another server, with another model.
             self._limits.clear()
+        self._compared.clear()
         self._pause(now)
 
     def refused(self, error: SonicError, wanted: Wanted, now: float) -> None:
@@ -187,10 +218,14 @@ class Endpoint:
             connection.close()
 
 
-def choose(piece: Piece, endpoints: Sequence[Endpoint], now: float) -> Endpoint | None:
+def choose(
+    piece: Piece, endpoints: Iterable[Endpoint], now: float, *, but: Collection[Endpoint] = ()
+) -> Endpoint | None:
     """Return the server that is to have a piece, if one has room for it."""
     wanted = piece.call.wanted
-    able = [e for e in endpoints if e.room(wanted, now) > 0]
+    usable = [e for e in endpoints if e.usable(wanted, now) and e not in but]
+    first = min((e.rank for e in usable), default=0)
+    able = [e for e in usable if e.rank == first and e.room(wanted, now) > 0]
     # One that has just lost these rows is the last to get them again.
     by = {e: (e.url == piece.last_server, e.load(wanted), e.taken) for e in able}
     return min(able, key=by.__getitem__, default=None)

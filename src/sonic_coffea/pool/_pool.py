@@ -6,12 +6,10 @@ import heapq
 import itertools
 import logging
 import math
-import random
 import threading
 import time
 import uuid
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.batching import plan
 from sonic_coffea.errors import (
@@ -23,10 +21,9 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool._call import Call, Piece
-from sonic_coffea.pool._discovery import ask_contract
 from sonic_coffea.pool._endpoint import Attempt, Endpoint, Wanted, choose
+from sonic_coffea.pool._fleet import Fleet, ServerState
 from sonic_coffea.statistics import Statistics, Tally
-from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,16 +38,6 @@ logger = logging.getLogger(__name__)
 _MOST_ATTEMPTS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerState:
-    """What a pool knows of a server at the moment."""
-
-    url: str
-    in_flight: int
-    usable: bool
-    last_error: str | None
-
-
 class Pool:
     """The shared servers of one process.
 
@@ -59,14 +46,11 @@ class Pool:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
         self.statistics = Statistics()
         self._lock = threading.Condition()
+        self._fleet = Fleet(settings, self._lock)
         self._queues: dict[Wanted, list[tuple[int, Piece]]] = {}
         self._order = itertools.count()
-        self._endpoints: list[Endpoint] = []
-        self._contracts: dict[Wanted, Contract] = {}
-        self._contract_lock = threading.Lock()
         self._out_bytes = 0
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -88,6 +72,11 @@ class Pool:
         return f"<Pool {state}servers: {', '.join(self.settings.servers)}>"
 
     @property
+    def settings(self) -> Settings:
+        """The servers and the limits."""
+        return self._fleet.settings
+
+    @property
     def closed(self) -> bool:
         """Whether the pool has been closed."""
         return self._closed
@@ -95,21 +84,29 @@ class Pool:
     @property
     def servers(self) -> list[ServerState]:
         """What is known of each server."""
-        with self._lock:
-            now = time.monotonic()
-            return [
-                ServerState(
-                    url=e.url,
-                    in_flight=e.out,
-                    usable=e.away_until <= now,
-                    last_error=str(e.last_error) if e.last_error else None,
-                )
-                for e in self._endpoints
-            ]
+        return self._fleet.states()
+
+    def use(self, servers: Any) -> None:
+        """Change the servers, while calls go on.
+
+        New ones get rows once they have said that they have the same model. Those that are not
+        named any more answer what they have, and get nothing else.
+
+        Parameters
+        ----------
+        servers : str or sequence of str
+            All servers that are to be used from now on.
+
+        Raises
+        ------
+        ConfigError
+            If a URL cannot be used.
+        """
+        self._fleet.use(self.settings.with_servers(servers))
 
     def connections(self) -> list[Connection]:
         """Return a connection for each server."""
-        return [e.connections[0] for e in self._open()]
+        return [e.connections[0] for e in self._fleet.open()]
 
     def contract(self, model: str, version: str | None) -> Contract:
         """Return what a model takes and gives, asked once per process.
@@ -121,12 +118,7 @@ class Pool:
         ServerLostError
             If no server could be reached.
         """
-        with self._contract_lock:
-            known = self._contracts.get((model, version))
-            if known is None:
-                known = self._ask_contract(model, version)
-                self._contracts[model, version] = known
-            return known
+        return self._fleet.contract((model, version))
 
     def submit(self, call: Call) -> None:
         """Queue a call; it leaves as soon as there is room."""
@@ -137,10 +129,9 @@ class Pool:
             max_bytes=self.settings.max_request_bytes,
         )
         pieces = [Piece(call, *cut, number) for number, cut in enumerate(cuts)]
-        self._open()
+        self._fleet.open()
         call.expect(len(pieces))
         with self._lock:
-            self._refuse_when_closed()
             self.statistics += call.statistics
             for piece in pieces:
                 piece.order = next(self._order)
@@ -158,52 +149,12 @@ class Pool:
             self._closed = True
             waiting = [piece for queue in self._queues.values() for _, piece in queue]
             self._queues.clear()
-            endpoints, self._endpoints = self._endpoints, []
             self._lock.notify_all()
         for piece in waiting:
             piece.call.cancel()
-        for endpoint in endpoints:
-            endpoint.close()
+        self._fleet.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-
-    def _refuse_when_closed(self) -> None:
-        if self._closed:
-            raise ServerLostError("the pool has been closed; call sonic.connect again")
-
-    def _open(self) -> list[Endpoint]:
-        with self._lock:
-            self._refuse_when_closed()
-            if not self._endpoints:
-                self._endpoints = [self._endpoint(url) for url in self.settings.servers]
-                # Many processes start at the same time, and must not all turn to the same server.
-                random.shuffle(self._endpoints)
-            return list(self._endpoints)
-
-    def _endpoint(self, url: str) -> Endpoint:
-        options = self.settings.connection_options()
-        connections = [
-            connect_transport(url, options=options) for _ in range(self.settings.channels)
-        ]
-        return Endpoint(url, connections, self.settings.in_flight)
-
-    def _ask_contract(self, model: str, version: str | None) -> Contract:
-        """Ask every server; if none has the model, those that are lost are asked again."""
-        wanted = model, version
-        while True:
-            found, failures = ask_contract(self._open(), wanted, self._lock)
-            if found is not None:
-                return found
-            with self._lock:
-                now = time.monotonic()
-                lost = [e for e in self._endpoints if e.failing_since is not None]
-                lost_since = max((e.failing_since or now for e in lost), default=-math.inf)
-                if now - lost_since >= self.settings.retry_for_s:
-                    break
-                back_at = min(e.away_until for e in lost)
-                self._lock.wait_for(lambda: self._closed, max(0.0, back_at - now))
-        missing = [f for f in failures if isinstance(f, ModelNotFoundError)]
-        raise (missing or failures)[0].at(model=model, version=version)
 
     # The dispatcher: everything below runs in its thread, or in those of the connections.
 
@@ -213,13 +164,15 @@ class Pool:
     def _run(self) -> None:
         while True:
             with self._lock:
-                attempt, quiet = None, []
+                attempt, quiet, strange = None, [], []
                 while not self._closed:
                     # One reading of the clock, or a server could come back between two of them.
                     now = time.monotonic()
-                    quiet = [e for e in self._endpoints if e.quiet_until() <= now]
-                    attempt = self._next(now)
-                    if attempt is not None or quiet:
+                    self._fleet.let_go()
+                    quiet = [e for e in self._fleet.endpoints if e.quiet_until() <= now]
+                    strange = self._strange(now)
+                    attempt = self._next(now) or self._hedge(now)
+                    if attempt is not None or quiet or strange:
                         break
                     self._lock.wait(self._pause_s(now))
                 if self._closed:
@@ -230,8 +183,20 @@ class Pool:
                     self._out_bytes += attempt.piece.nbytes
             for endpoint in quiet:
                 self._ask_life(endpoint)
+            for endpoint, call in strange:
+                self._compare(endpoint, call)
             if attempt is not None:
                 self._send(attempt)
+
+    def _strange(self, now: float) -> list[tuple[Endpoint, Call]]:
+        """Return servers that have not said yet whether they have the model of what waits."""
+        waiting = {wanted: queue[0][1].call for wanted, queue in self._queues.items() if queue}
+        return [
+            (endpoint, call)
+            for wanted, call in waiting.items()
+            for endpoint in self._fleet.endpoints
+            if endpoint.ask(wanted, now)
+        ]
 
     def _next(self, now: float) -> Attempt | None:
         """Take the next piece that may leave now, for a server that has room for it."""
@@ -243,16 +208,30 @@ class Pool:
             piece = queue[0][1]
             if not self._fits(piece):
                 return None
-            endpoint = choose(piece, self._endpoints, now)
+            endpoint = choose(piece, self._fleet.endpoints, now)
             if endpoint is not None:
                 heapq.heappop(queue)
                 return endpoint.begin(piece, now)
-            if all(e.lacks(wanted, now) for e in self._endpoints):
+            if not self._fleet.serving(wanted, now):
                 heapq.heappop(queue)
                 missing = f"no server has model {wanted[0]!r} any more"
                 self._fail(piece, ModelNotFoundError(missing))
                 return self._next(now)
         return None
+
+    def _hedge(self, now: float) -> Attempt | None:
+        """Send a request that takes long to another server, too."""
+        late = [a for e in self._fleet.endpoints for a in e.attempts if self._hedged_at(a) <= now]
+        for attempt in late:
+            others = choose(attempt.piece, self._fleet.endpoints, now, but=[attempt.endpoint])
+            if others is not None and self._fits(attempt.piece):
+                return others.begin(attempt.piece, now)
+        return None
+
+    def _hedged_at(self, attempt: Attempt) -> float:
+        after_s = self.settings.hedge_after_s
+        alone = len(attempt.piece.attempts_out) == 1
+        return attempt.packed_at + after_s if after_s is not None and alone else math.inf
 
     def _fits(self, piece: Piece) -> bool:
         # A piece larger than the whole budget travels alone.
@@ -261,11 +240,34 @@ class Pool:
 
     def _pause_s(self, now: float) -> float | None:
         """Return for how long nothing can change by itself; None if not before an answer."""
-        times = [e.quiet_until() for e in self._endpoints]
+        endpoints = self._fleet.endpoints
+        times = [e.quiet_until() for e in endpoints]
+        times += [t for e in endpoints for t in map(self._hedged_at, e.attempts) if t > now]
         if any(self._queues.values()):
-            times += [e.away_until for e in self._endpoints if e.away_until > now]
+            times += [e.away_until for e in endpoints if e.away_until > now]
         first = min(times, default=math.inf)
         return None if first == math.inf else max(0.0, first - now)
+
+    def _compare(self, endpoint: Endpoint, call: Call) -> None:
+        """Ask a server for the model; without any for too long, fail what waits for it."""
+        wanted = call.wanted
+
+        def differs(error: SonicError) -> None:
+            with self._lock:
+                now = time.monotonic()
+                lost_since = self._fleet.lost_since(wanted, now)
+                if lost_since is None or now - lost_since < self._patience_s(error):
+                    return
+                waiting = [piece for _, piece in self._queues.pop(wanted, [])]
+            for piece in waiting:
+                if not piece.call.over:
+                    self._give_up_on(piece, endpoint, error)
+
+        self._fleet.compare(endpoint, call.contract, wanted, differs)
+
+    def _patience_s(self, error: SonicError) -> float:
+        passing = isinstance(error, (ServerLostError, OverloadError))
+        return self.settings.retry_for_s if passing else 0.0
 
     def _ask_life(self, endpoint: Endpoint) -> None:
         """Ask a server that owes answers whether it lives; one that does not say so is lost."""
@@ -275,7 +277,7 @@ class Pool:
                 endpoint.asked = False
                 owed = list(endpoint.attempts)
                 if error is None:
-                    endpoint.heard(time.monotonic())
+                    endpoint.lives(time.monotonic())
                 self._lock.notify_all()
             if error is None:
                 return
@@ -340,6 +342,15 @@ class Pool:
             if attempt.settled:  # given up meanwhile; its rows are elsewhere
                 return
             endpoint.answered(attempt, now)
+            if piece.answered:
+                self._settle(attempt)
+                return
+            piece.answered = True
+            slower = [a for a in piece.attempts_out if a is not attempt]
+        for other in slower:
+            self._settle(other)
+            if other.exchange is not None:
+                other.exchange.cancel()
 
         def count(tally: Tally) -> None:
             tally.requests += 1
@@ -375,58 +386,41 @@ class Pool:
                 return
             over = call.over or self._closed
             again = not over and self._tries_again(piece, endpoint, error, time.monotonic())
-            if again:
+            self._settle(attempt)
+            elsewhere = bool(piece.attempts_out)
+            if again and not elsewhere:
                 piece.attempts += 1
                 piece.last_server = endpoint.url
                 self._queue(piece)
-            self._settle(attempt)
-            # With no server left, nothing else of the call needs to be tried.
-            gone = not (over or again) and isinstance(error, ServerLostError)
-            rest = self._take_back(call) if gone else []
         if over:
             call.cancel()
-        elif again:
+        elif again or elsewhere:
             logger.debug("%s; its rows are sent again", error)
             self._record(call, endpoint, _add_retry)
         else:
-            self._record(call, endpoint, _add_failure)
-            if piece.attempts:
-                error = error.because(f"tried {piece.attempts + 1} times")
-            for one in (piece, *rest):
-                self._fail(one, error)
+            self._give_up_on(piece, endpoint, error)
 
-    def _take_back(self, call: Call) -> list[Piece]:
-        """Take what is waiting of a call out of its queue, if all servers of its model are lost."""
-        if any(e.failing_since is None for e in self._serving(call.wanted)):
-            return []
-        queue = self._queues.get(call.wanted, [])
-        taken = [piece for _, piece in queue if piece.call is call]
-        queue[:] = [entry for entry in queue if entry[1].call is not call]
-        heapq.heapify(queue)
-        return taken
-
-    def _serving(self, wanted: Wanted) -> list[Endpoint]:
-        now = time.monotonic()
-        return [e for e in self._endpoints if not e.lacks(wanted, now)]
+    def _give_up_on(self, piece: Piece, endpoint: Endpoint, error: SonicError) -> None:
+        """Fail a piece for what a server said last."""
+        self._record(piece.call, endpoint, _add_failure)
+        if piece.attempts:
+            error = error.because(f"tried {piece.attempts + 1} times")
+        self._fail(piece, error)
 
     def _tries_again(self, piece: Piece, endpoint: Endpoint, error: SonicError, now: float) -> bool:
         wanted = piece.call.wanted
         piece.first_failed_at = piece.first_failed_at or now
         if isinstance(error, ModelNotFoundError):
             endpoint.has(wanted, now, there=False)
-            # Whoever asks for it next asks the servers anew.
-            self._contracts.pop(wanted, None)
-            return bool(self._serving(wanted))
+            self._fleet.forget(wanted)
+            return bool(self._fleet.serving(wanted, now))
         if isinstance(error, OverloadError):
             endpoint.refused(error, wanted, now)
             return now - piece.first_failed_at < self.settings.request_timeout_s
         if not isinstance(error, ServerLostError):
             return False
         endpoint.failed(error, now)
-        since = [e.failing_since for e in self._serving(wanted)]
-        # With every server gone, the time runs from the loss of the last one, whoever asks: when
-        # coffea or dask run the chunk again, it does not begin anew.
-        lost_since = None if None in since else max(s for s in since if s is not None)
+        lost_since = self._fleet.lost_since(wanted, now)
         if lost_since is not None:
             return now - lost_since < self.settings.retry_for_s
         # Rows that servers lose while they answer others may be what is killing them.

@@ -13,7 +13,7 @@ from sonic_coffea.transport import Address, ConnectionOptions
 
 # Room is left for what a message has beside the tensors.
 _LARGEST_REQUEST = 2_000_000_000
-_COMPRESSIONS = ("gzip", "deflate", None)
+_CHOICES = {"compression": ("gzip", "deflate", None), "balance": ("load", "order")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,12 @@ class Settings:
         Deadline of a call that carries no tensors.
     retry_for_s : float
         For how long requests of lost servers are tried elsewhere, or again, before it is an error.
+    balance : {"load", "order"}
+        Whether each server gets what it bears at the moment, or one is used only while those that
+        are named before it cannot be.
+    hedge_after_s : float or None
+        After so long, a request is also sent to another server that has room; the answer that is
+        first counts.
     """
 
     servers: tuple[str, ...]
@@ -66,6 +72,8 @@ class Settings:
     request_timeout_s: float = 120.0
     metadata_timeout_s: float = 10.0
     retry_for_s: float = 10.0
+    balance: str = "load"
+    hedge_after_s: float | None = None
 
     @classmethod
     def make(cls, servers: Any, **options: Any) -> Settings:
@@ -87,7 +95,8 @@ class Settings:
                 raise ConfigError(f"{name}: expected a whole number of at least 1, got {value!r}")
         for name in known:
             value = getattr(settings, name)
-            if name.endswith(("_s", "_bytes")) and not value > 0:
+            optional = value is None and cls.__dataclass_fields__[name].default is None
+            if name.endswith(("_s", "_bytes")) and not optional and not value > 0:
                 raise ConfigError(f"{name}: expected more than 0, got {value!r}")
         if settings.max_request_bytes > _LARGEST_REQUEST:
             raise ConfigError(
@@ -95,10 +104,11 @@ class Settings:
                 f"{settings.max_request_bytes}; a message of gRPC holds less than 2 GiB"
             )
         settings._check_tls()
-        if settings.compression not in _COMPRESSIONS:
-            raise ConfigError(
-                f"compression: expected gzip, deflate or None, got {settings.compression!r}"
-            )
+        for name, choices in _CHOICES.items():
+            value = getattr(settings, name)
+            if value not in choices:
+                expected = ", ".join(str(c) for c in choices)
+                raise ConfigError(f"{name}: expected one of {expected}, got {value!r}")
         return settings
 
     def _check_tls(self) -> None:
@@ -112,6 +122,10 @@ class Settings:
         if bool(self.tls_cert) != bool(self.tls_key):
             missing = "tls_key" if self.tls_cert else "tls_cert"
             raise ConfigError(f"a certificate and its key belong together; {missing} is missing")
+
+    def with_servers(self, servers: Any) -> Settings:
+        """Return the same for other servers."""
+        return replace(self, servers=_urls(servers))
 
     @classmethod
     def from_config(cls) -> Settings | None:

@@ -1,0 +1,229 @@
+"""The servers of a pool: taken in, let go, and asked which models they have."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sonic_coffea.errors import (
+    ContractError,
+    ModelNotFoundError,
+    OverloadError,
+    RequestError,
+    ServerLostError,
+    SonicError,
+)
+from sonic_coffea.pool._discovery import ask_contract, note, serves
+from sonic_coffea.pool._endpoint import Endpoint, Wanted
+from sonic_coffea.transport import connect_transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sonic_coffea.contract import Contract
+    from sonic_coffea.pool._settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """What a pool knows of a server at the moment."""
+
+    url: str
+    in_flight: int
+    usable: bool
+    last_error: str | None
+
+
+class Fleet:
+    """The servers of a pool, and what is known of their models.
+
+    Parameters
+    ----------
+    settings : Settings
+        Which servers, and how they are connected.
+    lock : Condition
+        Guards what is known; notified when it changes.
+    """
+
+    def __init__(self, settings: Settings, lock: threading.Condition) -> None:
+        self.settings = settings
+        self.endpoints: list[Endpoint] = []
+        self._lock = lock
+        self._contracts: dict[Wanted, Contract] = {}
+        self._asking = threading.Lock()
+        self._closed = False
+
+    def open(self) -> list[Endpoint]:
+        """Return the servers, with a connection to each.
+
+        Raises
+        ------
+        ServerLostError
+            If they have been closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise ServerLostError("the pool has been closed; call sonic.connect again")
+            if not self.endpoints:
+                self._take_in()
+            return [e for e in self.endpoints if not e.leaving]
+
+    def use(self, settings: Settings) -> None:
+        """Take in and let go of servers; those that are let go of answer what they have."""
+        with self._lock:
+            self.settings = settings
+            if self.endpoints:
+                self._take_in()
+            self._lock.notify_all()
+
+    def _take_in(self) -> None:
+        urls = self.settings.servers
+        for endpoint in self.endpoints:
+            endpoint.leaving = endpoint.url not in urls
+        known = {e.url for e in self.endpoints}
+        new = [self._endpoint(url) for url in urls if url not in known]
+        # Many processes start at the same time, and must not all turn to the same server.
+        random.shuffle(new)
+        self.endpoints += new
+        for endpoint in self.endpoints:
+            ordered = self.settings.balance == "order" and not endpoint.leaving
+            endpoint.rank = urls.index(endpoint.url) if ordered else 0
+        self.let_go()
+
+    def _endpoint(self, url: str) -> Endpoint:
+        options = self.settings.connection_options()
+        connections = [
+            connect_transport(url, options=options) for _ in range(self.settings.channels)
+        ]
+        return Endpoint(url, connections, self.settings.in_flight)
+
+    def let_go(self) -> None:
+        """Close those that leave and owe nothing."""
+        for endpoint in [e for e in self.endpoints if e.leaving and not e.out]:
+            self.endpoints.remove(endpoint)
+            endpoint.close()
+
+    def close(self) -> None:
+        """Close all."""
+        with self._lock:
+            self._closed = True
+            endpoints, self.endpoints = self.endpoints, []
+        for endpoint in endpoints:
+            endpoint.close()
+
+    def states(self) -> list[ServerState]:
+        """Return what is known of each."""
+        with self._lock:
+            now = time.monotonic()
+            return [
+                ServerState(
+                    url=e.url,
+                    in_flight=e.out,
+                    usable=e.away_until <= now,
+                    last_error=str(e.last_error) if e.last_error else None,
+                )
+                for e in self.endpoints
+                if not e.leaving
+            ]
+
+    def serving(self, wanted: Wanted, now: float) -> list[Endpoint]:
+        """Return those that may have a model, as far as is known."""
+        return [e for e in self.endpoints if not e.lacks(wanted, now)]
+
+    def lost_since(self, wanted: Wanted, now: float) -> float | None:
+        """Return since when the last server of a model is lost; None if one is there.
+
+        It does not begin anew when coffea or dask run a chunk again.
+        """
+        since = [e.failing_since for e in self.serving(wanted, now)]
+        lost = [s for s in since if s is not None]
+        return max(lost, default=-math.inf) if len(lost) == len(since) else None
+
+    def contract(self, wanted: Wanted) -> Contract:
+        """Return what a model takes and gives, asked once.
+
+        Raises
+        ------
+        SonicError
+            If no server says so.
+        """
+        with self._asking:
+            known = self._contracts.get(wanted)
+            if known is None:
+                known = self._contracts[wanted] = self._ask(wanted)
+            return known
+
+    def forget(self, wanted: Wanted) -> None:
+        """Have whoever asks next for a model ask the servers anew."""
+        self._contracts.pop(wanted, None)
+
+    def _ask(self, wanted: Wanted) -> Contract:
+        """Ask every server; if none has the model, those that are lost are asked again."""
+        model, version = wanted
+        while True:
+            found, failures = ask_contract(self.open(), wanted, self._lock)
+            if found is not None:
+                return found
+            passing = any(isinstance(f, (ServerLostError, OverloadError)) for f in failures)
+            with self._lock:
+                now = time.monotonic()
+                lost = [e for e in self.endpoints if e.failing_since is not None]
+                since = max((e.failing_since or now for e in lost), default=-math.inf)
+                if not passing or now - since >= self.settings.retry_for_s:
+                    break
+                back_at = min(e.away_until for e in lost)
+                self._lock.wait_for(lambda: self._closed, max(0.0, back_at - now))
+        missing = [f for f in failures if isinstance(f, ModelNotFoundError)]
+        raise (missing or failures)[0].at(model=model, version=version)
+
+    def compare(
+        self,
+        endpoint: Endpoint,
+        known: Contract,
+        wanted: Wanted,
+        done: Callable[[SonicError], None],
+    ) -> None:
+        """Ask a server whether it has the model that requests are made for, on another thread.
+
+        Servers come back as others, or are taken in later. `done` is called if it has not.
+        """
+
+        def ask() -> None:
+            error: SonicError | None = None
+            try:
+                found = endpoint.connections[0].contract(*wanted)
+            except SonicError as failure:
+                error = failure
+            except Exception as failure:  # noqa: BLE001  rows would wait for ever
+                error = RequestError(f"the server cannot be asked: {failure!r}")
+            with self._lock:
+                endpoint.told(wanted)
+                if error is None and not serves(found, known):
+                    error = _another(endpoint, wanted)
+                    endpoint.has(wanted, time.monotonic(), there=False)
+                    self.forget(wanted)
+                else:
+                    note(endpoint, wanted, error)
+                self._lock.notify_all()
+            if error is not None:
+                done(error)
+
+        threading.Thread(target=ask, name="sonic-contract", daemon=True).start()
+
+
+def _another(endpoint: Endpoint, wanted: Wanted) -> SonicError:
+    error = ContractError(
+        f"the server has a model {wanted[0]!r} that differs from that of the others; it gets none "
+        "of the rows that are made for them",
+        server=endpoint.url,
+        model=wanted[0],
+    )
+    logger.warning("%s", error)
+    return error
