@@ -22,7 +22,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.layouts import Flat, Layout, Output, Rows, bind_inputs, declared, is_tracer, trace
 from sonic_coffea.lazy import is_lazy, over_partitions
-from sonic_coffea.pool import MASKABLE, Call, Pool, Settings, adopt, carried, current
+from sonic_coffea.pool import MASKABLE, Call, Pool, Settings, adopt, carried, current, failures_told
 from sonic_coffea.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -210,12 +210,15 @@ class Model:
             return self._lazy(objects, pool, on_error)
         if is_tracer(objects):
             return Deferred(self, trace(self.inputs, self.outputs, objects))
+        with failures_told():
+            return self._submit(objects, pool, mask=on_error == "mask")
+
+    def _submit(self, objects: Any, pool: Pool | None, *, mask: bool) -> Pending:
         inputs = bind_inputs(self.inputs, objects)
         assemblies = {name: o.assemble(name, inputs) for name, o in self.outputs.items()}
         if len(inputs.rows) == 0:
             return Pending(self, inputs.rows, assemblies, None)
         pool = current() if pool is None else pool
-        mask = on_error == "mask"
         try:
             contract = self.check(pool)
         except MASKABLE as error:
@@ -303,8 +306,9 @@ class Pending:
             If rows could not be scored, naming server, model, request and events.
         """
         if self._call is not None:
-            self._wait(self._call, timeout_s)
-            self._call.raise_failure()
+            with failures_told():
+                self._wait(self._call, timeout_s)
+                self._call.raise_failure()
         contents = {name: output.content() for name, output in self._outputs.items()}
         if len(contents) == 1:
             (content,) = contents.values()

@@ -1,7 +1,31 @@
-"""dask: a pool on every present and future worker of a cluster."""
+"""dask: a pool on every present and future worker of a cluster, and shares of the servers."""
 
 from __future__ import annotations
 
-from sonic_coffea.dask._plugin import SonicPlugin, register
+import logging
+from typing import TYPE_CHECKING
 
-__all__ = ["SonicPlugin", "register"]
+from sonic_coffea.dask._plugin import SonicPlugin
+from sonic_coffea.dask._scheduler import SonicSchedulerPlugin
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from sonic_coffea.pool import Settings
+
+__all__ = ["SonicPlugin", "SonicSchedulerPlugin", "register"]
+
+logger = logging.getLogger(__name__)
+
+
+def register(client: Client, settings: Settings) -> None:
+    """Give every present and future worker of a cluster its pool, and the scheduler its view."""
+    try:
+        client.register_plugin(SonicSchedulerPlugin())
+    except Exception as error:  # noqa: BLE001  whatever its environment lacks
+        logger.warning(
+            "the scheduler cannot load sonic-coffea (%s); workers share the servers by what each "
+            "of them sees",
+            error,
+        )
+    client.register_plugin(SonicPlugin(settings))

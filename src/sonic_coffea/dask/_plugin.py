@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import random
 from typing import Any
 
-from distributed import Client, Worker, WorkerPlugin
+from distributed import Worker, WorkerPlugin
+from tornado.ioloop import PeriodicCallback
 
-from sonic_coffea.pool import Pool, Settings, forget, install
+from sonic_coffea.dask._messages import FINAL, JOIN, REPORT, SHARES, read_shares, written_report
+from sonic_coffea.dask._metrics import offer_metrics
+from sonic_coffea.dask._waiting import ThreadLoan, current_task
+from sonic_coffea.pool import Pool, Settings, forget, install, take_part
+
+logger = logging.getLogger(__name__)
 
 
 class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
     """Opens the pool of a worker process when it starts, and closes it when it ends.
+
+    Meanwhile it tells the scheduler what the pool sees of the servers, and the pool what the
+    scheduler lets it have of them.
 
     Parameters
     ----------
@@ -23,21 +34,76 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._pool: Pool | None = None
+        self._worker: Any = None
+        self._idle = True
+        self._joined = False
 
     def setup(self, worker: Worker) -> None:
         """Open the pool; nothing is contacted yet."""
-        del worker
+        self._worker = worker
         self._pool = install(self.settings)
+        take_part(ThreadLoan(self.settings.waiting_chunks).wait, _tell_of_failure)
+        offer_metrics(worker, self._pool)
+        worker.stream_handlers[SHARES] = self._allow
+        worker.loop.add_callback(self._join)
 
     def teardown(self, worker: Worker) -> None:
         """Close the pool, unless the worker shares a process with others or with the client."""
+        callback = worker.periodic_callbacks.pop(self.name, None)
+        if callback is not None:
+            callback.stop()
         if worker.nanny is not None:
             forget(self._pool)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self.settings, "_pool": None}
+        return {**self.__dict__, "_pool": None, "_worker": None}
+
+    async def _join(self) -> None:
+        """Ask the scheduler whether it deals out shares; without, the pool goes by what it sees."""
+        worker = self._worker
+        try:
+            reply = await getattr(worker.scheduler, JOIN)(worker=worker.address)
+        except Exception:
+            logger.debug("the scheduler deals out no shares", exc_info=True)
+            return
+        if self._pool is None:
+            return
+        self._joined = True
+        self._pool.wait_for_turn(random.uniform(0.0, reply["spread_s"]))
+        callback = PeriodicCallback(self._report, reply["every_s"] * 1000)
+        worker.periodic_callbacks[self.name] = callback
+        callback.start()
+
+    def failed_for_good(self, key: Any) -> None:
+        """Have the scheduler not try a task again: its pool has done what can be done."""
+        if self._joined:
+            message = {"op": FINAL, "key": key}
+            self._worker.loop.add_callback(self._worker.batched_send, message)
+
+    def _report(self) -> None:
+        """Say what was seen since the last time; nothing, if it is nothing again."""
+        if self._pool is None or self._pool.closed:
+            return
+        report = written_report(*self._pool.observe())
+        idle = not any(one["out"] or one["waiting"] or one["rows"] for one in report["seen"])
+        if not (idle and self._idle):
+            self._worker.batched_send({"op": REPORT, **report})
+        self._idle = idle
+
+    def _allow(
+        self, shares: list[list[Any]], lost: list[str], lasts_s: float, every_s: float
+    ) -> None:
+        if self._pool is None or self._pool.closed:
+            return
+        self._pool.allow(read_shares(shares), lost, lasts_s)
+        callback = self._worker.periodic_callbacks.get(self.name)
+        if callback is not None:
+            callback.callback_time = every_s * 1000
 
 
-def register(client: Client, settings: Settings) -> None:
-    """Give every present and future worker of a cluster its pool."""
-    client.register_plugin(SonicPlugin(settings))
+def _tell_of_failure() -> None:
+    """Tell the plugin of the worker whose task this thread runs."""
+    worker, key = current_task()
+    plugin = None if worker is None else worker.plugins.get(SonicPlugin.name)
+    if plugin is not None:
+        plugin.failed_for_good(key)

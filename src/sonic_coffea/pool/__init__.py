@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from sonic_coffea.pool._call import MASKABLE, Call
-from sonic_coffea.pool._fleet import ServerState
+from sonic_coffea.pool._endpoint import Observed, Wanted
+from sonic_coffea.pool._fleet import ServerState, Sight
+from sonic_coffea.pool._hooks import failures_told, take_part
 from sonic_coffea.pool._pool import Pool
 from sonic_coffea.pool._registry import adopt, carried, current, forget, install, shared
 from sonic_coffea.pool._settings import Settings
@@ -11,13 +13,18 @@ from sonic_coffea.pool._settings import Settings
 __all__ = [
     "MASKABLE",
     "Call",
+    "Observed",
     "Pool",
     "ServerState",
     "Settings",
+    "Sight",
+    "Wanted",
     "adopt",
     "carried",
     "current",
+    "failures_told",
     "forget",
     "install",
     "shared",
+    "take_part",
 ]

@@ -21,6 +21,7 @@ from sonic_coffea.errors import (
     ServerLostError,
     SonicError,
 )
+from sonic_coffea.pool._hooks import wait_for
 from sonic_coffea.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Call:
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until it is over; False if the time was not enough."""
         try:
-            return self._complete.wait(timeout_s)
+            return wait_for(self._complete, timeout_s)
         except BaseException:  # Ctrl-C: leave nothing running on the servers
             self.cancel()
             raise

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sonic_coffea.pool._limits import Limit
+from sonic_coffea.pool._limits import Limit, Share
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -26,8 +26,34 @@ _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 2.0
 # After so long, a server may have loaded a model that it did not have.
 _LACKS_FOR_S = 30.0
+# A server that another client has lost is left alone for at most so long.
+_SPARED_S = 5.0
 # A server that owes answers and has given none for so long is asked whether it lives.
 _QUIET_S = 2.0
+
+
+@dataclass(slots=True)
+class Observed:
+    """What a server did for a model since someone last asked.
+
+    Attributes
+    ----------
+    rows, refused : int
+        Rows that were answered, and requests that were refused for lack of capacity.
+    trips : dict
+        By size of the request (bits of the number of rows): number, sum and least of the trips.
+    """
+
+    rows: int = 0
+    refused: int = 0
+    trips: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+
+    def answered(self, trip_s: float, rows: int) -> None:
+        """Count an answer."""
+        self.rows += rows
+        size = rows.bit_length()
+        number, sum_s, least_s = self.trips.get(size, (0, 0.0, trip_s))
+        self.trips[size] = (number + 1, sum_s + trip_s, min(least_s, trip_s))
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +108,9 @@ class Endpoint:
     _lacks: dict[Wanted, float] = field(default_factory=dict)
     _compared: set[Wanted] = field(default_factory=set)
     _asking: set[Wanted] = field(default_factory=set)
+    _shares: dict[Wanted, Share] = field(default_factory=dict)
+    _observed: dict[Wanted, Observed] = field(default_factory=dict)
+    _spared_until: float = 0.0
     _failed_in_a_row: int = 0
 
     @property
@@ -128,7 +157,43 @@ class Endpoint:
         if self.failing_since is not None:
             # One, to see whether it is back.
             return 1 - self.out
-        return self.limit(wanted).room(self._out[wanted], now)
+        share = self._share(wanted, now)
+        limit = self.limit(wanted) if share is None else share
+        return limit.room(self._out[wanted], now)
+
+    def _share(self, wanted: Wanted, now: float) -> Share | None:
+        share = self._shares.get(wanted)
+        return share if share is not None and now < share.until else None
+
+    def allow(self, wanted: Wanted, share: Share, now: float) -> None:
+        """Take what someone who sees all clients lets this one have."""
+        self._shares[wanted] = share.after(self._share(wanted, now), now)
+
+    def next_turn(self, now: float) -> float:
+        """Return when a share lets the next request leave, if nothing else does."""
+        turns = [s.next_at for s in self._shares.values() if now < s.next_at < s.until]
+        return min(turns, default=float("inf"))
+
+    def observe(self) -> dict[Wanted, tuple[int, Observed]]:
+        """Return what is out and what was seen, by model, and begin anew."""
+        observed = {w: (self._out[w], self._observed.get(w, Observed())) for w in self._out}
+        self._observed = {}
+        return observed
+
+    def spare(self, error: SonicError, until: float, now: float) -> None:
+        """Leave it alone for a while: another client has lost it.
+
+        Not for ever, as it may be that one's network that is lost.
+        """
+        if self.failing_since is None:
+            self.failed(error, now)
+        lost_at = self.failing_since or now
+        self.away_until = self._spared_until = min(until, lost_at + _SPARED_S)
+
+    def try_again(self, now: float) -> None:
+        """Take note that others do not think it lost any more."""
+        if self._spared_until > now:
+            self.away_until = self._spared_until = now
 
     def load(self, wanted: Wanted) -> float:
         """Return how much of what it bears is out."""
@@ -145,6 +210,8 @@ class Endpoint:
         wanted = piece.call.wanted
         self._out[wanted] += 1
         self.taken += 1
+        if (share := self._share(wanted, now)) is not None:
+            share.sent(now)
         attempt = Attempt(piece, self, connection, now, self._out[wanted])
         self.attempts.add(attempt)
         piece.attempts_out.append(attempt)
@@ -166,6 +233,7 @@ class Endpoint:
         rows = attempt.piece.stop - attempt.piece.start
         trip_s = now - attempt.packed_at - attempt.pack_s
         self.limit(attempt.wanted).answered(trip_s, rows, attempt.out, now)
+        self._observed.setdefault(attempt.wanted, Observed()).answered(trip_s, rows)
 
     def lives(self, now: float) -> None:
         """Take note of a sign of life, which is no proof that it infers."""
@@ -198,6 +266,7 @@ class Endpoint:
         if self._failed_in_a_row == 0:
             logger.warning("%s; it gets fewer requests at a time", error)
         self.limit(wanted).refused(now)
+        self._observed.setdefault(wanted, Observed()).refused += 1
         self._pause(now)
 
     def _pause(self, now: float) -> None:

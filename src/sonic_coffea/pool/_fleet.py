@@ -20,12 +20,14 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool._discovery import ask_contract, note, serves
 from sonic_coffea.pool._endpoint import Endpoint, Wanted
+from sonic_coffea.pool._limits import Share
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
 
     from sonic_coffea.contract import Contract
+    from sonic_coffea.pool._endpoint import Observed
     from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,15 @@ class ServerState:
     in_flight: int
     usable: bool
     last_error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What was seen of a server: whether it is lost, and by model what is out and what came."""
+
+    url: str
+    lost: bool
+    models: Mapping[Wanted, tuple[int, Observed]]
 
 
 class Fleet:
@@ -59,6 +70,7 @@ class Fleet:
         self._contracts: dict[Wanted, Contract] = {}
         self._asking = threading.Lock()
         self._closed = False
+        self.first_at = 0.0
 
     def open(self) -> list[Endpoint]:
         """Return the servers, with a connection to each.
@@ -133,6 +145,35 @@ class Fleet:
                 if not e.leaving
             ]
 
+    def observe(self) -> list[Sight]:
+        """Return what was seen of each server since the last call."""
+        with self._lock:
+            return [
+                Sight(url=e.url, lost=e.failing_since is not None, models=e.observe())
+                for e in self.endpoints
+                if not e.leaving
+            ]
+
+    def allow(
+        self,
+        shares: Mapping[tuple[str, Wanted], tuple[int, float]],
+        lost: Collection[str],
+        lasts_s: float,
+    ) -> None:
+        """Take what someone who sees all clients says; see `Pool.allow`."""
+        with self._lock:
+            now = time.monotonic()
+            for endpoint in self.endpoints:
+                if endpoint.url in lost:
+                    error = ServerLostError("another worker has lost it", server=endpoint.url)
+                    endpoint.spare(error, now + lasts_s, now)
+                else:
+                    endpoint.try_again(now)
+                for (url, wanted), (most, every_s) in shares.items():
+                    if url == endpoint.url:
+                        endpoint.allow(wanted, Share(most, every_s, now + lasts_s), now)
+            self._lock.notify_all()
+
     def serving(self, wanted: Wanted, now: float) -> list[Endpoint]:
         """Return those that may have a model, as far as is known."""
         return [e for e in self.endpoints if not e.lacks(wanted, now)]
@@ -167,6 +208,8 @@ class Fleet:
     def _ask(self, wanted: Wanted) -> Contract:
         """Ask every server; if none has the model, those that are lost are asked again."""
         model, version = wanted
+        with self._lock:
+            self._lock.wait_for(lambda: self._closed, max(0.0, self.first_at - time.monotonic()))
         while True:
             found, failures = ask_contract(self.open(), wanted, self._lock)
             if found is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass
+
 _FIRST = 4.0
 # An answer may take so many times as long as one to a request that was alone. Enough to keep a
 # server busy that works on one batch at a time, while the next waits and another is on its way.
@@ -106,3 +109,38 @@ class Limit:
 
     def _set(self, value: float) -> None:
         self._value = min(max(value, 1.0), self._most)
+
+
+@dataclass(slots=True)
+class Share:
+    """What this process may have of a server for a while, if someone sees all of its clients.
+
+    Parameters
+    ----------
+    most : int
+        Requests that may be out at a time.
+    every_s : float
+        The least time from one to the next, if there is less than one for each client at a time.
+    until : float
+        When it ends.
+    """
+
+    most: int
+    every_s: float
+    until: float
+    next_at: float = 0.0
+
+    def room(self, out: int, now: float) -> int:
+        """Return how many more may leave, with `out` of them out."""
+        return self.most - out if now >= self.next_at else 0
+
+    def sent(self, now: float) -> None:
+        """Take note that one leaves."""
+        # Clients that were in step with each other get out of it.
+        self.next_at = now + self.every_s * random.uniform(0.5, 1.5)
+
+    def after(self, old: Share | None, now: float) -> Share:
+        """Return this share, as it goes on from another or begins."""
+        begins = random.uniform(0.0, self.every_s)
+        self.next_at = now + begins if old is None else min(old.next_at, now + self.every_s)
+        return self

@@ -22,11 +22,11 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool._call import Call, Piece
 from sonic_coffea.pool._endpoint import Attempt, Endpoint, Wanted, choose
-from sonic_coffea.pool._fleet import Fleet, ServerState
+from sonic_coffea.pool._fleet import Fleet, ServerState, Sight
 from sonic_coffea.statistics import Statistics, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
     from types import TracebackType
 
     from sonic_coffea.contract import Contract
@@ -103,6 +103,36 @@ class Pool:
             If a URL cannot be used.
         """
         self._fleet.use(self.settings.with_servers(servers))
+
+    def wait_for_turn(self, seconds: float) -> None:
+        """Contact no server for so many seconds: many processes may start at the same time."""
+        self._fleet.first_at = time.monotonic() + seconds
+
+    def observe(self) -> tuple[list[Sight], dict[Wanted, int]]:
+        """Return what was seen of each server since the last call, and how many requests wait."""
+        with self._lock:
+            waiting = {wanted: len(queue) for wanted, queue in self._queues.items()}
+            return self._fleet.observe(), waiting
+
+    def allow(
+        self,
+        shares: Mapping[tuple[str, Wanted], tuple[int, float]],
+        lost: Collection[str],
+        lasts_s: float,
+    ) -> None:
+        """Take what someone who sees all clients of the servers says.
+
+        Parameters
+        ----------
+        shares : mapping
+            By server and model, the requests that may be out at a time, and the least seconds from
+            one to the next.
+        lost : collection of str
+            Servers that others have lost.
+        lasts_s : float
+            For how long it holds; then this pool goes by what it sees itself.
+        """
+        self._fleet.allow(shares, lost, lasts_s)
 
     def connections(self) -> list[Connection]:
         """Return a connection for each server."""
@@ -242,6 +272,7 @@ class Pool:
         """Return for how long nothing can change by itself; None if not before an answer."""
         endpoints = self._fleet.endpoints
         times = [e.quiet_until() for e in endpoints]
+        times += [e.next_turn(now) for e in endpoints if any(self._queues.values())]
         times += [t for e in endpoints for t in map(self._hedged_at, e.attempts) if t > now]
         if any(self._queues.values()):
             times += [e.away_until for e in endpoints if e.away_until > now]

@@ -53,6 +53,8 @@ class Settings:
     balance : {"load", "order"}
         Whether each server gets what it bears at the moment, or one is used only while those that
         are named before it cannot be.
+    waiting_chunks : int
+        Chunks that may wait for scores without a thread, for each thread of a dask worker.
     hedge_after_s : float or None
         After so long, a request is also sent to another server that has room; the answer that is
         first counts.
@@ -74,6 +76,7 @@ class Settings:
     retry_for_s: float = 10.0
     balance: str = "load"
     hedge_after_s: float | None = None
+    waiting_chunks: int = 4
 
     @classmethod
     def make(cls, servers: Any, **options: Any) -> Settings:
@@ -89,10 +92,11 @@ class Settings:
             if name not in known:
                 raise ConfigError(f"connect has no option {name!r}; {nearest(name, known)}")
         settings = cls(servers=_urls(servers), **options)
-        for name in ("channels", "in_flight"):
+        for name, least in {"channels": 1, "in_flight": 1, "waiting_chunks": 0}.items():
             value = getattr(settings, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}: expected a whole number of at least 1, got {value!r}")
+            if not isinstance(value, int) or value < least:
+                expected = f"a whole number of at least {least}"
+                raise ConfigError(f"{name}: expected {expected}, got {value!r}")
         for name in known:
             value = getattr(settings, name)
             optional = value is None and cls.__dataclass_fields__[name].default is None

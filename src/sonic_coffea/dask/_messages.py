@@ -1,0 +1,76 @@
+"""What workers and scheduler tell each other, as dask's messages can carry it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sonic_coffea.dask._shares import Allowed, Seen, Served, Trips
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sonic_coffea.pool import Sight, Wanted
+
+JOIN = "sonic_join"
+REPORT = "sonic-report"
+SHARES = "sonic-shares"
+FINAL = "sonic-final"
+
+
+def model_of(wanted: Wanted) -> str:
+    """Return a model and its version, if one is asked for, in one word."""
+    name, version = wanted
+    return name if version is None else f"{name}/{version}"
+
+
+def wanted_of(model: str) -> Wanted:
+    """Return the inverse of `model_of`."""
+    name, _, version = model.partition("/")
+    return name, version or None
+
+
+def written_report(sights: Sequence[Sight], waiting: Mapping[Wanted, int]) -> dict[str, Any]:
+    """Return what a worker saw, as a message."""
+    seen = [
+        {
+            "server": sight.url,
+            "model": model_of(wanted),
+            "out": out,
+            "waiting": waiting.get(wanted, 0),
+            "rows": observed.rows,
+            "refused": observed.refused,
+            "trips": [[size, *trips] for size, trips in observed.trips.items()],
+        }
+        for sight in sights
+        for wanted, (out, observed) in sight.models.items()
+    ]
+    return {"seen": seen, "lost": {sight.url: sight.lost for sight in sights}}
+
+
+def read_seen(seen: Sequence[Mapping[str, Any]]) -> dict[Served, Seen]:
+    """Return what a worker saw, from a message."""
+    return {
+        (one["server"], one["model"]): Seen(
+            out=one["out"],
+            waiting=one["waiting"],
+            rows=one["rows"],
+            refused=one["refused"],
+            trips={
+                size: Trips(number=number, sum_s=sum_s, least_s=least_s)
+                for size, number, sum_s, least_s in one["trips"]
+            },
+        )
+        for one in seen
+    }
+
+
+def written_shares(shares: Mapping[Served, Allowed]) -> list[list[Any]]:
+    """Return what a worker may have, as a message."""
+    return [[*served, allowed.most, allowed.every_s] for served, allowed in shares.items()]
+
+
+def read_shares(
+    shares: Sequence[Sequence[Any]],
+) -> dict[tuple[str, Wanted], tuple[int, float]]:
+    """Return what a worker may have, from a message."""
+    return {(server, wanted_of(model)): (most, s) for server, model, most, s in shares}

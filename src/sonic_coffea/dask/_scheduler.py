@@ -1,0 +1,93 @@
+"""The scheduler plugin: sees the servers through all workers, and deals them out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from distributed import Scheduler, SchedulerPlugin
+from tornado.ioloop import PeriodicCallback
+
+from sonic_coffea.dask._messages import FINAL, JOIN, REPORT, SHARES, read_seen, written_shares
+from sonic_coffea.dask._shares import Shares
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+logger = logging.getLogger(__name__)
+
+# So many workers may connect to the servers in a second.
+_CONNECT_RATE = 200
+
+
+class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
+    """Deals out what the servers bear among the workers, and keeps what the dashboard shows.
+
+    Workers join when their plugin starts and report in rounds, by the messages that they send to
+    the scheduler anyway. A worker that hears nothing goes by what it sees itself.
+    """
+
+    name = "sonic-coffea-scheduler"
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.shares = Shares()
+        self._scheduler: Any = None
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Listen to the workers."""
+        self._scheduler = scheduler
+        scheduler.handlers[JOIN] = self.join
+        scheduler.stream_handlers[REPORT] = self.report
+        scheduler.stream_handlers[FINAL] = self.final
+        callback = PeriodicCallback(self.round, self.shares.every_s * 1000)
+        scheduler.periodic_callbacks[self.name] = callback
+        callback.start()
+
+    async def close(self) -> None:
+        """End with the scheduler."""
+        callback = self._scheduler.periodic_callbacks.pop(self.name, None)
+        if callback is not None:
+            callback.stop()
+
+    def join(self, worker: str) -> dict[str, float]:
+        """Take in a worker; it is told how to behave until the first round."""
+        self.shares.join(worker)
+        return {
+            "every_s": self.shares.every_s,
+            "spread_s": (self.shares.workers - 1) / _CONNECT_RATE,
+        }
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Forget a worker."""
+        del scheduler, kwargs
+        self.shares.leave(worker)
+
+    def report(self, worker: str, seen: Sequence[Any], lost: Mapping[str, bool]) -> None:
+        """Take what a worker saw."""
+        self.shares.report(worker, read_seen(seen), lost, time.monotonic())
+
+    def final(self, worker: str, key: Any) -> None:
+        """Have a task that failed for good not be tried again: the pool has done what can be."""
+        del worker
+        task = self._scheduler.tasks.get(key)
+        if task is not None:
+            task.retries = 0
+
+    def round(self) -> None:
+        """End a round: tell the workers what they may have."""
+        shares = self.shares.hand_out(time.monotonic())
+        lost = self.shares.lost_servers()
+        for worker, allowed in shares.items():
+            spared = [server for server, scouts in lost.items() if worker not in scouts]
+            if worker in self._scheduler.workers and (allowed or lost):
+                message = {
+                    "op": SHARES,
+                    "shares": written_shares(allowed),
+                    "lost": spared,
+                    "lasts_s": self.shares.lasts_s,
+                    "every_s": self.shares.every_s,
+                }
+                self._scheduler.worker_send(worker, message)
+        self._scheduler.periodic_callbacks[self.name].callback_time = self.shares.every_s * 1000
