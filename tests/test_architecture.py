@@ -28,6 +28,8 @@ LAYERS = (
     "model",
     "ml_tools",
     "reporting",
+    "shares",
+    "simulation",
     "dask",
     "connecting",
     "processor",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.dask._shares import Allowed, Seen, Served, Trips
+from sonic_coffea.pool import Share
+from sonic_coffea.shares import Allowed, Seen, Served, Trips
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +40,7 @@ def written_report(sights: Sequence[Sight], waiting: Mapping[Wanted, int]) -> di
             "waiting": waiting.get(wanted, 0),
             "rows": observed.rows,
             "refused": observed.refused,
+            "full": observed.full,
             "trips": [[size, *trips] for size, trips in observed.trips.items()],
         }
         for sight in sights
@@ -55,6 +57,7 @@ def read_seen(seen: Sequence[Mapping[str, Any]]) -> dict[Served, Seen]:
             waiting=one["waiting"],
             rows=one["rows"],
             refused=one["refused"],
+            full=one["full"],
             trips={
                 size: Trips(number=number, sum_s=sum_s, least_s=least_s)
                 for size, number, sum_s, least_s in one["trips"]
@@ -66,11 +69,14 @@ def read_seen(seen: Sequence[Mapping[str, Any]]) -> dict[Served, Seen]:
 
 def written_shares(shares: Mapping[Served, Allowed]) -> list[list[Any]]:
     """Return what a worker may have, as a message."""
-    return [[*served, allowed.most, allowed.every_s] for served, allowed in shares.items()]
+    return [[*served, a.most, a.every_s, a.first_s] for served, a in shares.items()]
 
 
 def read_shares(
-    shares: Sequence[Sequence[Any]],
-) -> dict[tuple[str, Wanted], tuple[int, float]]:
-    """Return what a worker may have, from a message."""
-    return {(server, wanted_of(model)): (most, s) for server, model, most, s in shares}
+    shares: Sequence[Sequence[Any]], lasts_s: float, now: float
+) -> dict[tuple[str, Wanted], Share]:
+    """Return what a worker may have, from a message that comes now."""
+    return {
+        (server, wanted_of(model)): Share(most, every_s, now + first_s, now + lasts_s)
+        for server, model, most, every_s, first_s in shares
+    }

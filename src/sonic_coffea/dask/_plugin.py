@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
@@ -95,7 +96,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
     ) -> None:
         if self._pool is None or self._pool.closed:
             return
-        self._pool.allow(read_shares(shares), lost, lasts_s)
+        self._pool.allow(read_shares(shares, lasts_s, time.monotonic()), lost, lasts_s)
         callback = self._worker.periodic_callbacks.get(self.name)
         if callback is not None:
             callback.callback_time = every_s * 1000

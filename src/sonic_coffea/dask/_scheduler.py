@@ -10,7 +10,7 @@ from distributed import Scheduler, SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
 from sonic_coffea.dask._messages import FINAL, JOIN, REPORT, SHARES, read_seen, written_shares
-from sonic_coffea.dask._shares import Shares
+from sonic_coffea.shares import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,6 +6,7 @@ from sonic_coffea.pool._call import MASKABLE, Call
 from sonic_coffea.pool._endpoint import Observed, Wanted
 from sonic_coffea.pool._fleet import ServerState, Sight
 from sonic_coffea.pool._hooks import failures_told, take_part
+from sonic_coffea.pool._limits import Limit, Share
 from sonic_coffea.pool._pool import Pool
 from sonic_coffea.pool._registry import adopt, carried, current, forget, install, shared
 from sonic_coffea.pool._settings import Settings
@@ -13,10 +14,12 @@ from sonic_coffea.pool._settings import Settings
 __all__ = [
     "MASKABLE",
     "Call",
+    "Limit",
     "Observed",
     "Pool",
     "ServerState",
     "Settings",
+    "Share",
     "Sight",
     "Wanted",
     "adopt",

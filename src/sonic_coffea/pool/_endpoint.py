@@ -40,17 +40,21 @@ class Observed:
     ----------
     rows, refused : int
         Rows that were answered, and requests that were refused for lack of capacity.
+    full : float
+        Requests like the last one that make a full batch.
     trips : dict
         By size of the request (bits of the number of rows): number, sum and least of the trips.
     """
 
     rows: int = 0
     refused: int = 0
+    full: float = 1.0
     trips: dict[int, tuple[int, float, float]] = field(default_factory=dict)
 
-    def answered(self, trip_s: float, rows: int) -> None:
+    def answered(self, trip_s: float, rows: int, full: float) -> None:
         """Count an answer."""
         self.rows += rows
+        self.full = full
         size = rows.bit_length()
         number, sum_s, least_s = self.trips.get(size, (0, 0.0, trip_s))
         self.trips[size] = (number + 1, sum_s + trip_s, min(least_s, trip_s))
@@ -167,7 +171,7 @@ class Endpoint:
 
     def allow(self, wanted: Wanted, share: Share, now: float) -> None:
         """Take what someone who sees all clients lets this one have."""
-        self._shares[wanted] = share.after(self._share(wanted, now), now)
+        self._shares[wanted] = share.after(self._share(wanted, now))
 
     def next_turn(self, now: float) -> float:
         """Return when a share lets the next request leave, if nothing else does."""
@@ -232,8 +236,9 @@ class Endpoint:
         self.heard(now)
         rows = attempt.piece.stop - attempt.piece.start
         trip_s = now - attempt.packed_at - attempt.pack_s
-        self.limit(attempt.wanted).answered(trip_s, rows, attempt.out, now)
-        self._observed.setdefault(attempt.wanted, Observed()).answered(trip_s, rows)
+        full = (attempt.piece.call.contract.max_rows or rows) / rows
+        self.limit(attempt.wanted).answered(trip_s, rows, attempt.out, now, full)
+        self._observed.setdefault(attempt.wanted, Observed()).answered(trip_s, rows, full)
 
     def lives(self, now: float) -> None:
         """Take note of a sign of life, which is no proof that it infers."""

@@ -20,7 +20,6 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool._discovery import ask_contract, note, serves
 from sonic_coffea.pool._endpoint import Endpoint, Wanted
-from sonic_coffea.pool._limits import Share
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.contract import Contract
     from sonic_coffea.pool._endpoint import Observed
+    from sonic_coffea.pool._limits import Share
     from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class Fleet:
 
     def allow(
         self,
-        shares: Mapping[tuple[str, Wanted], tuple[int, float]],
+        shares: Mapping[tuple[str, Wanted], Share],
         lost: Collection[str],
         lasts_s: float,
     ) -> None:
@@ -169,9 +169,9 @@ class Fleet:
                     endpoint.spare(error, now + lasts_s, now)
                 else:
                     endpoint.try_again(now)
-                for (url, wanted), (most, every_s) in shares.items():
+                for (url, wanted), share in shares.items():
                     if url == endpoint.url:
-                        endpoint.allow(wanted, Share(most, every_s, now + lasts_s), now)
+                        endpoint.allow(wanted, share, now)
             self._lock.notify_all()
 
     def serving(self, wanted: Wanted, now: float) -> list[Endpoint]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import math
 from dataclasses import dataclass
 
 _FIRST = 4.0
@@ -18,8 +18,14 @@ _PROBE_TRIPS = 100
 # queue. Not to outbid each other without end, clients believe the former only so far.
 _MOST_GROWTH = 1.25
 _MOST_GROWTH_EVER = 4.0
-# So many keep a server busy, however slow it has become; only refusals go below.
+# So many keep a server busy, however slow it has become; only refusals go below. They are two full
+# batches, where requests are small and the server puts them together.
 _LEAST = 4.0
+_BATCHES, _MOST_FULL = 2, 64.0
+
+
+# A request that left a little late does not take the next turn as well.
+_HALF_A_TURN = 0.5
 
 
 class Limit:
@@ -61,7 +67,7 @@ class Limit:
         """Return how many more may leave, with `out` of them out."""
         return (1 if now >= self._probe_at else int(self._value)) - out
 
-    def answered(self, trip_s: float, rows: int, out: int, now: float) -> None:
+    def answered(self, trip_s: float, rows: int, out: int, now: float, full: float = 1.0) -> None:
         """Take note of an answer.
 
         Parameters
@@ -74,15 +80,18 @@ class Limit:
             How many were out when it was sent, itself included.
         now : float
             Time of any clock that does not go back.
+        full : float
+            Requests of this size that make a full batch of the server.
         """
         alone_s = self._alone(trip_s, rows.bit_length(), now if out == 1 else None)
         if self._probe_at == float("inf"):
             self._probe_at = now + max(_PROBE_S, _PROBE_TRIPS * alone_s)
         self._slowness += _SMOOTHING * (trip_s / alone_s - self._slowness)
-        if self._slowness > _TOLERANCE:
+        least = max(_LEAST, min(_BATCHES * full, _MOST_FULL))
+        if self._slowness > _TOLERANCE and self._value > least:
             self._starting = False
-            self._set(max(self._value - 1 / self._value, min(self._value, _LEAST)))
-        elif out >= int(self._value):
+            self._set(max(self._value - 1 / self._value, least))
+        elif out >= int(self._value) and (self._slowness <= _TOLERANCE or self._value < least):
             self._set(self._value + (1 if self._starting else 1 / self._value))
 
     def refused(self, now: float) -> None:
@@ -120,13 +129,17 @@ class Share:
     most : int
         Requests that may be out at a time.
     every_s : float
-        The least time from one to the next, if there is less than one for each client at a time.
+        The time from one turn to the next, if there is less than one request for each client at a
+        time.
+    turn_at : float
+        When one of the turns is; those of other clients are in between.
     until : float
         When it ends.
     """
 
     most: int
     every_s: float
+    turn_at: float
     until: float
     next_at: float = 0.0
 
@@ -135,12 +148,13 @@ class Share:
         return self.most - out if now >= self.next_at else 0
 
     def sent(self, now: float) -> None:
-        """Take note that one leaves."""
-        # Clients that were in step with each other get out of it.
-        self.next_at = now + self.every_s * random.uniform(0.5, 1.5)
+        """Take note that one leaves: the next has to wait for its turn."""
+        if self.every_s:
+            turns = math.ceil((now - self.turn_at) / self.every_s + _HALF_A_TURN)
+            self.next_at = self.turn_at + turns * self.every_s
 
-    def after(self, old: Share | None, now: float) -> Share:
-        """Return this share, as it goes on from another or begins."""
-        begins = random.uniform(0.0, self.every_s)
-        self.next_at = now + begins if old is None else min(old.next_at, now + self.every_s)
+    def after(self, old: Share | None) -> Share:
+        """Return this share, as it goes on from another: a turn that is due is not lost."""
+        due = old is not None and old.next_at <= self.turn_at - self.every_s
+        self.next_at = old.next_at if due and old is not None else self.turn_at
         return self

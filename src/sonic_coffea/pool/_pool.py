@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sonic_coffea.contract import Contract
+    from sonic_coffea.pool._limits import Share
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.transport import Answer, Connection
 
@@ -116,7 +117,7 @@ class Pool:
 
     def allow(
         self,
-        shares: Mapping[tuple[str, Wanted], tuple[int, float]],
+        shares: Mapping[tuple[str, Wanted], Share],
         lost: Collection[str],
         lasts_s: float,
     ) -> None:
@@ -125,12 +126,11 @@ class Pool:
         Parameters
         ----------
         shares : mapping
-            By server and model, the requests that may be out at a time, and the least seconds from
-            one to the next.
+            By server and model.
         lost : collection of str
             Servers that others have lost.
         lasts_s : float
-            For how long it holds; then this pool goes by what it sees itself.
+            For how long those are left alone.
         """
         self._fleet.allow(shares, lost, lasts_s)
 

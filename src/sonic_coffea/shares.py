@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
@@ -16,7 +17,8 @@ Served = tuple[str, str]
 # its way.
 _TOLERANCE = 3.0
 _FIRST = 8.0
-_LEAST = 2.0
+_LEAST = 4.0
+_BATCHES, _MOST_FULL = 2, 64.0
 # What is believed to be the time of a request that meets no other is forgotten after so long, as
 # servers change. If no request met so few meanwhile, all make way for a moment.
 _MEMORY_S = 60.0
@@ -25,10 +27,17 @@ _DRAINED = 0.25
 _STEP = 2.0
 # It is raised only where it is what holds requests back.
 _BINDING = 0.7
+# With fewer requests than workers, these send at the rate that was the best in so many rounds; at
+# times a bit faster, to see whether the server has become faster, and slower, to make up for it.
+_RATE_ROUNDS = 16
+_PACES = (1.05, 0.93, 0.98, 0.98, 0.98, 0.98, 0.98, 0.98)
+# What is out beyond the limit is made up for in so many rounds, but the rate never falls below a
+# part of the best.
+_RELIEF_ROUNDS, _SLOWEST = 2, 0.3
+# The fractional parts of its multiples are spread evenly (Weyl; Knuth, volume 3, 6.4).
+_GOLDEN = (math.sqrt(5) - 1) / 2
 # A share lasts for so many rounds; then a worker goes by what it sees itself.
 _LASTS = 4
-# A server that one worker has lost is taken for lost if nobody has had an answer since.
-_SCOUTS = 2
 
 
 class Trips(TypedDict):
@@ -46,46 +55,83 @@ class Seen(TypedDict):
     waiting: int
     rows: int
     refused: int
+    full: float
     trips: dict[int, Trips]
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a worker may have of a server."""
+    """What a worker may have of a server.
+
+    Attributes
+    ----------
+    most : int
+        Requests at a time.
+    every_s, first_s : float
+        The time from one turn to the next, and to the first, if there is less than one request at
+        a time for each worker.
+    """
 
     most: int
     every_s: float
+    first_s: float
 
 
 class Capacity:
-    """How many requests a server bears, over all workers.
+    """How many requests a server bears, and how fast they may follow each other.
 
     In each round, answers are compared with the shortest of their size in the last minute. The
-    limit goes to where they take `_TOLERANCE` times as long.
+    limit goes to where they take `_TOLERANCE` times as long, but not below two full batches.
     """
 
     def __init__(self, now: float) -> None:
         self.value = _FIRST
         self.slowness = 1.0
-        self.trip_s = 0.0
         self._least_s: dict[int, float] = {}
         self._fresh_s: dict[int, float] = {}
         self._since = now
         self._at = now
+        self._rates: deque[float] = deque(maxlen=_RATE_ROUNDS)
+        self._rounds = 0
+        self._round_s = 1.0
+        self._out = 0.0
+        self.phase = 0.0
+        self._every_s = self._paced_at = 0.0
         self._draining = False
+
+    @property
+    def rate(self) -> float:
+        """Requests a second for the server, if fewer may be out than there are workers."""
+        best = max(self._rates, default=0.0)
+        pace = _DRAINED if self._draining else _PACES[self._rounds % len(_PACES)]
+        excess = max(self._out - self.value, 0.0) / (self._round_s * _RELIEF_ROUNDS)
+        return max(best * pace - excess, best * min(pace, _SLOWEST))
+
+    def paced(self, every_s: float, now: float) -> float:
+        """Take the time between two turns of a worker, and return it.
+
+        Turns are where the phase passes that of the worker; it runs on as their distance changes.
+        """
+        if self._every_s:
+            self.phase = (self.phase + (now - self._paced_at) / self._every_s) % 1.0
+        self._every_s, self._paced_at = every_s, now
+        return every_s
 
     def round(self, seen: list[Seen], now: float) -> float:
         """Take note of a round's reports, and return how many requests may be out."""
-        passed_s, self._at = max(now - self._at, 1e-9), now
+        passed_s = self._round_s = max(now - self._at, 1e-9)
+        self._at = now
+        self._rounds += 1
         answers = self._learn(seen)
         number = sum(t["number"] for t in answers)
-        spent_s = sum(t["sum_s"] for t in answers)
+        least = max([_LEAST, *(min(_BATCHES * s["full"], _MOST_FULL) for s in seen)])
         if any(s["refused"] for s in seen):
             self.value = max(self.value / _STEP, 1.0)
         elif number and not self._draining:
-            self.trip_s = spent_s / number
+            self._rates.append(number / passed_s)
             # Little's law: so many were out, on average over the round.
-            self._follow(spent_s / passed_s, sum(s["waiting"] for s in seen))
+            self._out = sum(t["sum_s"] for t in answers) / passed_s
+            self._follow(sum(s["waiting"] for s in seen), least)
         return self._drained(now)
 
     def _learn(self, seen: list[Seen]) -> list[Trips]:
@@ -102,11 +148,12 @@ class Capacity:
             self.slowness = sum(t["sum_s"] for t in answers) / alone_s
         return answers
 
-    def _follow(self, out: float, waiting: int) -> None:
+    def _follow(self, waiting: int, least: float) -> None:
         factor = min(max(_TOLERANCE / self.slowness, 1 / _STEP), _STEP)
-        if factor < 1 or (waiting and out > _BINDING * self.value):
+        if factor < 1 or (waiting and self._out > _BINDING * self.value):
             # Half of the way, as what is measured lags behind.
-            self.value = max(self.value * math.sqrt(factor), _LEAST)
+            self.value *= math.sqrt(factor)
+        self.value = max(self.value, least)
 
     def _drained(self, now: float) -> float:
         """Once in a while, let few requests out, to see again how long they take then."""
@@ -125,6 +172,7 @@ class _Worker:
     """What is known of a worker."""
 
     at: float = -math.inf
+    phase: float = 0.0
     seen: dict[Served, Seen] = field(default_factory=dict)
     lost: dict[str, float] = field(default_factory=dict)
     answered: dict[str, float] = field(default_factory=dict)
@@ -146,6 +194,7 @@ class Shares:
         self._workers: dict[str, _Worker] = {}
         self._capacities: dict[Served, Capacity] = {}
         self._turn = 0
+        self._joined = 0
 
     @property
     def workers(self) -> int:
@@ -169,7 +218,14 @@ class Shares:
 
     def join(self, worker: str) -> None:
         """Take in a worker."""
-        self._workers.setdefault(worker, _Worker())
+        self._known(worker)
+
+    def _known(self, worker: str) -> _Worker:
+        if worker not in self._workers:
+            # However many there are, their turns are spread evenly.
+            self._joined += 1
+            self._workers[worker] = _Worker(phase=self._joined * _GOLDEN % 1.0)
+        return self._workers[worker]
 
     def leave(self, worker: str) -> None:
         """Forget a worker: what it had is for the others."""
@@ -189,7 +245,7 @@ class Shares:
         lost : mapping
             Server to whether the worker has lost it.
         """
-        known = self._workers.setdefault(worker, _Worker())
+        known = self._known(worker)
         known.at = now
         for served, one in seen.items():
             known.seen[served] = _joined(known.seen.get(served), one)
@@ -210,8 +266,12 @@ class Shares:
             reports = {n: w.seen[served] for n, w in self._workers.items() if served in w.seen}
             total = capacity.round(list(reports.values()), now)
             wants = {n: s["out"] + s["waiting"] for n, s in reports.items()}
-            for name, allowed in deal(total, wants, capacity.trip_s, self._turn).items():
-                shares[name][served] = allowed
+            active = sum(want > 0 for want in wants.values())
+            paced = total < active and capacity.rate > 0
+            every_s = capacity.paced(active / capacity.rate, now) if paced else 0.0
+            for name, most in deal(total, wants, self._turn).items():
+                first_s = (self._workers[name].phase - capacity.phase) % 1.0 * every_s
+                shares[name][served] = Allowed(most, every_s, first_s)
         for worker in self._workers.values():
             if now - worker.at > self.lasts_s:  # it is idle, or hangs
                 worker.seen.clear()
@@ -236,11 +296,10 @@ class Shares:
         return lost
 
 
-def deal(total: float, wants: Mapping[str, int], trip_s: float, turn: int) -> dict[str, Allowed]:
+def deal(total: float, wants: Mapping[str, int], turn: int) -> dict[str, int]:
     """Deal out requests: to each what it wants, or as many as to the others (max-min fairness).
 
-    With fewer requests than workers, each has one, with a pause before the next. Who wants none
-    has one, for when it does.
+    Each has one at the least; who wants none has it for when it does.
 
     Parameters
     ----------
@@ -248,21 +307,16 @@ def deal(total: float, wants: Mapping[str, int], trip_s: float, turn: int) -> di
         Requests that may be out.
     wants : mapping
         What each worker has out, or has waiting.
-    trip_s : float
-        How long a request takes at the moment.
     turn : int
         Counts the rounds: what cannot be dealt out evenly goes to others each time.
     """
     active = [name for name, want in wants.items() if want]
-    every_s = 0.0
-    if total < len(active):
-        every_s = trip_s * len(active) / total
     dealt = dict.fromkeys(wants, 1)
     left = int(total) - len(active)
     # First what they want, then what is left: they may want it before the next round.
     for hungry in ([name for name in active if wants[name] > 1], active):
         left = _deal_evenly(left, hungry, dealt, wants if hungry is not active else {}, turn)
-    return {name: Allowed(most, every_s) for name, most in dealt.items()}
+    return dealt
 
 
 def _deal_evenly(
@@ -305,5 +359,6 @@ def _joined(old: Seen | None, new: Seen) -> Seen:
         "waiting": new["waiting"],
         "rows": old["rows"] + new["rows"],
         "refused": old["refused"] + new["refused"],
+        "full": new["full"],
         "trips": trips,
     }
