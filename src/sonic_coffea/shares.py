@@ -206,6 +206,11 @@ class Shares:
         """What each server bears of each model."""
         return self._capacities
 
+    def demand(self, served: Served) -> tuple[int, int]:
+        """Return the requests that are out, and that wait, over all workers."""
+        seen = [w.seen[served] for w in self._workers.values() if served in w.seen]
+        return sum(s["out"] for s in seen), sum(s["waiting"] for s in seen)
+
     @property
     def every_s(self) -> float:
         """How long a round is: the more workers, the longer, to spare the scheduler."""

@@ -11,11 +11,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sonic_coffea.pool import Sight, Wanted
+    from sonic_coffea.statistics import Statistics
+    from sonic_coffea.transport import Timings
 
 JOIN = "sonic_join"
 REPORT = "sonic-report"
 SHARES = "sonic-shares"
 FINAL = "sonic-final"
+
+TOTALS = ("rows", "requests", "retries", "failures", "wait_s", "trip_s")
+"""What of a worker's tallies the dashboard shows."""
+TIMINGS = ("requests", "queue_s", "input_s", "compute_s", "output_s")
+"""What of a server's own statistics it shows."""
 
 
 def model_of(wanted: Wanted) -> str:
@@ -30,7 +37,12 @@ def wanted_of(model: str) -> Wanted:
     return name, version or None
 
 
-def written_report(sights: Sequence[Sight], waiting: Mapping[Wanted, int]) -> dict[str, Any]:
+def written_report(
+    sights: Sequence[Sight],
+    waiting: Mapping[Wanted, int],
+    statistics: Statistics,
+    timings: Mapping[tuple[str, Wanted], Timings],
+) -> dict[str, Any]:
     """Return what a worker saw, as a message."""
     seen = [
         {
@@ -46,7 +58,17 @@ def written_report(sights: Sequence[Sight], waiting: Mapping[Wanted, int]) -> di
         for sight in sights
         for wanted, (out, observed) in sight.models.items()
     ]
-    return {"seen": seen, "lost": {sight.url: sight.lost for sight in sights}}
+    return {
+        "seen": seen,
+        "lost": {sight.url: sight.lost for sight in sights},
+        "totals": [
+            [*served, *(getattr(tally, name) for name in TOTALS)] for served, tally in statistics
+        ],
+        "timings": [
+            [server, model_of(wanted), *(getattr(t, name) for name in TIMINGS)]
+            for (server, wanted), t in timings.items()
+        ],
+    }
 
 
 def read_seen(seen: Sequence[Mapping[str, Any]]) -> dict[Served, Seen]:

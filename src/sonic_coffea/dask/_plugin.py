@@ -38,6 +38,8 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         self._worker: Any = None
         self._idle = True
         self._joined = False
+        self._asks = False
+        self._timings: dict[Any, Any] = {}
 
     def setup(self, worker: Worker) -> None:
         """Open the pool; nothing is contacted yet."""
@@ -85,15 +87,30 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         """Say what was seen since the last time; nothing, if it is nothing again."""
         if self._pool is None or self._pool.closed:
             return
-        report = written_report(*self._pool.observe())
+        pool = self._pool
+        report = written_report(*pool.observe(), pool.statistics, self._timings)
+        self._timings = {}
+        if self._asks:
+            self._worker.loop.run_in_executor(None, self._ask_timings, pool)
         idle = not any(one["out"] or one["waiting"] or one["rows"] for one in report["seen"])
         if not (idle and self._idle):
             self._worker.batched_send({"op": REPORT, **report})
         self._idle = idle
 
-    def _allow(
-        self, shares: list[list[Any]], lost: list[str], lasts_s: float, every_s: float
+    def _ask_timings(self, pool: Pool) -> None:
+        """Ask the servers for their own statistics, to be told with the next report."""
+        self._timings = pool.timings()
+
+    def _allow(  # what the scheduler's message holds
+        self,
+        shares: list[list[Any]],
+        lost: list[str],
+        lasts_s: float,
+        every_s: float,
+        *,
+        asks: bool,
     ) -> None:
+        self._asks = asks
         if self._pool is None or self._pool.closed:
             return
         self._pool.allow(read_shares(shares, lasts_s, time.monotonic()), lost, lasts_s)

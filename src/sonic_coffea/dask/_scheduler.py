@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from distributed import Scheduler, SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
+from sonic_coffea.dask._dashboard import add_page
+from sonic_coffea.dask._history import History
 from sonic_coffea.dask._messages import FINAL, JOIN, REPORT, SHARES, read_seen, written_shares
 from sonic_coffea.shares import Shares
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 logger = logging.getLogger(__name__)
+
+TOPIC = "sonic-coffea"
+"""Of the events that are logged."""
 
 # So many workers may connect to the servers in a second.
 _CONNECT_RATE = 200
@@ -33,6 +38,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.shares = Shares()
+        self.history = History()
         self._scheduler: Any = None
 
     async def start(self, scheduler: Scheduler) -> None:
@@ -44,6 +50,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         callback = PeriodicCallback(self.round, self.shares.every_s * 1000)
         scheduler.periodic_callbacks[self.name] = callback
         callback.start()
+        add_page(scheduler, self)
 
     async def close(self) -> None:
         """End with the scheduler."""
@@ -63,10 +70,28 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         """Forget a worker."""
         del scheduler, kwargs
         self.shares.leave(worker)
+        self.history.leave(worker)
 
-    def report(self, worker: str, seen: Sequence[Any], lost: Mapping[str, bool]) -> None:
+    def report(
+        self,
+        worker: str,
+        seen: Sequence[Any],
+        lost: Mapping[str, bool],
+        totals: Sequence[Any],
+        timings: Sequence[Any],
+    ) -> None:
         """Take what a worker saw."""
-        self.shares.report(worker, read_seen(seen), lost, time.monotonic())
+        now = time.monotonic()
+        self._tell_of_losses(worker, lost)
+        self.shares.report(worker, read_seen(seen), lost, now)
+        self.history.add(worker, totals, timings, lost, now)
+
+    def _tell_of_losses(self, worker: str, lost: Mapping[str, bool]) -> None:
+        """Log what changed as an event, for `Client.get_events` and whoever listens."""
+        for server, is_lost in lost.items():
+            if is_lost != self.history.is_lost(worker, server):
+                event = {"action": "lost" if is_lost else "back", "server": server}
+                self._scheduler.log_event(TOPIC, {**event, "worker": worker})
 
     def final(self, worker: str, key: Any) -> None:
         """Have a task that failed for good not be tried again: the pool has done what can be."""
@@ -77,8 +102,11 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
 
     def round(self) -> None:
         """End a round: tell the workers what they may have."""
-        shares = self.shares.hand_out(time.monotonic())
+        now = time.monotonic()
+        shares = self.shares.hand_out(now)
         lost = self.shares.lost_servers()
+        self.history.round(now)
+        asks = next((name for name, allowed in shares.items() if allowed), None)
         for worker, allowed in shares.items():
             spared = [server for server, scouts in lost.items() if worker not in scouts]
             if worker in self._scheduler.workers and (allowed or lost):
@@ -88,6 +116,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
                     "lost": spared,
                     "lasts_s": self.shares.lasts_s,
                     "every_s": self.shares.every_s,
+                    "asks": worker == asks,
                 }
                 self._scheduler.worker_send(worker, message)
         self._scheduler.periodic_callbacks[self.name].callback_time = self.shares.every_s * 1000

@@ -122,6 +122,11 @@ class Endpoint:
         """Requests that are out."""
         return len(self.attempts)
 
+    @property
+    def models(self) -> list[Wanted]:
+        """The models that it is known to have."""
+        return list(self._compared)
+
     def limit(self, wanted: Wanted) -> Limit:
         """Return the limit of a model."""
         if wanted not in self._limits:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._endpoint import Observed
     from sonic_coffea.pool._limits import Share
     from sonic_coffea.pool._settings import Settings
+    from sonic_coffea.transport import Timings
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +154,18 @@ class Fleet:
                 for e in self.endpoints
                 if not e.leaving
             ]
+
+    def timings(self) -> dict[tuple[str, Wanted], Timings]:
+        """Ask the servers, those that can say, for their own account of the models in use."""
+        with self._lock:
+            asked = [(e, wanted) for e in self.endpoints for wanted in e.models]
+        found = {}
+        for endpoint, wanted in asked:
+            try:
+                found[endpoint.url, wanted] = endpoint.connections[0].timings(*wanted)
+            except SonicError as error:
+                logger.debug("no statistics: %s", error)
+        return found
 
     def allow(
         self,

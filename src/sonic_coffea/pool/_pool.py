@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sonic_coffea.contract import Contract
     from sonic_coffea.pool._limits import Share
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Answer, Connection
+    from sonic_coffea.transport import Answer, Connection, Timings
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,10 @@ class Pool:
         with self._lock:
             waiting = {wanted: len(queue) for wanted, queue in self._queues.items()}
             return self._fleet.observe(), waiting
+
+    def timings(self) -> dict[tuple[str, Wanted], Timings]:
+        """Return the servers' own account of the models in use, by server and model."""
+        return self._fleet.timings()
 
     def allow(
         self,
