@@ -129,7 +129,8 @@ def _job(
     if beside:
         config = _joined(root / name, number, config, options)
     if options.versions is not None or not beside:
-        config["version_policy"] = _config.version_policy(options.versions or "all")
+        versions = "all" if options.versions is None else options.versions
+        config["version_policy"] = _config.version_policy(versions)
     if made.file:
         # With the configuration the hash reaches clients, which can then say what made a score.
         digest = {"string_value": _manifest.checksum(made.source)}
