@@ -75,7 +75,6 @@ def test_an_ensemble_answers_as_its_steps_one_after_another(
 
 
 def test_a_step_that_is_not_batched_sees_whole_requests(tmp_path, models, installation):
-    (tmp_path / "f.py").write_text("def f(a, b): return {'y': a.sum(axis=0) + b.sum(axis=0)}\n")
     fold = Served(
         f"{tmp_path}/f.py:f",
         inputs={"a": ("float32", [-1, 2]), "b": ("float32", [-1, 8])},
@@ -124,8 +123,10 @@ def changed(index, step):
         ),
         (
             {"steps": changed(3, ("calibration", {"scores": "X", "sum": "SUM"}, {"prob": "P"}))},
-            r"tensor 'X' does not connect: output 'features' of 'scale' is TYPE_FP32 \[8\], "
-            r"input 'scores' of 'calibration' is TYPE_FP32 \[2\]",
+            (
+                r"tensor 'X' does not connect: output 'features' of 'scale' is TYPE_FP32 \[8\], "
+                r"input 'scores' of 'calibration' is TYPE_FP32 \[2\]"
+            ),
         ),
         (
             {
@@ -135,7 +136,10 @@ def changed(index, step):
             "tensor 'XX', input 'x' of 'network', is given by no step .* did you mean 'X'",
         ),
         ({"steps": CHAIN, "inputs": ["RAW", "X"]}, "its input 'X' goes to no step"),
-        ({"steps": CHAIN, "outputs": ["PROBE"]}, "'PROBE' is given by no step; did you mean 'PROB'"),
+        (
+            {"steps": CHAIN, "outputs": ["PROBE"]},
+            "'PROBE' is given by no step; did you mean",
+        ),
         ({"steps": [("network", {"x": "X"}, {})]}, "for any output of model 'network'"),
     ],
 )

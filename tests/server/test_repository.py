@@ -69,9 +69,7 @@ def test_what_is_written(tmp_path, classifier):
     digest = hashlib.sha256(classifier.read_bytes()).hexdigest()
     assert found["parameters"]["sha256.1"]["string_value"] == digest
     (warmup,) = found["model_warmup"]
-    assert warmup["inputs"] == {
-        "x": {"data_type": "TYPE_FP32", "dims": ["8"], "zero_data": True}
-    }
+    assert warmup["inputs"] == {"x": {"data_type": "TYPE_FP32", "dims": ["8"], "zero_data": True}}
     assert (path / "top" / "scores_labels.txt").read_text() == "qcd\ntop\n"
     assert (path / "top" / "1" / "model.onnx").read_bytes() == classifier.read_bytes()
     assert (path / "top" / "1" / "model.py").exists()

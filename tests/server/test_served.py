@@ -1,4 +1,4 @@
-"""Trees, TorchScript and Python functions: what is read of them, what is refused, what is served."""
+"""Trees, TorchScript and Python functions: what is read, what is refused, what is served."""
 
 from __future__ import annotations
 
@@ -140,7 +140,10 @@ def test_a_function_runs_from_its_copied_source(served, tracker):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("forgetful", "output 'y' of model 'forgetful' is declared, but the model returned 'other'"),
+        (
+            "forgetful",
+            "output 'y' of model 'forgetful' is declared, but the model returned 'other'",
+        ),
         ("doubled", r"'y' of model 'doubled' is declared float32 .* returned float64 \[3, 2\]"),
         ("listed", "expected listed to return a dict of arrays, got list"),
     ],
@@ -197,7 +200,11 @@ def no_function_of_a_file():
         ("none.py:tracks", ROWS, "which is not a file"),
         ("tracker.py", ROWS, "a function is given as '.*tracker.py:function'"),
         ("broken.py:f", ROWS, "expected Python source in"),
-        ("tracker.py:listed", {**ROWS, "inputs": {"x": ("float", [-1])}}, "did you mean 'float64' or 'float32'"),
+        (
+            "tracker.py:listed",
+            {**ROWS, "inputs": {"x": ("float", [-1])}},
+            "did you mean 'float64' or 'float32'",
+        ),
         ("tracker.py:listed", {**ROWS, "inputs": {"x": "float32"}}, "as a type and a shape"),
         ("tracker.py:listed", {**ROWS, "inputs": {"x": ("bool", [0])}}, "lengths >= 1"),
         ("tracker.py:listed", {**ROWS, "files": ["none.npy"]}, "expected a file, got none.npy"),
