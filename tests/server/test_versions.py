@@ -16,7 +16,7 @@ from sonic_coffea.errors import ConfigError
 from sonic_coffea.server import LocalServer, build_repository, read_repository
 from sonic_coffea.transport import read_model_config
 
-from .support import wait_until
+from .support import infer, wait_until
 
 
 def times(path, factor, *, features=2):
@@ -73,6 +73,21 @@ def test_added_to_a_running_server_while_rows_are_scored(tmp_path, installation)
         assert model(version=2)(jets).a.tolist() == (jets.a * 2).tolist()
         states = {(m.version, m.state) for m in server.metadata.models}
         assert states == {("1", "READY"), ("2", "READY")}
+
+
+def test_added_by_an_explicit_load(tmp_path, installation):
+    from tritonclient.grpc import InferenceServerClient
+
+    repository = build_repository(tmp_path / "r", {"m": times(tmp_path / "a.onnx", 1.0)})
+    x = np.ones((1, 2), "f4")
+    with LocalServer(repository, installation=installation, threads=1, models=["m"]) as server:
+        build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, add_version=True)
+        assert infer(server, "m", x=x)["y"].max() == 1
+        client = InferenceServerClient(server.url.removeprefix("grpc://"))
+        client.load_model("m", headers=server.headers)
+        client.close()
+        got = [infer(server, "m", version, x=x)["y"].max() for version in ("", "1", "2")]
+    assert got == [2, 1, 2]
 
 
 def test_a_version_leaves_the_others_as_they_are(tmp_path):

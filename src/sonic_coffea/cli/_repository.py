@@ -84,7 +84,7 @@ def build(
             version=version,
             add_version=add_version,
             max_batch_size=max_batch_size,
-            platform=platform,  # type: ignore[arg-type]  checked there
+            platform=platform,  # type: ignore[arg-type]
             labels={name: text.split(",") for name, text in _pairs(labels, "NAME=A,B").items()},
             metadata=_pairs(metadata, "KEY=VALUE"),
             record_user=user,
