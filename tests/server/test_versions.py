@@ -126,6 +126,19 @@ def test_a_version_leaves_the_others_as_they_are(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["r"]
 
 
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "expected a model configuration in"), ("nam: 1", "no field named")]
+)
+def test_a_model_that_is_there_without_a_configuration(tmp_path, text, message):
+    (tmp_path / "r" / "m" / "1").mkdir(parents=True)
+    if text is not None:
+        (tmp_path / "r" / "m" / "config.pbtxt").write_text(text)
+    file = times(tmp_path / "a.onnx", 1)
+    with pytest.raises(ConfigError, match=message):
+        build_repository(tmp_path / "r", {"m": file}, add_version=True)
+    build_repository(tmp_path / "r", {"n": file})
+
+
 @pytest.mark.parametrize("versions", [[], [0], "newest", ["1"]])
 def test_versions_that_cannot_be(tmp_path, versions):
     file = times(tmp_path / "a.onnx", 1)

@@ -166,7 +166,7 @@ def _joined(folder: Path, number: int, new: Config, options: Options) -> Config:
             f"labels are those of all versions of model {folder.name!r}, which is there already; "
             "overwrite=True without a version writes it anew"
         )
-    old = read_model_config((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    old = _config_file(folder)
     differing = [
         f"{what} is {ours}, there it is {theirs}"
         for what, ours, theirs in _compared(new, old)
@@ -229,10 +229,20 @@ def _configs(root: Path) -> dict[str, Config]:
     found = {}
     for file in root.glob(f"*/{CONFIG_FILE}"):
         try:
-            found[file.parent.name] = read_model_config(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, ConfigError) as error:
-            logger.info("no model can be made of %s: %s", file, error)
+            found[file.parent.name] = _config_file(file.parent)
+        except ConfigError as error:
+            logger.info("no ensemble can use %s: %s", file.parent.name, error)
     return found
+
+
+def _config_file(folder: Path) -> Config:
+    path = folder / CONFIG_FILE
+    try:
+        return read_model_config(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"expected a model configuration in {path}: {error}") from None
+    except ConfigError as error:
+        raise error.within(str(path)) from None
 
 
 def _latest(folder: Path) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,8 @@ from sonic_coffea.server import _function, _onnx_file, _tree_file
 from sonic_coffea.server._tensors import Interface, declared
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sonic_coffea.server._served import Served
 
 __all__ = ["PLATFORMS", "Plan", "plan"]
@@ -76,9 +77,9 @@ def _plan(name: str, served: Served) -> Plan:
     source = served.source
     if isinstance(source, str) and source.rpartition(":")[0].endswith(".py"):
         return _plan_function(name, served, *_function.locate(source))
-    if isinstance(source, Callable):  # type: ignore[arg-type]
-        return _plan_function(name, served, *_function.locate(source))  # type: ignore[arg-type]
-    path = Path(source)  # type: ignore[arg-type]
+    if callable(source):
+        return _plan_function(name, served, *_function.locate(source))
+    path = Path(source)
     kind = _KINDS.get(path.suffix.lower())
     if kind is None:
         advice = f"; a function is given as '{path}:function'" if path.suffix == ".py" else ""

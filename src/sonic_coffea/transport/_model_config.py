@@ -26,7 +26,7 @@ def read_model_config(text: str) -> dict[str, Any]:
     try:
         config = text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
-        raise ConfigError(f"expected a model configuration, got one that ends at {error}") from None
+        raise ConfigError(f"expected the text of a model configuration: {error}") from None
     found: dict[str, Any] = json_format.MessageToDict(config, preserving_proto_field_name=True)
     return found
 
