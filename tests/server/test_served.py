@@ -231,6 +231,7 @@ def test_what_cannot_be_served(tmp_path, tracker, extended, source, options, mes
     with pytest.raises(ConfigError, match=message) as caught:
         build_repository(tmp_path / "r", {"m": Served(wanted, **options)})
     assert len(str(caught.value).splitlines()) == 1
+    assert "[bt]" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

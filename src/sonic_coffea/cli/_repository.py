@@ -159,7 +159,8 @@ def _print(entries: Sequence[ModelVersion], *, as_json: bool) -> None:
 
 
 def _tensors(tensors: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(
-        f"{t['name']} {t['dtype']} \\[{', '.join('N' if n < 0 else str(n) for n in t['shape'])}]"
-        for t in tensors
-    )
+    return "\n".join(f"{t['name']} {t['dtype']} \\[{_shape(t['shape'])}]" for t in tensors)
+
+
+def _shape(lengths: Sequence[int]) -> str:
+    return ", ".join(str(n) if n >= 0 else "?" if i else "N" for i, n in enumerate(lengths))

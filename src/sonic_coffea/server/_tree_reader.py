@@ -7,6 +7,7 @@ its own, because these packages end it on some broken files.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -29,6 +30,12 @@ def _lightgbm(path: str) -> tuple[list[str] | None, int, Any]:
     return booster.feature_name(), features, booster.predict(np.zeros((1, features), "f4"))
 
 
+def _said(error: Exception) -> str:
+    """Return in one line what a package said, without where in its own sources it was."""
+    text = str(error).partition("Stack trace:")[0]
+    return " ".join(re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", text.strip()).split()) or repr(error)
+
+
 def main(kind: str, path: str) -> None:
     """Print what `path` says."""
     reader = {"xgboost": _xgboost, "lightgbm": _lightgbm}[kind]
@@ -37,7 +44,7 @@ def main(kind: str, path: str) -> None:
     except ImportError:
         raise
     except Exception as error:  # noqa: BLE001  each package has its own class
-        print(json.dumps({"error": (str(error).strip() or repr(error)).splitlines()[-1]}))  # noqa: T201
+        print(json.dumps({"error": _said(error)}))  # noqa: T201
         return
     scores = np.asarray(scores)
     about = {
