@@ -226,7 +226,7 @@ def test_settings_in_the_reference_are_the_defaults() -> None:
 def modules() -> list[str]:
     found = pkgutil.walk_packages(sonic.__path__, "sonic_coffea.")
     # The template of the server's model runs in the server only; __main__ runs the commands.
-    return [m.name for m in found if not m.name.endswith(("__main__", "_onnx_backend"))]
+    return [m.name for m in found if not m.name.endswith(("__main__", "_python_backend"))]
 
 
 @pytest.mark.parametrize("module", modules())

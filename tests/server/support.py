@@ -39,3 +39,20 @@ def listening(process: psutil.Process) -> set[tuple[str, int]]:
         for connection in process.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     }
+
+
+def infer(server, model: str, version: str = "", **inputs):
+    """Send arrays to a model as they are and return its outputs by name."""
+    import tritonclient.grpc as grpc_client
+    from tritonclient.utils import np_to_triton_dtype
+
+    tensors = []
+    for name, array in inputs.items():
+        tensor = grpc_client.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensors.append(tensor.set_data_from_numpy(array))
+    client = grpc_client.InferenceServerClient(server.url.removeprefix("grpc://"))
+    try:
+        answer = client.infer(model, tensors, model_version=version, headers=server.headers)
+        return {t.name: answer.as_numpy(t.name) for t in answer.get_response().outputs}
+    finally:
+        client.close()

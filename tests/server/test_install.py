@@ -179,3 +179,29 @@ def test_no_shared_library(monkeypatch):
     monkeypatch.setattr(_interpreters, "_library", lambda *_: None)
     with pytest.raises(ServerStartError, match="needs libpython"):
         _interpreters.choose([own])
+
+
+def test_packages_for_models_are_added_once(root, fake_pip, monkeypatch):
+    commands = []
+    known = install._run
+    monkeypatch.setattr(
+        install,
+        "_run",
+        lambda command, purpose: (
+            commands.append(command) or ""
+            if purpose.startswith("adding")
+            else known(command, purpose)
+        ),
+    )
+    assert install.ensure().extras == ()
+    assert install.ensure(extras=["xgboost"]).extras == ("xgboost",)
+    made = install.ensure(extras=["xgboost", "scikit-learn>=1.5"])
+    assert made.extras == ("xgboost", "scikit-learn>=1.5")
+    assert install.ensure() == install.find() == made
+    assert fake_pip.count("installing it") == 1
+    first, second = commands
+    # Neither may bring another numpy, nor compile.
+    assert {"--no-deps", "--only-binary=:all:", "xgboost-cpu==3.2.0"} <= set(first)
+    assert second[-2:] == ["scikit-learn>=1.5", "numpy==1.26.4"]
+    with pytest.raises(ServerStartError, match="expected the name of a package"):
+        install.ensure(extras=["--index-url=x"])

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.server import LocalServer, build_repository
+from sonic_coffea.transport import read_model_config
 
 grpc_client = pytest.importorskip("tritonclient.grpc")
 
@@ -34,7 +35,11 @@ def identity(path, shape, dtype=TensorProto.FLOAT):
 
 
 def config(path, model="m"):
-    return " ".join((path / model / "config.pbtxt").read_text().split())
+    return read_model_config((path / model / "config.pbtxt").read_text())
+
+
+def dims(tensor):
+    return [int(n) for n in tensor["dims"]]
 
 
 def test_what_is_written(tmp_path, classifier):
@@ -46,14 +51,25 @@ def test_what_is_written(tmp_path, classifier):
         threads=3,
         labels={"top": {"scores": ["qcd", "top"]}},
     )
-    text = config(path, "top")
-    assert 'backend: "python" max_batch_size: 32' in text
-    assert 'input { name: "x" data_type: TYPE_FP32 dims: [ 8 ] }' in text
-    assert 'name: "scores" data_type: TYPE_FP32 dims: [ 2 ]' in text
-    assert "dynamic_batching { }" in text
-    assert "instance_group { count: 2 kind: KIND_CPU }" in text
-    assert 'key: "intra_op_threads" value { string_value: "3" }' in text
-    assert hashlib.sha256(classifier.read_bytes()).hexdigest() in text
+    found = config(path, "top")
+    assert (found["backend"], found["max_batch_size"]) == ("python", 32)
+    assert found["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": ["8"]}]
+    assert found["output"] == [
+        {
+            "name": "scores",
+            "data_type": "TYPE_FP32",
+            "dims": ["2"],
+            "label_filename": "scores_labels.txt",
+        }
+    ]
+    assert found["dynamic_batching"] == {}
+    assert found["instance_group"] == [{"count": 2, "kind": "KIND_CPU"}]
+    assert found["version_policy"] == {"all": {}}
+    assert found["parameters"]["intra_op_threads"]["string_value"] == "3"
+    digest = hashlib.sha256(classifier.read_bytes()).hexdigest()
+    assert found["parameters"]["sha256.1"]["string_value"] == digest
+    (warmup,) = found["model_warmup"]
+    assert warmup["inputs"] == {"x": {"data_type": "TYPE_FP32", "dims": ["8"], "zero_data": True}}
     assert (path / "top" / "scores_labels.txt").read_text() == "qcd\ntop\n"
     assert (path / "top" / "1" / "model.onnx").read_bytes() == classifier.read_bytes()
     assert (path / "top" / "1" / "model.py").exists()
@@ -62,10 +78,10 @@ def test_what_is_written(tmp_path, classifier):
 
 def test_for_the_native_backend(tmp_path, classifier):
     path = build_repository(tmp_path / "r", {"m": classifier}, platform="onnxruntime", threads=2)
-    text = config(path)
-    assert 'backend: "onnxruntime"' in text
-    assert "KIND_CPU" not in text
-    assert 'key: "intra_op_thread_count"' in text
+    found = config(path)
+    assert found["backend"] == "onnxruntime"
+    assert found["instance_group"] == [{"count": 1}]
+    assert found["parameters"]["intra_op_thread_count"]["string_value"] == "2"
     assert not (path / "m" / "1" / "model.py").exists()
 
 
@@ -74,36 +90,40 @@ def test_for_the_native_backend(tmp_path, classifier):
     [
         (False, None),
         (None, None),
-        ({}, "dynamic_batching { }"),
+        ({}, {}),
         (
             {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": 100},
-            "preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 }",
+            {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": "100"},
         ),
-        ({"preserve_ordering": True}, "preserve_ordering: true"),
+        ({"preserve_ordering": True}, {"preserve_ordering": True}),
     ],
 )
 def test_dynamic_batching(tmp_path, classifier, option, expected):
-    text = config(build_repository(tmp_path / "r", {"m": classifier}, dynamic_batching=option))
-    assert ("dynamic_batching" not in text) if expected is None else (expected in text)
+    found = config(build_repository(tmp_path / "r", {"m": classifier}, dynamic_batching=option))
+    assert found.get("dynamic_batching") == expected
 
 
 @pytest.mark.parametrize(
-    ("shape", "batch", "dims"),
+    ("shape", "batch", "sent"),
     [
-        (["N", 8], 1024, "dims: [ 8 ]"),
-        (["N", 3, "L"], 1024, "dims: [ 3, -1 ]"),
-        (["N"], 1024, "dims: [ 1 ] reshape { shape: [ ] }"),
-        ([4, 8], 0, "dims: [ 4, 8 ]"),
-        ([4, "L"], 0, "dims: [ 4, -1 ]"),
-        ([], 0, "dims: [ 1 ] reshape { shape: [ ] }"),
+        (["N", 8], 1024, [8]),
+        (["N", 3, "L"], 1024, [3, -1]),
+        (["N"], 1024, [1]),
+        ([4, 8], 0, [4, 8]),
+        ([4, "L"], 0, [4, -1]),
+        ([], 0, [1]),
     ],
 )
-def test_shapes(tmp_path, shape, batch, dims):
+def test_shapes(tmp_path, shape, batch, sent):
     file = identity(tmp_path / "m.onnx", shape)
-    text = config(build_repository(tmp_path / "r", {"m": file}))
-    assert f"max_batch_size: {batch}" in text
-    assert text.count(dims) == 2
-    assert ("dynamic_batching" in text) == (batch > 0)
+    found = config(build_repository(tmp_path / "r", {"m": file}))
+    assert found.get("max_batch_size", 0) == batch
+    for tensor in (*found["input"], *found["output"]):
+        assert dims(tensor) == sent
+        assert ("reshape" in tensor) == (sent == [1])
+    assert ("dynamic_batching" in found) == (batch > 0)
+    # Zeros of any length need not be what a model can run.
+    assert ("model_warmup" in found) == (-1 not in sent)
 
 
 def test_every_shape_and_type_is_served(tmp_path, installation):
@@ -147,7 +167,9 @@ def test_a_request_that_fails_fails_alone(tmp_path, installation):
         [table],
     )
     together = {"preferred_batch_size": [20], "max_queue_delay_microseconds": 5_000_000}
-    repository = build_repository(tmp_path / "r", {"m": file}, dynamic_batching=together)
+    repository = build_repository(
+        tmp_path / "r", {"m": file}, dynamic_batching=together, warmup=False
+    )
     answers: queue.Queue = queue.Queue()
     with LocalServer(repository, installation=installation, threads=1) as server:
         client = grpc_client.InferenceServerClient(server.url.removeprefix("grpc://"))
@@ -179,9 +201,9 @@ def test_other_models_stay_and_the_same_one_is_not_replaced_unasked(tmp_path, cl
     with pytest.raises(ConfigError, match="already has two; overwrite=True"):
         build_repository(path, {"two": other, "three": other})
     assert sorted(p.name for p in path.iterdir()) == ["one", "two"]
-    assert "dims: [ 8 ]" in config(path, "two")
+    assert dims(config(path, "two")["input"][0]) == [8]
     build_repository(path, {"two": other}, overwrite=True)
-    assert "dims: [ 5 ]" in config(path, "two")
+    assert dims(config(path, "two")["input"][0]) == [5]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other.onnx", "r"]
 
 
@@ -241,7 +263,7 @@ def test_labels_that_do_not_fit(tmp_path, classifier, labels, message):
         ({"max_batch_size": -1}, "max_batch_size to be an integer >= 0, got -1"),
         ({"instances": 0}, "instances to be an integer >= 1"),
         ({"threads": 0}, "threads to be an integer >= 1"),
-        ({"platform": "tensorrt"}, "platform 'python' or 'onnxruntime', got 'tensorrt'"),
+        ({"platform": "tensorrt"}, "'onnxruntime' or 'pytorch', got 'tensorrt'"),
         ({"dynamic_batching": {"prefered_batch_size": [1]}}, "did you mean 'preferred_batch_size'"),
     ],
 )
@@ -272,6 +294,6 @@ def test_graphs_are_not_stacked(tmp_path, names, batch):
         [value(f"x{i}", [n, 2]) for i, n in zip("ab", names, strict=True)],
         [value(f"y{i}", [n, 2]) for i, n in zip("ab", names, strict=True)],
     )
-    text = config(build_repository(tmp_path / "r", {"m": file}))
-    assert f"max_batch_size: {batch} " in text
-    assert f"dims: [ {'2' if batch else '-1, 2'} ]" in text
+    found = config(build_repository(tmp_path / "r", {"m": file}))
+    assert found.get("max_batch_size", 0) == batch
+    assert dims(found["input"][0]) == ([2] if batch else [-1, 2])

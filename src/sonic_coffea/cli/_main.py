@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from sonic_coffea import __version__
+from sonic_coffea.cli._repository import repository_app
 from sonic_coffea.errors import SonicError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 server_app = typer.Typer(no_args_is_help=True, help="The real Triton that local servers run.")
 app.add_typer(server_app, name="server")
+app.add_typer(repository_app, name="repository")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 
@@ -123,17 +125,28 @@ def serve(
 
 
 @server_app.command()
-def install(*, as_json: AsJson = False) -> None:
+def install(
+    *,
+    extras: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with", metavar="PACKAGE", help="Add what models need: xgboost, lightgbm, torch, …"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Install Triton in a place of its own, where it changes no other package."""
     from sonic_coffea.server import ensure
 
     errors = Console(stderr=True)
     with errors.status("installing Triton") as status:
-        installed = ensure(progress=status.update)
+        installed = ensure(progress=status.update, extras=extras or ())
     if as_json:
-        typer.echo(json.dumps({"version": installed.version, "root": str(installed.root)}))
+        about = {"version": installed.version, "root": str(installed.root)}
+        typer.echo(json.dumps({**about, "extras": installed.extras}))
     else:
-        typer.echo(f"Triton {installed.version} is in {installed.root}")
+        added = f" with {', '.join(installed.extras)}" if installed.extras else ""
+        typer.echo(f"Triton {installed.version}{added} is in {installed.root}")
 
 
 def _shown(path: Path) -> str:

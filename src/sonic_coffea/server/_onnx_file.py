@@ -6,11 +6,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
+from sonic_coffea.server._tensors import Interface, TensorInfo
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["OnnxFile", "TensorInfo", "read"]
+__all__ = ["OnnxFile", "read"]
 
 # onnx.TensorProto.DataType by number, which the format guarantees.
 _TRITON_TYPES = {
@@ -32,35 +33,11 @@ _TRITON_TYPES = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TensorInfo:
-    """Name, Triton data type and shape of a tensor; -1 is an axis of any length.
-
-    ``rows`` is what the file calls the length of the first axis, empty if it has no name for it.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    rows: str = ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxFile:
-    """The inputs and outputs of a model, and the files that hold its weights beside it."""
+    """What a model takes and gives, and the files that hold its weights beside it."""
 
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
+    interface: Interface
     external: tuple[str, ...]
-
-    @property
-    def batched(self) -> bool:
-        """Whether requests can be stacked: the first axis of every tensor is that of the rows.
-
-        It has any length, and inputs call it by one name. Where it has several, as in a graph with
-        nodes and row splits, stacked requests would be other graphs.
-        """
-        free = all(t.shape[:1] == (-1,) for t in (*self.inputs, *self.outputs))
-        return free and len({t.rows for t in self.inputs}) <= 1
 
 
 def read(path: Path) -> OnnxFile:
@@ -92,8 +69,10 @@ def read(path: Path) -> OnnxFile:
     initializers = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in initializers]
     return OnnxFile(
-        inputs=tuple(_tensor(value, "input", path) for value in inputs),
-        outputs=tuple(_tensor(value, "output", path) for value in graph.output),
+        interface=Interface(
+            inputs=tuple(_tensor(value, "input", path) for value in inputs),
+            outputs=tuple(_tensor(value, "output", path) for value in graph.output),
+        ),
         external=_external(graph, onnx.TensorProto.EXTERNAL, path),
     )
 

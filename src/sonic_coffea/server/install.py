@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,12 @@ _WHEEL = "nvidia-pytriton==0.7.0"
 _PYTHONS = ("3.12", "3.11", "3.10")
 _NUMPY = "numpy==1.26.4"
 _GLIBC = (2, 35)
+# What models may need beyond onnxruntime: together with the numpy above, and no more than that.
+_SCIPY = "scipy==1.15.3"
+_EXTRAS = {
+    "xgboost": ("xgboost-cpu==3.2.0", _SCIPY),
+    "lightgbm": ("lightgbm==4.6.0", _SCIPY),
+}
 _NEEDED_BYTES = 600_000_000
 _MARKER = "sonic-coffea.json"
 _ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
@@ -63,6 +69,8 @@ class ServerInstall:
         What has to be on ``LD_LIBRARY_PATH``.
     version : str
         Version of the server.
+    extras : tuple of str
+        Packages that were added for models.
     """
 
     root: Path
@@ -71,6 +79,7 @@ class ServerInstall:
     backend_directory: Path
     library_path: tuple[Path, ...]
     version: str = TRITON_VERSION
+    extras: tuple[str, ...] = ()
 
 
 def install_root() -> Path:
@@ -95,11 +104,11 @@ def find() -> ServerInstall | None:
             install.backend_directory / "python" / "triton_python_backend_stub",
         )
         if marker.get("requirements") == _requirements(tag) and all(p.exists() for p in needed):
-            return install
+            return dataclasses.replace(install, extras=tuple(marker.get("extras", ())))
     return None
 
 
-def ensure(progress: Progress | None = None) -> ServerInstall:
+def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> ServerInstall:
     """Return the server's installation, making it first when there is none.
 
     Safe to call from several processes at once; needs no network once installed.
@@ -108,6 +117,9 @@ def ensure(progress: Progress | None = None) -> ServerInstall:
     ----------
     progress : callable, optional
         Called with a short text at each stage.
+    extras : sequence of str
+        Packages that models need, to be added to the server's environment: ``"xgboost"``,
+        ``"lightgbm"``, or any that pip knows.
 
     Raises
     ------
@@ -115,7 +127,7 @@ def ensure(progress: Progress | None = None) -> ServerInstall:
         If the platform has no such server, or the installation failed: with pip's last lines.
     """
     found = find()
-    if found is not None:
+    if found is not None and set(extras) <= set(found.extras):
         return found
     _check_platform()
     tell = progress if progress is not None else lambda text: logger.info("%s", text)
@@ -124,10 +136,12 @@ def ensure(progress: Progress | None = None) -> ServerInstall:
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root / ".lock", tell):
             found = find()
-            if found is not None:
-                return found
-            _check_space(root)
-            return _install(_interpreters.choose(_PYTHONS), tell)
+            if found is None:
+                _check_space(root)
+                found = _install(_interpreters.choose(_PYTHONS), tell)
+            for extra in extras:
+                found = _add(found, extra, tell)
+            return found
     except OSError as error:
         raise ServerStartError(
             f"cannot install the server in {root}: {error}; "
@@ -160,11 +174,34 @@ def _install(interpreter: Interpreter, tell: Progress) -> ServerInstall:
         "onnxruntime": onnxruntime,
         "requirements": _requirements(interpreter.tag),
     }
+    _mark(root, marker)
+    logger.info("installed Triton in %s in %.1f s", root, time.monotonic() - started)
+    return install
+
+
+def _add(install: ServerInstall, extra: str, tell: Progress) -> ServerInstall:
+    """Add a package to the server's environment, which keeps its numpy."""
+    if extra in install.extras:
+        return install
+    if extra.startswith("-"):
+        raise ServerStartError(f"expected the name of a package to install, got {extra!r}")
+    tell(f"installing {extra}")
+    arguments = ["install", "--only-binary=:all:"]
+    if extra in _EXTRAS:
+        arguments += ["--no-deps", *_EXTRAS[extra]]
+    else:
+        arguments += [extra, _NUMPY]
+    _run([*_installer(install.python), *arguments], f"adding {extra}")
+    marker = json.loads((install.root / _MARKER).read_text(encoding="utf-8"))
+    made = dataclasses.replace(install, extras=(*install.extras, extra))
+    _mark(install.root, {**marker, "extras": made.extras})
+    return made
+
+
+def _mark(root: Path, marker: Mapping[str, object]) -> None:
     temporary = root / f"{_MARKER}.tmp"
     temporary.write_text(json.dumps(marker, indent=2), encoding="utf-8")
     temporary.replace(root / _MARKER)
-    logger.info("installed Triton in %s in %.1f s", root, time.monotonic() - started)
-    return install
 
 
 def _layout(tag: str) -> ServerInstall:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sonic_coffea.transport._address import Address
+from sonic_coffea.transport._model_config import read_model_config, write_model_config
 from sonic_coffea.transport._protocol import (
     Answer,
     Connection,
@@ -28,6 +29,8 @@ __all__ = [
     "ServerInfo",
     "Timings",
     "connect_transport",
+    "read_model_config",
+    "write_model_config",
 ]
 
 

@@ -1,0 +1,166 @@
+"""``sonic-coffea repository``: build model repositories, and see what is in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sonic_coffea.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from sonic_coffea.server import ModelVersion
+
+__all__ = ["repository_app"]
+
+repository_app = typer.Typer(no_args_is_help=True, help="Model repositories for Triton.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
+Root = Annotated[Path, typer.Argument(metavar="PATH", help="The model repository.")]
+
+
+@repository_app.command()
+def build(
+    path: Root,
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=FILE...",
+            help="Models: ONNX (.onnx), TorchScript (.pt), XGBoost (.json, .ubj), LightGBM (.txt), "
+            "or FILE.py:FUNCTION.",
+        ),
+    ],
+    *,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="Write this version; others of the model stay.")
+    ] = None,
+    add_version: Annotated[
+        bool, typer.Option("--add-version", help="Write the version after the latest.")
+    ] = False,
+    max_batch_size: Annotated[
+        int, typer.Option(min=0, help="Most rows that run together; 0: no batching.")
+    ] = 1024,
+    platform: Annotated[
+        str, typer.Option(help="python, or, in NVIDIA's container, onnxruntime or pytorch.")
+    ] = "python",
+    labels: Annotated[
+        list[str] | None,
+        typer.Option("--labels", metavar="NAME=A,B", help="Labels of a model's one output."),
+    ] = None,
+    declare: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="JSON",
+            help="What cannot be read from a file, as "
+            '{"NAME": {"inputs": {"x": ["float32", [-1, 8]]}, "outputs": ..., "files": [...]}}.',
+        ),
+    ] = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the manifest.")
+    ] = None,
+    user: Annotated[
+        bool, typer.Option("--user/--no-user", help="Whether the manifest names you.")
+    ] = True,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace models, or versions, of the same name.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write models into a repository, which is made if need be."""
+    from sonic_coffea.server import Served, build_repository, read_repository
+
+    sources = _pairs(models, "NAME=FILE")
+    declared = {} if declare is None else _declarations(declare, sources)
+    try:
+        build_repository(
+            path,
+            {name: Served(source, **declared.get(name, {})) for name, source in sources.items()},
+            version=version,
+            add_version=add_version,
+            max_batch_size=max_batch_size,
+            platform=platform,  # type: ignore[arg-type]
+            labels={name: text.split(",") for name, text in _pairs(labels, "NAME=A,B").items()},
+            metadata=_pairs(metadata, "KEY=VALUE"),
+            record_user=user,
+            overwrite=overwrite,
+        )
+    except ImportError as error:
+        raise ConfigError(str(error)) from None
+    _print([entry for entry in read_repository(path) if entry.model in sources], as_json=as_json)
+
+
+@repository_app.command()
+def show(path: Root, *, as_json: AsJson = False) -> None:
+    """List models, versions and tensors, and verify that files are as they were built."""
+    from sonic_coffea.server import read_repository
+
+    entries = read_repository(path)
+    _print(entries, as_json=as_json)
+    changes = [change for entry in entries for change in entry.changes]
+    if changes:
+        typer.echo(f"error: {'; '.join(changes)} since it was built", err=True)
+        raise typer.Exit(1)
+
+
+def _pairs(texts: Sequence[str] | None, form: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise typer.BadParameter(f"expected {form}, got {text!r}")
+        if name in found:
+            raise typer.BadParameter(f"{name!r} is given twice")
+        found[name] = value
+    return found
+
+
+def _declarations(path: Path, models: Iterable[str]) -> dict[str, dict[str, Any]]:
+    known = {"inputs", "outputs", "files", "max_batch_size", "platform", "warmup"}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        unknown = set(content) - set(models) | {k for v in content.values() for k in set(v) - known}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"expected declarations as JSON in {path}: {error}") from None
+    if unknown:
+        raise ConfigError(
+            f"expected models of this build with {', '.join(sorted(known))} in {path}, "
+            f"got {', '.join(map(repr, sorted(unknown)))}"
+        )
+    return dict(content)
+
+
+def _print(entries: Sequence[ModelVersion], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([entry.to_dict() for entry in entries]))
+        return
+    table = Table("model", "version", "kind", "inputs", "outputs", "built", "files")
+    for entry in entries:
+        about = entry.manifest
+        if about is None:
+            table.add_row(entry.model, str(entry.version), *["?"] * 4, "no manifest")
+            continue
+        table.add_row(
+            entry.model,
+            str(entry.version),
+            about["kind"],
+            _tensors(about["inputs"]),
+            _tensors(about["outputs"]),
+            f"{about['built'][:16].replace('T', ' ')} {about.get('user') or ''}".strip(),
+            f"{len(entry.changes)} changed" if entry.changes else "as built",
+            style="red" if entry.changes else "",
+        )
+    Console().print(table)
+
+
+def _tensors(tensors: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(f"{t['name']} {t['dtype']} \\[{_shape(t['shape'])}]" for t in tensors)
+
+
+def _shape(lengths: Sequence[int]) -> str:
+    return ", ".join(str(n) if n >= 0 else "?" if i else "N" for i, n in enumerate(lengths))

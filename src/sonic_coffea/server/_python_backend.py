@@ -1,0 +1,249 @@
+"""A Triton Python model that runs what is beside it: a network, trees, or a Python function.
+
+Copied into model repositories as ``model.py``; it imports nothing of this package. What there is to
+run is in ``sonic-manifest.json``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found,unused-ignore]
+
+Feed = dict[str, Any]
+Runner = Callable[[Feed, tuple[str, ...]], Feed]
+
+
+class TritonPythonModel:
+    """Stack the requests that Triton has batched, run once, and split the outputs again."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the model; called once by the server."""
+        config = json.loads(args["model_config"])
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self.name = args["model_name"]
+        about = json.loads((folder / "sonic-manifest.json").read_text(encoding="utf-8"))
+        parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
+        threads = parameters.get("intra_op_threads") or os.environ.get("OMP_NUM_THREADS", "0")
+        try:
+            self.run = _RUNNERS[about["kind"]](
+                folder / about["file"], about, int(threads) if threads.isdigit() else 0
+            )
+        except ImportError as error:
+            raise pb_utils.TritonModelException(
+                f"model {self.name!r} needs {error.name}, which the server's environment lacks "
+                f"({error}); a package is added by: sonic-coffea server install --with {error.name}"
+            ) from None
+        self.batched = int(config.get("max_batch_size", 0)) > 0
+        self.inputs = [spec["name"] for spec in about["inputs"]]
+        self.outputs = {spec["name"]: spec for spec in about["outputs"]}
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer every request; one that fails gets an error of its own."""
+        responses: list[Any] = [None] * len(requests)
+        groups: dict[Any, list[tuple[int, Feed]]] = {}
+        for index, request in enumerate(requests):
+            if request.is_cancelled():
+                error = pb_utils.TritonError("cancelled", pb_utils.TritonError.CANCELLED)
+                responses[index] = pb_utils.InferenceResponse(error=error)
+                continue
+            try:
+                feed = self._feed(request)
+            except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the request
+                responses[index] = _failed(error)
+                continue
+            wanted = tuple(sorted(request.requested_output_names()))
+            shapes = tuple(array.shape[1:] for array in feed.values()) if self.batched else index
+            groups.setdefault((wanted, shapes), []).append((index, feed))
+        for (wanted, _), members in groups.items():
+            self._answer(wanted, members, responses)
+        return responses
+
+    def finalize(self) -> None:
+        """Let go of the model; called once by the server."""
+        del self.run
+
+    def _feed(self, request: Any) -> Feed:
+        feed = {}
+        for name in self.inputs:
+            tensor = pb_utils.get_input_tensor_by_name(request, name)
+            if tensor is None:
+                raise ValueError(f"expected an input {name!r}, got none")
+            feed[name] = _readable(tensor.as_numpy())
+        return feed
+
+    def _answer(
+        self, wanted: tuple[str, ...], members: list[tuple[int, Feed]], responses: list[Any]
+    ) -> None:
+        feeds = [feed for _, feed in members]
+        try:
+            if len(members) == 1:
+                outputs = [self._outputs(feeds[0], wanted)]
+            else:
+                outputs = self._run_stacked(feeds, wanted)
+        except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the request
+            if len(members) == 1:
+                responses[members[0][0]] = _failed(error)
+                return
+            # One bad request must not fail those that happened to be batched with it.
+            for member in members:
+                self._answer(wanted, [member], responses)
+            return
+        for (index, _), arrays in zip(members, outputs, strict=True):
+            tensors = [
+                pb_utils.Tensor(n, _sendable(a)) for n, a in zip(wanted, arrays, strict=True)
+            ]
+            responses[index] = pb_utils.InferenceResponse(output_tensors=tensors)
+
+    def _run_stacked(self, feeds: list[Feed], wanted: tuple[str, ...]) -> list[Any]:
+        rows = [len(feed[self.inputs[0]]) for feed in feeds]
+        stacked = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
+        arrays = self._outputs(stacked, wanted)
+        for name, array in zip(wanted, arrays, strict=True):
+            if array.shape[:1] != (sum(rows),):
+                raise ValueError(f"output {name!r} has shape {array.shape} for {sum(rows)} rows")
+        edges = np.cumsum(rows)[:-1]
+        return list(zip(*(np.split(array, edges) for array in arrays), strict=True))
+
+    def _outputs(self, feed: Feed, wanted: tuple[str, ...]) -> list[Any]:
+        found = self.run(feed, wanted)
+        return [self._checked(name, found) for name in wanted]
+
+    def _checked(self, name: str, found: Feed) -> Any:
+        where = f"output {name!r} of model {self.name!r}"
+        if name not in found:
+            given = ", ".join(map(repr, found)) or "nothing"
+            raise ValueError(f"{where} is declared, but the model returned {given}")
+        array, spec = np.asarray(found[name]), self.outputs[name]
+        got = "bytes" if array.dtype.kind in "OSU" else array.dtype.name
+        fits = len(array.shape) == len(spec["shape"]) and all(
+            want in (-1, have) for want, have in zip(spec["shape"], array.shape, strict=True)
+        )
+        if not fits or got != spec["dtype"]:
+            raise ValueError(
+                f"{where} is declared {spec['dtype']} {spec['shape']}, "
+                f"but the model returned {got} {list(array.shape)}"
+            )
+        return array
+
+
+def _onnx(path: Path, about: dict[str, Any], threads: int) -> Runner:
+    import onnxruntime
+
+    del about
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        str(path), sess_options=options, providers=["CPUExecutionProvider"]
+    )
+    return lambda feed, wanted: dict(zip(wanted, session.run(wanted, feed), strict=True))
+
+
+def _torchscript(path: Path, about: dict[str, Any], threads: int) -> Runner:
+    import torch  # type: ignore[import-not-found,unused-ignore]
+
+    if threads:
+        torch.set_num_threads(threads)
+    module = torch.jit.load(str(path), map_location="cpu").eval()
+    names = [spec["name"] for spec in about["outputs"]]
+
+    def run(feed: Feed, wanted: tuple[str, ...]) -> Feed:
+        del wanted
+        with torch.inference_mode():
+            # A copy: the server's memory is read-only, which torch does not know.
+            found = module(*(torch.from_numpy(array.copy()) for array in feed.values()))
+        if not isinstance(found, dict):
+            found = dict(zip(names, found if isinstance(found, tuple | list) else [found]))  # noqa: B905
+        return {name: tensor.numpy() for name, tensor in found.items()}
+
+    return run
+
+
+def _xgboost(path: Path, about: dict[str, Any], threads: int) -> Runner:
+    import xgboost  # type: ignore[import-not-found,unused-ignore]
+
+    booster = xgboost.Booster({"nthread": threads}, model_file=str(path))
+    return _trees(about, booster.inplace_predict)
+
+
+def _lightgbm(path: Path, about: dict[str, Any], threads: int) -> Runner:
+    import lightgbm  # type: ignore[import-not-found,unused-ignore]
+
+    booster = lightgbm.Booster(model_file=str(path))
+    return _trees(about, lambda rows: booster.predict(rows, num_threads=threads))
+
+
+def _trees(about: dict[str, Any], predict: Callable[[Any], Any]) -> Runner:
+    (output,) = about["outputs"]
+
+    def run(feed: Feed, wanted: tuple[str, ...]) -> Feed:
+        del wanted
+        (rows,) = feed.values()
+        scores = np.asarray(predict(rows), output["dtype"])
+        # One number a row comes without an axis for it.
+        return {output["name"]: scores.reshape(len(rows), *output["shape"][1:])}
+
+    return run
+
+
+def _function(path: Path, about: dict[str, Any], threads: int) -> Runner:
+    del threads
+    # What was copied with the file is imported from beside it.
+    sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(f"sonic_served_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"expected Python source, got {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    spec.loader.exec_module(module)
+    function = getattr(module, about["function"])
+
+    def run(feed: Feed, wanted: tuple[str, ...]) -> Feed:
+        del wanted
+        found = function(**feed)
+        if not isinstance(found, dict):
+            raise TypeError(
+                f"expected {about['function']} to return a dict of arrays, "
+                f"got {type(found).__name__}"
+            )
+        return found
+
+    return run
+
+
+_RUNNERS = {
+    "onnx": _onnx,
+    "torchscript": _torchscript,
+    "xgboost": _xgboost,
+    "lightgbm": _lightgbm,
+    "function": _function,
+}
+
+
+def _failed(error: Exception) -> Any:
+    message = f"{type(error).__name__}: {error}"
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message))
+
+
+def _readable(array: Any) -> Any:
+    # Triton brings strings as bytes, of which onnxruntime would take the Python notation.
+    if array.dtype == np.object_:
+        flat = [s.decode() if isinstance(s, bytes) else s for s in array.ravel()]
+        return np.array(flat, dtype=np.object_).reshape(array.shape)
+    return array
+
+
+def _sendable(array: Any) -> Any:
+    # onnxruntime gives strings as Python objects of type str, Triton takes bytes.
+    if array.dtype.kind in "OU":
+        flat = [s.encode() if isinstance(s, str) else s for s in array.ravel()]
+        return np.array(flat, dtype=np.object_).reshape(array.shape)
+    return np.ascontiguousarray(array)

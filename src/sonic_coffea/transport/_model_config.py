@@ -1,0 +1,50 @@
+"""Triton's model configuration as a file: text to mapping and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sonic_coffea.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["read_model_config", "write_model_config"]
+
+
+def read_model_config(text: str) -> dict[str, Any]:
+    """Return what a ``config.pbtxt`` says; 64-bit numbers come as strings, as in protobuf's JSON.
+
+    Raises
+    ------
+    sonic_coffea.errors.ConfigError
+        If it is no such configuration.
+    """
+    from google.protobuf import json_format, text_format
+    from tritonclient.grpc import model_config_pb2
+
+    try:
+        config = text_format.Parse(text, model_config_pb2.ModelConfig())
+    except text_format.ParseError as error:
+        raise ConfigError(f"expected the text of a model configuration: {error}") from None
+    found: dict[str, Any] = json_format.MessageToDict(config, preserving_proto_field_name=True)
+    return found
+
+
+def write_model_config(config: Mapping[str, Any]) -> str:
+    """Return the text of a ``config.pbtxt``.
+
+    Raises
+    ------
+    sonic_coffea.errors.ConfigError
+        If Triton knows no such field, or not such a value.
+    """
+    from google.protobuf import json_format, text_format
+    from tritonclient.grpc import model_config_pb2
+
+    try:
+        message = json_format.ParseDict(dict(config), model_config_pb2.ModelConfig())
+    except json_format.ParseError as error:
+        raise ConfigError(f"the model configuration cannot be written: {error}") from None
+    text: str = text_format.MessageToString(message, use_short_repeated_primitives=True)
+    return text

@@ -1,0 +1,149 @@
+"""Ensembles: one call for several models, and tensors that do not connect."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.server import Ensemble, LocalServer, Served, build_repository
+from sonic_coffea.transport import read_model_config
+
+from .support import infer
+
+STEPS = """
+import numpy as np
+
+def scale(raw):
+    return {"features": (raw / np.float32(10)).astype("float32")}
+
+def calibrate(scores, sum):
+    return {"prob": scores[:, 1] ** 2 * sum}
+
+def total(raw):
+    return {"sum": raw.sum(axis=1)}
+
+def split(x):
+    return {"y": x}
+"""
+CHAIN = [
+    ("scale", {"raw": "RAW"}, {"features": "X"}),
+    ("total", {"raw": "RAW"}, {"sum": "SUM"}),
+    ("network", {"x": "X"}, {"scores": "S"}),
+    ("calibration", {"scores": "S", "sum": "SUM"}, {"prob": "PROB"}),
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, classifier):
+    file = tmp_path_factory.mktemp("steps") / "steps.py"
+    file.write_text(STEPS)
+
+    def step(name, inputs, outputs):
+        return Served(f"{file}:{name}", inputs=inputs, outputs=outputs)
+
+    raw, number = {"raw": ("float32", ["N", 8])}, ("float32", ["N"])
+    return {
+        "scale": step("scale", raw, {"features": ("float32", ["N", 8])}),
+        "total": step("total", raw, {"sum": number}),
+        "network": classifier,
+        "calibration": step(
+            "calibrate", {"scores": ("float32", ["N", 2]), "sum": number}, {"prob": number}
+        ),
+    }
+
+
+def test_an_ensemble_answers_as_its_steps_one_after_another(
+    tmp_path, models, classifier, installation
+):
+    # Declared before what it is made of, part of which is there already.
+    path = build_repository(tmp_path / "r", {k: v for k, v in models.items() if k == "scale"})
+    rest = {k: v for k, v in models.items() if k != "scale"}
+    build_repository(path, {"chain": Ensemble(steps=CHAIN), **rest}, max_batch_size=64)
+    config = read_model_config((path / "chain" / "config.pbtxt").read_text())
+    assert config["max_batch_size"] == 64
+    raw = np.random.default_rng(1).normal(size=(50, 8)).astype("f4")
+    with LocalServer(path, installation=installation, threads=1) as server:
+        answer = infer(server, "chain", RAW=raw)
+    session = onnxruntime.InferenceSession(str(classifier))
+    (scores,) = session.run(["scores"], {"x": raw / np.float32(10)})
+    assert list(answer) == ["PROB"]
+    np.testing.assert_allclose(
+        answer["PROB"].ravel(), scores[:, 1] ** 2 * raw.sum(axis=1), rtol=1e-5
+    )
+
+
+def test_a_step_that_is_not_batched_sees_whole_requests(tmp_path, models, installation):
+    fold = Served(
+        f"{tmp_path}/f.py:f",
+        inputs={"a": ("float32", [-1, 2]), "b": ("float32", [-1, 8])},
+        outputs={"y": ("float32", [8])},
+    )
+    (tmp_path / "f.py").write_text("def f(a, b): return {'y': a.sum() + b.sum(axis=0)}\n")
+    steps = [
+        ("network", {"x": "RAW"}, {"scores": "S"}),
+        ("fold", {"a": "S", "b": "RAW"}, {"y": "Y"}),
+    ]
+    path = build_repository(
+        tmp_path / "r",
+        {"network": models["network"], "fold": fold, "chain": Ensemble(steps=steps)},
+    )
+    raw = np.arange(24, dtype="f4").reshape(3, 8)
+    with LocalServer(path, installation=installation, threads=1) as server:
+        answer = infer(server, "chain", RAW=raw)
+    # The two scores of each row add up to one.
+    np.testing.assert_allclose(answer["Y"], 3 + raw.sum(axis=0), rtol=1e-6)
+
+
+def changed(index, step):
+    return [step if i == index else s for i, s in enumerate(CHAIN)]
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "message"),
+    [
+        ({"steps": []}, "expected at least one step"),
+        ({"steps": [("scale", "RAW")]}, "expected a step of ensemble 'chain' as"),
+        (
+            {"steps": changed(2, ("netwrk", {"x": "X"}, {"scores": "S"}))},
+            "step with model 'netwrk'; did you mean 'network'",
+        ),
+        (
+            {"steps": changed(2, ("network", {"x": "X"}, {"score": "S"}))},
+            "model 'network' has no output 'score'; did you mean 'scores'",
+        ),
+        (
+            {"steps": changed(3, ("calibration", {"scores": "S"}, {"prob": "PROB"}))},
+            "no tensor is named for input 'sum' of model 'calibration'",
+        ),
+        (
+            {"steps": changed(2, ("network", {"x": "X"}, {"scores": "SUM"}))},
+            "tensor 'SUM' is given by output 'sum' of 'total' and by output 'scores' of 'network'",
+        ),
+        (
+            {"steps": changed(3, ("calibration", {"scores": "X", "sum": "SUM"}, {"prob": "P"}))},
+            (
+                r"tensor 'X' does not connect: output 'features' of 'scale' is TYPE_FP32 \[8\], "
+                r"input 'scores' of 'calibration' is TYPE_FP32 \[2\]"
+            ),
+        ),
+        (
+            {
+                "steps": changed(2, ("network", {"x": "XX"}, {"scores": "S"})),
+                "inputs": ["RAW"],
+            },
+            "tensor 'XX', input 'x' of 'network', is given by no step .* did you mean 'X'",
+        ),
+        ({"steps": CHAIN, "inputs": ["RAW", "X"]}, "its input 'X' goes to no step"),
+        (
+            {"steps": CHAIN, "outputs": ["PROBE"]},
+            "'PROBE' is given by no step; did you mean",
+        ),
+        ({"steps": [("network", {"x": "X"}, {})]}, "for any output of model 'network'"),
+    ],
+)
+def test_tensors_that_do_not_connect(tmp_path, models, ensemble, message):
+    with pytest.raises(ConfigError, match=message):
+        build_repository(tmp_path / "r", {**models, "chain": Ensemble(**ensemble)})
+    assert list(tmp_path.iterdir()) == []

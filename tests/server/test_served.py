@@ -1,0 +1,305 @@
+"""Trees, TorchScript and Python functions: what is read, what is refused, what is served."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+from sonic_coffea.errors import ConfigError, ServerStartError
+from sonic_coffea.server import LocalServer, Served, build_repository, ensure
+from sonic_coffea.transport import read_model_config
+
+from .support import infer
+
+# Runs where the packages are, and predicts there as well: the reference.
+TRAIN = """
+import json, numpy as np, sys
+folder, rng = sys.argv[1], np.random.default_rng(3)
+x = rng.normal(size=(400, 3)).astype("float32")
+kind = (x[:, 0] * x[:, 1] > 0).astype(int) + (x[:, 2] > 0.5)
+import lightgbm, xgboost
+pair = xgboost.train({"objective": "binary:logistic", "nthread": 1},
+    xgboost.DMatrix(x, kind > 0, feature_names=["pt", "eta", "phi"]), 5)
+pair.save_model(f"{folder}/pair.json")
+three = xgboost.train({"objective": "multi:softprob", "num_class": 3, "nthread": 1},
+    xgboost.DMatrix(x, kind), 5)
+three.save_model(f"{folder}/three.ubj")
+light = lightgbm.train({"objective": "multiclass", "num_class": 3, "verbose": -1, "num_threads": 1},
+    lightgbm.Dataset(x, kind), 5)
+light.save_model(f"{folder}/light.txt")
+np.savez(f"{folder}/expected.npz", x=x, pair=pair.inplace_predict(x)[:, None],
+    three=three.inplace_predict(x), light=light.predict(x))
+"""
+TRACKER = '''
+import numpy as np
+from pathlib import Path
+from constants import OFFSET
+
+SCALE = np.load(Path(__file__).with_name("scale.npy"))
+
+def tracks(hits, row_splits):
+    """The mean of the hits of each event."""
+    sums = np.add.reduceat(hits, row_splits[:-1].astype(int))
+    means = sums / np.diff(row_splits)[:, None]
+    return {"mean": (means * SCALE + OFFSET).astype("float32")}
+
+def forgetful(x):
+    return {"other": x}
+
+def doubled(x):
+    return {"y": x.astype("float64")}
+
+def listed(x):
+    return [x]
+'''
+ROWS = {"inputs": {"x": ("float32", [-1, 2])}, "outputs": {"y": ("float32", [-1, 2])}}
+GRAPH = {
+    "inputs": {"hits": ("float32", [-1, 2]), "row_splits": ("int64", [-1])},
+    "outputs": {"mean": ("float32", [-1, 2])},
+}
+
+
+@pytest.fixture(scope="module")
+def extended(installation):
+    try:
+        return ensure(extras=("xgboost", "lightgbm"))
+    except ServerStartError as error:
+        if os.environ.get("SONIC_COFFEA_REQUIRE_SERVER"):
+            raise
+        pytest.skip(f"no packages for trees: {error}")
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory, extended):
+    folder = tmp_path_factory.mktemp("trees")
+    subprocess.run([str(extended.python), "-I", "-c", TRAIN, str(folder)], check=True, timeout=100)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tracker(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tracker")
+    (folder / "tracker.py").write_text(TRACKER)
+    (folder / "constants.py").write_text("OFFSET = 1.0\n")
+    np.save(folder / "scale.npy", np.array([2.0, 3.0]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, trees, tracker, extended):
+    file = tracker / "tracker.py"
+    more = [tracker / "constants.py", tracker / "scale.npy"]
+    models = {
+        "pair": trees / "pair.json",
+        "three": trees / "three.ubj",
+        "light": trees / "light.txt",
+        "tracks": Served(f"{file}:tracks", **GRAPH, files=more),
+        **{
+            name: Served(f"{file}:{name}", **ROWS, files=more)
+            for name in ("forgetful", "doubled", "listed")
+        },
+    }
+    # The three that return what they should not would not even load.
+    path = build_repository(tmp_path_factory.mktemp("served") / "r", models, warmup=False)
+    with LocalServer(path, installation=extended, threads=1) as server:
+        yield path, server
+
+
+@pytest.mark.parametrize("name", ["pair", "three", "light"])
+def test_trees_score_as_their_package_does(served, trees, name):
+    expected = np.load(trees / "expected.npz")
+    (scores,) = infer(served[1], name, features=expected["x"]).values()
+    assert scores.dtype == expected[name].dtype
+    np.testing.assert_array_equal(scores, expected[name])
+
+
+def test_names_of_features_are_kept(served):
+    manifest = json.loads((served[0] / "pair" / "1" / "sonic-manifest.json").read_text())
+    assert manifest["features"] == ["pt", "eta", "phi"]
+    assert manifest["inputs"] == [{"name": "features", "dtype": "float32", "shape": [-1, 3]}]
+
+
+def test_a_function_runs_from_its_copied_source(served, tracker):
+    path, server = served
+    config = read_model_config((path / "tracks" / "config.pbtxt").read_text())
+    # Their first axes count different things: they must not be stacked.
+    assert "max_batch_size" not in config
+    assert (path / "tracks" / "1" / "source" / "tracker.py").read_text() == TRACKER
+    hits = np.arange(12, dtype="f4").reshape(6, 2)
+    answer = infer(server, "tracks", hits=hits, row_splits=np.array([0, 4, 6]))
+    expected = [hits[:4].mean(0) * [2, 3] + 1, hits[4:].mean(0) * [2, 3] + 1]
+    np.testing.assert_allclose(answer["mean"], expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "forgetful",
+            "output 'y' of model 'forgetful' is declared, but the model returned 'other'",
+        ),
+        ("doubled", r"'y' of model 'doubled' is declared float32 .* returned float64 \[3, 2\]"),
+        ("listed", "expected listed to return a dict of arrays, got list"),
+    ],
+)
+def test_a_function_that_returns_something_else(served, name, message):
+    from tritonclient.utils import InferenceServerException
+
+    with pytest.raises(InferenceServerException, match=message):
+        infer(served[1], name, x=np.ones((3, 2), "f4"))
+
+
+def test_a_server_without_the_package_says_how_to_add_it(tmp_path, installation):
+    (tmp_path / "f.py").write_text("import package_that_is_missing\ndef f(x): return {'y': x}\n")
+    path = build_repository(tmp_path / "r", {"m": Served(f"{tmp_path}/f.py:f", **ROWS)})
+    with pytest.raises(ServerStartError) as caught:
+        LocalServer(path, installation=installation).start()
+    assert "model 'm' needs package_that_is_missing" in str(caught.value)
+    assert "sonic-coffea server install --with package_that_is_missing" in str(caught.value)
+
+
+def test_a_builder_without_the_package_says_how_to_add_it(tmp_path, monkeypatch):
+    (tmp_path / "m.json").write_text("{}")
+    monkeypatch.setattr("sonic_coffea.server.install.find", lambda: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="sonic-coffea server install --with xgboost"):
+        build_repository(tmp_path / "r", {"m": tmp_path / "m.json"})
+
+
+def test_an_importable_function(tmp_path, tracker, monkeypatch):
+    monkeypatch.syspath_prepend(str(tracker))
+    monkeypatch.delitem(sys.modules, "tracker", raising=False)
+    import tracker as module
+
+    path = build_repository(tmp_path / "r", {"m": Served(module.doubled, **ROWS)})
+    manifest = json.loads((path / "m" / "1" / "sonic-manifest.json").read_text())
+    assert (manifest["function"], manifest["file"]) == ("doubled", "source/tracker.py")
+
+
+def no_function_of_a_file():
+    def inner(x):
+        return {"y": x}
+
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (no_function_of_a_file(), ROWS, "write it to a file and pass 'file.py:function'"),
+        (len, ROWS, "expected a function that is defined at the top of a file"),
+        ("tracker.py:track", GRAPH, "no function 'track' at the top of .*did you mean 'tracks'"),
+        ("tracker.py:tracks", ROWS, r"take the declared inputs x by name, got tracks\(hits, row_"),
+        ("tracker.py:tracks", {}, "expected the inputs and outputs of model 'm'"),
+        ("none.py:tracks", ROWS, "which is not a file"),
+        ("tracker.py", ROWS, "a function is given as '.*tracker.py:function'"),
+        ("broken.py:f", ROWS, "expected Python source in"),
+        (
+            "tracker.py:listed",
+            {**ROWS, "inputs": {"x": ("float", [-1])}},
+            "did you mean 'float64' or 'float32'",
+        ),
+        ("tracker.py:listed", {**ROWS, "inputs": {"x": "float32"}}, "as a type and a shape"),
+        ("tracker.py:listed", {**ROWS, "inputs": {"x": ("bool", [0])}}, "lengths >= 1"),
+        ("tracker.py:listed", {**ROWS, "files": ["none.npy"]}, "expected a file, got none.npy"),
+        ("tracker.py:listed", {**ROWS, "warmup": {"x": [2, 2]}}, "expected warmup of model 'm'"),
+        ("tracker.py:listed", {**ROWS, "platform": "onnxruntime"}, "cannot run model 'm'"),
+        ("tracker.py:listed", {**ROWS, "max_batch_size": -1}, "integer >= 0, got -1"),
+        ("notes.doc", {}, "expected a file of a kind that can be served"),
+        ("broken.json", {}, "expected XGBoost trees in .*broken.json, which xgboost cannot read"),
+        ("broken.ubj", {}, "expected XGBoost trees in"),
+        ("broken.txt", {}, "expected LightGBM trees in .*broken.txt, which lightgbm cannot read"),
+        ("none.txt", {}, "which is not a file"),
+        ("broken.pt", ROWS, "expected a TorchScript file, got .*holds no TorchScript code"),
+        ("state.pt", ROWS, "torch.jit.save writes one, torch.save does not"),
+        ("good.pt", {}, "which cannot be read from its file"),
+    ],
+)
+def test_what_cannot_be_served(tmp_path, tracker, extended, source, options, message):
+    for name in ("broken.py", "broken.json", "broken.ubj", "broken.txt", "broken.pt"):
+        (tracker / name).write_text("this is ( no model\n")
+    for name, entry in (("state.pt", "a/data.pkl"), ("good.pt", "a/code/c.py")):
+        with zipfile.ZipFile(tracker / name, "w") as archive:
+            archive.writestr(entry, "")
+    wanted = str(tracker / source) if isinstance(source, str) else source
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_repository(tmp_path / "r", {"m": Served(wanted, **options)})
+    assert len(str(caught.value).splitlines()) == 1
+    assert "[bt]" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torchscript_for_either_backend(tmp_path):
+    """torch is too large for these tests: what is written for it is compared instead."""
+    with zipfile.ZipFile(tmp_path / "net.pt", "w") as archive:
+        archive.writestr("net/code/__torch__.py", "")
+    net = tmp_path / "net.pt"
+    native = {"inputs": ROWS["inputs"], "outputs": {"OUTPUT__0": ("float32", [-1, 2])}}
+    path = build_repository(
+        tmp_path / "r",
+        {"here": Served(net, **ROWS), "there": Served(net, **native, platform="pytorch")},
+        threads=2,
+    )
+    here, there = (
+        read_model_config((path / name / "config.pbtxt").read_text()) for name in ("here", "there")
+    )
+    assert (here["backend"], there["backend"]) == ("python", "pytorch")
+    assert there["parameters"]["INTRA_OP_THREAD_COUNT"]["string_value"] == "2"
+    assert there["output"] == [{"name": "OUTPUT__0", "data_type": "TYPE_FP32", "dims": ["2"]}]
+    assert sorted(p.name for p in (path / "there" / "1").iterdir()) == [
+        "model.pt",
+        "sonic-manifest.json",
+    ]
+    assert (path / "here" / "1" / "model.py").exists()
+    with pytest.raises(ConfigError, match="such as OUTPUT__0, got 'y'"):
+        build_repository(tmp_path / "s", {"m": Served(net, **ROWS)}, platform="pytorch")
+
+
+def test_torchscript_scores_where_the_server_has_torch(tmp_path, installation):
+    make = f"""
+import torch
+class Net(torch.nn.Module):
+    def forward(self, x, w):
+        return x * 2, (x * w).sum(1, keepdim=True)
+torch.jit.script(Net()).save({str(tmp_path / "net.pt")!r})
+"""
+    made = subprocess.run(
+        [str(installation.python), "-I", "-c", make], check=False, timeout=100, capture_output=True
+    )
+    if made.returncode:
+        pytest.skip("the server's environment has no torch")
+    rows = ("float32", ["N", 3])
+    outputs = {"double": rows, "dot": ("float32", ["N", 1])}
+    net = Served(tmp_path / "net.pt", inputs={"x": rows, "w": rows}, outputs=outputs)
+    path = build_repository(tmp_path / "r", {"net": net})
+    x = np.arange(6, dtype="f4").reshape(2, 3)
+    with LocalServer(path, installation=installation, threads=1) as server:
+        answer = infer(server, "net", x=x, w=x + 1)
+    np.testing.assert_array_equal(answer["double"], x * 2)
+    np.testing.assert_allclose(answer["dot"], (x * (x + 1)).sum(1, keepdims=True))
+
+
+def test_rows_are_stacked_where_they_are_called_alike(tmp_path, tracker):
+    (tmp_path / "f.py").write_text("def f(a, b): return {'y': a + b}\n")
+    inputs = {"a": ("float32", ["N", 2]), "b": ("float32", ["N", 2])}
+    named = Served(f"{tmp_path}/f.py:f", inputs=inputs, outputs=ROWS["outputs"])
+    path = build_repository(tmp_path / "r", {"m": named})
+    config = read_model_config((path / "m" / "config.pbtxt").read_text())
+    assert config["max_batch_size"] == 1024
+
+
+def test_warmup_where_lengths_are_free(tmp_path, tracker):
+    shapes = {"hits": [4, 2], "row_splits": [3]}
+    graph = Served(f"{tracker}/tracker.py:tracks", **GRAPH, warmup=shapes)
+    path = build_repository(tmp_path / "r", {"m": graph})
+    (warmup,) = read_model_config((path / "m" / "config.pbtxt").read_text())["model_warmup"]
+    assert {k: v["dims"] for k, v in warmup["inputs"].items()} == {
+        "hits": ["4", "2"],
+        "row_splits": ["3"],
+    }

@@ -1,0 +1,206 @@
+"""Several versions of a model: added beside each other, served, pinned, verified."""
+
+from __future__ import annotations
+
+import getpass
+import json
+
+import awkward as ak
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import sonic_coffea as sonic
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.server import LocalServer, build_repository, read_repository
+from sonic_coffea.transport import read_model_config
+
+from .support import infer, wait_until
+
+
+def times(path, factor, *, features=2):
+    """y = factor * x, so that a version can be told by its answer."""
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "factor"], ["y"])],
+        "g",
+        [value("x", TensorProto.FLOAT, ["N", features])],
+        [value("y", TensorProto.FLOAT, ["N", features])],
+        [numpy_helper.from_array(np.float32(factor), "factor")],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), str(path))
+    return path
+
+
+def model(version=None):
+    return sonic.Model("m", {"x": sonic.Row(["a", "b"])}, {"y": ["a", "b"]}, version=version)
+
+
+def files(root):
+    return {
+        str(p.relative_to(root)): (p.read_bytes(), p.stat().st_mtime_ns)
+        for p in root.rglob("*")
+        if p.is_file()
+    }
+
+
+def test_added_to_a_running_server_while_rows_are_scored(tmp_path, installation):
+    repository = build_repository(tmp_path / "r", {"m": times(tmp_path / "a.onnx", 1.0)})
+    jets = ak.Array([[{"a": 1.0, "b": 2.0}] * 3, [], [{"a": 3.0, "b": 4.0}]] * 50)
+    sent = ak.flatten(jets).a.to_numpy()
+    server = LocalServer(
+        repository, installation=installation, threads=1, model_control="poll", poll_s=1
+    )
+    seen = set()
+
+    def factors():
+        scores = model()(jets)
+        assert ak.num(scores).tolist() == ak.num(jets).tolist()
+        got = ak.flatten(scores).a.to_numpy() / sent
+        # A call that is out when the version comes may see both, never anything else.
+        assert set(got.tolist()) <= {1.0, 2.0}
+        seen.update(got.tolist())
+        return seen
+
+    with server, sonic.connect(server, retry_for_s=1e-3):
+        assert factors() == {1.0}
+        build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, add_version=True)
+        wait_until(lambda: factors() == {1.0, 2.0}, what="the second version")
+        assert model()(jets).a.tolist() == (jets.a * 2).tolist()
+        assert model(version=1)(jets).a.tolist() == jets.a.tolist()
+        assert model(version=2)(jets).a.tolist() == (jets.a * 2).tolist()
+        states = {(m.version, m.state) for m in server.metadata.models}
+        assert states == {("1", "READY"), ("2", "READY")}
+
+
+def test_added_by_an_explicit_load(tmp_path, installation):
+    from tritonclient.grpc import InferenceServerClient
+
+    repository = build_repository(tmp_path / "r", {"m": times(tmp_path / "a.onnx", 1.0)})
+    x = np.ones((1, 2), "f4")
+    with LocalServer(repository, installation=installation, threads=1, models=["m"]) as server:
+        build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, add_version=True)
+        assert infer(server, "m", x=x)["y"].max() == 1
+        client = InferenceServerClient(server.url.removeprefix("grpc://"))
+        client.load_model("m", headers=server.headers)
+        client.close()
+        got = [infer(server, "m", version, x=x)["y"].max() for version in ("", "1", "2")]
+    assert got == [2, 1, 2]
+
+
+def test_a_version_leaves_the_others_as_they_are(tmp_path):
+    one, two, wide = (
+        times(tmp_path / f"{i}.onnx", i, features=n) for i, n in ((1, 2), (2, 2), (3, 5))
+    )
+    path = build_repository(tmp_path / "r", {"m": one, "n": one}, labels={"m": ["p", "q"]})
+    before = files(path / "m" / "1")
+    build_repository(path, {"m": two}, add_version=True)
+    build_repository(path, {"m": two}, version=7)
+    assert files(path / "m" / "1") == before
+    assert sorted(p.name for p in (path / "m").iterdir() if p.is_dir()) == ["1", "2", "7"]
+    config = read_model_config((path / "m" / "config.pbtxt").read_text())
+    assert config["version_policy"] == {"all": {}}
+    assert set(config["parameters"]) == {"sha256.1", "sha256.2", "sha256.7"}
+    assert config["output"][0]["label_filename"] == "y_labels.txt"
+    assert [entry.changes for entry in read_repository(path)] == [()] * 4
+
+    with pytest.raises(ConfigError, match=r"already has version 7; overwrite=True replaces it"):
+        build_repository(path, {"m": one}, version=7)
+    with pytest.raises(ConfigError, match=r"'x' is .*\(5,\).*, there it is .*\(2,\)"):
+        build_repository(path, {"m": wide}, add_version=True)
+    with pytest.raises(ConfigError, match="labels are those of all versions"):
+        build_repository(path, {"m": two}, add_version=True, labels={"m": ["p", "q"]})
+    with pytest.raises(ConfigError, match="there it is python"):
+        build_repository(path, {"m": two}, add_version=True, platform="onnxruntime")
+    with pytest.raises(ConfigError, match="exclude each other"):
+        build_repository(path, {"m": two}, add_version=True, version=3)
+    assert files(path / "m" / "1") == before
+
+    build_repository(path, {"m": one}, version=7, versions=[1, 7], overwrite=True)
+    config = read_model_config((path / "m" / "config.pbtxt").read_text())
+    assert config["version_policy"] == {"specific": {"versions": ["1", "7"]}}
+    assert (path / "m" / "7" / "model.onnx").read_bytes() == one.read_bytes()
+    assert files(path / "m" / "1") == before
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["r"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "expected a model configuration in"), ("nam: 1", "no field named")]
+)
+def test_a_model_that_is_there_without_a_configuration(tmp_path, text, message):
+    (tmp_path / "r" / "m" / "1").mkdir(parents=True)
+    if text is not None:
+        (tmp_path / "r" / "m" / "config.pbtxt").write_text(text)
+    file = times(tmp_path / "a.onnx", 1)
+    with pytest.raises(ConfigError, match=message):
+        build_repository(tmp_path / "r", {"m": file}, add_version=True)
+    build_repository(tmp_path / "r", {"n": file})
+
+
+@pytest.mark.parametrize("versions", [[], [0], "newest", ["1"]])
+def test_versions_that_cannot_be(tmp_path, versions):
+    file = times(tmp_path / "a.onnx", 1)
+    with pytest.raises(ConfigError, match="expected versions 'all', 'latest' or a list"):
+        build_repository(tmp_path / "r", {"m": file}, versions=versions)
+
+
+def test_the_first_version_need_not_be_one(tmp_path):
+    file = times(tmp_path / "a.onnx", 1)
+    path = build_repository(tmp_path / "r", {"m": file}, version=3, versions="latest")
+    build_repository(path, {"n": file}, add_version=True)
+    assert [(e.model, e.version) for e in read_repository(path)] == [("m", 3), ("n", 1)]
+    config = read_model_config((path / "m" / "config.pbtxt").read_text())
+    assert config["version_policy"] == {"latest": {"num_versions": 1}}
+
+
+def test_the_manifest_says_where_a_version_comes_from(tmp_path):
+    file = times(tmp_path / "a.onnx", 1)
+    path = build_repository(tmp_path / "r", {"m": file}, metadata={"auc": 0.93, "epochs": 20})
+    manifest = json.loads((path / "m" / "1" / "sonic-manifest.json").read_text())
+    assert manifest["metadata"] == {"auc": 0.93, "epochs": 20}
+    assert manifest["source"] == str(file)
+    assert manifest["user"] == getpass.getuser()
+    assert manifest["package"] == f"sonic-coffea {sonic.__version__}"
+    assert set(manifest["files"]) == {"model.onnx", "model.py"}
+    assert set(manifest["shared"]) == {"config.pbtxt"}
+    build_repository(path, {"m": file}, record_user=False, overwrite=True)
+    manifest = json.loads((path / "m" / "1" / "sonic-manifest.json").read_text())
+    assert manifest["source"] == "a.onnx"
+    assert "user" not in manifest
+    with pytest.raises(ConfigError, match="metadata that JSON can hold"):
+        build_repository(path, {"n": file}, metadata={"model": object()})
+
+
+def test_what_was_changed_since_is_named(tmp_path):
+    file = times(tmp_path / "a.onnx", 1)
+    path = build_repository(tmp_path / "r", {"m": file, "n": file})
+    with (path / "m" / "1" / "model.onnx").open("ab") as model_file:
+        model_file.write(b"\0")
+    (path / "m" / "1" / "model.py").unlink()
+    (path / "m" / "1" / "extra.py").write_text("")
+    (path / "n" / "config.pbtxt").write_text("")
+    one, two = read_repository(path)
+    assert one.changes == (
+        f"{path}/m/1/extra.py is new",
+        f"{path}/m/1/model.onnx was changed",
+        f"{path}/m/1/model.py is gone",
+    )
+    assert two.changes == (f"{path}/n/config.pbtxt was changed",)
+
+
+def test_models_of_others_are_shown_without_a_manifest(tmp_path):
+    (tmp_path / "r" / "m" / "4").mkdir(parents=True)
+    (entry,) = read_repository(tmp_path / "r")
+    assert (entry.model, entry.version, entry.manifest, entry.changes) == ("m", 4, None, ())
+    (tmp_path / "r" / "m" / "4" / "sonic-manifest.json").write_text("{}")
+    with pytest.raises(ConfigError, match="got one without kind"):
+        read_repository(tmp_path / "r")
+
+
+@pytest.mark.parametrize("name", ["none", "empty"])
+def test_a_path_without_models(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="which has no models"):
+        read_repository(tmp_path / name)
