@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 # These have an environment of their own: dask-awkward needs an older dask.
 collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]
 
-# These have an environment of their own: dask-awkward needs an older dask.
-collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]
-
 STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
 
 

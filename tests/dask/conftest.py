@@ -1,0 +1,71 @@
+"""A real Triton whose model takes its time, and a dask cluster of processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import pytest
+
+import sonic_coffea as sonic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Answers with the double of each row, after 50 ms for a batch; -1 is an error of the model.
+_MODEL = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.05)
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            if (x == -1).any():
+                error = pb_utils.TritonError("minus one")
+                responses.append(pb_utils.InferenceResponse([], error))
+                continue
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", 2 * x)]))
+        return responses
+"""
+_CONFIG = """
+name: "double"
+backend: "python"
+max_batch_size: 64
+input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+MODEL = sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+
+
+def write_repository(path: Path) -> Path:
+    version = path / "double" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(_MODEL)
+    (version.parent / "config.pbtxt").write_text(_CONFIG)
+    return path
+
+
+@pytest.fixture(scope="session")
+def slow_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_repository(tmp_path_factory.mktemp("slow") / "repository")
+
+
+@pytest.fixture
+def slow_server(slow_repository: Path) -> Iterator[sonic.LocalServer]:
+    with sonic.LocalServer(slow_repository) as server:
+        yield server
+
+
+def jets(first: int, number: int) -> ak.Array:
+    return ak.zip({"pt": np.arange(first, first + number, dtype=np.float32)})
+
+
+def twice(scores: Any) -> list[float]:
+    return ak.to_list(scores.twice)

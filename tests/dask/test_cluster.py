@@ -1,0 +1,272 @@
+"""Models on real dask clusters: threads are lent, servers shared, and what fails is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+
+import pytest
+from distributed import Client, LocalCluster, as_completed
+from tests.dask.conftest import MODEL, jets, twice
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.dask import SonicSchedulerPlugin
+from sonic_coffea.pool import current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[Client]:
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        yield cluster
+
+
+def chunk(number: int) -> tuple[float, float, list[float]]:
+    """Score a few jets; return when they left, when the scores came, and the scores."""
+    left = time.monotonic()
+    scores = MODEL(jets(10 * number, 3))
+    return left, time.monotonic(), twice(scores)
+
+
+def most_at_a_time(chunks: list[tuple[float, float, list[float]]]) -> int:
+    """How many chunks were between their first and last line at the same time."""
+    return max(sum(a <= left < b for a, b, _ in chunks) for left, _, _ in chunks)
+
+
+@pytest.mark.parametrize(("waiting_chunks", "least", "most"), [(0, 1, 1), (3, 3, 4)])
+def test_a_waiting_chunk_lends_its_thread(
+    one_thread: Client,
+    slow_server: sonic.LocalServer,
+    waiting_chunks: int,
+    least: int,
+    most: int,
+) -> None:
+    with sonic.connect(slow_server, client=one_thread, waiting_chunks=waiting_chunks):
+        chunks = one_thread.gather(one_thread.map(chunk, range(12)))
+    assert [scores for *_, scores in chunks] == [
+        [20.0 * n, 20.0 * n + 2, 20.0 * n + 4] for n in range(12)
+    ]
+    assert least <= most_at_a_time(chunks) <= most
+
+
+def test_a_chunk_that_waits_twice(one_thread: Client, slow_server: sonic.LocalServer) -> None:
+    def twice_twice(number: int) -> list[float]:
+        return twice(MODEL(jets(number, 2))) + twice(MODEL(jets(number + 100, 2)))
+
+    with sonic.connect(slow_server, client=one_thread):
+        out = one_thread.gather(one_thread.map(twice_twice, range(8)))
+    assert out == [[2 * n, 2 * n + 2, 2 * n + 200, 2 * n + 202] for n in range(8)]
+
+
+def test_a_full_memory_keeps_the_thread(
+    slow_server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonic_coffea.dask._waiting._FULL", 0.0)
+    with (
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=1,
+            processes=False,
+            memory_limit="8 GiB",
+            dashboard_address=None,
+        ) as cluster,
+        Client(cluster) as client,
+        sonic.connect(slow_server, client=client),
+    ):
+        chunks = client.gather(client.map(chunk, range(4)))
+    assert most_at_a_time(chunks) == 1
+
+
+def test_workers_of_one_process_share_its_pool(slow_server: sonic.LocalServer) -> None:
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+        sonic.connect(slow_server, client=client) as pool,
+    ):
+        chunks = client.gather(client.map(chunk, range(10)))
+        assert all(scores[0] == 20.0 * n for n, (*_, scores) in enumerate(chunks))
+        assert pool.statistics.total().rows == 30
+        assert client.run(lambda: current() is not None)
+    assert pool.closed
+
+
+def test_workers_that_come_later_are_dealt_shares(
+    cluster: LocalCluster, slow_server: sonic.LocalServer
+) -> None:
+    def joined(dask_scheduler: Any) -> int:
+        return int(dask_scheduler.plugins[SonicSchedulerPlugin.name].shares.workers)
+
+    def shared() -> bool:
+        return any(e._shares for e in current()._fleet.endpoints)
+
+    with Client(cluster) as client, sonic.connect(slow_server, client=client):
+        until(lambda: client.run_on_scheduler(joined) == 2)
+        cluster.scale(3)
+        client.wait_for_workers(3)
+        until(lambda: client.run_on_scheduler(joined) == 3)
+        futures = client.map(chunk, range(120))
+        until(lambda: all(client.run(shared).values()))
+        assert all(out[2][0] == 20.0 * n for n, out in enumerate(client.gather(futures)))
+        cluster.scale(1)
+        until(lambda: client.run_on_scheduler(joined) == 1)
+
+
+def test_a_scheduler_without_the_package_is_no_obstacle(
+    one_thread: Client,
+    slow_server: sonic.LocalServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Foreign(SonicSchedulerPlugin):
+        def __reduce__(self) -> Any:
+            return eval, ("__import__('not_there')",)
+
+    monkeypatch.setattr("sonic_coffea.dask.SonicSchedulerPlugin", Foreign)
+    with (
+        caplog.at_level(logging.WARNING),
+        sonic.connect(slow_server, client=one_thread),
+    ):
+        chunks = one_thread.gather(one_thread.map(chunk, range(4)))
+    assert chunks[3][2] == [60.0, 62.0, 64.0]
+    assert "the scheduler cannot load sonic-coffea" in caplog.text
+
+
+def test_what_the_pool_has_given_up_is_not_tried_again(
+    one_thread: Client, slow_server: sonic.LocalServer, tmp_path: Path
+) -> None:
+    def wrong(folder: str) -> None:
+        (Path(folder) / str(time.monotonic_ns())).touch()
+        MODEL(jets(-1, 1))
+
+    def clumsy(folder: str) -> None:
+        (Path(folder) / str(time.monotonic_ns())).touch()
+        raise ZeroDivisionError
+
+    with sonic.connect(slow_server, client=one_thread):
+        chunk_done = one_thread.submit(chunk, 1).result()
+        assert chunk_done[2] == [20.0, 22.0, 24.0]
+        (tmp_path / "wrong").mkdir()
+        with pytest.raises(errors.RequestError, match="minus one"):
+            one_thread.submit(wrong, str(tmp_path / "wrong"), retries=3).result()
+        assert len(list((tmp_path / "wrong").iterdir())) == 1
+        # What else goes wrong is dask's business, as before.
+        (tmp_path / "clumsy").mkdir()
+        with pytest.raises(ZeroDivisionError):
+            one_thread.submit(clumsy, str(tmp_path / "clumsy"), retries=3).result()
+        assert len(list((tmp_path / "clumsy").iterdir())) == 4
+
+
+def test_a_killed_worker_counts_nothing_twice(
+    cluster: LocalCluster, slow_server: sonic.LocalServer
+) -> None:
+    with Client(cluster) as client, sonic.connect(slow_server, client=client):
+        futures = client.map(chunk, range(60))
+        done = as_completed(futures)
+        for _ in range(5):
+            next(done)
+        pids = client.run(os.getpid)
+        os.kill(next(iter(pids.values())), signal.SIGKILL)
+        scores = [out[2] for out in client.gather(futures)]
+        assert scores == [[20.0 * n, 20.0 * n + 2, 20.0 * n + 4] for n in range(60)]
+
+
+def test_a_lost_server_is_an_event(cluster: LocalCluster, slow_repository: Path) -> None:
+    server = sonic.LocalServer(slow_repository).start()
+    other = sonic.LocalServer(slow_repository).start()
+    with other, server, Client(cluster) as client, sonic.connect([server, other], client=client):
+        futures = client.map(chunk, range(80))
+        done = as_completed(futures)
+        for _ in range(10):
+            next(done)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        assert all(out[2][0] == 20.0 * n for n, out in enumerate(client.gather(futures)))
+
+        def lost() -> list[dict[str, Any]]:
+            return [event for _, event in client.get_events("sonic-coffea")]
+
+        until(lambda: any(event["action"] == "lost" for event in lost()))
+        assert {event["server"] for event in lost()} == {server.url}
+        assert all("worker" in event for event in lost())
+
+
+def test_figures_are_where_dask_shows_them(
+    cluster: LocalCluster, slow_server: sonic.LocalServer
+) -> None:
+    with Client(cluster) as client, sonic.connect(slow_server, client=client):
+        client.gather(client.map(chunk, range(20)))
+
+        def shown(dask_scheduler: Any) -> list[dict[str, Any]]:
+            return [
+                {name: value for name, value in worker.metrics.items() if "sonic" in name}
+                for worker in dask_scheduler.workers.values()
+            ]
+
+        until(lambda: sum(w["sonic rows/s"] > 0 for w in client.run_on_scheduler(shown)) > 0)
+        names = {"sonic in flight", "sonic rows/s", "sonic wait", "sonic retries"}
+        assert all(set(worker) == names for worker in client.run_on_scheduler(shown))
+
+        rows = 0.0
+        for worker in client.scheduler_info(n_workers=-1)["workers"].values():
+            url = f"http://127.0.0.1:{worker['services']['dashboard']}/metrics"
+            text = urlopen(url).read().decode()
+            assert f'sonic_in_flight{{server="{slow_server.url}"}}' in text
+            rows += sum(
+                float(line.split()[-1])
+                for line in text.splitlines()
+                if line.startswith("sonic_rows_total{")
+            )
+        assert rows == 60
+
+
+def test_the_page_of_the_dashboard(cluster: LocalCluster, slow_server: sonic.LocalServer) -> None:
+    from bokeh.client import pull_session
+    from bokeh.models import DataTable
+
+    with Client(cluster) as client, sonic.connect(slow_server, client=client):
+        futures = client.map(chunk, range(60))
+        url = client.dashboard_link.replace("/status", "/sonic")
+        assert urlopen(url).status == 200  # noqa: S310
+
+        def cells() -> Any:
+            session = pull_session(url=url)
+            try:
+                return session.document.select_one({"type": DataTable}).source.data
+            finally:
+                session.close()
+
+        client.gather(futures)
+        until(lambda: "180" in list(cells()["rows"]))
+        row = {name: values[0] for name, values in cells().items()}
+        assert (row["server"], row["model"], row["state"]) == (slow_server.url, "double v1", "up")
+        assert float(row["model_ms"]) > 45
+        assert float(row["trip_ms"]) > 45
+        assert (row["retries"], row["failures"]) == ("0", "0")
