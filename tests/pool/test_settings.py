@@ -1,21 +1,22 @@
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dask.config
 import pytest
+import yaml
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Settings, carried, current
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import awkward as ak
 
 
@@ -138,3 +139,29 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), pool.closed)
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["3", "False"]
+
+
+def test_the_file_of_defaults_says_what_the_defaults_are() -> None:
+    import sonic_coffea
+
+    text = (Path(sonic_coffea.__file__).parent / "sonic.yaml").read_text()
+    written = yaml.safe_load(text)["sonic"]
+    options = {key.replace("-", "_"): value for key, value in written.items()}
+    assert options.pop("token_file") is None
+    fields = {f.name: f for f in dataclasses.fields(Settings)}
+    assert options.keys() == fields.keys()
+    for name, value in options.items():
+        if name != "servers":
+            assert getattr(Settings.make("grpc://a:1"), name) == value, name
+
+
+def test_configuration_is_over_the_defaults_and_below_options() -> None:
+    with dask.config.set({"sonic.servers": "grpc://a:1", "sonic.retry-for-s": 3}):
+        settings = sonic.connect(in_flight=7).settings
+    assert (settings.servers, settings.retry_for_s, settings.in_flight) == (("grpc://a:1",), 3, 7)
+    assert settings.max_request_bytes == 32_000_000
+    with (
+        dask.config.set({"sonic.servers": "grpc://a:1", "sonic.retry-fro-s": 3}),
+        pytest.raises(errors.ConfigError, match="'retry_fro_s'; did you mean 'retry_for_s'"),
+    ):
+        sonic.connect()

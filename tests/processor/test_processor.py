@@ -153,6 +153,15 @@ def test_iterative(top_server: Any, expected: dict[Any, Any], chunksize: int) ->
     check(out, expected)
 
 
+def test_blocks_of_a_chunk(top_server: Any, expected: dict[Any, Any]) -> None:
+    tagging = Tagging()
+    tagging.block_size = 150
+    with sonic.connect(top_server):
+        out = runner(processor.IterativeExecutor(status=False), 400)(FILES, tagging)
+    check(out, expected)
+    assert sonic.report(out).statistics.chunks == 4
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("pool", [None, concurrent.futures.ProcessPoolExecutor])
 def test_futures(top_server: Any, expected: dict[Any, Any], pool: Any) -> None:
@@ -354,6 +363,41 @@ def test_scores_of_several_models() -> None:
     out = Two().process(ak.Array([1, 2, 3]))
     assert out == {"n": {"a": "scores", "b": "scores"}}
     assert (out.statistics.chunks, out.statistics.events, out.statistics.objects) == (1, 3, 2)
+
+
+class Blocks(Two):
+    block_size = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[str] = []
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        self.order.append(f"send {events.tolist()}")
+        return super().acquire(events)
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        self.order.append(f"use {events.tolist()}")
+        return {"n": len(events)}
+
+
+def test_the_next_block_is_sent_before_the_scores_of_one_are_waited_for() -> None:
+    blocks = Blocks()
+    out = blocks.process(ak.Array([1, 2, 3, 4, 5]))
+    assert out == {"n": 5}
+    assert blocks.order == [
+        "send [1, 2]",
+        "send [3, 4]",
+        "use [1, 2]",
+        "send [5]",
+        "use [3, 4]",
+        "use [5]",
+    ]
+    assert (out.statistics.chunks, out.statistics.events, out.statistics.objects) == (1, 5, 6)
+    blocks.order.clear()
+    blocks.block_size = 0
+    with pytest.raises(errors.ConfigError, match="block_size: expected at least 1 event"):
+        blocks.process(ak.Array([1]))
 
 
 @pytest.mark.parametrize("where", ["second", "own"])

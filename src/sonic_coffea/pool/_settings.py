@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,7 @@ class Settings:
         """Return what dask's configuration says under ``sonic``; None if it names no server."""
         import dask.config
 
+        _offer_defaults()
         given = dask.config.get("sonic", None) or {}
         options = {name.replace("-", "_"): value for name, value in given.items()}
         servers = options.pop("servers", None)
@@ -143,8 +145,9 @@ class Settings:
             return None
         if "token" in options and isinstance(options["token"], str):
             options["token"] = os.path.expandvars(options["token"])
-        if "token_file" in options:
-            options["token"] = Path(options.pop("token_file")).expanduser()
+        token_file = options.pop("token_file", None)
+        if token_file is not None:
+            options["token"] = Path(token_file).expanduser()
         return cls.make(servers, **options)
 
     def without_secrets(self) -> Settings:
@@ -175,6 +178,16 @@ class Settings:
             request_timeout_s=self.request_timeout_s,
             metadata_timeout_s=self.metadata_timeout_s,
         )
+
+
+@cache
+def _offer_defaults() -> None:
+    """Put ``sonic.yaml`` below whatever dask's configuration has, once."""
+    import dask.config
+    import yaml
+
+    text = Path(__file__).parents[1].joinpath("sonic.yaml").read_text(encoding="utf-8")
+    dask.config.update_defaults(yaml.safe_load(text))
 
 
 def _urls(servers: Any) -> tuple[str, ...]:

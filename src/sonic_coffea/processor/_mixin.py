@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 
 from sonic_coffea.errors import ConfigError, FieldError, nearest
+from sonic_coffea.lazy import is_lazy
 from sonic_coffea.model import Deferred
 from sonic_coffea.pool import Settings, adopt, carried
 from sonic_coffea.processor._accumulate import Scored
@@ -26,6 +29,21 @@ class Scores(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         raise FieldError(f"acquire sent nothing to a model {name!r}; {nearest(name, self)}")
+
+
+@dataclass(slots=True)
+class _Block:
+    """Events whose scores are on their way."""
+
+    events: Any
+    pending: dict[str, Pending]
+    scores: Scores
+    first: bool
+
+    def cancel(self) -> None:
+        """Abandon what is not answered yet."""
+        for one in self.pending.values():
+            one.cancel()
 
 
 class SonicProcessor:
@@ -50,10 +68,16 @@ class SonicProcessor:
         The models, by the names that `acquire` and `produce` call them.
     on_error : {"raise", "mask"}
         What becomes of rows that servers lose for good, as in `Model.submit`.
+    block_size : int or None
+        With coffea's local executors, a chunk may be worked on in blocks of so many events: the
+        next one is sent before the scores of one are waited for, so that the core works while the
+        servers infer. `acquire`, `overlap` and `produce` see a block at a time, and what `produce`
+        returns is accumulated. On dask, waiting chunks lend their threads instead.
     """
 
     models: Mapping[str, Model] = MappingProxyType({})
     on_error: str = "raise"
+    block_size: int | None = None
 
     def acquire(self, events: Any) -> Mapping[str, Any]:
         """Return what to score: for each model, objects or a dict of its inputs.
@@ -84,25 +108,60 @@ class SonicProcessor:
 
     def process(self, events: Any) -> Any:
         """Score a chunk: coffea calls this."""
+        started: deque[_Block] = deque()
+        outputs: list[Any] = []
+        try:
+            for block in self._blocks(events):
+                started.append(self._start(block, first=not started and not outputs))
+                if len(started) > 1:
+                    outputs.append(self._finish(started.popleft()))
+            outputs += [self._finish(block) for block in started]
+        finally:
+            for block in started:
+                block.cancel()
+        if len(outputs) == 1:
+            return outputs[0]
+        from coffea.processor import accumulate
+
+        return accumulate(outputs)
+
+    def _blocks(self, events: Any) -> Iterator[Any]:
+        size = self.block_size
+        if size is None or is_lazy(events) or len(events) <= size:
+            yield events
+            return
+        if size < 1:
+            raise ConfigError(f"block_size: expected at least 1 event, or None, got {size}")
+        for start in range(0, len(events), size):
+            yield events[start : start + size]
+
+    def _start(self, events: Any, *, first: bool) -> _Block:
+        """Send what a block's events have, and do what needs no scores."""
         with _missing_fields_explained():
             sent = self.acquire(events)
-        pending = self._submit(sent)
+        block = _Block(events, self._submit(sent), Scores(), first)
         try:
-            scores = Scores()
             with _missing_fields_explained():
-                scores.overlap = self.overlap(events)
-            for name, one in pending.items():
-                scores[name] = one.result()
+                block.scores.overlap = self.overlap(events)
+        except BaseException:
+            block.cancel()
+            raise
+        return block
+
+    def _finish(self, block: _Block) -> Any:
+        """Wait for a block's scores, and make its output."""
+        try:
+            for name, one in block.pending.items():
+                block.scores[name] = one.result()
             with _missing_fields_explained():
-                output = self.produce(events, scores)
+                output = self.produce(block.events, block.scores)
         finally:
-            for one in pending.values():
-                one.cancel()
-        waits = any(isinstance(one, Deferred) for one in pending.values())
+            block.cancel()
+        waits = any(isinstance(one, Deferred) for one in block.pending.values())
         if type(output) is not dict or waits:
             return output
-        statistics = Statistics(chunks=1, events=len(events))
-        for one in pending.values():
+        statistics = Statistics(chunks=int(block.first), events=len(block.events))
+        for one in block.pending.values():
             statistics += one.statistics
         return Scored(output, statistics)
 
