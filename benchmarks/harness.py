@@ -22,6 +22,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+_VERDICTS = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}
+
 PACKAGES = ("sonic-coffea", "awkward", "numpy", "numba")
 
 
@@ -50,11 +52,22 @@ class Measurement:
 
 
 @dataclass
+class Figure:
+    """A number that is no time, with what is aimed at."""
+
+    name: str
+    value: float
+    target: str = ""
+    met: bool | None = None
+
+
+@dataclass
 class Results:
     """The results of one run, on one machine."""
 
     benchmark: str
     measurements: list[Measurement] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
 
     def add(
@@ -93,6 +106,31 @@ class Results:
         self.measurements.append(one)
         return one
 
+    def note(
+        self,
+        name: str,
+        value: float,
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+    ) -> None:
+        """Add a number."""
+        one = Figure(name, float(value))
+        if at_least is not None:
+            one.target, one.met = f"≥ {at_least:g}", one.value >= at_least
+        if at_most is not None:
+            one.target, one.met = f"≤ {at_most:g}", one.value <= at_most
+        self.figures.append(one)
+
+    def figure_table(self) -> Table:
+        """Return the numbers, for a terminal."""
+        table = Table(title=self.benchmark, title_justify="left")
+        for column, justify in (("", "left"), ("", "right"), ("target", "left"), ("", "left")):
+            table.add_column(column, justify=justify, no_wrap=True)
+        for one in self.figures:
+            table.add_row(one.name, f"{one.value:.3g}", one.target, _VERDICTS[one.met])
+        return table
+
     def table(self) -> Table:
         """Return what is shown in a terminal."""
         table = Table(title=self.benchmark, title_justify="left")
@@ -106,9 +144,10 @@ class Results:
         ):
             table.add_column(column, justify=justify, no_wrap=True)
         for one in self.measurements:
-            verdict = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[one.met]
             ratio = "" if one.ratio is None else f"{one.ratio:.3g}"
-            table.add_row(one.name, _time(one.median_s), ratio, one.against, one.target, verdict)
+            table.add_row(
+                one.name, _time(one.median_s), ratio, one.against, one.target, _VERDICTS[one.met]
+            )
         return table
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,6 +155,7 @@ class Results:
         return {
             "benchmark": self.benchmark,
             "measurements": [asdict(m) for m in self.measurements],
+            "figures": [asdict(f) for f in self.figures],
             **self.numbers,
             "machine": {"processor": _processor(), "python": platform.python_version()},
             "packages": {name: version(name) for name in PACKAGES},
@@ -175,7 +215,11 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def finish(results: Results, options: argparse.Namespace) -> None:
     """Show the table, and write the file that was asked for."""
-    Console(width=120).print(results.table())
+    console = Console(width=120)
+    if results.measurements:
+        console.print(results.table())
+    if results.figures:
+        console.print(results.figure_table())
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(results.to_dict(), indent=1) + "\n")

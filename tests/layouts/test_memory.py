@@ -58,7 +58,7 @@ def test_memory_that_anyone_can_see_is_not(keep: object) -> None:
     kept = keep(first)  # type: ignore[operator]
     del first
     gc.collect()
-    assert _memory._spare == []
+    assert not _memory._spare
     before = np.array(kept)
     other = _memory.empty((ROWS, 10), FLOAT)
     other[:] = 2
@@ -71,12 +71,26 @@ def test_memory_that_anyone_can_see_is_not(keep: object) -> None:
 def test_two_at_a_time_are_two() -> None:
     one, two = (_memory.empty((ROWS, 10), FLOAT) for _ in range(2))
     assert not np.shares_memory(one, two)
+    there = {address(one), address(two)}
     del one, two
-    assert len(_memory._spare) == 1
+    again = [_memory.empty((ROWS, 10), FLOAT) for _ in range(2)]
+    assert {address(array) for array in again} == there
 
 
-def test_a_block_of_another_size_is_let_go_of_first() -> None:
-    big = _memory.empty((2 * ROWS, 10), FLOAT)
+def test_blocks_of_several_sizes_are_kept() -> None:
+    """As a model with several inputs needs them."""
+    sizes = ROWS, 2 * ROWS, 3 * ROWS
+    there = [address(array) for array in [_memory.empty((n, 10), FLOAT) for n in sizes]]
+    assert [address(_memory.empty((n, 10), FLOAT)) for n in sizes] == there
+
+
+def test_not_much_is_kept() -> None:
+    rows = _memory.KEPT // 40 // 2
+    arrays = [_memory.empty((rows, 10), FLOAT) for _ in range(4)]
+    del arrays
+    assert sum(map(len, _memory._spare)) <= _memory.KEPT
+    _memory._spare.clear()
+    big = _memory.empty((4 * rows, 10), FLOAT)
     del big
     block = weakref.ref(_memory._spare[0])
     _memory.empty((ROWS, 10), FLOAT)
@@ -87,7 +101,7 @@ def test_small_arrays_are_numpy_s_own() -> None:
     small = _memory.empty((10, 10), FLOAT)
     assert small.base is None
     del small
-    assert _memory._spare == []
+    assert not _memory._spare
 
 
 def test_threads_never_get_the_same_memory() -> None:

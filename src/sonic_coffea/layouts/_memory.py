@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,12 +12,14 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Smaller blocks are used again by the C library, which gives larger ones back to the system.
-LARGE = 32_000_000
+# Smaller blocks are used again by the C library. It gives larger ones back to the system: from
+# 32 MB, but much smaller ones in dask's workers, which tell it to (MALLOC_TRIM_THRESHOLD_).
+LARGE = 1_000_000
 
-# At most one block, of a tensor that nobody holds any more. Finalizers run in any thread, at any
-# time: what they do to the list is one operation each.
-_spare: list[NDArray[np.uint8]] = []
+# So much is kept of tensors that nobody holds any more, or one block that is larger. Finalizers run
+# in any thread, at any time: what they do to the list is one operation each.
+KEPT = 64_000_000
+_spare: deque[NDArray[np.uint8]] = deque()
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -38,16 +41,21 @@ class _Lease:
 
 
 def _take(nbytes: int) -> NDArray[np.uint8]:
-    """Return the spare block if it fits, and let go of it if it does not."""
-    try:
-        block = _spare.pop()
-    except IndexError:
-        block = None
-    if block is None or not nbytes <= len(block) <= 1.1 * nbytes:
+    """Return a spare block that fits, or a new one, for which others may have to go."""
+    for _ in range(len(_spare)):
+        try:
+            block = _spare.popleft()
+        except IndexError:
+            break
+        if nbytes <= len(block) <= 1.1 * nbytes:
+            return block
+        if nbytes + len(block) <= KEPT:
+            _spare.append(block)
         del block
-        return np.empty(nbytes, np.uint8)
-    return block
+    return np.empty(nbytes, np.uint8)
 
 
 def _give_back(block: NDArray[np.uint8]) -> None:
-    _spare[:] = [block]
+    _spare.append(block)
+    if len(_spare) > 1 and sum(map(len, list(_spare))) > KEPT:
+        _spare.popleft()

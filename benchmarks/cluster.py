@@ -1,0 +1,294 @@
+"""Workers of a dask cluster: whether their cores wait, and how they share a server.
+
+On real clusters of processes with a stand-in accelerator in a real Triton, and, for more workers
+than a machine has, in virtual time with the limits and shares that run for real.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import accelerator
+import awkward as ak
+import numpy as np
+from coffea import processor
+from distributed import Client, LocalCluster, get_worker
+from harness import Results, finish, interleaved, parser
+from layouts import FIELDS, LENGTH, collection
+from pool import load
+
+import sonic_coffea as sonic
+from sonic_coffea.simulation import Accelerator, Simulation, Work, fairness
+
+MODEL = sonic.Model(
+    "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}
+)
+ROWS = accelerator.MAX_ROWS
+
+
+def compute(seconds: float) -> None:
+    """Keep the core busy for so much of its time."""
+    start = time.thread_time()
+    while time.thread_time() - start < seconds:
+        sum(range(1000))
+
+
+def chunk(number: int, cpu_s: float) -> float:
+    """Half of the work before the scores are there, half after."""
+    jets = collection(ROWS, fields=FIELDS, mean=2, seed=number)
+    compute(cpu_s / 2)
+    pending = MODEL.submit(jets)
+    scores = pending.result()
+    compute(cpu_s / 2)
+    return float(ak.sum(scores.a))
+
+
+def local(workers: int) -> LocalCluster:
+    """Return a cluster of processes with one thread each."""
+    return LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+
+
+def waiting(results: Results, folder: Path, chunks: int, cpu_s: float) -> None:
+    """Compare wall time with the larger of all CPU time and all inference time."""
+    for part in (0.25, 1.0, 4.0):
+        infer_s = part * cpu_s
+        repository = accelerator.write(folder / f"waits{part}", launch_s=infer_s, row_s=0.0)
+        with (
+            sonic.LocalServer(repository) as server,
+            local(1) as cluster,
+            Client(cluster) as client,
+        ):
+            walls = {}
+            for way, most in {"blocking": 0, "lent": 4}.items():
+                with sonic.connect(server, client=client, waiting_chunks=most):
+                    client.gather(client.map(chunk, range(2), cpu_s=0.0, pure=False))
+                    start = time.perf_counter()
+                    client.gather(client.map(chunk, range(chunks), cpu_s=cpu_s, pure=False))
+                    walls[way] = time.perf_counter() - start
+        ideal = chunks * max(cpu_s, infer_s)
+        name = f"wall time over the larger sum, inference {part:.0%} of the CPU time"
+        results.note(f"{name}, threads lent", walls["lent"] / ideal, at_most=1.15)
+        results.note(f"{name}, blocking", walls["blocking"] / ideal)
+
+
+class Empty(sonic.SonicProcessor, processor.ProcessorABC):
+    """Sends what events have, which is nothing."""
+
+    models = {"m": MODEL}  # noqa: RUF012
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        """Return no jets."""
+        return {"m": events}
+
+    def produce(self, events: Any, scores: Any) -> dict[str, int]:  # noqa: ARG002
+        """Count."""
+        return {"n": len(scores["m"])}
+
+    def postprocess(self, accumulator: Any) -> Any:
+        """Return it."""
+        return accumulator
+
+
+def overhead(results: Results, server: sonic.LocalServer, repeats: int) -> None:
+    """Time a chunk without jets."""
+    events = collection(100, fields=FIELDS, mean=2)[:0]
+    with sonic.connect(server):
+        times = interleaved(
+            {"empty chunk": lambda: Empty().process(events)}, repeats, title="overhead"
+        )
+    results.add(times, "empty chunk", within_s=3e-3)
+
+
+def score_for(seconds: float) -> tuple[str, int, list[float]]:
+    """Score without pause; return where, how many rows, and how long each chunk took."""
+    jets = collection(4 * ROWS, fields=FIELDS, mean=10, seed=1)
+    MODEL(jets)
+    rows, waits = 0, []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        start = time.monotonic()
+        rows += int(ak.count(MODEL(jets).a))
+        waits.append(time.monotonic() - start)
+    return get_worker().address, rows, waits
+
+
+def scaling(results: Results, url: str, counts: list[int], seconds: float) -> None:
+    """Compare the rows of all workers with those of a load generator, and with each other's."""
+    saturated = max(load(url, ROWS, 50 * ROWS, n) for n in (4, 8))
+    for workers in counts:
+        with (
+            local(workers) as cluster,
+            Client(cluster) as client,
+            sonic.connect(url, client=client, waiting_chunks=0),
+        ):
+            names = list(client.scheduler_info(n_workers=-1)["workers"])
+            futures = [client.submit(score_for, seconds, workers=[n], pure=False) for n in names]
+            out = client.gather(futures)
+        rows = [rows for _, rows, _ in out]
+        waits = np.concatenate([waits for *_, waits in out])
+        name = f"{workers} worker processes"
+        goal = 0.9 if workers > 1 else None
+        results.note(
+            f"{name}: rows/s over the saturated server's",
+            sum(rows) / seconds / saturated,
+            at_least=goal,
+        )
+        results.note(f"{name}: fairness", fairness(rows), at_least=0.95 if workers > 1 else None)
+        results.note(f"{name}: 99 % of 4096-row chunks within, s", float(np.quantile(waits, 0.99)))
+
+
+def simulated(results: Results, counts: list[int]) -> None:
+    """As `scaling`, in virtual time."""
+    for workers in counts:
+        # Each has some tens of requests in the time that is looked at.
+        warm = 30.0 + workers / 20
+        until = warm + 30.0 + workers / 5
+        simulation = Simulation([Accelerator()], Work())
+        simulation.join(workers, within_s=1.0)
+        simulation.run(until)
+        late = [a for a in simulation.answered if a.at > warm]
+        rows: Counter[int] = Counter(a.worker for a in late)
+        each = [rows[number] for number in range(workers)]
+        rate = sum(a.rows for a in late) / (until - warm) / simulation.capacity_rows_per_s
+        name = f"{workers} simulated workers"
+        results.note(f"{name}: rows/s over the saturated server's", rate, at_least=0.9)
+        results.note(f"{name}: fairness", fairness(each), at_least=0.95)
+        results.note(f"{name}: requests out", simulation.in_flight)
+        waits = [a.at - a.made_at for a in late]
+        results.note(f"{name}: 99 % of requests within, s", float(np.quantile(waits, 0.99)))
+
+
+def convergence(results: Results) -> None:
+    """How long until all is as before when 100 workers join 100 others, or die."""
+    simulation = Simulation([Accelerator()], Work())
+    simulation.join(100, within_s=1.0)
+    simulation.join(100, at=60.0, within_s=0.1)
+    simulation.leave(100, at=120.0)
+    step = 0.5
+    rates, out = [], []
+    for turn in range(int(180 / step)):
+        simulation.run((turn + 1) * step)
+        out.append(simulation.in_flight)
+    at = np.array([a.at for a in simulation.answered])
+    rates = np.histogram(at, np.arange(0, 180 + step, step))[0] * ROWS / step
+    share = rates / simulation.capacity_rows_per_s
+    for name, start in {"100 more join": 60.0, "100 of 200 die": 120.0}.items():
+        first = int(start / step)
+        bad = [i for i in range(first, first + 100) if share[i] < 0.9 or out[i] > 30]
+        settled = (bad[-1] + 1 - first) * step if bad else 0.0
+        results.note(f"{name}: seconds until rows/s and queue are as before", settled)
+
+
+def clients(results: Results, seconds: float) -> tuple[list[int], list[float], list[float]]:
+    """How many clients a server has before a request takes 10 % longer."""
+    # A chunk of 0.5 s of CPU time and 1,000 rows, as an analysis that scores a few jets an event.
+    work = Work(rows=1000, cpu_s=0.5, waiting_chunks=1)
+    counts = [1, 2, 5, 10, 20, 30, 40, 50, 60, 65, 70, 75, 80, 90, 100, 120]
+    medians, rates = [], []
+    for number in counts:
+        simulation = Simulation([Accelerator()], work)
+        simulation.join(number, within_s=1.0)
+        simulation.run(10.0 + seconds)
+        late = [a for a in simulation.answered if a.at > 10.0]
+        medians.append(float(np.median([a.at - a.made_at for a in late])))
+        rates.append(sum(a.rows for a in late) / seconds / simulation.capacity_rows_per_s)
+    slower = [n for n, m in zip(counts, medians, strict=True) if m > 1.1 * medians[0]]
+    fits = max((n for n in counts if not slower or n < slower[0]), default=0)
+    results.note("clients until a request takes 10 % longer (0.5 s of CPU, 1,000 rows)", fits)
+    return counts, medians, rates
+
+
+def kills(results: Results, folder: Path, chunks: int) -> None:
+    """Kill workers and a server in mid-run, and compare with a quiet run."""
+    repository = accelerator.write(folder / "killed")
+    quiet = sonic.LocalServer(repository).start()
+    with (
+        quiet,
+        local(4) as cluster,
+        Client(cluster) as client,
+        sonic.connect(quiet, client=client),
+    ):
+        expected = client.gather(client.map(chunk, range(chunks), cpu_s=0.01, pure=False))
+    one, two = (sonic.LocalServer(repository).start() for _ in range(2))
+    chance = random.Random(1)
+    over = threading.Event()
+    with (
+        one,
+        two,
+        local(4) as cluster,
+        Client(cluster) as client,
+        sonic.connect([one, two], client=client),
+    ):
+        futures = client.map(chunk, range(chunks), cpu_s=0.01, pure=False, retries=10)
+
+        def disturb() -> int:
+            killed = 0
+            while not over.wait(0.5) and killed < max(1, chunks // 20):
+                pids = list(client.run(os.getpid).values())
+                if pids:
+                    os.kill(chance.choice(pids), signal.SIGKILL)
+                    killed += 1
+                if killed == 2 and one.pid is not None and one.running:
+                    os.kill(one.pid, signal.SIGKILL)
+            return killed
+
+        with ThreadPoolExecutor() as threads:
+            disturbed = threads.submit(disturb)
+            found = client.gather(futures)
+            over.set()
+    results.note(
+        "chunks that differ from a quiet run", sum(map(operator.ne, found, expected)), at_most=0
+    )
+    results.note("workers killed meanwhile, and a server", disturbed.result())
+
+
+def draw(path: Path, curve: tuple[list[int], list[float], list[float]]) -> None:
+    """Draw how the time of a request depends on the number of clients."""
+    import matplotlib.pyplot as plt
+
+    counts, medians, rates = curve
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    axes.plot(counts, np.array(medians) * 1e3, "o-", color="C0")
+    axes.set(xlabel="clients of one accelerator", ylabel="median time of a request (ms)", ylim=0)
+    other = axes.twinx()
+    other.plot(counts, rates, "s--", color="C1")
+    other.set(ylabel="rows/s over the saturated server's", ylim=(0, 1.05))
+    axes.yaxis.label.set_color("C0")
+    other.yaxis.label.set_color("C1")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Run it."""
+    options = parser(__doc__ or "").parse_args()
+    quick = options.quick
+    results = Results("Cluster: dask workers and a stand-in accelerator in a real Triton")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with sonic.LocalServer(accelerator.write(folder / "repository")) as server:
+            overhead(results, server, 20 if quick else 200)
+            counts = [1, 2] if quick else [1, 2, 4, 8, 16]
+            scaling(results, server.url, counts, 2.0 if quick else 15.0)
+        waiting(results, folder, 6 if quick else 32, 0.05 if quick else 0.2)
+        kills(results, folder, 40 if quick else 500)
+    simulated(results, [5, 100] if quick else [1, 5, 16, 100, 1000])
+    convergence(results)
+    curve = clients(results, 10.0 if quick else 60.0)
+    finish(results, options)
+    if options.figure is not None:
+        draw(options.figure, curve)
+
+
+if __name__ == "__main__":
+    main()
