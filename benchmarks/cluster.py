@@ -20,6 +20,7 @@ from typing import Any
 
 import accelerator
 import awkward as ak
+import dask
 import numpy as np
 from coffea import processor
 from distributed import Client, LocalCluster, get_worker
@@ -272,6 +273,8 @@ def draw(path: Path, curve: tuple[list[int], list[float], list[float]]) -> None:
 def main() -> None:
     """Run it."""
     options = parser(__doc__ or "").parse_args()
+    # Chunks of workers that are killed on purpose are not to blame for it.
+    dask.config.set({"distributed.scheduler.allowed-failures": 1000})
     quick = options.quick
     results = Results("Cluster: dask workers and a stand-in accelerator in a real Triton")
     with tempfile.TemporaryDirectory() as name:

@@ -28,6 +28,7 @@ LAYERS = (
     "model",
     "ml_tools",
     "reporting",
+    "testing",
     "shares",
     "simulation",
     "dask",
@@ -41,8 +42,8 @@ LAYERS = (
 # Each pair that must not meet, whatever the order.
 STRANGERS = [("pool", "layouts"), ("transport", "layouts"), ("server", "pool"), ("dask", "model")]
 HOMES = {
-    "tritonclient": {"transport"},
-    "grpc": {"transport"},
+    "tritonclient": {"transport", "testing"},
+    "grpc": {"transport", "testing"},
     "distributed": {"dask", "connecting", "demo"},
     "coffea": {"processor", "demo"},
     "numba": {"layouts"},

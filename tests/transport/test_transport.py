@@ -15,8 +15,8 @@ from tritonclient.grpc import service_pb2
 import sonic_coffea as sonic
 from sonic_coffea import errors, local_state
 from sonic_coffea.transport import Address, ConnectionOptions, connect_transport
+from sonic_coffea.transport._contents import with_contents
 from sonic_coffea.transport._failures import translate
-from sonic_coffea.transport._grpc import _with_contents
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -206,7 +206,7 @@ def test_messages_are_protobuf_s(tensors: list[np.ndarray]) -> None:
     request = service_pb2.ModelInferRequest(model_name="m", id="7")
     expected = service_pb2.ModelInferRequest(model_name="m", id="7")
     expected.raw_input_contents.extend(t.tobytes() for t in tensors)
-    assert service_pb2.ModelInferRequest.FromString(_with_contents(request, tensors)) == expected
+    assert service_pb2.ModelInferRequest.FromString(with_contents(request, tensors)) == expected
 
 
 def test_nobody_there() -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sonic_coffea import local_state
-from sonic_coffea.contract import DATATYPES, Contract, TensorSpec, kserve_name
+from sonic_coffea.contract import Contract, TensorSpec, kserve_name
 from sonic_coffea.errors import (
     AccessError,
     CancelledError,
@@ -23,6 +22,7 @@ from sonic_coffea.errors import (
     SonicError,
     nearest,
 )
+from sonic_coffea.transport._contents import tensors_of, with_contents
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._protocol import (
     Answer,
@@ -31,11 +31,10 @@ from sonic_coffea.transport._protocol import (
     ModelEntry,
     ServerInfo,
     Timings,
-    as_tensor,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -213,7 +212,7 @@ class GrpcConnection:
             request.inputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
         for name in outputs:
             request.outputs.add(name=name)
-        message = _with_contents(request, inputs.values())
+        message = with_contents(request, inputs.values())
         sent_bytes = len(message)
         context: dict[str, Any] = {
             "server": str(self._address),
@@ -257,12 +256,9 @@ class GrpcConnection:
         if code != grpc.StatusCode.OK:
             return self._failure(code, call.details(), local, **context)
         answer = call.result()
-        if len(answer.raw_output_contents) != len(answer.outputs):
+        outputs = tensors_of(answer)
+        if outputs is None:
             return ResponseError("the server's answer has outputs without data", **context)
-        outputs = {
-            out.name: as_tensor(raw, DATATYPES[out.datatype], out.shape)
-            for out, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
-        }
         return Answer(
             outputs=outputs,
             version=answer.model_version,
@@ -340,8 +336,23 @@ class GrpcConnection:
         token = self._options.token
         headers = {**local, **self._options.headers}
         if token is not None:
-            headers["authorization"] = f"Bearer {token() if callable(token) else token}"
+            headers["authorization"] = f"Bearer {_said(token) if callable(token) else token}"
         return tuple((k.lower(), v) for k, v in headers.items())
+
+
+def _said(token: Callable[[], str]) -> str:
+    """Return what a function says the token is."""
+    try:
+        said = token()
+    except SonicError:
+        raise
+    except Exception as error:  # noqa: BLE001  it is the user's
+        message = f"the function that token= names failed: {error!r}"
+    else:
+        if isinstance(said, str):
+            return said
+        message = f"the function that token= names returned {type(said).__name__}, expected str"
+    raise ConfigError(message)
 
 
 class _Exchange:
@@ -350,33 +361,6 @@ class _Exchange:
 
     def cancel(self) -> None:
         self._future.cancel()
-
-
-def _with_contents(request: Any, tensors: Iterable[NDArray[Any]]) -> bytes:
-    """Return the serialized request, with the bytes of tensors copied once into it.
-
-    A field that is a list of bytes may be appended to a serialized message: for each, its tag, its
-    length and the bytes.
-    """
-    parts: list[Any] = [request.SerializeToString()]
-    for tensor in tensors:
-        raw = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
-        parts += [_CONTENTS, _varint(len(raw)), raw.data]
-    return b"".join(parts)
-
-
-def _varint(number: int) -> bytes:
-    """Return a number as protobuf writes it: seven bits a byte, the lowest first."""
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-_FIELD = service_pb2.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
-_CONTENTS = _varint(_FIELD << 3 | 2)
 
 
 def _channel(address: Address, options: ConnectionOptions) -> Any:

@@ -1,0 +1,9 @@
+"""A server for tests: in this process, without a model, and failing when it is told to."""
+
+from __future__ import annotations
+
+from sonic_coffea.testing._model import FakeModel
+from sonic_coffea.testing._server import FakeServer, Wrong
+from sonic_coffea.testing._servicer import Received
+
+__all__ = ["FakeModel", "FakeServer", "Received", "Wrong"]

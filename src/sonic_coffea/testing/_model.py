@@ -1,0 +1,124 @@
+"""What a fake server serves: tensors by name, and a function in place of a network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
+import numpy as np
+from numpy.typing import NDArray
+
+from sonic_coffea.contract import kserve_name
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.layouts import Flat, declared
+
+if TYPE_CHECKING:
+    from sonic_coffea.model import Model
+
+Tensors = Mapping[str, NDArray[Any]]
+Function = Callable[[Tensors], Tensors]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeModel:
+    """A model of a `FakeServer`.
+
+    Parameters
+    ----------
+    inputs, outputs : mapping
+        By name, the dtype and the shape of one row; -1 where a length is free.
+    function : callable
+        Makes the outputs of the inputs, both mappings of name to array, rows first. What it raises
+        is an error of the model.
+    max_rows : int
+        The most rows of a request; 0 for a model whose requests are never put together, and whose
+        shapes have all axes.
+    versions : tuple of str
+        The versions that there are; requests without one get the last.
+    """
+
+    inputs: Mapping[str, tuple[Any, tuple[int, ...]]]
+    outputs: Mapping[str, tuple[Any, tuple[int, ...]]]
+    function: Function
+    max_rows: int = 64
+    versions: tuple[str, ...] = field(default=("1",))
+
+    @classmethod
+    def of(cls, model: Model, function: Function | None = None, **options: Any) -> FakeModel:
+        """Return what fits a `sonic_coffea.Model`.
+
+        Parameters
+        ----------
+        model : Model
+            The declaration.
+        function : callable, optional
+            As above. By default, the k-th value of a row is ``1 / (1 + exp(-m - k))``, m being the
+            mean of the row's numbers in the first input: the same rows have the same scores, and
+            other rows have others.
+        **options
+            `max_rows` and `versions`.
+
+        Raises
+        ------
+        ConfigError
+            If there is no default for the declaration.
+        """
+        tensors = declared(model.inputs)
+        flat = any(isinstance(layout, Flat) for layout in model.inputs.values())
+        by_row = all(o.per == "row" and o.splits is None for o in model.outputs.values())
+        if function is None and (flat or not by_row):
+            raise ConfigError(
+                f"model {model.name!r} has more than one row for each object; give a function that "
+                "makes its outputs"
+            )
+        # Row by row, a network can be asked for any length; a graph has its rows as a whole.
+        rows: tuple[int, ...] = (-1,) if flat else ()
+        inputs = {
+            name: (dtype, (*rows, *(_NO_SHAPE if shape is None else shape)))
+            for name, (dtype, shape) in tensors.items()
+        }
+        outputs = {name: (one.dtype, (*rows, *_inner(one))) for name, one in model.outputs.items()}
+        if flat:
+            options["max_rows"] = 0
+        first = next(iter(tensors))
+        made = function or _Scores(first, {n: (d, s[0]) for n, (d, s) in outputs.items()})
+        return cls(inputs=inputs, outputs=outputs, function=made, **options)
+
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape that a server says, with the axis of the rows."""
+        return (-1, *shape) if self.max_rows else shape
+
+    def described(self, tensors: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return KServe's datatype and the shape of some tensors, as a server says them."""
+        return {
+            name: (kserve_name(np.dtype(dtype)), self.shape_of(tuple(shape)))
+            for name, (dtype, shape) in tensors.items()
+        }
+
+
+_NO_SHAPE = (-1, -1)
+
+
+def _inner(output: Any) -> tuple[int, ...]:
+    width = output.width or 1
+    return (-1, width) if output.per == "constituent" else (width,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """The default scores; see `FakeModel.of`."""
+
+    first: str
+    outputs: Mapping[str, tuple[Any, int]]
+
+    def __call__(self, inputs: Tensors) -> dict[str, NDArray[Any]]:
+        tensor = inputs[self.first].astype(np.float64)
+        rows = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
+        mean = rows.mean(axis=1, keepdims=True) if rows.shape[1] else np.zeros((len(rows), 1))
+        return {
+            name: (1 / (1 + np.exp(-mean - np.arange(width)))).astype(dtype)
+            for name, (dtype, width) in self.outputs.items()
+        }

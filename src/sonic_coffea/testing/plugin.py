@@ -1,0 +1,40 @@
+"""pytest's fixture `sonic_server`, which is there wherever this package is installed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sonic_coffea.model import Model
+    from sonic_coffea.testing import FakeServer
+
+
+@pytest.fixture  # type: ignore[untyped-decorator]  # pytest is not there for all who install
+def sonic_server() -> Iterator[Callable[..., FakeServer]]:
+    """Start a `FakeServer` for models, and connect this process to it, until the test is over.
+
+    Call it with the models, `sonic_coffea.Model`: ``server = sonic_server(tagger)``. Functions make
+    the outputs of some of them: ``sonic_server(tagger, functions={"tagger": function})``. Other
+    keywords are options of `sonic_coffea.connect`.
+    """
+    # Every test session loads this module, and most need nothing of it.
+    import sonic_coffea as sonic
+    from sonic_coffea.testing import FakeModel, FakeServer
+
+    with ExitStack() as stack:
+
+        def start(
+            *models: Model, functions: dict[str, Any] | None = None, **options: Any
+        ) -> FakeServer:
+            given = functions or {}
+            served = {m.name: FakeModel.of(m, given.get(m.name)) for m in models}
+            server = stack.enter_context(FakeServer(served))
+            stack.enter_context(sonic.connect(server.url, **options))
+            return server
+
+        yield start

@@ -1,0 +1,77 @@
+"""Tensors in messages: their bytes, or their numbers one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+from sonic_coffea.contract import DATATYPES
+from sonic_coffea.transport._protocol import as_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+# Where a message has a tensor's numbers, if it does not have its bytes.
+_TYPED = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
+
+
+def tensors_of(answer: Any) -> dict[str, NDArray[Any]] | None:
+    """Return the tensors of an answer by name; None if some have no data."""
+    raw = answer.raw_output_contents
+    if len(raw) == len(answer.outputs):
+        return {
+            out.name: as_tensor(data, DATATYPES[out.datatype], out.shape)
+            for out, data in zip(answer.outputs, raw, strict=True)
+        }
+    if raw:
+        return None
+    tensors = {}
+    for out in answer.outputs:
+        numbers = getattr(out.contents, _TYPED.get(out.datatype, ""), ())
+        if len(numbers) != np.prod(out.shape):
+            return None
+        tensors[out.name] = np.array(numbers, DATATYPES[out.datatype]).reshape(tuple(out.shape))
+    return tensors
+
+
+def with_contents(request: Any, tensors: Iterable[NDArray[Any]]) -> bytes:
+    """Return the serialized request, with the bytes of tensors copied once into it.
+
+    A field that is a list of bytes may be appended to a serialized message: for each, its tag, its
+    length and the bytes.
+    """
+    parts: list[Any] = [request.SerializeToString()]
+    for tensor in tensors:
+        raw = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+        parts += [_CONTENTS, _varint(len(raw)), raw.data]
+    return b"".join(parts)
+
+
+def _varint(number: int) -> bytes:
+    """Return a number as protobuf writes it: seven bits a byte, the lowest first."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+_FIELD = service_pb2.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
+_CONTENTS = _varint(_FIELD << 3 | 2)

@@ -1,0 +1,354 @@
+"""The fake server beside a real one, and the pool with all that it can do wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import grpc
+import numpy as np
+import onnxruntime
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.testing import FakeModel, FakeServer, Wrong
+from sonic_coffea.transport import ConnectionOptions, connect_transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+Code = grpc.StatusCode
+MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+
+
+def double(inputs: Any) -> dict[str, Any]:
+    return {"y": 2 * inputs["x"]}
+
+
+def objects(n: int) -> ak.Array:
+    return ak.zip({"pt": np.arange(n, dtype=np.float32)})
+
+
+def twice(scores: ak.Array) -> list[float]:
+    return (scores.twice / 2).tolist()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with FakeServer({"m": FakeModel.of(MODEL, double, max_rows=4)}) as server:
+        yield server
+
+
+def pool_of(*servers: FakeServer, **options: Any) -> Pool:
+    return Pool(Settings.make([s.url for s in servers], **options))
+
+
+def test_it_is_like_a_real_server(
+    server: sonic.LocalServer,
+    tagger: sonic.Model,
+    tagger_path: Path,
+    jets: ak.Array,
+    direct: list[Any],
+    compare: Any,
+) -> None:
+    session = onnxruntime.InferenceSession(tagger_path)
+    function = lambda inputs: dict(  # noqa: E731
+        zip(("scores", "weights"), session.run(None, dict(inputs)), strict=True)
+    )
+    model = FakeModel(
+        inputs={"features": ("float32", (2, -1)), "mask": ("float32", (1, -1))},
+        outputs={"scores": ("float32", (2,)), "weights": ("float32", (-1, 2))},
+        function=function,
+    )
+    with FakeServer({"tagger": model}) as fake:
+        ours, real = (
+            connect_transport(url).contract("tagger", None) for url in (fake.url, server.url)
+        )
+        assert (ours.inputs, ours.outputs) == (real.inputs, real.outputs)
+        assert (ours.version, ours.max_rows) == (real.version, real.max_rows)
+        with pool_of(fake) as pool:
+            compare(tagger(jets, pool=pool).top, direct)
+        for name, version in (("taggr", None), ("tagger", "7")):
+            said = []
+            for url in urls:
+                with pytest.raises(errors.ModelNotFoundError) as caught:
+                    connect_transport(url).contract(name, version)
+                said.append(caught.value.message)
+            assert said[0] == said[1]
+        assert (
+            connect_transport(fake.url).timings("tagger", None).rows
+            == fake.statistics["tagger", "rows"]
+        )
+
+
+@pytest.mark.parametrize("version", [None, "1"])
+def test_default_scores_are_those_that_are_documented(version: str | None) -> None:
+    model = sonic.Model(
+        "m",
+        {"x": sonic.Padded(["pt", "eta"], 3), "mask": sonic.Mask(3)},
+        {"y": ["a", "b"], "mass": None},
+        version=version,
+    )
+    jets = ak.Array([[[{"pt": 1.0, "eta": 2.0}]], [], [[], [{"pt": 0.5, "eta": 0.0}] * 4]])
+    with FakeServer({"m": FakeModel.of(model)}) as fake, pool_of(fake) as pool:
+        scores = model(jets, pool=pool)
+    means = [[3 / 6], [], [0.0, 1.5 / 6]]
+    assert ak.num(scores).tolist() == [1, 0, 2]
+    for k, found in enumerate((scores.y.a, scores.y.b)):
+        expected = 1 / (1 + np.exp(-ak.Array(means) - k))
+        np.testing.assert_allclose(ak.flatten(found), ak.flatten(expected), rtol=1e-6)
+    assert ak.all(scores.mass == scores.y.a)
+    assert [r.model for r in fake.requests] == ["m"]
+    assert fake.requests[0].rows == 3
+    assert fake.requests[0].inputs["mask"].shape == (3, 1, 3)
+
+
+def test_a_graph_needs_a_function() -> None:
+    graph = sonic.Model(
+        "g", {"x": sonic.Flat(["pt"])}, {"y": sonic.Output(["v"], per="constituent")}
+    )
+    with pytest.raises(errors.ConfigError, match="give a function"):
+        FakeModel.of(graph)
+    events = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], [], [{"pt": 3.0}]])
+    served = FakeModel.of(graph, lambda inputs: {"y": 3 * inputs["x"]})
+    with FakeServer({"g": served}) as fake, pool_of(fake) as pool:
+        assert graph(events, pool=pool).v.tolist() == [[3.0, 6.0], [], [9.0]]
+
+
+# What becomes of a request for which a server has this status: the error, and whether it is sent
+# again, here or elsewhere.
+FATES = {
+    Code.CANCELLED: (errors.ServerLostError, True),
+    Code.UNKNOWN: (errors.RequestError, False),
+    Code.INVALID_ARGUMENT: (errors.RequestError, False),
+    Code.DEADLINE_EXCEEDED: (errors.DeadlineError, False),
+    Code.NOT_FOUND: (errors.ModelNotFoundError, False),
+    Code.ALREADY_EXISTS: (errors.RequestError, False),
+    Code.PERMISSION_DENIED: (errors.AccessError, False),
+    Code.RESOURCE_EXHAUSTED: (errors.OverloadError, True),
+    Code.FAILED_PRECONDITION: (errors.RequestError, False),
+    Code.ABORTED: (errors.ServerLostError, True),
+    Code.OUT_OF_RANGE: (errors.RequestError, False),
+    Code.UNIMPLEMENTED: (errors.RequestError, False),
+    Code.INTERNAL: (errors.RequestError, False),
+    Code.UNAVAILABLE: (errors.ServerLostError, True),
+    Code.DATA_LOSS: (errors.ServerLostError, True),
+    Code.UNAUTHENTICATED: (errors.AccessError, False),
+}
+
+
+@pytest.mark.parametrize("code", [c for c in Code if c is not Code.OK])
+def test_every_status_over_the_wire(fake: FakeServer, code: Any) -> None:
+    kind, again = FATES[code]
+    fake.fail(code, "the server's words")
+    with pool_of(fake) as pool:
+        if again:
+            assert twice(MODEL(objects(3), pool=pool)) == [0, 1, 2]
+            assert pool.statistics.total().retries == 1
+            assert len(fake.requests) == 2
+            return
+        with pytest.raises(kind) as caught:
+            MODEL(objects(3), pool=pool)
+        if kind is not errors.ModelNotFoundError:
+            assert "the server's words" in str(caught.value)
+            assert (caught.value.server, caught.value.model) == (fake.url, "m")
+        assert caught.value.rows == (0, 3)
+        assert len(fake.requests) == 1
+
+
+def test_half_of_the_requests_are_refused(fake: FakeServer) -> None:
+    fake.fail(Code.RESOURCE_EXHAUSTED, times=10_000, every=2)
+    with pool_of(fake) as pool:
+        assert twice(MODEL(objects(100), pool=pool)) == list(range(100))
+        total = pool.statistics.total()
+        assert total.rows == 100
+        assert total.retries >= 10
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (Wrong.shape, r"came back with shape \[2, 1\] for 3 rows"),
+        (Wrong.missing, "the answer lacks output 'y'"),
+        (Wrong.cut, "cannot read the server's answer"),
+        (Wrong.without_data, "outputs without data"),
+    ],
+)
+def test_wrong_answers(fake: FakeServer, how: Any, said: str) -> None:
+    fake.answer_wrongly(how)
+    with pool_of(fake) as pool:
+        with pytest.raises(errors.ResponseError, match=said) as caught:
+            MODEL(objects(3), pool=pool)
+        assert (caught.value.server, caught.value.model) == (fake.url, "m")
+        assert len(fake.requests) == 1
+        assert twice(MODEL(objects(3), pool=pool)) == [0, 1, 2]
+
+
+def test_a_server_that_is_not_there_yet(fake: FakeServer) -> None:
+    fake.stop()
+    with pool_of(fake, retry_for_s=60) as pool:
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(MODEL(objects(9), pool=pool)))
+        thread.start()
+        until(lambda: any(s.last_error for s in pool.servers))
+        fake.start()
+        thread.join(60)
+        assert twice(found[0]) == list(range(9))
+
+
+def test_a_server_that_breaks_its_connections(fake: FakeServer) -> None:
+    fake.hold()
+    with pool_of(fake) as pool:
+        pending = MODEL.submit(objects(40), pool=pool)
+        until(lambda: len(fake.requests) >= 4)
+        fake.stop()
+        fake.start()
+        assert twice(pending.result(timeout_s=60)) == list(range(40))
+        assert pool.statistics.total().rows == 40
+
+
+def test_a_model_that_is_unloaded_and_loaded(fake: FakeServer) -> None:
+    with (
+        FakeServer({"m": FakeModel.of(MODEL, double, max_rows=4)}) as other,
+        pool_of(fake, other) as pool,
+    ):
+        assert twice(MODEL(objects(40), pool=pool)) == list(range(40))
+        fake.unload("m")
+        before = other.statistics["m", "rows"]
+        assert twice(MODEL(objects(40), pool=pool)) == list(range(40))
+        assert other.statistics["m", "rows"] == before + 40
+        other.unload("m")
+        with pytest.raises(errors.ModelNotFoundError):
+            MODEL(objects(3), pool=pool)
+        fake.load("m")
+        assert twice(MODEL(objects(3), pool=pool)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_minimal_server(typed: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    model = FakeModel.of(MODEL, double, max_rows=4)
+    with (
+        FakeServer({"m": model}, extensions=(), typed_contents=typed) as fake,
+        pool_of(fake) as pool,
+    ):
+        with pytest.raises(errors.RequestError, match="batch size 9 is larger than"):
+            MODEL(objects(9), pool=pool)  # it has no way to say its limit
+        assert twice(MODEL(objects(4), pool=pool)) == [0, 1, 2, 3]
+        assert "4 rows" in repr(sonic.report(pool))
+        methods = {method for method, _ in fake.calls}
+        assert methods <= {"ModelMetadata", "ModelConfig", "ModelInfer", "RepositoryIndex"}
+    with FakeServer({"m": model}, extensions=()) as fake:
+        connection = connect_transport(fake.url)
+        assert connection.ready()
+        assert connection.info().extensions == ()
+        with pytest.raises(errors.RequestError, match="ModelStatistics is not implemented"):
+            connection.timings("m", None)
+        with pytest.raises(errors.ModelNotFoundError):
+            connection.contract("n", None)
+        connection.close()
+
+
+@pytest.mark.parametrize("kind", ["bool", "int8", "int32", "int64", "uint8", "uint64", "float64"])
+def test_numbers_one_by_one(kind: str) -> None:
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": sonic.Output(["v"], kind)})
+    served = FakeModel.of(model, lambda inputs: {"y": inputs["x"].astype(kind)})
+    with FakeServer({"m": served}, typed_contents=True) as fake, pool_of(fake) as pool:
+        found = model(objects(2), pool=pool).v
+    assert found.tolist() == [0, 1]
+    assert found.type.content.primitive == kind
+
+
+def test_half_precision_has_no_numbers() -> None:
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": sonic.Output(["v"], "float16")})
+    served = FakeModel.of(model, lambda inputs: {"y": inputs["x"].astype("float16")})
+    with FakeServer({"m": served}) as fake, pool_of(fake) as pool:
+        fake.answer_wrongly(Wrong.without_data)
+        with pytest.raises(errors.ResponseError, match="outputs without data"):
+            model(objects(2), pool=pool)
+
+
+@pytest.mark.parametrize("way", ["string", "file", "function"])
+def test_a_token_goes_with_every_call(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "token"
+    path.write_text("secret-1\n")
+    token: Any = {"string": "secret-1", "file": path, "function": lambda: path.read_text().strip()}
+    options = Settings.make("grpc://s:1", token=token[way], headers={"x-one": "two"})
+    model = FakeModel.of(MODEL, double)
+    headers = {"authorization": "Bearer secret-1", "X-One": "two"}
+    with FakeServer({"m": model}, headers=headers) as fake:
+        connection = connect_transport(fake.url, options=options.connection_options())
+        lived = threading.Event()
+        connection.live(lambda error: lived.set() if error is None else None)
+        assert lived.wait(20)
+        assert connection.ready()
+        connection.info()
+        connection.models()
+        connection.timings("m", None)
+        connection.close()
+        with pool_of(fake, token=token[way], headers={"x-one": "two"}) as pool:
+            assert twice(MODEL(objects(3), pool=pool)) == [0, 1, 2]
+            methods = {method for method, _ in fake.calls}
+            assert methods == {
+                "ServerLive",
+                "ServerReady",
+                "ServerMetadata",
+                "RepositoryIndex",
+                "ModelStatistics",
+                "ModelMetadata",
+                "ModelConfig",
+                "ModelInfer",
+            }
+            assert all(h["authorization"] == "Bearer secret-1" for _, h in fake.calls)
+            if way == "string":
+                return
+            # It has expired, and there is a new one.
+            path.write_text("secret-2")
+            fake.headers["authorization"] = "Bearer secret-2"
+            assert twice(MODEL(objects(3), pool=pool)) == [0, 1, 2]
+    with FakeServer({"m": model}, headers=headers) as fake, pool_of(fake) as pool:
+        with pytest.raises(errors.AccessError, match="token"):
+            MODEL(objects(3), pool=pool)
+        assert fake.requests == []
+
+
+def test_a_function_for_the_token_that_fails(fake: FakeServer) -> None:
+    def broken() -> str:
+        raise KeyError("TRITON_TOKEN")
+
+    for token, said in (
+        (broken, r"the function that token= names failed: KeyError\('TRITON_TOKEN'\)"),
+        (lambda: None, "the function that token= names returned NoneType, expected str"),
+    ):
+        with (
+            pool_of(fake, token=token) as pool,
+            pytest.raises(errors.ConfigError, match=said),
+        ):
+            MODEL(objects(3), pool=pool)
+        options = ConnectionOptions(token=token)  # type: ignore[arg-type]
+        connection = connect_transport(fake.url, options=options)
+        with pytest.raises(errors.ConfigError, match=said):
+            connection.info()
+
+
+def test_unknown_extension() -> None:
+    with pytest.raises(errors.ConfigError, match="did you mean 'statistics'"):
+        FakeServer({}, extensions=["statistic"])
+
+
+def test_the_fixture(sonic_server: Any) -> None:
+    server = sonic_server(MODEL, functions={"m": double}, retry_for_s=0.3)
+    assert twice(MODEL(objects(3))) == [0, 1, 2]
+    server.stop()
+    assert MODEL(objects(3), on_error="mask").twice.tolist() == [None] * 3
