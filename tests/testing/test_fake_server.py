@@ -73,9 +73,8 @@ def test_it_is_like_a_real_server(
         function=function,
     )
     with FakeServer({"tagger": model}) as fake:
-        ours, real = (
-            connect_transport(url).contract("tagger", None) for url in (fake.url, server.url)
-        )
+        urls = fake.url, server.url
+        ours, real = (connect_transport(url).contract("tagger", None) for url in urls)
         assert (ours.inputs, ours.outputs) == (real.inputs, real.outputs)
         assert (ours.version, ours.max_rows) == (real.version, real.max_rows)
         with pool_of(fake) as pool:
@@ -87,10 +86,8 @@ def test_it_is_like_a_real_server(
                     connect_transport(url).contract(name, version)
                 said.append(caught.value.message)
             assert said[0] == said[1]
-        assert (
-            connect_transport(fake.url).timings("tagger", None).rows
-            == fake.statistics["tagger", "rows"]
-        )
+        told = connect_transport(fake.url).timings("tagger", None)
+        assert told.rows == fake.statistics["tagger", "rows"] > 1000
 
 
 @pytest.mark.parametrize("version", [None, "1"])
