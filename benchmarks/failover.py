@@ -1,0 +1,204 @@
+"""Servers that are unequal, killed, started again or stopped in mid-run; memory; and rest.
+
+All with stand-in accelerators in real Tritons, slow enough that the machine does not limit them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import accelerator
+import awkward as ak
+import psutil
+from harness import Results, finish, parser
+from layouts import FIELDS, LENGTH, collection
+from pool import load
+
+import sonic_coffea as sonic
+
+MODEL = sonic.Model(
+    "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}
+)
+ROWS = accelerator.MAX_ROWS
+STEP_S = 0.1
+
+
+class Course:
+    """Rows that a pool has scored, over time."""
+
+    def __init__(self, pool: sonic.Pool) -> None:
+        self._pool = pool
+        self._over = threading.Event()
+        self.points: list[tuple[float, int]] = []
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Course:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(STEP_S):
+            self.points.append((time.perf_counter(), self._pool.statistics.total().rows))
+
+    def recovery_s(self, change: float, until: float, rate: float) -> float:
+        """Return how long after a change the rate of a second is 90 % of what it can be."""
+        width = round(1.0 / STEP_S)
+        for (start, before), (stop, after) in zip(self.points, self.points[width:], strict=False):
+            if start >= change and stop <= until and after - before >= 0.9 * rate * (stop - start):
+                return start - change
+        return float("nan")
+
+
+def unequal(results: Results, folder: Path, seconds: float) -> None:
+    """Compare two servers, one twice as fast, with the sum of both."""
+    slow = accelerator.write(folder / "slow", launch_s=0.04, row_s=2e-5)
+    fast = accelerator.write(folder / "fast", launch_s=0.02, row_s=1e-5)
+    with sonic.LocalServer(slow) as one, sonic.LocalServer(fast) as two:
+        saturated = [load(server.url, ROWS, 40 * ROWS, 4) for server in (one, two)]
+        jets = collection(int(seconds * sum(saturated)), fields=FIELDS, mean=5)
+        with sonic.connect([one, two]) as pool:
+            MODEL(jets[: 2 * ROWS])
+            start = time.perf_counter()
+            scores = MODEL(jets)
+            rate = len(ak.flatten(jets)) / (time.perf_counter() - start)
+            check(scores, jets)
+            rows = {url: tally.rows for (url, *_), tally in pool.statistics}
+    results.note("two unequal servers: rows/s over the sum", rate / sum(saturated), at_least=0.9)
+    results.note("their rows, the fast one's over the slow one's", rows[two.url] / rows[one.url])
+
+
+def check(scores: ak.Array, jets: ak.Array) -> None:
+    """Compare what came back with what the model makes of what was sent."""
+    first = ak.fill_none(ak.firsts(jets, axis=2), dict.fromkeys(FIELDS, 0.0))
+    assert ak.all(scores.a == first.f0)
+    assert ak.all(scores.b == first.f1)
+
+
+def disturbed(results: Results, folder: Path, seconds: float) -> None:
+    """Kill one of two servers and start it again; later, stop it and let it go on."""
+    repository = accelerator.write(folder / "equal", launch_s=0.02, row_s=1e-5)
+    one, two = sonic.LocalServer(repository).start(), sonic.LocalServer(repository).start()
+    with one, two:
+        each = load(two.url, ROWS, 40 * ROWS, 4)
+        jets = collection(int(5 * seconds * 1.6 * each), fields=FIELDS, mean=2)
+        with sonic.connect([one, two]) as pool, Course(pool) as course:
+            MODEL(jets[:ROWS])
+            assert one.pid is not None
+            pending = MODEL.submit(jets)
+            marks = {}
+
+            def at(name: str) -> None:
+                marks[name] = time.perf_counter()
+                time.sleep(seconds)
+
+            at("begin")
+            os.kill(one.pid, signal.SIGKILL)
+            at("killed")
+            again = sonic.LocalServer(repository, port=int(one.url.rpartition(":")[2])).start()
+            at("started again")
+            os.kill(again.pid or 0, signal.SIGSTOP)
+            at("stopped")
+            os.kill(again.pid or 0, signal.SIGCONT)
+            at("went on")
+            check(pending.result(), jets)
+            total = pool.statistics.total()
+            again.stop()
+    names = [*marks, "end"]
+    marks["end"] = time.perf_counter()
+    for name, following, servers in zip(names, names[1:], (2, 1, 2, 1, 2), strict=True):
+        if name != "begin":
+            recovery_s = course.recovery_s(marks[name], marks[following], servers * each)
+            results.note(f"one of two {name}: seconds until 90 %", recovery_s, at_most=2.0)
+    lost = len(ak.flatten(jets)) + len(ak.flatten(jets[:ROWS])) - total.rows
+    results.note("rows lost or scored twice in the result", abs(lost), at_most=0)
+    results.note("requests sent again", total.retries)
+
+
+_MEMORY = """
+import json, sys, threading, psutil
+import awkward as ak
+sys.path.insert(0, sys.argv[1])
+import failover
+import sonic_coffea as sonic
+from layouts import FIELDS, collection
+
+jets = collection(int(sys.argv[3]), fields=FIELDS, mean=2)
+with sonic.connect(sys.argv[2], in_flight_bytes=256_000_000):
+    failover.MODEL(jets[:5000])
+    process = psutil.Process()
+    before = process.memory_info().rss
+    peak, over = before, threading.Event()
+    def watch():
+        global peak
+        while not over.wait(0.02):
+            peak = max(peak, process.memory_info().rss)
+    thread = threading.Thread(target=watch)
+    thread.start()
+    scores = failover.MODEL(jets)
+    over.set()
+    thread.join()
+print(json.dumps({"peak": peak - before, "output": scores.nbytes, "input": jets.nbytes}))
+"""
+
+
+def memory(results: Results, url: str, rows: int) -> None:
+    """Measure the most memory of a process while it scores many rows."""
+    command = [sys.executable, "-c", _MEMORY, str(Path(__file__).parent), url, str(rows)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    above = found["peak"] - found["output"]
+    name = f"{rows:,} rows of {4 * len(FIELDS) * LENGTH} bytes, budget 256 MB"
+    results.note(f"{name}: peak memory above input and output, MB", above / 1e6)
+    results.note(f"{name}: the same over the budget", above / 256e6, at_most=1.5)
+
+
+def rest(results: Results, url: str, seconds: float) -> None:
+    """Measure what a pool does that waits."""
+    process = psutil.Process()
+    threads, sockets = process.num_threads(), len(process.net_connections())
+    with sonic.connect(url):
+        MODEL(collection(1000, fields=FIELDS, mean=2))
+        time.sleep(1)
+        results.note("threads of a pool that waits", process.num_threads() - threads)
+        results.note("connections of it", len(process.net_connections()) - sockets)
+        switches, cpu = process.num_ctx_switches(), process.cpu_times()
+        time.sleep(seconds)
+        later, cpu_later = process.num_ctx_switches(), process.cpu_times()
+        wakeups = (later.voluntary - switches.voluntary) / seconds
+        used = cpu_later.user + cpu_later.system - cpu.user - cpu.system
+        results.note("wake-ups a second", wakeups)
+        results.note("per mille of a core", 1e3 * used / seconds)
+    time.sleep(1)
+    results.note("threads left after close", process.num_threads() - threads, at_most=0)
+    results.note("connections left", len(process.net_connections()) - sockets, at_most=0)
+
+
+def main() -> None:
+    """Run it."""
+    options = parser(__doc__ or "").parse_args()
+    quick = options.quick
+    results = Results("Failover: several stand-in accelerators in real Tritons")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with sonic.LocalServer(accelerator.write(folder / "repository")) as server:
+            rest(results, server.url, 2.0 if quick else 10.0)
+            memory(results, server.url, 20_000 if quick else 2_000_000)
+        unequal(results, folder, 2.0 if quick else 10.0)
+        disturbed(results, folder, 2.0 if quick else 6.0)
+    finish(results, options)
+
+
+if __name__ == "__main__":
+    main()
