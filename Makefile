@@ -53,7 +53,7 @@ $(LAZY)/.installed: pyproject.toml
 
 bench: $(VENV)/.bench-installed
 	$(BIN)/sonic-coffea server install
-	for name in layouts pool; do \
+	for name in layouts pool shared_memory failover cluster; do \
 		$(BIN)/python benchmarks/$$name.py --json $(RESULTS)/$$name.json \
 			--figure $(RESULTS)/$$name.png || exit 1; \
 	done

@@ -48,14 +48,20 @@ parameters {{ key: "row_s" value {{ string_value: "{row_s}" }} }}
 """
 
 
-def write(repository: Path, *, launch_s: float = LAUNCH_S, row_s: float = ROW_S) -> Path:
+def write(
+    repository: Path,
+    *,
+    launch_s: float = LAUNCH_S,
+    row_s: float = ROW_S,
+    max_rows: int = MAX_ROWS,
+) -> Path:
     """Write the model repository."""
     version = repository / "accelerator" / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(_MODEL)
     (version.parent / "config.pbtxt").write_text(
         _CONFIG.format(
-            max_rows=MAX_ROWS, features=FEATURES, length=LENGTH, launch_s=launch_s, row_s=row_s
+            max_rows=max_rows, features=FEATURES, length=LENGTH, launch_s=launch_s, row_s=row_s
         )
     )
     return repository

@@ -134,7 +134,9 @@ def scaling(results: Results, url: str, counts: list[int], seconds: float) -> No
         ):
             names = list(client.scheduler_info(n_workers=-1)["workers"])
             for lasts_s in (0.0, seconds):  # the first time, they import what they need
-                futures = [client.submit(score_for, lasts_s, workers=[n], pure=False) for n in names]
+                futures = [
+                    client.submit(score_for, lasts_s, workers=[n], pure=False) for n in names
+                ]
                 out = client.gather(futures)
         rows = [rows for _, rows, _ in out]
         waits = np.concatenate([waits for *_, waits in out])

@@ -14,7 +14,11 @@ from sonic_coffea.transport import Address, ConnectionOptions
 
 # Room is left for what a message has beside the tensors.
 _LARGEST_REQUEST = 2_000_000_000
-_CHOICES = {"compression": ("gzip", "deflate", None), "balance": ("load", "order")}
+_CHOICES = {
+    "compression": ("gzip", "deflate", None),
+    "balance": ("load", "order"),
+    "shared_memory": ("auto", True, False),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,9 @@ class Settings:
         one (mutual TLS).
     compression : {"gzip", "deflate"} or None
         How tensors are compressed on their way, where the network is slower than that.
+    shared_memory : bool or "auto"
+        Whether a server on this machine reads large tensors where they are, instead of from
+        messages: if it can, always, or never.
     channels : int
         Connections to one server; several, if a balancer leads each to another server behind it.
     in_flight : int
@@ -68,6 +75,7 @@ class Settings:
     tls_cert: str | None = None
     tls_key: str | None = None
     compression: str | None = None
+    shared_memory: bool | str = "auto"
     channels: int = 1
     in_flight: int = 256
     in_flight_bytes: int = 256_000_000
@@ -175,6 +183,7 @@ class Settings:
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
             compression=self.compression,
+            shared_memory=self.shared_memory,
             request_timeout_s=self.request_timeout_s,
             metadata_timeout_s=self.metadata_timeout_s,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from pathlib import Path
@@ -32,6 +33,7 @@ from sonic_coffea.transport._protocol import (
     ServerInfo,
     Timings,
 )
+from sonic_coffea.transport._shared_memory import Region, SharedMemory, lost_words, shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +81,10 @@ class GrpcConnection:
         self._local_headers = _local_secret(address)
         self._channel = _channel(address, options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._shared: SharedMemory | None = None
+        if shares(address, wanted=options.shared_memory):
+            demanded = options.shared_memory is True
+            self._shared = SharedMemory(self._ask_soon, self._tell, address, demanded=demanded)
         # Requests are serialized here, which saves three copies of every tensor.
         self._infer = self._channel.unary_unary(
             "/inference.GRPCInferenceService/ModelInfer",
@@ -212,8 +218,11 @@ class GrpcConnection:
             request.inputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
         for name in outputs:
             request.outputs.add(name=name)
-        message = with_contents(request, inputs.values())
-        sent_bytes = len(message)
+        region = None
+        if self._shared is not None:
+            region = self._shared.place(inputs, request.inputs)
+        message = with_contents(request, () if region else inputs.values())
+        sent_bytes = len(message) + (sum(t.nbytes for t in inputs.values()) if region else 0)
         context: dict[str, Any] = {
             "server": str(self._address),
             "model": contract.model,
@@ -230,6 +239,8 @@ class GrpcConnection:
 
         def finished(call: Any) -> None:
             # gRPC would only log what is raised here, and the rows would wait for ever.
+            if region is not None:
+                self._read(region, call)
             try:
                 outcome = self._outcome(call, sent_bytes, local, context)
             except Exception as error:  # noqa: BLE001
@@ -243,7 +254,23 @@ class GrpcConnection:
         """Let go of the channel; what is out is cancelled. May be called again."""
         if not self._closed.is_set():
             self._closed.set()
+            if self._shared is not None:
+                self._shared.close()
             self._channel.close()
+
+    def _read(self, region: Region, call: Any) -> None:
+        """Use a region again if the server has surely read it."""
+        assert self._shared is not None  # noqa: S101  there is a region
+        answered = not call.cancelled() and call.code() == grpc.StatusCode.OK
+        (self._shared.release if answered else self._shared.discard)(region)
+
+    def _tell(self, method: str, request: Any) -> None:
+        """Make a call whose answer does not matter."""
+        # A closed channel, a dead server, a token that fails: cleaning up never raises.
+        with contextlib.suppress(Exception):
+            getattr(self._stub, method).future(
+                request, timeout=_LIFE_S, metadata=self._headers(self._local_headers)
+            )
 
     def _outcome(
         self, call: Any, sent_bytes: int, local: Mapping[str, str], context: dict[str, Any]
@@ -302,12 +329,19 @@ class GrpcConnection:
             f"{what}; {hint}", server=str(self._address), model=model, version=version
         )
 
-    def _ask(self, method: str, request: Any, **context: Any) -> Any:
+    def _ask_soon(self, method: str, request: Any) -> Any:
+        """Ask what delays requests."""
+        return self._ask(method, request, timeout_s=_LIFE_S)
+
+    def _ask(
+        self, method: str, request: Any, *, timeout_s: float | None = None, **context: Any
+    ) -> Any:
         local = self._local_headers
         context["server"] = str(self._address)
+        timeout_s = timeout_s or self._options.metadata_timeout_s
         try:
             return getattr(self._stub, method)(
-                request, timeout=self._options.metadata_timeout_s, metadata=self._headers(local)
+                request, timeout=timeout_s, metadata=self._headers(local)
             )
         except grpc.RpcError as error:
             failure = self._failure(error.code(), error.details(), local, **context)
@@ -322,6 +356,10 @@ class GrpcConnection:
     ) -> SonicError:
         """Return our error for a call that was made with the `local` secret."""
         error = translate(code, details or "", closing=self._closed.is_set(), **context)
+        if self._shared is not None and lost_words(details):
+            error = ServerLostError(f"the server was started anew: {details}", **context)
+        if self._shared is not None and isinstance(error, ServerLostError):
+            self._shared.forget()
         if not isinstance(error, (AccessError, ServerLostError)):
             return error
         # A local server that was started anew has another secret, which is recorded a moment after

@@ -33,6 +33,9 @@ class ConnectionOptions:
         PEM files with the certificate and the key by which the client shows who it is.
     compression : {"gzip", "deflate"} or None
         How requests with tensors are compressed on their way.
+    shared_memory : bool or "auto"
+        Whether large tensors are read by the server where they are, if it is on this machine: if
+        it can, or as a demand.
     metadata_timeout_s : float
         Deadline of calls that carry no tensors.
     request_timeout_s : float
@@ -45,6 +48,7 @@ class ConnectionOptions:
     tls_cert: str | None = None
     tls_key: str | None = None
     compression: str | None = None
+    shared_memory: bool | str = "auto"
     metadata_timeout_s: float = 10.0
     request_timeout_s: float = 120.0
 

@@ -1,0 +1,334 @@
+"""Shared memory with a real Triton: the same scores, and nothing is left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.transport import _shared_memory as shm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Two inputs of different types and widths; answers after 10 ms.
+_MODEL = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.01)
+        answers = []
+        for request in requests:
+            x, n = (pb_utils.get_input_tensor_by_name(request, k).as_numpy() for k in "xn")
+            y = np.stack([x.sum(axis=1), x[:, 0] * n[:, 0]], axis=1).astype(np.float32)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]))
+        return answers
+"""
+_CONFIG = """
+name: "{name}"
+backend: "python"
+max_batch_size: 2048
+input {{ name: "x" data_type: TYPE_FP32 dims: [ 256 ] }}
+input {{ name: "n" data_type: TYPE_INT64 dims: [ 3 ] }}
+output {{ name: "y" data_type: TYPE_FP32 dims: [ 2 ] }}
+"""
+
+
+def model(name: str = "one") -> sonic.Model:
+    return sonic.Model(
+        name,
+        {"x": sonic.Dense("x", (256,)), "n": sonic.Dense("n", (3,), dtype="int64")},
+        {"y": ["total", "product"]},
+    )
+
+
+def objects(rows: int, seed: int = 1) -> ak.Array:
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, 100, (rows, 256)).astype(np.float32)
+    return ak.zip({"x": x, "n": rng.integers(0, 100, (rows, 3))}, depth_limit=1)
+
+
+def check(scores: ak.Array, sent: ak.Array) -> None:
+    x, n = ak.to_numpy(sent.x), ak.to_numpy(sent.n)
+    np.testing.assert_array_equal(scores.total, x.sum(axis=1))
+    np.testing.assert_array_equal(scores["product"], x[:, 0] * n[:, 0])
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("wide")
+    for name in ("one", "two"):
+        (path / name / "1").mkdir(parents=True)
+        (path / name / "1" / "model.py").write_text(_MODEL)
+        (path / name / "config.pbtxt").write_text(_CONFIG.format(name=name))
+    return path
+
+
+@pytest.fixture(scope="module")
+def wide_server(wide: Path, private_state: Path) -> Iterator[sonic.LocalServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SONIC_COFFEA_STATE_DIR", str(private_state))
+        running = sonic.LocalServer(wide, stop_timeout_s=1.0).start()
+    with running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert ours() == []
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which of the protocol's calls for shared memory are made."""
+    made: list[str] = []
+    create = shm._create
+
+    def counted(nbytes: int) -> shm.Region:
+        made.append("create")
+        return create(nbytes)
+
+    monkeypatch.setattr(shm, "_create", counted)
+    return made
+
+
+def ours() -> list[str]:
+    return [p.name for p in shm.FOLDER.glob(f"{shm.PREFIX}-{os.getuid()}-*")]
+
+
+def pool_of(server: Any, **options: Any) -> Pool:
+    return Pool(Settings.make(server, **options))
+
+
+@pytest.mark.parametrize("shared", ["auto", True, False])
+def test_scores_are_the_same(wide_server: sonic.LocalServer, calls: list[str], shared: Any) -> None:
+    sent = {rows: objects(rows, rows) for rows in (0, 1, 100, 2000, 2048, 9001)}
+    with pool_of(wide_server, shared_memory=shared) as pool:
+        pendings = [
+            (model(name).submit(one, pool=pool), one)
+            for name in ("one", "two")
+            for one in sent.values()
+        ]
+        for pending, one in pendings:
+            check(pending.result(), one)
+        assert bool(calls) == bool(shared)
+        assert bool(ours()) == bool(shared)
+
+
+def test_regions_are_used_again(wide_server: sonic.LocalServer, calls: list[str]) -> None:
+    sent = objects(2000)
+    with pool_of(wide_server, in_flight=2) as pool:
+        for _ in range(20):
+            check(model()(sent, pool=pool), sent)
+        assert pool.statistics.total().requests >= 20
+        assert pool.statistics.total().sent_bytes > 20 * 2000 * 256 * 4
+        assert len(calls) <= 3
+
+
+def test_small_requests_travel_in_messages(
+    wide_server: sonic.LocalServer, calls: list[str]
+) -> None:
+    with pool_of(wide_server, shared_memory=True) as pool:
+        check(model()(objects(50), pool=pool), objects(50))
+    assert calls == []
+
+
+def test_what_was_abandoned_is_not_used_again(
+    wide_server: sonic.LocalServer, calls: list[str]
+) -> None:
+    with pool_of(wide_server) as pool:
+        pending = model().submit(objects(8000), pool=pool)
+        pending.cancel()
+        with pytest.raises(errors.CancelledError):
+            pending.result()
+        made = len(calls)
+        check(model()(objects(2000, 3), pool=pool), objects(2000, 3))
+        assert len(calls) > made
+
+
+def test_a_server_that_is_started_anew_knows_no_regions(wide: Path) -> None:
+    server = sonic.LocalServer(wide, stop_timeout_s=0.1).start()
+    sent = objects(40_000)
+    port = int(server.url.rpartition(":")[2])
+    with pool_of(server, retry_for_s=60) as pool:
+        check(model()(sent[:4000], pool=pool), sent[:4000])
+        pending = model().submit(sent, pool=pool)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        with sonic.LocalServer(wide, port=port):
+            check(pending.result(timeout_s=100), sent)
+            check(model()(sent[:4000], pool=pool), sent[:4000])
+    server.stop()
+
+
+def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
+    """As if the server had been started anew between two requests, and nobody noticed."""
+    sent = objects(4000)
+    with pool_of(wide_server) as pool:
+        check(model()(sent, pool=pool), sent)
+        (connection,) = pool.connections()
+        from tritonclient.grpc import service_pb2
+
+        everything = service_pb2.SystemSharedMemoryUnregisterRequest()
+        connection._ask("SystemSharedMemoryUnregister", everything)  # type: ignore[attr-defined]
+        check(model()(sent, pool=pool), sent)
+        total = pool.statistics.total()
+        assert total.rows == 8000
+        assert total.retries >= 1
+
+
+def test_letting_go_of_a_dead_server_is_no_error(wide: Path) -> None:
+    server = sonic.LocalServer(wide, stop_timeout_s=0.1).start()
+    with pool_of(server, retry_for_s=0.2) as pool:
+        check(model()(objects(4000), pool=pool), objects(4000))
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(errors.ServerLostError):
+            model()(objects(4000), pool=pool)
+    server.stop()
+
+
+def test_nothing_is_registered_after_closing(wide_server: sonic.LocalServer) -> None:
+    from tritonclient.grpc import service_pb2
+
+    with pool_of(wide_server) as pool:
+        check(model()(objects(4000), pool=pool), objects(4000))
+        request = service_pb2.SystemSharedMemoryStatusRequest()
+        with pool_of(wide_server, shared_memory=False) as other:
+            (watching,) = other.connections()
+            ask = watching._ask  # type: ignore[attr-defined]
+            assert ask("SystemSharedMemoryStatus", request).regions
+            pool.close()
+            for _ in range(1000):
+                if not ask("SystemSharedMemoryStatus", request).regions:
+                    break
+            assert not ask("SystemSharedMemoryStatus", request).regions
+
+
+_KILLED = """
+import os, signal, sys
+import sonic_coffea as sonic
+from tests.transport.test_shared_memory import model, objects
+with sonic.connect(sys.argv[1]):
+    model()(objects(4000))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_client_left_is_removed(wide_server: sonic.LocalServer) -> None:
+    command = [sys.executable, "-c", _KILLED, wide_server.url]
+    done = subprocess.run(command, check=False, timeout=100)
+    assert done.returncode == -signal.SIGKILL
+    left = ours()
+    assert left
+    mine = shm._create(1000)
+    foreign = shm.FOLDER / f"{shm.PREFIX}-{os.getuid() + 1}-1-1-1-1"
+    foreign.touch()
+    try:
+        with pool_of(wide_server) as pool:
+            check(model()(objects(4000), pool=pool), objects(4000))
+            assert not set(left) & set(ours())
+            assert mine.path.exists()
+            assert foreign.exists()
+    finally:
+        foreign.unlink()
+        mine.remove()
+
+
+_ENDS = """
+import sys
+import sonic_coffea as sonic
+from tests.transport.test_shared_memory import check, model, objects
+sonic.connect(sys.argv[1])
+check(model()(objects(4000)), objects(4000))
+"""
+
+
+def test_a_client_that_ends_leaves_nothing(wide_server: sonic.LocalServer) -> None:
+    subprocess.run([sys.executable, "-c", _ENDS, wide_server.url], check=True, timeout=100)
+    assert ours() == []
+
+
+def served(inputs: Any) -> dict[str, Any]:
+    x, n = inputs["x"], inputs["n"]
+    y = np.stack([x.sum(axis=1), x[:, 0] * n[:, 0]], axis=1)
+    return {"y": y.astype(np.float32)}
+
+
+def test_a_server_that_cannot_use_it(caplog: pytest.LogCaptureFixture) -> None:
+    fake = FakeServer({"one": FakeModel.of(model(), served, max_rows=2048)})
+    with fake, caplog.at_level(logging.INFO):
+        with pool_of(fake.url) as pool:
+            check(model()(objects(9000), pool=pool), objects(9000))
+        said = [r for r in caplog.records if "cannot use shared memory" in r.message]
+        assert len(said) == 1
+        with (
+            pool_of(fake.url, shared_memory=True) as pool,
+            pytest.raises(errors.ConfigError, match="does not have the extension"),
+        ):
+            model()(objects(9000), pool=pool)
+    with (
+        pytest.raises(errors.ConfigError, match="is not on this machine"),
+        pool_of("grpc://far.example:1", shared_memory=True) as pool,
+    ):
+        model()(objects(9000), pool=pool)
+
+
+def test_a_server_that_does_not_see_this_memory(
+    wide_server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As one in a container: the names are not there."""
+    monkeypatch.setattr(shm, "FOLDER", tmp_path)
+    with pool_of(wide_server) as pool:
+        check(model()(objects(4000), pool=pool), objects(4000))
+    with (
+        pool_of(wide_server, shared_memory=True) as pool,
+        pytest.raises(errors.ConfigError, match="shared_memory=True, but .* cannot use"),
+    ):
+        model()(objects(4000), pool=pool)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_room(wide_server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, start: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pool_of(wide_server) as pool:
+        check(model()(objects(4000), pool=pool), objects(4000))
+
+
+def test_many_threads_at_a_time(wide_server: sonic.LocalServer) -> None:
+    failures: list[Any] = []
+
+    def score(seed: int) -> None:
+        try:
+            check(model()(objects(3000, seed), pool=pool), objects(3000, seed))
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    with pool_of(wide_server) as pool:
+        threads = [threading.Thread(target=score, args=(seed,)) for seed in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
