@@ -191,6 +191,42 @@ def test_dask(top_server: Any, expected: dict[Any, Any]) -> None:
         assert list(connected.values()) == [(top_server.url,)] * 3
 
 
+class Stumbling(Tagging):
+    """Fails the first time on each chunk, after its jets were scored."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+        first = f"{self.folder}/{events.metadata['dataset']}-{events.metadata['entrystart']}"
+        try:
+            os.close(os.open(first, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return super().produce(events, scores)
+        raise ZeroDivisionError
+
+
+def test_statistics_of_trees_metrics_and_chunks_that_ran_again(
+    top_server: Any, expected: dict[Any, Any], tmp_path: Any
+) -> None:
+    """A chunk counts once: the statistics come with the outputs that are kept."""
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        sonic.connect(top_server, client=client),
+    ):
+        executor = processor.DaskExecutor(client=client, status=False, treereduction=2, retries=3)
+        run = processor.Runner(executor, schema=Schema, chunksize=200, savemetrics=True)
+        out, metrics = run(FILES, Stumbling(str(tmp_path)))
+    check(out, expected)
+    assert sonic.report(out).statistics.chunks == len(list(tmp_path.iterdir())) == 9
+    assert metrics["entries"] == 1750
+    assert metrics["chunks"] == 9
+
+
 def _servers_of_worker() -> tuple[str, ...]:
     from sonic_coffea.pool import current
 
