@@ -17,6 +17,7 @@ from pathlib import Path
 
 import accelerator
 import awkward as ak
+import numpy as np
 import psutil
 from harness import Results, finish, parser
 from layouts import FIELDS, LENGTH, collection
@@ -86,7 +87,7 @@ def check(scores: ak.Array, jets: ak.Array) -> None:
     assert ak.all(scores.b == first.f1)
 
 
-def disturbed(results: Results, folder: Path, seconds: float) -> None:
+def disturbed(results: Results, folder: Path, seconds: float) -> tuple[Course, dict[str, float]]:
     """Kill one of two servers and start it again; later, stop it and let it go on."""
     repository = accelerator.write(folder / "equal", launch_s=0.02, row_s=1e-5)
     one, two = sonic.LocalServer(repository).start(), sonic.LocalServer(repository).start()
@@ -124,6 +125,24 @@ def disturbed(results: Results, folder: Path, seconds: float) -> None:
     lost = len(ak.flatten(jets)) + len(ak.flatten(jets[:ROWS])) - total.rows
     results.note("rows lost or scored twice in the result", abs(lost), at_most=0)
     results.note("requests sent again", total.retries)
+    return course, marks
+
+
+def draw(path: Path, course: Course, marks: dict[str, float]) -> None:
+    """Draw the rows a second, and what happened when."""
+    import matplotlib.pyplot as plt
+
+    times, rows = np.array(course.points).T
+    width = round(0.5 / STEP_S)
+    rates = (rows[width:] - rows[:-width]) / (times[width:] - times[:-width])
+    figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+    axes.plot(times[width:] - times[0], rates / 1e3)
+    axes.set(xlabel="time (s)", ylabel="thousand rows a second, of two servers", ylim=0)
+    for name, mark in marks.items():
+        axes.axvline(mark - times[0], color="gray", linewidth=1)
+        axes.text(mark - times[0], 0, f" {name}", rotation=90, va="bottom")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
 
 
 _MEMORY = """
@@ -196,8 +215,10 @@ def main() -> None:
             rest(results, server.url, 2.0 if quick else 10.0)
             memory(results, server.url, 20_000 if quick else 2_000_000)
         unequal(results, folder, 2.0 if quick else 10.0)
-        disturbed(results, folder, 2.0 if quick else 6.0)
+        course, marks = disturbed(results, folder, 2.0 if quick else 6.0)
     finish(results, options)
+    if options.figure is not None:
+        draw(options.figure, course, marks)
 
 
 if __name__ == "__main__":

@@ -167,6 +167,19 @@ def latency(results: Results, url: str, repeats: int) -> None:
     results.add(times, "sonic-coffea, 100 rows", against="blocking call, 100 rows", at_most=1.3)
 
 
+def draw(path: Path, shares: dict[str, float]) -> None:
+    """Draw what part of the saturated server each way gets."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+    colors = ["C1" if "sonic" in name else "C0" for name in shares]
+    axes.barh(list(shares)[::-1], list(shares.values())[::-1], color=colors[::-1])
+    axes.axvline(1.0, color="gray", linewidth=1)
+    axes.set_xlabel("rows a second over those of the saturated server")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
 def main() -> None:
     """Run it."""
     options = parser(__doc__ or "").parse_args()
@@ -179,6 +192,8 @@ def main() -> None:
                 results, server.url, 8_192 if options.quick else 102_400, 2 if options.quick else 7
             )
     finish(results, options)
+    if options.figure is not None:
+        draw(options.figure, results.numbers["share of the saturated server"])
     for name, share in results.numbers["share of the saturated server"].items():
         print(f"{name}: {share:.0%} of the saturated server")
 

@@ -27,6 +27,7 @@ LAYERS = (
     "pool",
     "model",
     "ml_tools",
+    "checking",
     "reporting",
     "testing",
     "shares",

@@ -6,30 +6,30 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-def test_layouts(tmp_path: Path) -> None:
-    results, figure = tmp_path / "results.json", tmp_path / "figure.png"
+def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return what a benchmark shows, and its results."""
+    results, figure = folder / "results.json", folder / "figure.png"
+    command = [sys.executable, BENCHMARKS / f"{name}.py", "--quick"]
     done = subprocess.run(
-        [
-            sys.executable,
-            BENCHMARKS / "layouts.py",
-            "--quick",
-            "--json",
-            results,
-            "--figure",
-            figure,
-        ],
+        [*command, "--json", results, "--figure", figure],
         capture_output=True,
         text=True,
         timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "Padded" in done.stdout
-    found = json.loads(results.read_text())
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    return done.stdout, json.loads(results.read_text())
+
+
+def test_layouts(tmp_path: Path) -> None:
+    shown, found = run("layouts", tmp_path)
+    assert "Padded" in shown
     aimed = [m["name"] for m in found["measurements"] if m["target"]]
     assert aimed == [
         "Padded",
@@ -41,4 +41,16 @@ def test_layouts(tmp_path: Path) -> None:
     ]
     assert 1 <= found["peak memory of Padded, over its result"] < 1.2
     assert found["packages"]["awkward"]
-    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_shared_memory(tmp_path: Path) -> None:
+    _, found = run("shared_memory", tmp_path)
+    (ratio,) = found["shared memory over messages, by megabytes"].values()
+    assert ratio > 0
+
+
+def test_failover(tmp_path: Path) -> None:
+    _, found = run("failover", tmp_path)
+    figures = {figure["name"]: figure["value"] for figure in found["figures"]}
+    assert figures["rows lost or scored twice in the result"] == 0
+    assert figures["connections left"] == 0

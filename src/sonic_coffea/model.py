@@ -147,22 +147,32 @@ class Model:
         """
         pool = current() if pool is None else pool
         contract = pool.contract(self.name, self.version)
+        self.compare(contract, server=", ".join(pool.settings.servers))
+        return contract
+
+    def compare(self, contract: Contract, *, server: str) -> None:
+        """Compare the declaration with what a server says of its model.
+
+        Raises
+        ------
+        ContractError
+            With the two side by side.
+        """
         whole = [name for name, one in self.inputs.items() if isinstance(one, Flat)]
         if whole and contract.max_rows is not None:
             raise ContractError(
                 f"the rows of input {whole[0]!r} are told apart by offsets or numbers that count "
                 f"within a request, but the server may stack requests (max_batch_size "
                 f"{contract.max_rows}); serve the model with max_batch_size: 0",
-                server=", ".join(pool.settings.servers),
+                server=server,
                 model=self.name,
                 version=contract.version,
             )
         contract.check(
             declared(self.inputs),
             {name: (o.width, o.dtype) for name, o in self.outputs.items()},
-            server=", ".join(pool.settings.servers),
+            server=server,
         )
-        return contract
 
     def __call__(
         self,

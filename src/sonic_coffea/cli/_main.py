@@ -13,7 +13,9 @@ import typer
 from rich.console import Console
 
 from sonic_coffea import __version__
+from sonic_coffea.cli._check import check, models
 from sonic_coffea.cli._repository import repository_app
+from sonic_coffea.cli._status import status
 from sonic_coffea.errors import SonicError
 
 app = typer.Typer(
@@ -27,6 +29,10 @@ app.add_typer(server_app, name="server")
 app.add_typer(repository_app, name="repository")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
+
+app.command()(check)
+app.command()(models)
+app.command()(status)
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so

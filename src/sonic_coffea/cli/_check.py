@@ -1,0 +1,165 @@
+"""``sonic-coffea check`` and ``models``: what a server has, and whether it can be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sonic_coffea.cli._connection import AsJson, Headers, Pem, TokenFile, Url, settings_of
+from sonic_coffea.errors import SonicError
+from sonic_coffea.transport import connect_transport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sonic_coffea.checking import Step
+    from sonic_coffea.contract import TensorSpec
+    from sonic_coffea.model import Model
+
+_MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}
+
+
+def check(
+    url: Url,
+    model: Annotated[str | None, typer.Argument(help="A model to try.")] = None,
+    *,
+    version: Annotated[str | None, typer.Option(help="Of the model.")] = None,
+    weaver: Annotated[
+        Path | None,
+        typer.Option(exists=True, help="weaver's preprocess.json, to compare MODEL with."),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME", help="A Model, or a processor with models, to compare with."
+        ),
+    ] = None,
+    token_file: TokenFile = None,
+    header: Headers = None,
+    tls_root: Pem = None,
+    tls_cert: Pem = None,
+    tls_key: Pem = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try a server step by step, from its name to an inference, and say what helps."""
+    from sonic_coffea import checking
+
+    settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
+    declared = _declared(model, weaver, against)
+    console = Console(quiet=as_json, soft_wrap=True)
+    steps: list[Step] = []
+    with console.status("trying"):
+        for step in checking.check(settings, model, version, declared):
+            steps.append(step)
+            console.print(f"{_MARKS[step.ok]} {step.name}: ", end="")
+            console.print(step.detail or "not tried", markup=False, highlight=False)
+            if step.remedy:
+                console.print(f"  → {step.remedy}", markup=False, highlight=False)
+    ok = all(step.ok for step in steps)
+    if as_json:
+        found = [dataclasses.asdict(step) for step in steps]
+        typer.echo(json.dumps({"url": settings.servers[0], "ok": ok, "steps": found}))
+    raise typer.Exit(0 if ok else 1)
+
+
+def _declared(model: str | None, weaver: Path | None, against: str | None) -> list[Model]:
+    """Return the declarations to compare with."""
+    from sonic_coffea.model import Model
+
+    found: list[Model] = []
+    if weaver is not None:
+        if model is None:
+            raise typer.BadParameter("--weaver needs a MODEL to compare with")
+        found.append(Model.from_weaver(model, weaver))
+    if against is not None:
+        named = _load(against)
+        models = named.models.values() if hasattr(named, "models") else [named]
+        if not all(isinstance(one, Model) for one in models):
+            message = f"{against} is neither a Model nor has models"
+            raise typer.BadParameter(message, param_hint="--against")
+        found += models
+    return found
+
+
+def _load(path: str) -> Any:
+    module, colon, name = path.partition(":")
+    if not colon:
+        raise typer.BadParameter(f"expected MODULE:NAME, got {path!r}", param_hint="--against")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise typer.BadParameter(str(error), param_hint="--against") from None
+
+
+def models(
+    url: Url,
+    *,
+    token_file: TokenFile = None,
+    header: Headers = None,
+    tls_root: Pem = None,
+    tls_cert: Pem = None,
+    tls_key: Pem = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what a server has: models, versions, inputs and outputs."""
+    settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
+    connection = connect_transport(url, options=settings.connection_options())
+    try:
+        entries = connection.models()
+        contracts: dict[tuple[str, str], Any] = {}
+        for entry in entries:
+            try:
+                contracts[entry.name, entry.version] = connection.contract(
+                    entry.name, entry.version or None
+                )
+            except SonicError:
+                contracts[entry.name, entry.version] = None
+    finally:
+        connection.close()
+    listed = [(entry, contracts[entry.name, entry.version]) for entry in entries]
+    if as_json:
+        typer.echo(json.dumps([_described(entry, contract) for entry, contract in listed]))
+        return
+    table = Table(title=f"models of {settings.servers[0]}", title_justify="left")
+    for column in ("model", "version", "state", "inputs", "outputs", "most rows"):
+        table.add_column(column, no_wrap=column in ("inputs", "outputs"), overflow="fold")
+    for entry, contract in listed:
+        tensors = ("", "", "")
+        if contract is not None:
+            most = "any" if contract.max_rows is None else str(contract.max_rows)
+            tensors = (_shown(contract.inputs), _shown(contract.outputs), most)
+        table.add_row(entry.name, entry.version, entry.reason or entry.state, *tensors)
+    Console().print(table)
+
+
+def _shown(specs: Sequence[TensorSpec]) -> str:
+    return "\n".join(
+        f"{s.name} {s.datatype} \\[{', '.join(str(n) if n >= 0 else '?' for n in s.shape)}]"
+        for s in specs
+    )
+
+
+def _described(entry: Any, contract: Any) -> dict[str, Any]:
+    about = {
+        "model": entry.name,
+        "version": entry.version,
+        "state": entry.state,
+        "reason": entry.reason,
+    }
+    if contract is None:
+        return about
+    return {
+        **about,
+        "max_rows": contract.max_rows,
+        "inputs": [dataclasses.asdict(spec) for spec in contract.inputs],
+        "outputs": [dataclasses.asdict(spec) for spec in contract.outputs],
+    }

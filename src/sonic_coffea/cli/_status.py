@@ -1,0 +1,93 @@
+"""``sonic-coffea status``: this user's local servers on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sonic_coffea import local_state
+from sonic_coffea.cli._connection import AsJson
+from sonic_coffea.errors import ServerError, SonicError, nearest
+from sonic_coffea.transport import ConnectionOptions, connect_transport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sonic_coffea.local_state import ServerRecord
+
+_ENDS_WITHIN_S = 30.0
+
+
+def status(
+    *,
+    stop: Annotated[
+        str | None, typer.Option(metavar="URL|all", help="End a server, or all of them.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the local servers of this user on this machine, and stop them."""
+    records = local_state.records()
+    if stop is not None:
+        stopped = _stop(records, stop)
+        if as_json:
+            typer.echo(json.dumps({"stopped": stopped}))
+        else:
+            typer.echo("\n".join(f"stopped {url}" for url in stopped) or "there are none")
+        return
+    found = [_described(record) for record in records]
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    table = Table(title="local servers", title_justify="left")
+    for column in ("url", "models", "repository", "pid", "since", "log"):
+        table.add_column(column, no_wrap=column == "url", overflow="fold")
+    for one in found:
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["started"]))
+        models = ", ".join(one["models"]) if one["ready"] else "(not ready)"
+        row = (one["url"], models, one["repository"], str(one["pid"]), since, one["log"])
+        table.add_row(*row)
+    Console().print(table if found else "no local server of yours runs on this machine")
+
+
+def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
+    chosen = [r for r in records if which in ("all", r.url)]
+    if not chosen and which != "all":
+        raise ServerError(f"no local server of yours at {which!r}; {nearest(which, urls(records))}")
+    for record in chosen:
+        # Its guard ends it, and removes what it leaves.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record.guard_pid, signal.SIGTERM)
+    until = time.monotonic() + _ENDS_WITHIN_S
+    while any(record.alive for record in chosen):
+        if time.monotonic() > until:
+            alive = urls([record for record in chosen if record.alive])
+            raise ServerError(f"{', '.join(alive)} did not end within {_ENDS_WITHIN_S:g} s")
+        time.sleep(0.05)
+    return urls(chosen)
+
+
+def urls(records: Sequence[ServerRecord]) -> list[str]:
+    """Return where servers are."""
+    return [record.url for record in records]
+
+
+def _described(record: ServerRecord) -> dict[str, Any]:
+    """Return what is recorded of a server, and what it says; never its secret."""
+    connection = connect_transport(record.url, options=ConnectionOptions(metadata_timeout_s=2.0))
+    try:
+        models = [f"{m.name} v{m.version}" for m in connection.models() if m.state == "READY"]
+        ready = connection.ready()
+    except SonicError:
+        models, ready = [], False
+    finally:
+        connection.close()
+    names = ("url", "pid", "repository", "log", "started")
+    return {**{name: getattr(record, name) for name in names}, "models": models, "ready": ready}

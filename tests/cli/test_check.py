@@ -1,0 +1,257 @@
+"""`check`, `models` and `status`, in processes of their own, with real servers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trustme
+
+import sonic_coffea as sonic
+from sonic_coffea import local_state
+from sonic_coffea.demo.samples import DATA
+from sonic_coffea.server.local import _free_port
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MODEL = sonic.Model("m", {"x": sonic.Row(["pt", "eta"])}, {"y": ["a", "b"]})
+DECLARATIONS = """
+import sonic_coffea as sonic
+
+tagger = sonic.Model(
+    "tagger",
+    inputs={"features": sonic.Padded(["pt", "eta"], 8), "mask": sonic.Mask(8)},
+    outputs={"scores": ["qcd", "top"]},
+)
+other = sonic.Model("tagger", {"features": sonic.Row("pt")}, {"score": ["top"]})
+
+
+class Analysis(sonic.SonicProcessor):
+    models = {"tagger": tagger}
+"""
+
+
+def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sonic_coffea", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=cwd,
+    )
+
+
+def checked(*arguments: object, ok: bool, cwd: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Return the steps by name."""
+    done = run("check", *arguments, "--json", cwd=cwd)
+    assert done.returncode == (0 if ok else 1), done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"] is ok
+    return {step["name"]: step for step in found["steps"]}
+
+
+def failed(*arguments: object, cwd: Path | None = None) -> dict[str, Any]:
+    """Return the step that failed, after which nothing is tried."""
+    steps = list(checked(*arguments, ok=False, cwd=cwd).values())
+    (at,) = [i for i, step in enumerate(steps) if step["ok"] is False]
+    assert all(step["ok"] for step in steps[:at])
+    assert all(step["ok"] is None for step in steps[at + 1 :])
+    assert steps[at]["remedy"]
+    return dict(steps[at])
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with FakeServer({"m": FakeModel.of(MODEL)}) as server:
+        yield server
+
+
+def test_all_is_well(server: sonic.LocalServer, tmp_path: Path) -> None:
+    (tmp_path / "analysis.py").write_text(DECLARATIONS)
+    steps = checked(server.url, "tagger", "--against", "analysis:Analysis", ok=True, cwd=tmp_path)
+    assert list(steps) == [
+        "name",
+        "connection",
+        "protocol",
+        "access",
+        "readiness",
+        "declaration of tagger",
+        "model tagger",
+        "inference",
+        "latency",
+        "bandwidth",
+    ]
+    assert "triton" in steps["access"]["detail"]
+    assert "features FP32 [2, -1]" in steps["model tagger"]["detail"]
+    assert "at most 64 rows" in steps["model tagger"]["detail"]
+    assert "scores [1, 2]" in steps["inference"]["detail"]
+    assert "MB/s" in steps["bandwidth"]["detail"]
+    shown = run("check", server.url)
+    assert shown.returncode == 0
+    assert "✓ models: tagger v1 READY" in shown.stdout
+
+
+def test_a_declaration_that_does_not_fit(server: sonic.LocalServer, tmp_path: Path) -> None:
+    (tmp_path / "analysis.py").write_text(DECLARATIONS)
+    step = failed(server.url, "--against", "analysis:other", cwd=tmp_path)
+    assert step["name"] == "declaration of tagger"
+    assert "did you mean 'scores'" in step["detail"]
+    weaver = failed(server.url, "tagger", "--weaver", DATA / "toptagger.preprocess.json")
+    assert "no input 'pf_points'" in weaver["detail"]
+
+
+def test_models_that_are_not_there(server: sonic.LocalServer) -> None:
+    step = failed(server.url, "taggr")
+    assert "did you mean 'tagger'" in step["detail"]
+    assert "sonic-coffea models" in step["remedy"]
+    assert "has version 1" in failed(server.url, "tagger", "--version", "7")["detail"]
+
+
+def test_a_name_that_nobody_knows() -> None:
+    step = failed("grpc://no-such-host.invalid:8001")
+    assert step["name"] == "name"
+    assert "no-such-host.invalid" in step["detail"]
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    step = failed(f"grpc://127.0.0.1:{port}")
+    assert step["name"] == "connection"
+    assert "nothing listens at port" in step["detail"]
+
+
+def test_the_port_of_http(repository: Path) -> None:
+    port = _free_port()
+    arguments = ["--allow-http=true", "--http-address=127.0.0.1", f"--http-port={port}"]
+    with sonic.LocalServer(repository, extra_args=arguments):
+        step = failed(f"grpc://127.0.0.1:{port}")
+    assert "speaks HTTP/1" in step["detail"]
+    assert "8001" in step["remedy"]
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+    """A port with TLS, and the certificate of who signed for it."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    context.set_alpn_protocols(["h2"])
+    root = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(root))
+    over = threading.Event()
+
+    def serve(listening: socket.socket) -> None:
+        listening.settimeout(0.1)
+        while not over.is_set():
+            try:
+                accepted, _ = listening.accept()
+                with accepted, context.wrap_socket(accepted, server_side=True) as wrapped:
+                    wrapped.recv(1)
+            except OSError:
+                continue
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        yield listening.getsockname()[1], root
+        over.set()
+        thread.join()
+
+
+def test_tls_and_none(tls: tuple[int, Path], fake: FakeServer) -> None:
+    port, root = tls
+    step = failed(f"grpc://127.0.0.1:{port}")
+    assert f"try grpcs://127.0.0.1:{port}" in step["remedy"]
+    step = failed(f"grpcs://127.0.0.1:{port}")
+    assert step["name"] == "TLS"
+    assert "certificate is not trusted" in step["detail"]
+    assert "--tls-root" in step["remedy"]
+    step = failed(f"grpcs://127.0.0.1:{port}", "--tls-root", root)
+    assert step["name"] == "access"
+    step = failed(fake.url.replace("grpc", "grpcs"))
+    assert f"try {fake.url}" in step["remedy"]
+
+
+def test_access(fake: FakeServer, tmp_path: Path) -> None:
+    fake.headers["authorization"] = "Bearer let-me-in"
+    step = failed(fake.url, "m")
+    assert step["name"] == "access"
+    assert "--token-file" in step["remedy"]
+    (tmp_path / "token").write_text("let-me-in\n")
+    checked(fake.url, "m", "--token-file", tmp_path / "token", ok=True)
+    checked(fake.url, "m", "--header", "authorization=Bearer let-me-in", ok=True)
+    assert run("check", fake.url, "--header", "nothing").returncode == 2
+
+
+def test_a_model_that_fails() -> None:
+    def broken(inputs: Any) -> Any:
+        raise ZeroDivisionError
+
+    with FakeServer({"m": FakeModel.of(MODEL, broken)}) as fake:
+        step = failed(fake.url, "m")
+    assert step["name"] == "inference"
+    assert "ZeroDivisionError" in step["detail"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("triton:8001",),
+        ("grpc://h:1", "--against", "nowhere"),
+        ("grpc://h:1", "--against", "nowhere:there"),
+        ("grpc://h:1", "--against", "json:dumps"),
+        ("grpc://h:1", "--weaver", DATA / "toptagger.preprocess.json"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[Any, ...]) -> None:
+    done = run("check", *arguments)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+
+
+def test_models(server: sonic.LocalServer) -> None:
+    (one,) = json.loads(run("models", server.url, "--json").stdout)
+    assert (one["model"], one["version"], one["state"], one["max_rows"]) == (
+        "tagger",
+        "1",
+        "READY",
+        64,
+    )
+    assert one["inputs"][0] == {"name": "features", "datatype": "FP32", "shape": [2, -1]}
+    shown = run("models", server.url).stdout
+    assert "features FP32 [2, ?]" in shown
+    done = run("models", "grpc://127.0.0.1:9")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_status_lists_and_stops(repository: Path) -> None:
+    one, two = sonic.LocalServer(repository).start(), sonic.LocalServer(repository).start()
+    with one, two:
+        found = {record["url"]: record for record in json.loads(run("status", "--json").stdout)}
+        assert found[one.url]["models"] == ["tagger v1"]
+        assert found[one.url]["pid"] == one.pid
+        secret = next(iter(one.headers.values()))
+        assert secret not in json.dumps(found)
+        assert one.url in run("status").stdout.replace("\n", "")
+        done = run("status", "--stop", one.url, "--json")
+        assert json.loads(done.stdout) == {"stopped": [one.url]}
+        assert not one.running
+        assert two.running
+        assert local_state.lookup(one.url) is None
+        wrong = run("status", "--stop", "grpc://127.0.0.1:1")
+        assert wrong.returncode == 1
+        assert "no local server of yours" in wrong.stderr
+        assert json.loads(run("status", "--stop", "all", "--json").stdout)["stopped"]
+        assert not two.running
