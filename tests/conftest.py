@@ -33,10 +33,12 @@ def private_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(autouse=True)
-def state_of_this_folder(private_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def state_of_this_folder(private_state: Path) -> Iterator[None]:
     """Look servers up where they were recorded, whichever folder's tests ran before."""
-    monkeypatch.setenv(STATE_VARIABLE, str(private_state))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STATE_VARIABLE, str(private_state))
+        yield
 
 
 def _save(path: Path, nodes: list[Any], inputs: Any, outputs: Any, constants: Any = ()) -> Path:

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from distributed import Client
 
 
-def connect(servers: Any = None, *, client: Client | None = None, **options: Any) -> Pool:
+def connect(
+    servers: Any = None,
+    *,
+    client: Client | None = None,
+    profile: str | None = None,
+    **options: Any,
+) -> Pool:
     """Name the servers that models are scored on, and return the pool that talks to them.
 
     Nothing is contacted before the first model is called.
@@ -19,10 +25,14 @@ def connect(servers: Any = None, *, client: Client | None = None, **options: Any
     Parameters
     ----------
     servers : str, LocalServer, or a sequence of them, optional
-        URLs such as ``"grpc://triton.example:8001"``; ``grpcs://`` for TLS. By default what dask's
-        configuration names under ``sonic.servers``, or ``DASK_SONIC__SERVERS``.
+        URLs such as ``"grpc://triton.example:8001"``; ``grpcs://`` for TLS. A `pathlib.Path` is a
+        file of URLs, which is read again when it changes. By default what dask's configuration
+        names under ``sonic.servers``, or ``DASK_SONIC__SERVERS``, or the load balancer of the job
+        (``SONIC_LOCAL_BALANCER_HOST`` and ``_PORT``).
     client : distributed.Client, optional
         Connect every present and future worker of its cluster too.
+    profile : str, optional
+        A facility's servers and options, from ``sonic.profiles`` of dask's configuration.
     **options
         ``token``, ``headers``, ``tls_root``, ``tls_cert``, ``tls_key``, ``compression``,
         ``channels``, ``in_flight``, ``in_flight_bytes``, ``max_request_bytes``,
@@ -39,15 +49,17 @@ def connect(servers: Any = None, *, client: Client | None = None, **options: Any
     ConfigError
         If a URL or an option cannot be used, or no server is named at all.
     """
+    if servers is not None and profile is not None:
+        raise ConfigError("a profile names the servers; leave out one of the two")
     if servers is None:
-        settings = Settings.from_config()
+        settings = Settings.from_config(profile)
         if settings is None:
             raise ConfigError(
                 "no servers named: pass one, such as sonic.connect('grpc://triton.example:8001'), "
                 "or set sonic.servers in dask's configuration (DASK_SONIC__SERVERS)"
             )
         if options:
-            settings = Settings.make(settings.servers, **{**_given(settings), **options})
+            settings = settings.with_options(**options)
     else:
         settings = Settings.make(servers, **options)
     pool = install(settings)
@@ -56,7 +68,3 @@ def connect(servers: Any = None, *, client: Client | None = None, **options: Any
 
         register(client, settings)
     return pool
-
-
-def _given(settings: Settings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in settings.__slots__ if name != "servers"}

@@ -148,6 +148,8 @@ def test_the_file_of_defaults_says_what_the_defaults_are() -> None:
     written = yaml.safe_load(text)["sonic"]
     options = {key.replace("-", "_"): value for key, value in written.items()}
     assert options.pop("token_file") is None
+    assert options.pop("profile") is None
+    assert options.pop("profiles") == {}
     fields = {f.name: f for f in dataclasses.fields(Settings)}
     assert options.keys() == fields.keys()
     for name, value in options.items():
@@ -165,3 +167,45 @@ def test_configuration_is_over_the_defaults_and_below_options() -> None:
         pytest.raises(errors.ConfigError, match="'retry_fro_s'; did you mean 'retry_for_s'"),
     ):
         sonic.connect()
+
+
+PROFILES = {
+    "site": {"servers": ["grpcs://triton.site.example"], "token-file": "/t", "retry-for-s": 60},
+    "lab": {"servers": "grpc://lab.example:8001", "in-flight": 7},
+}
+
+
+def test_profiles() -> None:
+    with dask.config.set({"sonic.profiles": PROFILES, "sonic.in-flight": 9}):
+        site = sonic.connect(profile="site", channels=2).settings
+        assert site.servers == ("grpcs://triton.site.example:443",)
+        assert (site.token, site.retry_for_s, site.channels) == (Path("/t"), 60, 2)
+        assert site.in_flight == 9
+        with dask.config.set({"sonic.profile": "lab"}):
+            lab = sonic.connect().settings
+            assert (lab.servers, lab.in_flight) == (("grpc://lab.example:8001",), 7)
+        with pytest.raises(errors.ConfigError, match="no profile 'sit'; did you mean 'site'"):
+            sonic.connect(profile="sit")
+        with pytest.raises(errors.ConfigError, match="leave out one of the two"):
+            sonic.connect("grpc://a:1", profile="lab")
+
+
+def test_the_balancer_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SONIC_LOCAL_BALANCER_HOST", "node7.example")
+    monkeypatch.setenv("SONIC_LOCAL_BALANCER_PORT", "8011")
+    assert sonic.connect().settings.servers == ("grpc://node7.example:8011",)
+    with dask.config.set({"sonic.servers": "grpc://a:1"}):
+        assert sonic.connect().settings.servers == ("grpc://a:1",)
+
+
+def test_a_file_of_servers(tmp_path: Path) -> None:
+    path = tmp_path / "servers.txt"
+    path.write_text("# ours\ngrpc://a:1\n\n  grpc://b:1  # new\n")
+    assert sonic.connect(path).settings.servers == ("grpc://a:1", "grpc://b:1")
+    with dask.config.set({"sonic.servers-file": str(path)}):
+        assert sonic.connect().settings.servers_file == str(path)
+    path.write_text("a:1\n")
+    with pytest.raises(errors.ConfigError, match="did you mean 'grpc://a:1'"):
+        sonic.connect(path)
+    with pytest.raises(errors.ConfigError, match="cannot read the file of servers"):
+        sonic.connect(tmp_path / "nowhere")

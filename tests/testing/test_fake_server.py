@@ -339,6 +339,40 @@ def test_a_function_for_the_token_that_fails(fake: FakeServer) -> None:
             connection.info()
 
 
+def test_a_file_of_servers_that_changes_while_rows_are_out(
+    fake: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonic_coffea.pool._fleet._LOOK_S", 0.01)
+    path = tmp_path / "servers.txt"
+    path.write_text(f"{fake.url}\n")
+    with (
+        FakeServer({"m": FakeModel.of(MODEL, double, max_rows=4)}) as other,
+        Pool(Settings.make(path, in_flight=2)) as pool,
+    ):
+        fake.hold()
+        pending = MODEL.submit(objects(40), pool=pool)
+        until(lambda: len(fake.requests) == 2)
+        path.write_text("nonsense\n")
+        until(lambda: pool.servers[0].url == fake.url)
+        path.write_text(f"{other.url}  # the new one\n")
+        until(lambda: other.statistics["m", "requests"] == 8)
+        fake.release()
+        assert twice(pending.result(timeout_s=60)) == list(range(40))
+        assert [s.url for s in pool.servers] == [other.url]
+
+
+def test_a_name_with_several_addresses(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests take turns among the servers that it leads to."""
+    with FakeServer({"m": FakeModel.of(MODEL, double, max_rows=4)}) as other:
+        ports = [s.url.rpartition(":")[2] for s in (fake, other)]
+        resolved = "ipv4:" + ",".join(f"127.0.0.1:{port}" for port in ports)
+        connect = grpc.insecure_channel
+        monkeypatch.setattr(grpc, "insecure_channel", lambda _, **o: connect(resolved, **o))
+        with Pool(Settings.make("grpc://name.example:1")) as pool:
+            assert twice(MODEL(objects(100), pool=pool)) == list(range(100))
+        assert min(s.statistics["m", "rows"] for s in (fake, other)) > 20
+
+
 def test_unknown_extension() -> None:
     with pytest.raises(errors.ConfigError, match="did you mean 'statistics'"):
         FakeServer({}, extensions=["statistic"])

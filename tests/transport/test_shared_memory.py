@@ -82,11 +82,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wide_server(wide: Path, private_state: Path) -> Iterator[sonic.LocalServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SONIC_COFFEA_STATE_DIR", str(private_state))
-        running = sonic.LocalServer(wide, stop_timeout_s=1.0).start()
-    with running:
+def wide_server(wide: Path) -> Iterator[sonic.LocalServer]:
+    with sonic.LocalServer(wide, stop_timeout_s=1.0) as running:
         yield running
 
 

@@ -7,10 +7,12 @@ import math
 import random
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import (
+    ConfigError,
     ContractError,
     ModelNotFoundError,
     OverloadError,
@@ -20,6 +22,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool._discovery import ask_contract, note, serves
 from sonic_coffea.pool._endpoint import Endpoint, Wanted
+from sonic_coffea.pool._settings import read_servers
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     from sonic_coffea.transport import Timings
 
 logger = logging.getLogger(__name__)
+
+# How often a file of servers is looked at.
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,8 @@ class Fleet:
         self._asking = threading.Lock()
         self._closed = False
         self.first_at = 0.0
+        self.looks_at = math.inf if settings.servers_file is None else 0.0
+        self._changed: int | None = None
 
     def open(self) -> list[Endpoint]:
         """Return the servers, with a connection to each.
@@ -95,6 +103,25 @@ class Fleet:
             if self.endpoints:
                 self._take_in()
             self._lock.notify_all()
+
+    def look(self, now: float) -> None:
+        """Read the file of servers again, if it is time and it has changed."""
+        path = self.settings.servers_file
+        if path is None or now < self.looks_at:
+            return
+        self.looks_at = now + _LOOK_S
+        try:
+            changed = Path(path).stat().st_mtime_ns
+            if changed == self._changed:
+                return
+            first, self._changed = self._changed is None, changed
+            servers = read_servers(path)
+        except (OSError, ConfigError) as error:
+            logger.warning("the servers stay as they are: %s", error)
+            return
+        if not first and servers != self.settings.servers:
+            logger.warning("the servers are now %s", ", ".join(servers))
+            self.use(replace(self.settings, servers=servers))
 
     def _take_in(self) -> None:
         urls = self.settings.servers

@@ -202,6 +202,7 @@ class Pool:
                 while not self._closed:
                     # One reading of the clock, or a server could come back between two of them.
                     now = time.monotonic()
+                    self._fleet.look(now)
                     self._fleet.let_go()
                     quiet = [e for e in self._fleet.endpoints if e.quiet_until() <= now]
                     strange = self._strange(now)
@@ -280,6 +281,7 @@ class Pool:
         times += [t for e in endpoints for t in map(self._hedged_at, e.attempts) if t > now]
         if any(self._queues.values()):
             times += [e.away_until for e in endpoints if e.away_until > now]
+            times.append(self._fleet.looks_at)
         first = min(times, default=math.inf)
         return None if first == math.inf else max(0.0, first - now)
 

@@ -29,6 +29,9 @@ class Settings:
     ----------
     servers : sequence of str
         URLs: ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``triton+grpc://host:port``.
+    servers_file : str or None
+        A file with a URL on each line, from which the servers are; it is read again when it
+        changes. Lines may be empty, or comments that begin with ``#``.
     token : str, path, callable or None
         Bearer token; a `pathlib.Path` is read again for every call, as tokens expire.
     headers : mapping
@@ -69,6 +72,7 @@ class Settings:
     """
 
     servers: tuple[str, ...]
+    servers_file: str | None = None
     token: str | Path | Callable[[], str] | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls_root: str | None = None
@@ -100,22 +104,11 @@ class Settings:
         for name in options:
             if name not in known:
                 raise ConfigError(f"connect has no option {name!r}; {nearest(name, known)}")
+        if isinstance(servers, Path):
+            options["servers_file"] = str(servers.expanduser().absolute())
+            servers = read_servers(options["servers_file"])
         settings = cls(servers=_urls(servers), **options)
-        for name, least in {"channels": 1, "in_flight": 1, "waiting_chunks": 0}.items():
-            value = getattr(settings, name)
-            if not isinstance(value, int) or value < least:
-                expected = f"a whole number of at least {least}"
-                raise ConfigError(f"{name}: expected {expected}, got {value!r}")
-        for name in known:
-            value = getattr(settings, name)
-            optional = value is None and cls.__dataclass_fields__[name].default is None
-            if name.endswith(("_s", "_bytes")) and not optional and not value > 0:
-                raise ConfigError(f"{name}: expected more than 0, got {value!r}")
-        if settings.max_request_bytes > _LARGEST_REQUEST:
-            raise ConfigError(
-                f"max_request_bytes: expected at most {_LARGEST_REQUEST}, got "
-                f"{settings.max_request_bytes}; a message of gRPC holds less than 2 GiB"
-            )
+        settings._check_numbers()
         settings._check_tls()
         for name, choices in _CHOICES.items():
             value = getattr(settings, name)
@@ -123,6 +116,23 @@ class Settings:
                 expected = ", ".join(str(c) for c in choices)
                 raise ConfigError(f"{name}: expected one of {expected}, got {value!r}")
         return settings
+
+    def _check_numbers(self) -> None:
+        for name, least in {"channels": 1, "in_flight": 1, "waiting_chunks": 0}.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                expected = f"a whole number of at least {least}"
+                raise ConfigError(f"{name}: expected {expected}, got {value!r}")
+        for one in fields(self):
+            value = getattr(self, one.name)
+            optional = value is None and one.default is None
+            if one.name.endswith(("_s", "_bytes")) and not optional and not value > 0:
+                raise ConfigError(f"{one.name}: expected more than 0, got {value!r}")
+        if self.max_request_bytes > _LARGEST_REQUEST:
+            raise ConfigError(
+                f"max_request_bytes: expected at most {_LARGEST_REQUEST}, got "
+                f"{self.max_request_bytes}; a message of gRPC holds less than 2 GiB"
+            )
 
     def _check_tls(self) -> None:
         given = [name for name in ("tls_root", "tls_cert", "tls_key") if getattr(self, name)]
@@ -136,19 +146,45 @@ class Settings:
             missing = "tls_key" if self.tls_cert else "tls_cert"
             raise ConfigError(f"a certificate and its key belong together; {missing} is missing")
 
+    def with_options(self, **options: Any) -> Settings:
+        """Return the same with other options, which are checked."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "servers"}
+        return Settings.make(self.servers, **{**given, **options})
+
     def with_servers(self, servers: Any) -> Settings:
         """Return the same for other servers."""
         return replace(self, servers=_urls(servers))
 
     @classmethod
-    def from_config(cls) -> Settings | None:
-        """Return what dask's configuration says under ``sonic``; None if it names no server."""
+    def from_config(cls, profile: str | None = None) -> Settings | None:
+        """Return what dask's configuration says under ``sonic``; None if it names no server.
+
+        Parameters
+        ----------
+        profile : str, optional
+            One of ``sonic.profiles``, whose options are over the others; by default that which
+            ``sonic.profile`` names.
+
+        Raises
+        ------
+        ConfigError
+            Naming the nearest option or profile, or the expected value.
+        """
         import dask.config
 
         _offer_defaults()
-        given = dask.config.get("sonic", None) or {}
-        options = {name.replace("-", "_"): value for name, value in given.items()}
+        given = _underscored(dask.config.get("sonic", None) or {})
+        profiles = given.pop("profiles", None) or {}
+        profile = profile or given.pop("profile", None)
+        if profile is not None and profile not in profiles:
+            raise ConfigError(f"no profile {profile!r}; {nearest(profile, profiles)}")
+        own = {} if profile is None else _underscored(profiles[profile])
+        options = {**{name: v for name, v in given.items() if name != "profile"}, **own}
         servers = options.pop("servers", None)
+        servers_file = options.pop("servers_file", None)
+        if servers_file is not None and "servers" not in own:
+            servers = Path(servers_file)
+        servers = servers or _local_balancer()
         if not servers:
             return None
         if "token" in options and isinstance(options["token"], str):
@@ -187,6 +223,34 @@ class Settings:
             request_timeout_s=self.request_timeout_s,
             metadata_timeout_s=self.metadata_timeout_s,
         )
+
+
+def read_servers(path: str) -> tuple[str, ...]:
+    """Return the URLs in a file.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or a line cannot be used.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        message = f"cannot read the file of servers {path!r}: {error.strerror}"
+    else:
+        lines = (line.partition("#")[0].strip() for line in text.splitlines())
+        return _urls([line for line in lines if line])
+    raise ConfigError(message)
+
+
+def _underscored(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("-", "_"): value for name, value in options.items()}
+
+
+def _local_balancer() -> str | None:
+    """Return the load balancer of a job, by the variables that the CMS software reads."""
+    host, port = (os.environ.get(f"SONIC_LOCAL_BALANCER_{what}") for what in ("HOST", "PORT"))
+    return f"grpc://{host}:{port}" if host and port else None
 
 
 @cache

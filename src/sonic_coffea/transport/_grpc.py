@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     # Connections of one process to one server must not share a socket behind our back.
@@ -56,6 +56,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # Also how long a connection may take to be made: far servers and busy balancers need seconds.
     ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A name may have several addresses: requests take turns among them.
+    ("grpc.lb_policy_name", "round_robin"),
     # Proxies of a cluster's web traffic are no way to an inference server.
     ("grpc.enable_http_proxy", 0),
 )
