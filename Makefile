@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 LAZY := .venv-lazy
 RESULTS ?= sonic-bench
 
-.PHONY: help demo test lint types pytest test-lazy bench sample tagger clean
+.PHONY: help demo test lint types pytest test-lazy bench bench-quick sample tagger clean
 
 help:
 	@echo "make demo     score the sample's jets on a local Triton and a dask cluster; plots and report"
 	@echo "make test     style, types and the test suite, against the real Triton"
 	@echo "make test-lazy  the tests of dask-awkward support, in an environment of their own"
 	@echo "make bench    measure, against peers and limits; tables, JSON and figures in $(RESULTS)/"
+	@echo "make bench-quick  the same with little: shows that all of it runs, not how fast"
 	@echo "make sample   make the committed sample again (Pythia)"
 	@echo "make tagger   train the committed networks again (torch)"
 	@echo "make clean    remove the virtual environment and what the demo made"
@@ -51,11 +52,11 @@ $(LAZY)/.installed: pyproject.toml
 	$(LAZY)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[lazy,test]"
 	@touch $@
 
-bench: $(VENV)/.bench-installed
+bench bench-quick: $(VENV)/.bench-installed
 	$(BIN)/sonic-coffea server install
 	for name in layouts pool shared_memory failover cluster; do \
-		$(BIN)/python benchmarks/$$name.py --json $(RESULTS)/$$name.json \
-			--figure $(RESULTS)/$$name.png || exit 1; \
+		$(BIN)/python benchmarks/$$name.py $(if $(findstring quick,$@),--quick) \
+			--json $(RESULTS)/$$name.json --figure $(RESULTS)/$$name.png || exit 1; \
 	done
 
 sample: $(VENV)/.simulation-installed

@@ -47,10 +47,3 @@ def test_shared_memory(tmp_path: Path) -> None:
     _, found = run("shared_memory", tmp_path)
     (ratio,) = found["shared memory over messages, by megabytes"].values()
     assert ratio > 0
-
-
-def test_failover(tmp_path: Path) -> None:
-    _, found = run("failover", tmp_path)
-    figures = {figure["name"]: figure["value"] for figure in found["figures"]}
-    assert figures["rows lost or scored twice in the result"] == 0
-    assert figures["connections left"] == 0
