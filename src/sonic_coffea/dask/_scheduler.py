@@ -81,6 +81,8 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         timings: Sequence[Any],
     ) -> None:
         """Take what a worker saw."""
+        if worker not in self._scheduler.workers:  # it is gone, and its last words come late
+            return
         now = time.monotonic()
         self._tell_of_losses(worker, lost)
         self.shares.report(worker, read_seen(seen), lost, now)

@@ -256,6 +256,8 @@ class Pool:
 
     def _hedge(self, now: float) -> Attempt | None:
         """Send a request that takes long to another server, too."""
+        if self.settings.hedge_after_s is None:
+            return None
         late = [a for e in self._fleet.endpoints for a in e.attempts if self._hedged_at(a) <= now]
         for attempt in late:
             others = choose(attempt.piece, self._fleet.endpoints, now, but=[attempt.endpoint])
@@ -265,8 +267,9 @@ class Pool:
 
     def _hedged_at(self, attempt: Attempt) -> float:
         after_s = self.settings.hedge_after_s
-        alone = len(attempt.piece.attempts_out) == 1
-        return attempt.packed_at + after_s if after_s is not None and alone else math.inf
+        if after_s is None or len(attempt.piece.attempts_out) > 1:
+            return math.inf
+        return attempt.packed_at + after_s
 
     def _fits(self, piece: Piece) -> bool:
         # A piece larger than the whole budget travels alone.
@@ -278,7 +281,8 @@ class Pool:
         endpoints = self._fleet.endpoints
         times = [e.quiet_until() for e in endpoints]
         times += [e.next_turn(now) for e in endpoints if any(self._queues.values())]
-        times += [t for e in endpoints for t in map(self._hedged_at, e.attempts) if t > now]
+        if self.settings.hedge_after_s is not None:
+            times += [t for e in endpoints for t in map(self._hedged_at, e.attempts) if t > now]
         if any(self._queues.values()):
             times += [e.away_until for e in endpoints if e.away_until > now]
             times.append(self._fleet.looks_at)
