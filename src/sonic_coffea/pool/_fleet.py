@@ -22,17 +22,19 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool._discovery import ask_contract, note, serves
 from sonic_coffea.pool._endpoint import Endpoint, Wanted
+from sonic_coffea.pool._fallback import RANK, Sample
 from sonic_coffea.pool._settings import read_servers
-from sonic_coffea.transport import connect_transport
+from sonic_coffea.transport import Address, connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from sonic_coffea.contract import Contract
+    from sonic_coffea.pool._call import Piece
     from sonic_coffea.pool._endpoint import Observed
     from sonic_coffea.pool._limits import Share
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Timings
+    from sonic_coffea.transport import Answer, Timings
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,10 @@ class Fleet:
         self.first_at = 0.0
         self.looks_at = math.inf if settings.servers_file is None else 0.0
         self._changed: int | None = None
+        self._samples: dict[Wanted, Sample] = {}
+        self._fallback_url: str | None = None
+        self._falling_back = False
+        self._fallback_error: SonicError | None = None
 
     def open(self) -> list[Endpoint]:
         """Return the servers, with a connection to each.
@@ -124,7 +130,9 @@ class Fleet:
             self.use(replace(self.settings, servers=servers))
 
     def _take_in(self) -> None:
-        urls = self.settings.servers
+        urls = list(self.settings.servers)
+        if self._fallback_url is not None:
+            urls.append(self._fallback_url)
         for endpoint in self.endpoints:
             endpoint.leaving = endpoint.url not in urls
         known = {e.url for e in self.endpoints}
@@ -135,6 +143,8 @@ class Fleet:
         for endpoint in self.endpoints:
             ordered = self.settings.balance == "order" and not endpoint.leaving
             endpoint.rank = urls.index(endpoint.url) if ordered else 0
+            if endpoint.url == self._fallback_url:
+                endpoint.rank = RANK
         self.let_go()
 
     def _endpoint(self, url: str) -> Endpoint:
@@ -218,11 +228,67 @@ class Fleet:
         """Return those that may have a model, as far as is known."""
         return [e for e in self.endpoints if not e.lacks(wanted, now)]
 
+    def keep(self, piece: Piece, answer: Answer, server: str) -> None:
+        """Keep some rows and their scores, which the fallback has to give, too."""
+        wanted = piece.call.wanted
+        if self.settings.fallback is not None and wanted not in self._samples:
+            sample = Sample.of(piece, answer, server)
+            if sample is not None:
+                self._samples[wanted] = sample
+
+    def falls_back_at(self, wanted: Wanted, now: float) -> float:
+        """Return when a fallback is to be started for a model; never, if there is none to come."""
+        coming = self.settings.fallback is not None and self._fallback_error is None
+        if not coming or self._falling_back:
+            return math.inf
+        serving = self.serving(wanted, now)
+        if any(e.failing_since is None for e in serving):
+            return math.inf
+        since = max((e.failing_since or now for e in serving), default=-math.inf)
+        return since + self.settings.fallback_after_s
+
+    def waits_for_fallback(self, wanted: Wanted, now: float) -> bool:
+        """Whether rows of a model may still be scored by one."""
+        return self._falling_back or self.falls_back_at(wanted, now) < math.inf
+
+    def fall_back(self) -> None:
+        """Start the fallback, or find the one of this machine, on another thread."""
+        self._falling_back = True
+        threading.Thread(target=self._start_fallback, name="sonic-fallback", daemon=True).start()
+
+    def _start_fallback(self) -> None:
+        given = self.settings.fallback
+        try:
+            if callable(given):
+                url = given()
+            else:
+                from sonic_coffea.server.fallback import serve_for_machine
+
+                url = serve_for_machine(str(given))
+            url = Address.parse(url).url
+        except Exception as error:  # noqa: BLE001  a function of the user's among others
+            failure = error if isinstance(error, SonicError) else ConfigError(repr(error))
+            logger.error("no fallback: %s", failure)  # noqa: TRY400  it says enough
+            with self._lock:
+                self._fallback_error = failure
+        else:
+            logger.warning("rows are scored by the fallback %s until a server is back", url)
+            if not self._samples:
+                logger.warning("it cannot be compared: no server has scored rows before")
+            with self._lock:
+                self._fallback_url = url
+                self._take_in()
+        with self._lock:
+            self._falling_back = False
+            self._lock.notify_all()
+
     def lost_since(self, wanted: Wanted, now: float) -> float | None:
-        """Return since when the last server of a model is lost; None if one is there.
+        """Return since when the last server of a model is lost; None if one is there, or to come.
 
         It does not begin anew when coffea or dask run a chunk again.
         """
+        if self.waits_for_fallback(wanted, now):
+            return None
         since = [e.failing_since for e in self.serving(wanted, now)]
         lost = [s for s in since if s is not None]
         return max(lost, default=-math.inf) if len(lost) == len(since) else None
@@ -259,9 +325,17 @@ class Fleet:
                 now = time.monotonic()
                 lost = [e for e in self.endpoints if e.failing_since is not None]
                 since = max((e.failing_since or now for e in lost), default=-math.inf)
-                if not passing or now - since >= self.settings.retry_for_s:
+                falls_back = self.falls_back_at(wanted, now)
+                if falls_back <= now:
+                    self.fall_back()
+                if self._falling_back:
+                    self._lock.wait_for(lambda: self._closed or not self._falling_back)
+                    continue
+                if falls_back == math.inf and (
+                    not passing or now - since >= self.settings.retry_for_s
+                ):
                     break
-                back_at = min(e.away_until for e in lost)
+                back_at = min([e.away_until for e in lost] + [falls_back])
                 self._lock.wait_for(lambda: self._closed, max(0.0, back_at - now))
         missing = [f for f in failures if isinstance(f, ModelNotFoundError)]
         raise (missing or failures)[0].at(model=model, version=version)
@@ -282,14 +356,23 @@ class Fleet:
             error: SonicError | None = None
             try:
                 found = endpoint.connections[0].contract(*wanted)
+                sample = self._samples.get(wanted) if endpoint.rank == RANK else None
+                if sample is not None and serves(found, known):
+                    sample.compare(endpoint.connections[0], known, wanted[1], self.settings)
+            except ContractError as failure:
+                error = failure
+                with self._lock:
+                    self._fallback_error = failure
             except SonicError as failure:
                 error = failure
             except Exception as failure:  # noqa: BLE001  rows would wait for ever
                 error = RequestError(f"the server cannot be asked: {failure!r}")
             with self._lock:
                 endpoint.told(wanted)
+                another = isinstance(error, ContractError)
                 if error is None and not serves(found, known):
-                    error = _another(endpoint, wanted)
+                    error, another = _another(endpoint, wanted), True
+                if another:
                     endpoint.has(wanted, time.monotonic(), there=False)
                     self.forget(wanted)
                 else:

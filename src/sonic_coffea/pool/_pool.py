@@ -247,7 +247,10 @@ class Pool:
             if endpoint is not None:
                 heapq.heappop(queue)
                 return endpoint.begin(piece, now)
-            if not self._fleet.serving(wanted, now):
+            if self._fleet.falls_back_at(wanted, now) <= now:
+                self._fleet.fall_back()
+            gone = not self._fleet.serving(wanted, now)
+            if gone and not self._fleet.waits_for_fallback(wanted, now):
                 heapq.heappop(queue)
                 missing = f"no server has model {wanted[0]!r} any more"
                 self._fail(piece, ModelNotFoundError(missing))
@@ -286,6 +289,8 @@ class Pool:
         if any(self._queues.values()):
             times += [e.away_until for e in endpoints if e.away_until > now]
             times.append(self._fleet.looks_at)
+            waiting = [wanted for wanted, queue in self._queues.items() if queue]
+            times += [self._fleet.falls_back_at(wanted, now) for wanted in waiting]
         first = min(times, default=math.inf)
         return None if first == math.inf else max(0.0, first - now)
 
@@ -407,6 +412,7 @@ class Pool:
         if not self._settle(attempt):
             return
         try:
+            self._fleet.keep(piece, answer, endpoint.url)
             call.arrived(piece, answer)
         except SonicError as error:
             self._fail(piece, error.at(server=endpoint.url))
@@ -454,7 +460,8 @@ class Pool:
         if isinstance(error, ModelNotFoundError):
             endpoint.has(wanted, now, there=False)
             self._fleet.forget(wanted)
-            return bool(self._fleet.serving(wanted, now))
+            there = bool(self._fleet.serving(wanted, now))
+            return there or self._fleet.waits_for_fallback(wanted, now)
         if isinstance(error, OverloadError):
             endpoint.refused(error, wanted, now)
             return now - piece.first_failed_at < self.settings.request_timeout_s

@@ -64,6 +64,14 @@ class Settings:
     balance : {"load", "order"}
         Whether each server gets what it bears at the moment, or one is used only while those that
         are named before it cannot be.
+    fallback : str, path, callable or None
+        A model repository that a local server of this machine serves while no server has a model:
+        or a function that returns the URL of such a server.
+    fallback_after_s : float
+        For how long all servers of a model must be lost before.
+    fallback_tolerance : float
+        By how much scores of the fallback may differ from those of the servers, relative to 1 and
+        to the scores, on some rows that these have scored before.
     waiting_chunks : int
         Chunks that may wait for scores without a thread, for each thread of a dask worker.
     hedge_after_s : float or None
@@ -89,6 +97,9 @@ class Settings:
     retry_for_s: float = 10.0
     balance: str = "load"
     hedge_after_s: float | None = None
+    fallback: str | Path | Callable[[], str] | None = None
+    fallback_after_s: float = 5.0
+    fallback_tolerance: float = 1e-3
     waiting_chunks: int = 4
 
     @classmethod

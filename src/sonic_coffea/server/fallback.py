@@ -1,0 +1,67 @@
+"""One local server for all processes of a machine, such as when shared ones are gone."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sonic_coffea import local_state
+from sonic_coffea.server._probe import is_ready
+from sonic_coffea.server.local import LocalServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["serve_for_machine"]
+
+logger = logging.getLogger(__name__)
+
+_own: dict[str, LocalServer] = {}
+_lock = threading.Lock()
+
+
+def serve_for_machine(repository: str | os.PathLike[str]) -> str:
+    """Return the URL of a local server for a repository, which is started if there is none.
+
+    It ends with the process that started it; another then starts the next. Its models use as many
+    threads as that process may have cores.
+
+    Raises
+    ------
+    sonic_coffea.errors.ServerStartError
+        If it does not start.
+    sonic_coffea.errors.ConfigError
+        If the repository is not a directory.
+    """
+    path = str(Path(repository).expanduser().absolute())
+    with _lock, _alone_on_machine(path):
+        for record in local_state.records():
+            if record.repository == path and is_ready(record.url, record.headers):
+                return record.url
+        server = _own.get(path)
+        if server is None:
+            server = _own[path] = LocalServer(path, threads=len(os.sched_getaffinity(0)))
+            atexit.register(server.stop)
+        server.start()
+        logger.warning("started %s, as no other server has its models", server)
+        return server.url
+
+
+@contextlib.contextmanager
+def _alone_on_machine(path: str) -> Iterator[None]:
+    """Hold a lock against other processes of this user, or none without a private directory."""
+    folder = local_state.directory()
+    if folder is None:
+        yield
+        return
+    name = hashlib.sha256(path.encode()).hexdigest()[:16]
+    with (folder / f"fallback-{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
