@@ -236,7 +236,12 @@ def test_models(server: sonic.LocalServer) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_status_lists_and_stops(repository: Path) -> None:
+def test_status_lists_and_stops(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With records of its own: it stops all that it finds.
+    (tmp_path / "state").mkdir(mode=0o700)
+    monkeypatch.setenv("SONIC_COFFEA_STATE_DIR", str(tmp_path / "state"))
     one, two = sonic.LocalServer(repository).start(), sonic.LocalServer(repository).start()
     with one, two:
         found = {record["url"]: record for record in json.loads(run("status", "--json").stdout)}

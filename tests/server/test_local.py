@@ -22,6 +22,7 @@ import pytest
 from sonic_coffea import local_state
 from sonic_coffea.errors import ConfigError, ServerError, ServerStartError
 from sonic_coffea.server import LocalServer, build_repository
+from sonic_coffea.server._watcher import Watcher
 
 from .support import family, is_gone, listening, shared_memory, wait_until
 
@@ -468,3 +469,38 @@ def test_a_secret_that_cannot_be_hidden_is_said(caplog, monkeypatch):
     with caplog.at_level(logging.DEBUG, "sonic_coffea.server"):
         guard._take({"event": "hidden", "message": "PermissionError: no"})
     assert "PermissionError: no" in caplog.text
+
+
+def test_a_server_that_ends_by_itself_is_started_again(repository, installation, caplog):
+    server = LocalServer(repository, installation=installation, threads=1, restart=True)
+    with server:
+        url, first = server.url, server.pid
+        os.kill(first, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while local_state.lookup(url) is None or local_state.lookup(url).pid == first:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert server.url == url
+        assert server.metadata.models
+    assert "has ended by itself; starting it again" in caplog.text
+    assert not server.running
+
+
+def test_a_server_that_ends_again_and_again_is_left(caplog, monkeypatch):
+    monkeypatch.setattr("sonic_coffea.server._watcher._LOOK_S", 0.001)
+    monkeypatch.setattr("sonic_coffea.server._watcher._FIRST_PAUSE_S", 0.001)
+
+    class Failing:
+        running = False
+        starts = 0
+
+        def start_again(self):
+            self.starts += 1
+            raise ServerStartError("no")
+
+    failing = Failing()
+    watcher = Watcher(failing)
+    watcher._thread.join(20)
+    assert failing.starts == 5
+    assert "ended 5 times in a row" in caplog.text
+    watcher.stop()

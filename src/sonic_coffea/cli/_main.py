@@ -119,7 +119,9 @@ def serve(
 
     errors = Console(stderr=True)
     with errors.status("starting Triton") as status:
-        server = LocalServer(repository, port=port, threads=threads, progress=status.update)
+        server = LocalServer(
+            repository, port=port, threads=threads, restart=True, progress=status.update
+        )
         server.start()
     with server:
         models = [f"{m.name} v{m.version}" for m in server.metadata.models]

@@ -19,6 +19,7 @@ from sonic_coffea.errors import ConfigError, ServerError, ServerStartError
 from sonic_coffea.server import _log, install
 from sonic_coffea.server._child import Guard
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata, is_ready
+from sonic_coffea.server._watcher import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,6 +74,9 @@ class LocalServer:
         Whether to serve Prometheus metrics, on a loopback port of its own.
     stop_timeout_s : float
         How long requests in progress may take to finish before the server is killed.
+    restart : bool
+        Whether a server that ends by itself is started again, at the same port: a few times, with
+        longer and longer pauses.
     extra_args : sequence of str
         More arguments of ``tritonserver``.
     env : mapping, optional
@@ -96,6 +100,7 @@ class LocalServer:
         poll_s: int = 2,
         metrics: bool = False,
         stop_timeout_s: float = 10.0,
+        restart: bool = False,
         extra_args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         installation: ServerInstall | None = None,
@@ -123,6 +128,8 @@ class LocalServer:
         self._env = dict(env or {})
         self._installation = installation
         self._progress = progress
+        self._restart = restart
+        self._watcher: Watcher | None = None
         self._lock = threading.RLock()
         self._run: _Run | None = None
         self._guard: Guard | None = None
@@ -139,9 +146,16 @@ class LocalServer:
             If the repository is not a directory.
         """
         with self._lock:
+            self._begin()
+            if self._restart and self._watcher is None:
+                self._watcher = Watcher(self)
+            return self
+
+    def _begin(self) -> LocalServer:
+        with self._lock:
             if self.running:
                 return self
-            self.stop()
+            self._end()
             if not self.repository.is_dir():
                 raise ConfigError(
                     f"expected a directory as model repository, got {self.repository}; "
@@ -166,6 +180,18 @@ class LocalServer:
 
     def stop(self) -> None:
         """End the server and wait until it is gone; harmless when it does not run."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.stop()
+        self._end()
+
+    def start_again(self) -> None:
+        """Start a server that has ended by itself, at the port that clients know."""
+        with self._lock:
+            self._port_wanted = self._run_or_raise().port
+            self._begin()
+
+    def _end(self) -> None:
         with self._lock:
             guard, self._guard = self._guard, None
             if guard is None:
@@ -272,7 +298,7 @@ class LocalServer:
             self._wait(guard, run, deadline)
             self._register(guard, run)
         except BaseException:
-            self.stop()
+            self._end()
             raise
 
     def _wait(self, guard: Guard, run: _Run, deadline: float) -> None:
