@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.dask import SonicSchedulerPlugin
 from sonic_coffea.pool import current
+from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -270,3 +272,59 @@ def test_the_page_of_the_dashboard(cluster: LocalCluster, slow_server: sonic.Loc
         assert float(row["model_ms"]) > 45
         assert float(row["trip_ms"]) > 45
         assert (row["retries"], row["failures"]) == ("0", "0")
+
+
+def test_an_adaptive_cluster(slow_server: sonic.LocalServer) -> None:
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        sonic.connect(slow_server, client=client),
+    ):
+        cluster.adapt(minimum=0, maximum=2, interval="100 ms")
+        chunks = client.gather(client.map(chunk, range(20)))
+        assert [out[2][0] for out in chunks] == [20.0 * n for n in range(20)]
+
+
+_UPLOADED = """
+import sonic_coffea as sonic
+
+model = sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+
+
+def score(objects):
+    return model(objects).twice.tolist()
+"""
+
+
+def test_code_that_is_uploaded(
+    one_thread: Client, slow_server: sonic.LocalServer, tmp_path: Path
+) -> None:
+    (tmp_path / "uploaded_analysis.py").write_text(_UPLOADED)
+
+    def score(objects: Any) -> Any:
+        import uploaded_analysis
+
+        return uploaded_analysis.score(objects)
+
+    with sonic.connect(slow_server, client=one_thread):
+        one_thread.upload_file(str(tmp_path / "uploaded_analysis.py"))
+        assert one_thread.submit(score, jets(3, 2)).result() == [6.0, 8.0]
+        # Workers that are started anew have it, and their pool.
+        one_thread.restart()
+        assert one_thread.submit(score, jets(3, 2), pure=False).result() == [6.0, 8.0]
+
+
+def test_a_token_reaches_the_workers_and_no_result(one_thread: Client) -> None:
+    served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})
+    headers = {"authorization": "Bearer hush-hush"}
+
+    def score(number: int) -> Any:
+        return MODEL(jets(number, 2))
+
+    with (
+        FakeServer({"double": served}, headers=headers) as server,
+        sonic.connect(server.url, client=one_thread, token="hush-hush"),
+    ):
+        scores = one_thread.submit(score, 5).result()
+        assert twice(scores) == [10.0, 12.0]
+        assert b"hush" not in pickle.dumps(scores)
