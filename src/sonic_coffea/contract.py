@@ -28,6 +28,20 @@ DATATYPES: Mapping[str, str] = {
     "FP32": "float32",
     "FP64": "float64",
 }
+# Where a message of KServe v2 has a tensor's numbers, if it does not have its bytes.
+TYPED_CONTENTS: Mapping[str, str] = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
 _KSERVE_NAMES = {numpy_name: name for name, numpy_name in DATATYPES.items()}
 
 

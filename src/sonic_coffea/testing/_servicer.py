@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from sonic_coffea.contract import DATATYPES, kserve_name
+from sonic_coffea.contract import DATATYPES, TYPED_CONTENTS, kserve_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -194,25 +194,10 @@ def _fits(tensor: NDArray[Any], datatype: str, shape: tuple[int, ...]) -> bool:
     return same and all(n < 0 or n == have for n, have in zip(shape, tensor.shape, strict=True))
 
 
-_CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-}
-
-
 def _typed(answer: Any) -> Any:
     """Put the numbers into the message one by one, in place of their bytes."""
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
         numbers = np.frombuffer(raw, np.dtype(DATATYPES[output.datatype]))
-        getattr(output.contents, _CONTENTS[output.datatype]).extend(numbers.tolist())
+        getattr(output.contents, TYPED_CONTENTS[output.datatype]).extend(numbers.tolist())
     del answer.raw_output_contents[:]
     return answer

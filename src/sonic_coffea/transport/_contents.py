@@ -7,28 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from sonic_coffea.contract import DATATYPES
+from sonic_coffea.contract import DATATYPES, TYPED_CONTENTS
 from sonic_coffea.transport._protocol import as_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
-
-# Where a message has a tensor's numbers, if it does not have its bytes.
-_TYPED = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-}
 
 
 def tensors_of(answer: Any) -> dict[str, NDArray[Any]] | None:
@@ -43,7 +28,7 @@ def tensors_of(answer: Any) -> dict[str, NDArray[Any]] | None:
         return None
     tensors = {}
     for out in answer.outputs:
-        numbers = getattr(out.contents, _TYPED.get(out.datatype, ""), ())
+        numbers = getattr(out.contents, TYPED_CONTENTS.get(out.datatype, ""), ())
         if len(numbers) != np.prod(out.shape):
             return None
         tensors[out.name] = np.array(numbers, DATATYPES[out.datatype]).reshape(tuple(out.shape))
