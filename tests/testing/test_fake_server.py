@@ -16,6 +16,7 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer, Wrong
+from sonic_coffea.testing._servicer import Servicer
 from sonic_coffea.transport import ConnectionOptions, connect_transport
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ def test_half_of_the_requests_are_refused(fake: FakeServer) -> None:
     ("how", "said"),
     [
         (Wrong.shape, r"came back with shape \[2, 1\] for 3 rows"),
+        (Wrong.type, "output 'y' came back as INT32, the model declares FP32"),
         (Wrong.missing, "the answer lacks output 'y'"),
         (Wrong.cut, "cannot read the server's answer"),
         (Wrong.without_data, "outputs without data"),
@@ -327,6 +329,7 @@ def test_a_function_for_the_token_that_fails(fake: FakeServer) -> None:
     for token, said in (
         (broken, r"the function that token= names failed: KeyError\('TRITON_TOKEN'\)"),
         (lambda: None, "the function that token= names returned NoneType, expected str"),
+        ("hush\n", "the token has characters, such as a line break, that none has"),
     ):
         with (
             pool_of(fake, token=token) as pool,
@@ -371,6 +374,24 @@ def test_a_name_with_several_addresses(fake: FakeServer, monkeypatch: pytest.Mon
         with Pool(Settings.make("grpc://name.example:1")) as pool:
             assert twice(MODEL(objects(100), pool=pool)) == list(range(100))
         assert min(s.statistics["m", "rows"] for s in (fake, other)) > 20
+
+
+def test_a_configuration_that_cannot_be_had_for_the_moment(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size of its batches must be known: it is asked again."""
+    answer = Servicer.ModelConfig
+    failures = iter([Code.UNAVAILABLE])
+
+    def failing(self: Any, request: Any, context: Any) -> Any:
+        for code in failures:
+            context.abort(code, "for the moment")
+        return answer(self, request, context)
+
+    monkeypatch.setattr(Servicer, "ModelConfig", failing)
+    with pool_of(fake) as pool:
+        assert twice(MODEL(objects(40), pool=pool)) == list(range(40))
+    assert max(r.rows for r in fake.requests) == 4
 
 
 def test_unknown_extension() -> None:

@@ -42,6 +42,11 @@ class Wrong:
         del answer.raw_output_contents[0]
 
     @staticmethod
+    def type(answer: Any) -> None:
+        """Say that the first output is of integers, with the same bytes."""
+        answer.outputs[0].datatype = "INT32"
+
+    @staticmethod
     def cut(answer: Any) -> None:
         """Leave out the last byte of the first output."""
         answer.raw_output_contents[0] = answer.raw_output_contents[0][:-1]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from sonic_coffea.contract import DATATYPES, TYPED_CONTENTS
+from sonic_coffea.contract import DATATYPES, TYPED_CONTENTS, Contract, kserve_name
+from sonic_coffea.errors import ResponseError
 from sonic_coffea.transport._protocol import as_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -33,6 +34,26 @@ def tensors_of(answer: Any) -> dict[str, NDArray[Any]] | None:
             return None
         tensors[out.name] = np.array(numbers, DATATYPES[out.datatype]).reshape(tuple(out.shape))
     return tensors
+
+
+def check_types(
+    tensors: Mapping[str, NDArray[Any]], contract: Contract, context: Mapping[str, Any]
+) -> None:
+    """Refuse tensors of other types than the model's: their numbers would be taken as they are.
+
+    Raises
+    ------
+    ResponseError
+        Naming the output.
+    """
+    for spec in contract.outputs:
+        tensor = tensors.get(spec.name)
+        if tensor is not None and kserve_name(tensor.dtype) != spec.datatype:
+            found = kserve_name(tensor.dtype)
+            message = (
+                f"output {spec.name!r} came back as {found}, the model declares {spec.datatype}"
+            )
+            raise ResponseError(message, **context)
 
 
 def with_contents(request: Any, tensors: Iterable[NDArray[Any]]) -> bytes:

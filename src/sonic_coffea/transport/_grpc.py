@@ -17,13 +17,15 @@ from sonic_coffea.errors import (
     AccessError,
     CancelledError,
     ConfigError,
+    DeadlineError,
     ModelNotFoundError,
+    OverloadError,
     ResponseError,
     ServerLostError,
     SonicError,
     nearest,
 )
-from sonic_coffea.transport._contents import tensors_of, with_contents
+from sonic_coffea.transport._contents import check_types, tensors_of, with_contents
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._protocol import (
     Answer,
@@ -245,6 +247,10 @@ class GrpcConnection:
                 self._read(region, call)
             try:
                 outcome = self._outcome(call, sent_bytes, local, context)
+                if isinstance(outcome, Answer):
+                    check_types(outcome.outputs, contract, context)
+            except ResponseError as error:
+                outcome = error
             except Exception as error:  # noqa: BLE001
                 outcome = ResponseError(f"cannot read the server's answer: {error!r}", **context)
             done(outcome)
@@ -296,13 +302,15 @@ class GrpcConnection:
         )
 
     def _config(self, model: str, version: str | None) -> Any:
-        """Return the model's configuration, or None from a server that has no such extension."""
+        """Return the model's configuration, or None from a server that gives none."""
         try:
             answer = self._ask(
                 "ModelConfig",
                 service_pb2.ModelConfigRequest(name=model, version=version or ""),
                 model=model,
             )
+        except (ServerLostError, OverloadError, DeadlineError):
+            raise  # it may have one, with the size of its batches
         except SonicError as error:
             logger.info("%s gives no configuration of %s: %s", self._address, model, error)
             return None
@@ -376,7 +384,10 @@ class GrpcConnection:
         token = self._options.token
         headers = {**local, **self._options.headers}
         if token is not None:
-            headers["authorization"] = f"Bearer {_said(token) if callable(token) else token}"
+            said = _said(token) if callable(token) else token
+            if not said.isprintable():
+                raise ConfigError("the token has characters, such as a line break, that none has")
+            headers["authorization"] = f"Bearer {said}"
         return tuple((k.lower(), v) for k, v in headers.items())
 
 
