@@ -41,7 +41,11 @@ http {{
     upstream tritons {{ server 127.0.0.1:{ports[1]}; server 127.0.0.1:{ports[2]}; }}
     server {{
         listen 127.0.0.1:{ports[0]} http2;
-        location / {{ grpc_pass grpc://tritons; }}
+        location / {{
+            grpc_pass grpc://tritons;
+            # Not asked again elsewhere, but known for dead: as balancers find out.
+            grpc_next_upstream error timeout http_502;
+        }}
     }}
     {behind}
 }}
@@ -130,7 +134,7 @@ def test_a_server_behind_a_balancer_is_killed(
     compare: Any,
 ) -> None:
     """What it had is answered by the other, which is behind the same address."""
-    with Pool(Settings.make(balancer)) as pool:
+    with Pool(Settings.make(balancer, retry_for_s=60)) as pool:
         pendings = [tagger.submit(jets, pool=pool) for _ in range(6)]
         assert tritons[0].pid is not None
         os.kill(tritons[0].pid, signal.SIGKILL)
