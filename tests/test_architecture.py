@@ -24,6 +24,7 @@ LAYERS = (
     "weaver",
     "nanoaod",
     "transport",
+    "kserve",
     "server",
     "pool",
     "model",
@@ -43,8 +44,8 @@ LAYERS = (
 # Each pair that must not meet, whatever the order.
 STRANGERS = [("pool", "layouts"), ("transport", "layouts"), ("server", "pool"), ("dask", "model")]
 HOMES = {
-    "tritonclient": {"transport", "testing"},
-    "grpc": {"transport", "testing"},
+    "tritonclient": {"transport", "kserve"},
+    "grpc": {"transport", "kserve"},
     "distributed": {"dask", "connecting", "demo"},
     "coffea": {"processor", "demo"},
     "numba": {"layouts"},

@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
-from numpy.typing import NDArray
 
-from sonic_coffea.contract import kserve_name
 from sonic_coffea.errors import ConfigError
+from sonic_coffea.kserve import Function, KServeModel, Tensors
 from sonic_coffea.layouts import Flat, declared
 
 if TYPE_CHECKING:
-    from sonic_coffea.model import Model
+    from collections.abc import Mapping
 
-Tensors = Mapping[str, NDArray[Any]]
-Function = Callable[[Tensors], Tensors]
+    from numpy.typing import NDArray
+
+    from sonic_coffea.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FakeModel:
-    """A model of a `FakeServer`.
-
-    Parameters
-    ----------
-    inputs, outputs : mapping
-        By name, the dtype and the shape of one row; -1 where a length is free.
-    function : callable
-        Makes the outputs of the inputs, both mappings of name to array, rows first. What it raises
-        is an error of the model.
-    max_rows : int
-        The most rows of a request; 0 for a model whose requests are never put together, and whose
-        shapes have all axes.
-    versions : tuple of str
-        The versions that there are; requests without one get the last.
-    """
-
-    inputs: Mapping[str, tuple[Any, tuple[int, ...]]]
-    outputs: Mapping[str, tuple[Any, tuple[int, ...]]]
-    function: Function
-    max_rows: int = 64
-    versions: tuple[str, ...] = field(default=("1",))
+class FakeModel(KServeModel):
+    """A model of a `FakeServer`; its parameters are those of `sonic_coffea.kserve.KServeModel`."""
 
     @classmethod
     def of(cls, model: Model, function: Function | None = None, **options: Any) -> FakeModel:
@@ -86,17 +64,6 @@ class FakeModel:
         first = next(iter(tensors))
         made = function or _Scores(first, {n: (d, s[0]) for n, (d, s) in outputs.items()})
         return cls(inputs=inputs, outputs=outputs, function=made, **options)
-
-    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape that a server says, with the axis of the rows."""
-        return (-1, *shape) if self.max_rows else shape
-
-    def described(self, tensors: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return KServe's datatype and the shape of some tensors, as a server says them."""
-        return {
-            name: (kserve_name(np.dtype(dtype)), self.shape_of(tuple(shape)))
-            for name, (dtype, shape) in tensors.items()
-        }
 
 
 _NO_SHAPE = (-1, -1)

@@ -1,26 +1,17 @@
-"""A KServe-v2 gRPC server in this process, over a real socket."""
+"""A KServe-v2 gRPC server that does what a test tells it to."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import grpc
-from tritonclient.grpc import service_pb2_grpc
-
-from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.testing._servicer import EXTENSIONS, Received, Servicer
+from sonic_coffea.kserve import EXTENSIONS, KServeServer, Received
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
-    from sonic_coffea.testing._model import FakeModel
-
-_THREADS = 32
+    from sonic_coffea.kserve import KServeModel
 
 
 class Wrong:
@@ -67,22 +58,18 @@ class _Fault:
     seen: int = 0
 
 
-class FakeServer:
+class FakeServer(KServeServer):
     """A server that speaks KServe v2 over gRPC, in this process, for tests.
 
     It listens on a free loopback port from `start`, or the beginning of the ``with`` block, on.
+    When it is stopped, it breaks its connections as if it were killed.
 
     Parameters
     ----------
     models : mapping of str to FakeModel
         What it serves.
-    headers : mapping, optional
-        Headers that every call must have, or it is refused.
-    extensions : sequence of str
-        Which of Triton's extensions it has; what belongs to others is not implemented. A minimal
-        server has none.
-    typed_contents : bool
-        Whether answers hold numbers rather than bytes, as some servers' do.
+    headers, extensions, typed_contents
+        As for `sonic_coffea.kserve.KServeServer`.
 
     Attributes
     ----------
@@ -106,19 +93,19 @@ class FakeServer:
 
     def __init__(
         self,
-        models: Mapping[str, FakeModel],
+        models: Mapping[str, KServeModel],
         *,
         headers: Mapping[str, str] | None = None,
         extensions: Sequence[str] = EXTENSIONS,
         typed_contents: bool = False,
     ) -> None:
-        unknown = [name for name in extensions if name not in EXTENSIONS]
-        if unknown:
-            raise ConfigError(f"no extension {unknown[0]!r}; {nearest(unknown[0], EXTENSIONS)}")
-        self.models = dict(models)
-        self.headers = {name.lower(): value for name, value in (headers or {}).items()}
-        self.extensions = tuple(extensions)
-        self.typed_contents = typed_contents
+        super().__init__(
+            models,
+            name="fake",
+            headers=headers,
+            extensions=extensions,
+            typed_contents=typed_contents,
+        )
         self.requests: list[Received] = []
         self.calls: list[tuple[str, dict[str, str]]] = []
         self._lock = threading.Lock()
@@ -126,46 +113,6 @@ class FakeServer:
         self._open = threading.Event()
         self._open.set()
         self._unloaded: set[str] = set()
-        self.statistics: Counter[tuple[str, str]] = Counter()
-        self._port = 0
-        self._server: Any = None
-
-    def __enter__(self) -> FakeServer:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        if not self._port:
-            raise ConfigError("the server has not been started")
-        return f"grpc://127.0.0.1:{self._port}"
-
-    def start(self) -> FakeServer:
-        """Listen; at the same port as before, if it was stopped."""
-        if self._server is None:
-            options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
-            server = grpc.server(ThreadPoolExecutor(_THREADS), options=options)
-            service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Servicer(self), server)
-            self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
-            server.start()
-            self._server = server
-        return self
-
-    def stop(self) -> None:
-        """Break all connections and listen no more, as if it were killed. May be called again."""
-        server, self._server = self._server, None
-        if server is not None:
-            stopped = server.stop(grace=None)
-            self._open.set()
-            stopped.wait()
 
     # What goes wrong.
 
@@ -222,7 +169,28 @@ class FakeServer:
         with self._lock:
             self._faults.append(_Fault(change, times, every))
 
-    def next_fault(self) -> Callable[[Any, Any], None] | None:
+    # What the server asks.
+
+    def enter(self, method: str, headers: Mapping[str, str]) -> None:
+        """Keep the call."""
+        self.calls.append((method, dict(headers)))
+
+    def receive(self, request: Received) -> Callable[[Any, Any], None] | None:
+        """Keep the request; wait while answers are held; return what goes wrong with it."""
+        self.requests.append(request)
+        fault = self._next_fault()
+        self._open.wait()
+        return fault
+
+    def stopping(self) -> None:
+        """Let go of requests that are held back."""
+        self._open.set()
+
+    def serving(self, model: str, version: str) -> KServeModel | None:
+        """Return a model, if it is there in a version, and loaded."""
+        return None if model in self._unloaded else super().serving(model, version)
+
+    def _next_fault(self) -> Callable[[Any, Any], None] | None:
         """Return what happens to the request that has just come."""
         with self._lock:
             for fault in self._faults:
@@ -232,14 +200,3 @@ class FakeServer:
                     return fault.change
             self._faults = [fault for fault in self._faults if fault.times]
             return None
-
-    def wait_while_held(self) -> None:
-        """Return once answers are not held back."""
-        self._open.wait()
-
-    def serving(self, model: str, version: str) -> FakeModel | None:
-        """Return a model, if it is there in a version."""
-        found = self.models.get(model)
-        if found is None or model in self._unloaded:
-            return None
-        return found if version in ("", *found.versions) else None

@@ -1,14 +1,16 @@
-"""What a fake server answers: KServe v2's methods, with gRPC's own names."""
+"""What a server answers: KServe v2's methods, with gRPC's own names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from secrets import compare_digest
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from sonic_coffea._version import __version__
 from sonic_coffea.contract import DATATYPES, TYPED_CONTENTS, kserve_name
 
 if TYPE_CHECKING:
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sonic_coffea.testing._model import FakeModel
-    from sonic_coffea.testing._server import FakeServer
+    from sonic_coffea.kserve._model import KServeModel
+    from sonic_coffea.kserve._server import KServeServer
 
 EXTENSIONS = ("model_configuration", "statistics", "model_repository")
 
@@ -40,7 +42,7 @@ class Received:
 class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """What the server answers."""
 
-    def __init__(self, server: FakeServer) -> None:
+    def __init__(self, server: KServeServer) -> None:
         self._server = server
 
     def ServerLive(self, request: Any, context: Any) -> Any:
@@ -63,7 +65,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         """Say what it is."""
         self._enter("ServerMetadata", context)
         return service_pb2.ServerMetadataResponse(
-            name="fake", version="1", extensions=self._server.extensions
+            name=self._server.name, version=__version__, extensions=self._server.extensions
         )
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
@@ -71,7 +73,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         self._enter("ModelMetadata", context)
         model = self._model(request.name, request.version, context)
         answer = service_pb2.ModelMetadataResponse(
-            name=request.name, versions=model.versions, platform="fake"
+            name=request.name, versions=model.versions, platform=self._server.name
         )
         for tensors, said in ((model.inputs, answer.inputs), (model.outputs, answer.outputs)):
             for name, (datatype, shape) in model.described(tensors).items():
@@ -115,33 +117,29 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return answer
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
-        """Answer, or do what goes wrong."""
+        """Answer."""
         server = self._server
         self._enter("ModelInfer", context)
         model = self._model(request.model_name, request.model_version, context)
         inputs = self._inputs(request, model, context)
-        server.requests.append(
-            Received(request.model_name, request.model_version, request.id, inputs)
-        )
-        fault = server.next_fault()
-        server.wait_while_held()
+        received = Received(request.model_name, request.model_version, request.id, inputs)
+        change = server.receive(received)
         answer = self._answer(request, model, inputs, context)
-        if fault is not None:
-            fault(answer, context)
-        server.statistics[request.model_name, "requests"] += 1
-        server.statistics[request.model_name, "rows"] += len(next(iter(inputs.values())))
+        if change is not None:
+            change(answer, context)
+        server.count(received)
         return _typed(answer) if server.typed_contents else answer
 
     def _enter(self, method: str, context: Any, extension: str | None = None) -> None:
         headers = {key: value for key, value in context.invocation_metadata()}  # noqa: C416
-        self._server.calls.append((method, headers))
+        self._server.enter(method, headers)
         wanted = self._server.headers.items()
-        if any(headers.get(name) != value for name, value in wanted):
+        if not all(compare_digest(headers.get(name, ""), value) for name, value in wanted):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "a header is missing or wrong")
         if extension is not None and extension not in self._server.extensions:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not implemented")
 
-    def _model(self, name: str, version: str, context: Any) -> FakeModel:
+    def _model(self, name: str, version: str, context: Any) -> KServeModel:
         model = self._server.serving(name, version)
         if model is None:
             what = f"'{name}' version {version}" if version else f"'{name}'"
@@ -150,7 +148,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             raise AssertionError  # abort does not return
         return model
 
-    def _inputs(self, request: Any, model: FakeModel, context: Any) -> dict[str, NDArray[Any]]:
+    def _inputs(self, request: Any, model: KServeModel, context: Any) -> dict[str, NDArray[Any]]:
         """Return the tensors of a request, which must be what the model takes."""
         inputs: dict[str, NDArray[Any]] = {}
         for one, raw in zip(request.inputs, request.raw_input_contents, strict=True):
@@ -170,7 +168,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return inputs
 
     def _answer(
-        self, request: Any, model: FakeModel, inputs: Mapping[str, NDArray[Any]], context: Any
+        self, request: Any, model: KServeModel, inputs: Mapping[str, NDArray[Any]], context: Any
     ) -> Any:
         try:
             outputs = model.function(inputs)
