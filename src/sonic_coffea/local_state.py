@@ -50,8 +50,9 @@ class ServerRecord:
     pid, start_ticks : int
         The server process, and when it started in clock ticks since boot: together they cannot
         be mistaken for a later process with the same number.
-    guard_pid : int
-        The process that ends the server when its owner is gone.
+    guard_pid : int or None
+        The process that ends the server when its owner is gone; None of a server that is a part of
+        its owner.
     header, secret : str
         The gRPC metadata key that the server demands, and its value.
     repository, log : str
@@ -64,8 +65,8 @@ class ServerRecord:
 
     url: str
     pid: int
-    start_ticks: int
-    guard_pid: int
+    start_ticks: int | None
+    guard_pid: int | None
     header: str
     secret: str = dataclasses.field(repr=False)
     repository: str

@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -17,6 +17,9 @@ from sonic_coffea.cli._check import check, models
 from sonic_coffea.cli._repository import repository_app
 from sonic_coffea.cli._status import status
 from sonic_coffea.errors import SonicError
+
+if TYPE_CHECKING:
+    from sonic_coffea.server._ways import Way
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -112,16 +115,36 @@ def serve(
     *,
     port: Annotated[int | None, typer.Option(help="By default a free one.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the models.")] = None,
+    way: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, pip, apptainer, singularity, podman, docker; or onnxruntime, in place of "
+            "a Triton."
+        ),
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="The container's image: a name, a file, a directory.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve a model repository from a real Triton on this machine's loopback, until Ctrl-C."""
-    from sonic_coffea.server import LocalServer
+    """Serve a model repository on this machine's loopback, until Ctrl-C."""
+    from sonic_coffea.server import InProcessServer, LocalServer
 
     errors = Console(stderr=True)
     with errors.status("starting Triton") as status:
-        server = LocalServer(
-            repository, port=port, threads=threads, restart=True, progress=status.update
-        )
+        server: LocalServer | InProcessServer
+        if way == "onnxruntime":
+            server = InProcessServer(repository, threads=threads, port=port)
+        else:
+            server = LocalServer(
+                repository,
+                port=port,
+                threads=threads,
+                way=cast("Way | None", way),
+                image=image,
+                restart=True,
+                progress=status.update,
+            )
         server.start()
     with server:
         models = [f"{m.name} v{m.version}" for m in server.metadata.models]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.errors import ConfigError, ServerStartError, nearest
 from sonic_coffea.kserve._servicer import EXTENSIONS, Received, Servicer
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class KServeServer:
         Whether answers hold numbers rather than bytes, as some servers' do.
     threads : int
         How many requests may be worked on at the same time.
+    port : int, optional
+        Where it listens; by default at a free one.
 
     Attributes
     ----------
@@ -59,6 +61,7 @@ class KServeServer:
         extensions: Sequence[str] = EXTENSIONS,
         typed_contents: bool = False,
         threads: int = 32,
+        port: int | None = None,
     ) -> None:
         unknown = [one for one in extensions if one not in EXTENSIONS]
         if unknown:
@@ -71,7 +74,7 @@ class KServeServer:
         self.statistics: Counter[tuple[str, str]] = Counter()
         self._threads = threads
         self._counting = threading.Lock()
-        self._port = 0
+        self._port = port or 0
         self._server: Any = None
 
     def __enter__(self) -> Self:
@@ -93,12 +96,23 @@ class KServeServer:
         return f"grpc://127.0.0.1:{self._port}"
 
     def start(self) -> Self:
-        """Listen; at the same port as before, if it was stopped."""
+        """Listen; at the same port as before, if it was stopped.
+
+        Raises
+        ------
+        sonic_coffea.errors.ServerStartError
+            If another program has the port.
+        """
         if self._server is None:
             options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
             server = grpc.server(ThreadPoolExecutor(self._threads), options=options)
             service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Servicer(self), server)
-            self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
+            try:
+                self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
+            except RuntimeError:
+                raise ServerStartError(
+                    f"port {self._port} is in use by another program; leave port out for a free one"
+                ) from None
             server.start()
             self._server = server
         return self

@@ -185,6 +185,7 @@ class Settings:
 
         _offer_defaults()
         given = _underscored(dask.config.get("sonic", None) or {})
+        given.pop("local", None)  # which is for local servers
         profiles = given.pop("profiles", None) or {}
         profile = profile or given.pop("profile", None)
         if profile is not None and profile not in profiles:

@@ -28,7 +28,7 @@ class Guard:
     python : Path
         The interpreter to run it with.
     job : dict
-        What `_guard.main` reads: argv, env, secret, log, log_offset, record, shm_prefix, grace_s.
+        What `_guard.main` reads: argv, env, secret, log, record, shm_prefix, grace_s, cleanup.
     """
 
     def __init__(self, python: Path, job: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from typing import Any
 
 _POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
+# How Triton's own lines begin; what is before them may come from a container's entry.
+_RECORD = re.compile(rb"(?m)^[IWEF]\d{4} \d\d:")
 
 
 def main() -> int:
@@ -39,7 +42,7 @@ def main() -> int:
         return 1
     _report(event="started", pid=server.pid)
     try:
-        _watch(job, server, log, asked)
+        _watch(job, server, asked)
     finally:
         _end(job, server)
     _report(event="exited", code=server.returncode)
@@ -67,9 +70,7 @@ def _start(job: dict[str, Any], log: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _watch(
-    job: dict[str, Any], server: subprocess.Popen[bytes], log: int, asked: list[int]
-) -> None:
+def _watch(job: dict[str, Any], server: subprocess.Popen[bytes], asked: list[int]) -> None:
     """Return when the server has ended, or has to."""
     poll = select.poll()
     poll.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
@@ -79,14 +80,24 @@ def _watch(
             poll.register(os.pidfd_open(pid), select.POLLIN)
     visible = True
     while server.poll() is None and not asked and os.getppid() == job["owner"]:
-        if visible and os.fstat(log).st_size > job["log_offset"]:
-            # It has written, so it has read its arguments: the secret need not stay in them.
-            message = _hide(server.pid, job["secret"].encode())
+        if visible and _RECORD.search(Path(job["log"]).read_bytes()):
+            # It logs, so it has read its arguments: the secret need not stay in them.
+            message = _hide_everywhere(job["secret"].encode())
             _report(event="hidden", message=message)
             visible = False
         events = poll.poll((_POLL_S if visible else 1.0) * 1000)
         if any(fd == sys.stdin.fileno() for fd, _ in events):
             return
+
+
+def _hide_everywhere(secret: bytes) -> str:
+    """Hide it in the server, which in a container is another process than that which was run."""
+    messages = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if secret in path.read_bytes():
+                messages.append(_hide(int(path.parent.name), secret))
+    return "; ".join(filter(None, messages))
 
 
 def _hide(pid: int, secret: bytes) -> str:
@@ -117,6 +128,12 @@ def _end(job: dict[str, Any], server: subprocess.Popen[bytes]) -> None:
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()
     _wait_for_group(server.pid)
+    if job["cleanup"] is not None:
+        # What a daemon runs does not end with the process that asked for it.
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                job["cleanup"], env=job["env"], capture_output=True, check=False, timeout=30.0
+            )
     for region in Path("/dev/shm").glob(f"{job['shm_prefix']}*"):  # noqa: S108
         with contextlib.suppress(OSError):
             region.unlink()

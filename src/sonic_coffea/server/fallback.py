@@ -7,23 +7,24 @@ import contextlib
 import fcntl
 import hashlib
 import logging
-import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonic_coffea import local_state
 from sonic_coffea.server._probe import is_ready
+from sonic_coffea.server.in_process import InProcessServer, cores
 from sonic_coffea.server.local import LocalServer
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
 __all__ = ["serve_for_machine"]
 
 logger = logging.getLogger(__name__)
 
-_own: dict[str, LocalServer] = {}
+_own: dict[str, LocalServer | InProcessServer] = {}
 _lock = threading.Lock()
 
 
@@ -31,7 +32,8 @@ def serve_for_machine(repository: str | os.PathLike[str]) -> str:
     """Return the URL of a local server for a repository, which is started if there is none.
 
     It ends with the process that started it; another then starts the next. Its models use as many
-    threads as that process may have cores.
+    threads as that process may have cores. On a machine that has no way of running a Triton, the
+    process that starts it serves the repository's ONNX files by itself.
 
     Raises
     ------
@@ -47,11 +49,20 @@ def serve_for_machine(repository: str | os.PathLike[str]) -> str:
                 return record.url
         server = _own.get(path)
         if server is None:
-            server = _own[path] = LocalServer(path, threads=len(os.sched_getaffinity(0)))
+            server = _own[path] = _new(path)
             atexit.register(server.stop)
         server.start()
         logger.warning("started %s, as no other server has its models", server)
         return server.url
+
+
+def _new(path: str) -> LocalServer | InProcessServer:
+    server = LocalServer(path, threads=cores())
+    against = server.reason_against()
+    if against is None:
+        return server
+    logger.warning("onnxruntime takes the place of a Triton on this machine: %s", against)
+    return InProcessServer(path)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,15 @@ from sonic_coffea.server import _interpreters
 if TYPE_CHECKING:
     from sonic_coffea.server._interpreters import Interpreter
 
-__all__ = ["ServerInstall", "ensure", "find", "install_root"]
+__all__ = [
+    "ALTERNATIVES",
+    "ServerInstall",
+    "ensure",
+    "find",
+    "install_root",
+    "locked",
+    "reason_against",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +58,7 @@ _EXTRAS = {
 }
 _NEEDED_BYTES = 600_000_000
 _MARKER = "sonic-coffea.json"
-_ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
+ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +137,14 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
     found = find()
     if found is not None and set(extras) <= set(found.extras):
         return found
-    _check_platform()
+    against = reason_against()
+    if against is not None:
+        raise ServerStartError(f"{against}; {ALTERNATIVES}")
     tell = progress if progress is not None else lambda text: logger.info("%s", text)
     root = install_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _locked(root / ".lock", tell):
+        with locked(root / ".lock", tell):
             found = find()
             if found is None:
                 _check_space(root)
@@ -284,18 +294,18 @@ def _run(command: Sequence[str], purpose: str) -> str:
     )
 
 
-def _check_platform() -> None:
+def reason_against() -> str | None:
+    """Say why the server from PyPI cannot run on this machine; None if it can."""
     system, machine = platform.system(), platform.machine()
     if system != "Linux" or machine not in {"x86_64", "AMD64"}:
-        raise ServerStartError(
-            f"the local server needs Linux on x86_64, got {system} on {machine}; {_ALTERNATIVES}"
-        )
+        return f"the server from PyPI needs Linux on x86_64, got {system} on {machine}"
     name, version = _libc()
     if name != "glibc" or _numbers(version) < _GLIBC:
-        raise ServerStartError(
-            f"the local server needs glibc {'.'.join(map(str, _GLIBC))} or newer (Debian 12, "
-            f"Ubuntu 22.04, EL10), got {name} {version}; {_ALTERNATIVES}"
+        return (
+            f"the server from PyPI needs glibc {'.'.join(map(str, _GLIBC))} or newer (Debian 12, "
+            f"Ubuntu 22.04, EL10), got {name} {version}"
         )
+    return None
 
 
 def _libc() -> tuple[str, str]:
@@ -321,7 +331,8 @@ def _check_space(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, tell: Progress) -> Iterator[None]:
+def locked(path: Path, tell: Progress) -> Iterator[None]:
+    """Hold a lock on a file, which is made; others wait, and are told so."""
     import fcntl
 
     with path.open("a", encoding="utf-8") as file:

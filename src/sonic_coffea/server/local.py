@@ -14,9 +14,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import dask.config
+
 from sonic_coffea import local_state
 from sonic_coffea.errors import ConfigError, ServerError, ServerStartError
-from sonic_coffea.server import _log, install
+from sonic_coffea.server import _log, _ways
 from sonic_coffea.server._child import Guard
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata, is_ready
 from sonic_coffea.server._watcher import Watcher
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from sonic_coffea.server._ways import Container, Installed, Way
     from sonic_coffea.server.install import Progress, ServerInstall
 
 __all__ = ["LocalServer"]
@@ -41,7 +44,6 @@ _HEADER_NAME = "sonic"
 _HEADER = f"triton-grpc-protocol-{_HEADER_NAME}"
 _PORT_TRIES = 5
 _KEPT_LOGS = 20
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class LocalServer:
@@ -81,8 +83,17 @@ class LocalServer:
         More arguments of ``tritonserver``.
     env : mapping, optional
         More environment variables for the server and its models.
+    way : {"auto", "pip", "apptainer", "singularity", "podman", "docker"}, optional
+        How to run Triton: the binary from PyPI, or a container. By default what
+        ``sonic.local.way`` of dask's configuration says, and else what the machine has.
+    image : str, optional
+        The container's image: a name in a registry, and for apptainer and singularity also a file
+        or an unpacked directory. By default ``sonic.local.image``, and else NVIDIA's of the same
+        version as the binary.
+    gpu : bool, optional
+        Whether a container is given the machine's GPUs; by default if there are any.
     installation : ServerInstall, optional
-        The server to run; by default that of `sonic_coffea.server.ensure`.
+        The binary to run; by default that of `sonic_coffea.server.ensure`.
     progress : callable, optional
         Called with a short text at each stage.
     """
@@ -103,6 +114,9 @@ class LocalServer:
         restart: bool = False,
         extra_args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        way: Way | None = None,
+        image: str | os.PathLike[str] | None = None,
+        gpu: bool | None = None,
         installation: ServerInstall | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -126,6 +140,10 @@ class LocalServer:
         self._stop_timeout_s = stop_timeout_s
         self._extra_args = tuple(extra_args)
         self._env = dict(env or {})
+        self._way = dask.config.get("sonic.local.way", None) or "auto" if way is None else way
+        image = dask.config.get("sonic.local.image", None) if image is None else image
+        self._image = None if image is None else os.fspath(image)
+        self._gpu = gpu
         self._installation = installation
         self._progress = progress
         self._restart = restart
@@ -162,11 +180,17 @@ class LocalServer:
                     "build_repository makes one"
                 )
             begun = time.monotonic()
-            installation = self._installation or install.ensure(self._progress)
+            way = _ways.choose(
+                self._way,
+                image=self._image,
+                gpu=self._gpu,
+                installation=self._installation,
+                progress=self._progress,
+            )
             self._owner = os.getpid()
             for attempt in range(_PORT_TRIES):
                 try:
-                    self._launch(installation)
+                    self._launch(way)
                     break
                 except _PortTaken:
                     last = attempt == _PORT_TRIES - 1
@@ -177,6 +201,10 @@ class LocalServer:
                         ) from None
             logger.info("%s is ready after %.1f s", self, time.monotonic() - begun)
             return self
+
+    def reason_against(self) -> str | None:
+        """Say why this machine has no way of running it; None if there is one."""
+        return _ways.reason_against(self._way)
 
     def stop(self) -> None:
         """End the server and wait until it is gone; harmless when it does not run."""
@@ -277,18 +305,26 @@ class LocalServer:
             raise ServerError("expected a started server, got one that never was; start() it")
         return self._run
 
-    def _launch(self, installation: ServerInstall) -> None:
+    def _launch(self, way: Installed | Container) -> None:
         run = self._run = self._new_run()
         record = local_state.record_path(run.url)
         deadline = time.monotonic() + self._startup_timeout_s
+        launch = way.launch(
+            self._arguments(run),
+            self.repository,
+            _ways.Secret(protocols=_PROTOCOLS, header=_HEADER_NAME, value=run.secret),
+            name=run.shm_prefix.rstrip("_"),
+            threads=self._threads,
+            env=self._env,
+        )
         self._guard = guard = Guard(
-            installation.python,
+            way.python,
             {
-                "argv": self._arguments(installation, run),
-                "env": self._environment(installation),
+                "argv": launch.argv,
+                "env": launch.env,
+                "cleanup": launch.cleanup,
                 "secret": run.secret,
                 "log": str(run.log),
-                "log_offset": 0,
                 "record": None if record is None else str(record),
                 "shm_prefix": run.shm_prefix,
                 "grace_s": self._stop_timeout_s,
@@ -356,14 +392,11 @@ class LocalServer:
             log=_new_log(self._log_dir),
         )
 
-    def _arguments(self, installation: ServerInstall, run: _Run) -> list[str]:
+    def _arguments(self, run: _Run) -> list[str]:
         arguments = [
-            str(installation.tritonserver),
             f"--model-repository={self.repository}",
-            f"--backend-directory={installation.backend_directory}",
             "--grpc-address=127.0.0.1",
             f"--grpc-port={run.port}",
-            f"--grpc-restricted-protocol={_PROTOCOLS}:{_HEADER_NAME}={run.secret}",
             "--allow-http=false",
             f"--backend-config=python,shm-region-prefix-name={run.shm_prefix}",
             f"--model-control-mode={self._model_control}",
@@ -377,18 +410,6 @@ class LocalServer:
             arguments.append(f"--repository-poll-secs={self._poll_s}")
         arguments += [f"--load-model={name}" for name in self._models or ()]
         return [*arguments, *self._extra_args]
-
-    def _environment(self, installation: ServerInstall) -> dict[str, str]:
-        # Nothing of the analysis environment's Python may reach the server's.
-        env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-        env["VIRTUAL_ENV"] = str(installation.root)
-        folders = [str(installation.python.parent), env.get("PATH", os.defpath)]
-        env["PATH"] = os.pathsep.join(folders)
-        libraries = [*map(str, installation.library_path), env.get("LD_LIBRARY_PATH", "")]
-        env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
-        if self._threads is not None:
-            env.update(dict.fromkeys(_THREAD_VARIABLES, str(self._threads)))
-        return {**env, **self._env}
 
 
 class _PortTaken(Exception):  # noqa: N818  an outcome to act on, which no caller sees
