@@ -86,13 +86,35 @@ def test_a_half_made_installation_is_redone(root, fake_pip):
     assert told[0] == "removing an incomplete or outdated installation"
 
 
-@pytest.mark.parametrize("lost", ["bin/python3", "backends/python/triton_python_backend_stub"])
-def test_an_installation_that_lost_a_part_is_redone(root, fake_pip, lost):
+def test_an_installation_that_lost_a_part_is_redone(root, fake_pip):
     made = install.ensure()
-    (made.root / lost).unlink()
+    made.python.unlink()
     assert install.find() is None
     assert install.ensure() == made
     assert install.find() == made
+    assert fake_pip.count("installing it") == 2
+
+
+def test_backends_that_lost_a_part_are_redone(root, fake_pip):
+    made = install.ensure()
+    (made.backend_directory / "python" / "triton_python_backend_stub").unlink()
+    assert install.find() is None
+    assert install.ensure() == made
+    assert install.find() == made
+    assert fake_pip.count("installing it") == 1
+
+
+def test_an_installation_for_all_by_another_version_of_the_package(
+    root, fake_pip, monkeypatch, tmp_path
+):
+    made = install.ensure()
+    monkeypatch.setattr(install, "_digest", lambda: "other")
+    monkeypatch.setattr(install.os, "access", lambda *_: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    again = install.ensure(pytest.fail)
+    assert again.root == made.root
+    assert again.backend_directory.is_relative_to(tmp_path / "cache")
+    assert (again.backend_directory / "onnxruntime" / "model.py").exists()
 
 
 def test_an_older_choice_of_versions_is_redone(root, fake_pip):

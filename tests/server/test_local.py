@@ -353,7 +353,7 @@ def test_a_forked_child_cannot_stop_it(server):
 
 
 def broken(tmp_path, classifier, edit):
-    path = build_repository(tmp_path / "repository", {"top": classifier})
+    path = build_repository(tmp_path / "repository", {"top": classifier}, platform="python")
     edit(path / "top")
     return path
 

@@ -42,17 +42,25 @@ def dims(tensor):
     return [int(n) for n in tensor["dims"]]
 
 
-def test_what_is_written(tmp_path, classifier):
+@pytest.mark.parametrize(
+    ("platform", "backend", "group", "threads"),
+    [
+        (None, "onnxruntime", {"count": 2}, "intra_op_thread_count"),
+        ("python", "python", {"count": 2, "kind": "KIND_CPU"}, "intra_op_threads"),
+    ],
+)
+def test_what_is_written(tmp_path, classifier, platform, backend, group, threads):
     path = build_repository(
         tmp_path / "deep" / "repository",
         {"top": classifier},
+        platform=platform,
         max_batch_size=32,
         instances=2,
         threads=3,
         labels={"top": {"scores": ["qcd", "top"]}},
     )
     found = config(path, "top")
-    assert (found["backend"], found["max_batch_size"]) == ("python", 32)
+    assert (found["backend"], found["max_batch_size"]) == (backend, 32)
     assert found["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": ["8"]}]
     assert found["output"] == [
         {
@@ -63,26 +71,17 @@ def test_what_is_written(tmp_path, classifier):
         }
     ]
     assert found["dynamic_batching"] == {}
-    assert found["instance_group"] == [{"count": 2, "kind": "KIND_CPU"}]
+    assert found["instance_group"] == [group]
     assert found["version_policy"] == {"all": {}}
-    assert found["parameters"]["intra_op_threads"]["string_value"] == "3"
+    assert found["parameters"][threads]["string_value"] == "3"
     digest = hashlib.sha256(classifier.read_bytes()).hexdigest()
     assert found["parameters"]["sha256.1"]["string_value"] == digest
     (warmup,) = found["model_warmup"]
     assert warmup["inputs"] == {"x": {"data_type": "TYPE_FP32", "dims": ["8"], "zero_data": True}}
     assert (path / "top" / "scores_labels.txt").read_text() == "qcd\ntop\n"
     assert (path / "top" / "1" / "model.onnx").read_bytes() == classifier.read_bytes()
-    assert (path / "top" / "1" / "model.py").exists()
+    assert (path / "top" / "1" / "model.py").exists() == (platform == "python")
     assert [p.name for p in path.parent.iterdir()] == ["repository"]
-
-
-def test_for_the_native_backend(tmp_path, classifier):
-    path = build_repository(tmp_path / "r", {"m": classifier}, platform="onnxruntime", threads=2)
-    found = config(path)
-    assert found["backend"] == "onnxruntime"
-    assert found["instance_group"] == [{"count": 1}]
-    assert found["parameters"]["intra_op_thread_count"]["string_value"] == "2"
-    assert not (path / "m" / "1" / "model.py").exists()
 
 
 @pytest.mark.parametrize(

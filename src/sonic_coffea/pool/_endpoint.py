@@ -26,6 +26,8 @@ _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 2.0
 # After so long, a server may have loaded a model that it did not have.
 _LACKS_FOR_S = 30.0
+# Which model it has, is asked again after so long, if it was lost in between.
+_COMPARED_FOR_S = 5.0
 # A server that another client has lost is left alone for at most so long.
 _SPARED_S = 5.0
 # A server that owes answers and has given none for so long is asked whether it lives.
@@ -110,10 +112,11 @@ class Endpoint:
     _out: Counter[Wanted] = field(default_factory=Counter)
     _limits: dict[Wanted, Limit] = field(default_factory=dict)
     _lacks: dict[Wanted, float] = field(default_factory=dict)
-    _compared: set[Wanted] = field(default_factory=set)
+    _compared: dict[Wanted, float] = field(default_factory=dict)
     _asking: set[Wanted] = field(default_factory=set)
     _shares: dict[Wanted, Share] = field(default_factory=dict)
     _observed: dict[Wanted, Observed] = field(default_factory=dict)
+    _answered_from: float = 0.0
     _spared_until: float = 0.0
     _failed_in_a_row: int = 0
 
@@ -140,7 +143,9 @@ class Endpoint:
     def has(self, wanted: Wanted, now: float, *, there: bool) -> None:
         """Take note of whether it has a model, and the one that is meant."""
         self._lacks[wanted] = 0.0 if there else now + _LACKS_FOR_S
-        (self._compared.add if there else self._compared.discard)(wanted)
+        self._compared.pop(wanted, None)
+        if there:
+            self._compared[wanted] = now
 
     def ask(self, wanted: Wanted, now: float) -> bool:
         """Return whether it has to be asked now what model it has, and take note of it."""
@@ -239,6 +244,7 @@ class Endpoint:
     def answered(self, attempt: Attempt, now: float) -> None:
         """Take note of an answer."""
         self.heard(now)
+        self._answered_from = max(self._answered_from, attempt.packed_at)
         rows = attempt.piece.stop - attempt.piece.start
         trip_s = now - attempt.packed_at - attempt.pack_s
         full = (attempt.piece.call.contract.max_rows or rows) / rows
@@ -258,6 +264,11 @@ class Endpoint:
             logger.warning("%s answers again", self.url)
             self.failing_since = None
 
+    def partly(self, attempt: Attempt) -> bool:
+        """Whether a request is lost while others are not, as by a balancer with a dead server."""
+        first = attempt.piece.attempts == 0
+        return first and self.failing_since is None and attempt.packed_at < self._answered_from
+
     def failed(self, error: SonicError, now: float) -> None:
         """Take note of a loss: nothing goes out to it for a while, then one request."""
         self.last_error = error
@@ -266,7 +277,12 @@ class Endpoint:
             self.failing_since = now
             # What comes back may be another server, with another model.
             self._limits.clear()
-        self._compared.clear()
+            self._compared.clear()
+        # A balancer that does not know yet who is dead may lead each second request there: what was
+        # compared a moment ago need not be again, or nothing else would ever go out.
+        old = [wanted for wanted, at in self._compared.items() if now - at > _COMPARED_FOR_S]
+        for wanted in old:
+            del self._compared[wanted]
         self._pause(now)
 
     def refused(self, error: SonicError, wanted: Wanted, now: float) -> None:

@@ -432,7 +432,7 @@ class Pool:
             if attempt.settled:
                 return
             over = call.over or self._closed
-            again = not over and self._tries_again(piece, endpoint, error, time.monotonic())
+            again = not over and self._tries_again(attempt, error, time.monotonic())
             self._settle(attempt)
             elsewhere = bool(piece.attempts_out)
             if again and not elsewhere:
@@ -454,8 +454,8 @@ class Pool:
             error = error.because(f"tried {piece.attempts + 1} times")
         self._fail(piece, error)
 
-    def _tries_again(self, piece: Piece, endpoint: Endpoint, error: SonicError, now: float) -> bool:
-        wanted = piece.call.wanted
+    def _tries_again(self, attempt: Attempt, error: SonicError, now: float) -> bool:
+        piece, endpoint, wanted = attempt.piece, attempt.endpoint, attempt.wanted
         piece.first_failed_at = piece.first_failed_at or now
         if isinstance(error, ModelNotFoundError):
             endpoint.has(wanted, now, there=False)
@@ -467,6 +467,8 @@ class Pool:
             return now - piece.first_failed_at < self.settings.request_timeout_s
         if not isinstance(error, ServerLostError):
             return False
+        if endpoint.partly(attempt):
+            return True
         endpoint.failed(error, now)
         lost_since = self._fleet.lost_since(wanted, now)
         if lost_since is not None:

@@ -37,7 +37,7 @@ class Options:
     instances: int
     threads: int | None
     labels: Labels
-    platform: str
+    platform: str | None
     version: int | None
     add_version: bool
     versions: Versions | None
@@ -51,7 +51,7 @@ class Options:
             value = getattr(self, option)
             if value is not None:
                 _check_integer(option, value, 1)
-        if self.platform not in PLATFORMS:
+        if self.platform not in (None, *PLATFORMS):
             *first, last = map(repr, PLATFORMS)
             raise ConfigError(
                 f"expected platform {', '.join(first)} or {last}, got {self.platform!r}"
@@ -118,7 +118,8 @@ def _job(
         config, interface = ensemble_config(name, one, others)
         made = Plan(kind="ensemble", interface=interface)
     else:
-        made = plan(name, one, options.platform)
+        there = known.get(name, {}).get("backend") if options.one_version else None
+        made = plan(name, one, options.platform or there)
         config = _model_config(name, one, made, options)
     number = options.version or (_latest(root / name) if options.add_version else 0) + 1
     labels = _config.check_labels(name, made.interface, options.labels.get(name))

@@ -1,7 +1,8 @@
 """A Triton Python model that runs what is beside it: a network, trees, or a Python function.
 
-Copied into model repositories as ``model.py``; it imports nothing of this package. What there is to
-run is in ``sonic-manifest.json``.
+Copied into model repositories as ``model.py``, and beside the local server in place of the native
+backends; it imports nothing of this package. What there is to run is in ``sonic-manifest.json``,
+or, in the manner of the native backends, in the model's configuration.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found,unused-ignore]
 
+# How many threads a model has, as this backend and the native ones are told.
+_THREADS = ("intra_op_threads", "intra_op_thread_count", "INTRA_OP_THREAD_COUNT")
 Feed = dict[str, Any]
 Runner = Callable[[Feed, tuple[str, ...]], Feed]
 
@@ -29,9 +32,10 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
         self.name = args["model_name"]
-        about = json.loads((folder / "sonic-manifest.json").read_text(encoding="utf-8"))
+        about = _about(folder, config)
         parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
-        threads = parameters.get("intra_op_threads") or os.environ.get("OMP_NUM_THREADS", "0")
+        stated = (parameters.get(key) for key in _THREADS)
+        threads = next(filter(None, stated), os.environ.get("OMP_NUM_THREADS", "0"))
         try:
             self.run = _RUNNERS[about["kind"]](
                 folder / about["file"], about, int(threads) if threads.isdigit() else 0
@@ -132,6 +136,25 @@ class TritonPythonModel:
                 f"but the model returned {got} {list(array.shape)}"
             )
         return array
+
+
+def _about(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a version is: what was recorded when it was built, or what its folder shows."""
+    path = folder / "sonic-manifest.json"
+    if path.is_file():
+        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return about
+    file = config.get("default_model_filename") or "model.onnx"
+    rows = [-1] if int(config.get("max_batch_size", 0)) > 0 else []
+    outputs = [
+        {
+            "name": one["name"],
+            "dtype": np.dtype(pb_utils.triton_string_to_numpy(one["data_type"])).name,
+            "shape": [*rows, *map(int, one["dims"])],
+        }
+        for one in config["output"]
+    ]
+    return {"kind": "onnx", "file": file, "inputs": config["input"], "outputs": outputs}
 
 
 def _onnx(path: Path, about: dict[str, Any], threads: int) -> Runner:

@@ -28,6 +28,8 @@ _KINDS = {
 }
 PLATFORMS = ("python", "onnxruntime", "pytorch")
 _NATIVE = {"onnx": "onnxruntime", "torchscript": "pytorch"}
+# What is served without being asked for: native where the tensors may have any names.
+_USUAL = {"onnx": "onnxruntime"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class Plan:
         return self.files[self.file]
 
 
-def plan(name: str, served: Served, platform: str) -> Plan:
+def plan(name: str, served: Served, platform: str | None) -> Plan:
     """Read what a model is, without running it.
 
     Raises
@@ -60,7 +62,7 @@ def plan(name: str, served: Served, platform: str) -> Plan:
         If it is not what it should be, or more has to be said of it.
     """
     made = _plan(name, served)
-    platform = served.platform or platform
+    platform = served.platform or platform or _USUAL.get(made.kind, "python")
     if platform not in ("python", _NATIVE.get(made.kind)):
         raise ConfigError(
             f"platform {platform!r} cannot run model {name!r}, which is of kind {made.kind}; "

@@ -80,12 +80,13 @@ class Installed:
         env: Mapping[str, str],
     ) -> Launch:
         """Return the command line that serves a repository."""
-        del repository, name
+        del repository
         there = self.installation
         argv = [
             str(there.tritonserver),
             *arguments,
             f"--backend-directory={there.backend_directory}",
+            *(_shm_prefix(backend, name) for backend in ("python", *install.NATIVE)),
             f"--grpc-restricted-protocol={secret.protocols}:{secret.header}={secret.value}",
         ]
         # Nothing of the analysis environment's Python may reach the server's.
@@ -147,12 +148,17 @@ class Container:
 
         Raises
         ------
+        sonic_coffea.errors.ConfigError
+            If it is a path, and there is nothing.
         sonic_coffea.errors.ServerStartError
             With the engine's last words.
         """
         if self._unprivileged:
-            if "://" not in self.image and not Path(self._place).exists():
-                self._pull_file(tell)
+            if "://" in self.image or Path(self._place).exists():
+                return
+            if self.image.startswith(("/", ".", "~")):
+                raise ConfigError(f"there is no image at {self.image}")
+            self._pull_file(tell)
             return
         look = [self.executable, "image", "inspect", self.image]
         if subprocess.run(look, capture_output=True, check=False).returncode != 0:
@@ -213,7 +219,7 @@ class Container:
         if self.gpu and _PASSED_ON in os.environ:
             inside.setdefault(_PASSED_ON, os.environ[_PASSED_ON])
         # The secret is in the environment, since other users may see command lines.
-        serve = ["sh", "-c", _SERVE, "tritonserver", *arguments]
+        serve = ["sh", "-c", _SERVE, "tritonserver", *arguments, _shm_prefix("python", name)]
         bind = f"{repository}:{repository}:ro"
         if self._unprivileged:
             gpu = ["--nv"] if self.gpu else []
@@ -221,7 +227,14 @@ class Container:
             prefix = f"{self.engine.upper()}ENV_"
             given = {**os.environ, **{f"{prefix}{key}": value for key, value in inside.items()}}
             return Launch(argv=[*argv, self._place, *serve], env=given)
-        argv = [self.executable, "run", "--rm", "--init", f"--name={name}", "--pull=never"]
+        argv = [
+            self.executable,
+            "run",
+            "--rm",
+            "--init",
+            f"--name={name.rstrip('_')}",
+            "--pull=never",
+        ]
         # On loopback of the machine, and with its shared memory, as the server from PyPI is.
         argv += ["--network=host", "--ipc=host", "--cap-drop=all"]
         argv += ["--security-opt=no-new-privileges", "--security-opt=label=disable"]
@@ -232,7 +245,7 @@ class Container:
         if threads is not None:
             argv.append(f"--cpus={threads}")
         argv += [f"--volume={bind}", *(f"--env={key}" for key in sorted(inside)), self.image]
-        cleanup = [self.executable, "rm", "--force", name]
+        cleanup = [self.executable, "rm", "--force", name.rstrip("_")]
         return Launch(argv=[*argv, *serve], env={**os.environ, **inside}, cleanup=cleanup)
 
 
@@ -301,6 +314,10 @@ def _engine(way: Way) -> Engine | None:
 def has_gpu() -> bool:
     """Whether there is one that a server could use."""
     return any(Path(path).exists() for path in _GPU_DEVICES)
+
+
+def _shm_prefix(backend: str, name: str) -> str:
+    return f"--backend-config={backend},shm-region-prefix-name={name}"
 
 
 def _thread_variables(threads: int | None) -> dict[str, str]:

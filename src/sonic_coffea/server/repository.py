@@ -36,7 +36,7 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     instances: int = 1,
     threads: int | None = None,
     labels: Labels | None = None,
-    platform: Platform = "python",
+    platform: Platform | None = None,
     version: int | None = None,
     add_version: bool = False,
     versions: Versions | None = None,
@@ -71,9 +71,10 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
         Threads of one copy; by default what the server was given, or every core.
     labels : mapping, optional
         Model name to the labels of its output, or to a mapping of output name to labels.
-    platform : {"python", "onnxruntime", "pytorch"}
-        The backend that runs the models: Python, which `LocalServer` has, or a native one of
-        NVIDIA's container.
+    platform : {"python", "onnxruntime", "pytorch"}, optional
+        The backend that runs the models. The native ones are those of NVIDIA's container, and
+        `LocalServer` has others in their place that run the same; by default that of ONNX files
+        is onnxruntime, and others are run by the Python backend.
     version : int, optional
         Number of the version. Of a model that is there already, only this version is written, and
         the options above stay as they are. By default 1.

@@ -161,7 +161,11 @@ class GrpcConnection:
             )
         except ModelNotFoundError as error:
             raise self._not_found(error, model, version) from None
-        config = self._config(model, version)
+        try:
+            config = self._config(model, version)
+        except ServerLostError:
+            # A balancer that has not found out yet who is dead may lead each second call there.
+            config = self._config(model, version)
         batched = config is not None and config.max_batch_size > 0
         inputs = [_spec(t) for t in metadata.inputs]
         free = all(t.shape and t.shape[0] < 0 for t in metadata.inputs)

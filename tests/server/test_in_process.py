@@ -1,0 +1,156 @@
+"""onnxruntime in place of a Triton: the same answers, and found by other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import awkward as ak
+import numpy as np
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea import local_state
+from sonic_coffea.errors import ConfigError, ServerStartError
+from sonic_coffea.server import InProcessServer, LocalServer, build_repository, fallback, install
+from sonic_coffea.transport import connect_transport
+
+from .conftest import save_classifier
+
+TOP = sonic.Model("top", {"x": sonic.Row([f"x{i}" for i in range(8)])}, {"scores": ["q", "t"]})
+
+
+@pytest.fixture(scope="module")
+def jets():
+    rng = np.random.default_rng(3)
+    return ak.unflatten(
+        ak.zip({f"x{i}": rng.normal(size=300).astype("float32") for i in range(8)}),
+        rng.multinomial(300, [0.01] * 100),
+    )
+
+
+def scored(url, jets):
+    with sonic.connect(url) as pool:
+        return TOP(jets, pool=pool)
+
+
+def test_the_same_contract_and_the_same_scores(repository, server, jets):
+    triton = connect_transport(server.url)
+    with InProcessServer(repository, threads=1) as local:
+        assert local.metadata.name == "onnxruntime"
+        mine = connect_transport(local.url)
+        ours, theirs = mine.contract("top", None), triton.contract("top", None)
+        for what in ("version", "inputs", "outputs", "max_rows"):
+            assert getattr(ours, what) == getattr(theirs, what)
+        mine.close()
+        here, there = scored(local.url, jets), scored(server.url, jets)
+        assert ak.num(here).tolist() == ak.num(there).tolist()
+        np.testing.assert_allclose(ak.flatten(here.t), ak.flatten(there.t), rtol=1e-6)
+    triton.close()
+    assert local_state.lookup(local.url) is None
+
+
+def test_only_processes_of_its_user_may_ask(repository):
+    with InProcessServer(repository) as local:
+        record = local_state.lookup(local.url)
+        assert (record.pid, record.guard_pid) == (os.getpid(), None)
+        code = (
+            "import sys; from sonic_coffea.transport import connect_transport;"
+            f"print([m.name for m in connect_transport({local.url!r}).models()])"
+        )
+        ask = [sys.executable, "-c", code]
+        done = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout.strip() == "['top']"
+        stranger = {**os.environ, "SONIC_COFFEA_STATE_DIR": "/nonexistent"}
+        done = subprocess.run(
+            ask, capture_output=True, text=True, check=False, env=stranger, timeout=60
+        )
+        assert "a header is missing or wrong" in done.stderr
+
+
+def test_status_lists_it_and_does_not_end_it(repository):
+    with InProcessServer(repository) as local:
+
+        def status(*arguments):
+            command = [sys.executable, "-m", "sonic_coffea", "status", "--json", *arguments]
+            return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+        (one,) = [o for o in json.loads(status().stdout) if o["url"] == local.url]
+        assert one["models"] == ["top v1"]
+        refused = status("--stop", local.url)
+        assert refused.returncode == 1
+        assert f"a part of process {os.getpid()}" in refused.stderr
+
+
+def test_the_latest_version_is_served(tmp_path, classifier):
+    other = save_classifier(tmp_path / "other.onnx", features=8, ir_version=8)
+    path = build_repository(tmp_path / "r", {"m": classifier}, max_batch_size=4)
+    build_repository(path, {"m": other}, version=12)
+    with InProcessServer(path) as local:
+        assert [(m.name, m.version) for m in local.metadata.models] == [("m", "12")]
+
+
+def test_a_repository_of_others(tmp_path, classifier, caplog):
+    folder = tmp_path / "r" / "theirs" / "3"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(classifier.read_bytes())
+    (tmp_path / "r" / "code" / "1").mkdir(parents=True)
+    with InProcessServer(tmp_path / "r") as local:
+        mine = connect_transport(local.url)
+        contract = mine.contract("theirs", None)
+        mine.close()
+    assert (contract.max_rows, contract.inputs[0].shape) == (None, (8,))
+    assert "these are not served: code" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda _: None, "which has none"),
+        (lambda r: (r / "m" / "1").mkdir(parents=True), "which has others: m"),
+        (
+            lambda r: (
+                (r / "m" / "1").mkdir(parents=True),
+                (r / "m" / "1" / "model.onnx").write_text("no network"),
+            ),
+            "onnxruntime cannot load",
+        ),
+    ],
+)
+def test_repositories_that_cannot_be_served(tmp_path, make, message):
+    make(tmp_path / "r")
+    with pytest.raises(ConfigError, match=message):
+        InProcessServer(tmp_path / "r")
+
+
+def test_a_port_in_use(repository):
+    with InProcessServer(repository) as local:
+        port = int(local.url.rpartition(":")[2])
+        with pytest.raises(ServerStartError, match=f"port {port} is in use"):
+            InProcessServer(repository, port=port).start()
+
+
+def test_the_fallback_of_a_machine_where_no_server_can_start(
+    repository, jets, server, monkeypatch, caplog, tmp_path
+):
+    monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(install, "_libc", lambda: ("glibc", "2.28"))
+    with pytest.raises(ServerStartError, match="glibc 2.28, and there is none of apptainer"):
+        LocalServer(repository).start()
+    # The shared server is lost; the fallback of this machine is this process.
+    monkeypatch.setattr(local_state, "records", list)
+    try:
+        with sonic.connect("grpc://127.0.0.1:9", fallback=repository, fallback_after_s=0.1) as pool:
+            found = TOP(jets, pool=pool)
+            ((url, *_), _) = next(iter(pool.statistics))
+    finally:
+        for one in fallback._own.values():
+            one.stop()
+        fallback._own.clear()
+    assert "onnxruntime takes the place of a Triton on this machine" in caplog.text
+    assert url.startswith("grpc://127.0.0.1:")
+    expected = scored(server.url, jets)
+    np.testing.assert_allclose(ak.flatten(found.t), ak.flatten(expected.t), rtol=1e-6)

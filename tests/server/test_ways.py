@@ -1,0 +1,272 @@
+"""The ways of running a Triton: which is taken, and what exactly is run."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from sonic_coffea import local_state
+from sonic_coffea.errors import ConfigError, ServerStartError
+from sonic_coffea.server import LocalServer, _ways, build_repository, install
+from sonic_coffea.transport import connect_transport
+
+from .support import is_gone, wait_until
+
+SECRET = _ways.Secret(protocols="health,inference", header="sonic", value="hidden")
+REPOSITORY = Path("/data/repository")
+SERVE = [
+    "sh",
+    "-c",
+    'exec tritonserver "$@" --grpc-restricted-protocol="$PROTOCOLS=$SONIC_SECRET"',
+    "tritonserver",
+    "--grpc-port=4",
+    "--backend-config=python,shm-region-prefix-name=sonic_1_ab_",
+]
+BOX = [
+    "--network=host",
+    "--ipc=host",
+    "--cap-drop=all",
+    "--security-opt=no-new-privileges",
+    "--security-opt=label=disable",
+]
+BIND = "/data/repository:/data/repository:ro"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Return what makes a machine that has some engines, and can or cannot run the binary."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(tmp_path / "servers"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def make(*engines, old=False, gpu=False, script="exit 0\n"):
+        for engine in engines:
+            path = folder / engine
+            path.write_text(f"#!/bin/sh\n{script}")
+            path.chmod(0o755)
+        if old:
+            monkeypatch.setattr(install, "_libc", lambda: ("glibc", "2.28"))
+        monkeypatch.setattr(_ways, "has_gpu", lambda: gpu)
+        return folder
+
+    return make
+
+
+def launched(way, **options):
+    return way.launch(
+        ["--grpc-port=4"],
+        REPOSITORY,
+        SECRET,
+        name="sonic_1_ab_",
+        threads=2,
+        env={"A": "b"},
+        **options,
+    )
+
+
+THREADS = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+
+
+@pytest.mark.parametrize("engine", ["apptainer", "singularity"])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_command_line_of_apptainer(machine, tmp_path, engine, gpu):
+    image = tmp_path / "unpacked" / "triton"
+    image.mkdir(parents=True)
+    folder = machine(engine)
+    launch = launched(_ways.choose(engine, image=str(image), gpu=gpu))
+    assert launch.argv == [
+        str(folder / engine),
+        "exec",
+        "--cleanenv",
+        "--no-home",
+        *(["--nv"] if gpu else []),
+        "--bind",
+        BIND,
+        str(image),
+        *SERVE,
+    ]
+    prefix = f"{engine.upper()}ENV_"
+    inside = {k.removeprefix(prefix): v for k, v in launch.env.items() if k.startswith(prefix)}
+    protected = {"PROTOCOLS": "health,inference:sonic", "SONIC_SECRET": "hidden"}
+    assert inside == {**THREADS, **protected, "A": "b"}
+    assert launch.cleanup is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "own"),
+    [
+        ("podman", ["--device=nvidia.com/gpu=all"]),
+        ("docker", [f"--user={os.getuid()}:{os.getgid()}", "--gpus=all"]),
+    ],
+)
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_command_line_of_docker(machine, engine, own, gpu, monkeypatch):
+    folder = machine(engine)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    launch = launched(_ways.choose(engine, image="site/triton:1", gpu=gpu))
+    keys = sorted([*THREADS, "A", "PROTOCOLS", "SONIC_SECRET", *(["CUDA_VISIBLE_DEVICES"] * gpu)])
+    assert launch.argv == [
+        str(folder / engine),
+        "run",
+        "--rm",
+        "--init",
+        "--name=sonic_1_ab",
+        "--pull=never",
+        *BOX,
+        *(own if gpu else own[:-1]),
+        "--cpus=2",
+        f"--volume={BIND}",
+        *(f"--env={key}" for key in keys),
+        "site/triton:1",
+        *SERVE,
+    ]
+    assert launch.env["SONIC_SECRET"] == "hidden"  # noqa: S105
+    assert launch.cleanup == [str(folder / engine), "rm", "--force", "sonic_1_ab"]
+    assert not any("hidden" in argument for argument in launch.argv)
+    assert "hidden" not in repr(launch)
+
+
+def test_the_binary_is_taken_where_it_runs(machine, installation, monkeypatch):
+    machine("podman", "apptainer", gpu=True)
+    monkeypatch.setattr(install, "ensure", lambda _: installation)
+    found = _ways.choose("auto")
+    assert found == _ways.Installed(installation)
+    launch = launched(found)
+    assert launch.argv == [
+        str(installation.tritonserver),
+        "--grpc-port=4",
+        f"--backend-directory={installation.backend_directory}",
+        "--backend-config=python,shm-region-prefix-name=sonic_1_ab_",
+        "--backend-config=onnxruntime,shm-region-prefix-name=sonic_1_ab_",
+        "--backend-config=pytorch,shm-region-prefix-name=sonic_1_ab_",
+        "--grpc-restricted-protocol=health,inference:sonic=hidden",
+    ]
+    assert launch.env["LD_LIBRARY_PATH"].startswith(str(installation.library_path[0]))
+    # Where there is a GPU, and somebody has said from which image, it is used.
+    assert isinstance(_ways.choose("auto", image="docker://site/triton"), _ways.Container)
+
+
+def test_a_container_is_taken_where_the_binary_does_not_run(machine):
+    machine("docker", "apptainer", old=True)
+    found = _ways.choose("auto", image="docker://site/triton", gpu=False)
+    assert (found.engine, found.image) == ("apptainer", "docker://site/triton")
+    with pytest.raises(ConfigError, match="no image at /cvmfs/site/triton"):
+        _ways.choose("auto", image="/cvmfs/site/triton", gpu=False)
+
+
+def test_a_machine_with_nothing(machine):
+    machine(old=True)
+    with pytest.raises(
+        ServerStartError, match=r"glibc 2.35 or newer .*, got glibc 2.28, and there"
+    ):
+        _ways.choose("auto")
+    with pytest.raises(ServerStartError, match="there is no podman on this machine"):
+        _ways.choose("podman")
+    with pytest.raises(ServerStartError, match=r"2.28; use a server elsewhere"):
+        _ways.choose("pip")
+    with pytest.raises(ConfigError, match="no way 'dokcer'.*did you mean 'docker'"):
+        _ways.choose("dokcer")
+
+
+def test_images_are_fetched_once(machine, tmp_path):
+    log = tmp_path / "log"
+    machine("apptainer", "docker", script=f'echo "$@" >> {log}\n[ $1 != pull ] || : > "$3"\n')
+    for _ in range(2):
+        launch = launched(_ways.choose("apptainer", image="site/triton:1", gpu=False))
+    (line,) = log.read_text().splitlines()
+    assert line.startswith("pull --force ")
+    assert line.endswith(".part docker://site/triton:1")
+    (image,) = (tmp_path / "servers" / "images").glob("*.sif")
+    assert str(image) in launch.argv
+    assert list(image.parent.glob("*.part")) == []
+    assert (
+        "docker://site/triton"
+        in launched(_ways.choose("apptainer", image="docker://site/triton", gpu=False)).argv
+    )
+    log.write_text("")
+    machine("docker", script=f'echo "$@" >> {log}\n[ $1 != image ]\n')
+    _ways.choose("docker", image="site/triton:1", gpu=False)
+    assert log.read_text().splitlines() == ["image inspect site/triton:1", "pull site/triton:1"]
+
+
+@pytest.mark.parametrize("engine", ["apptainer", "podman"])
+def test_an_image_that_cannot_be_fetched(machine, tmp_path, engine):
+    # What it leaves behind must not be taken for an image.
+    machine(engine, script='[ -z "$3" ] || : > "$3"\necho "no such manifest" >&2\nexit 1\n')
+    with pytest.raises(
+        ServerStartError, match=rf"(?s){engine} could not fetch site/none.*no such"
+    ) as e:
+        _ways.choose(engine, image="site/none", gpu=False)
+    assert "sonic.local.image" in str(e.value)
+    assert list(tmp_path.glob("servers/images/*.part")) == []
+    assert list(tmp_path.glob("servers/images/*.sif")) == []
+
+
+# What a container engine would do, without the container: its files are those of the binary.
+_ENGINE = """#!{python}
+import os, signal, subprocess, sys
+arguments = sys.argv[1:]
+if arguments[0] == "rm":
+    os.kill(int(open({state!r}).read()), signal.SIGKILL)
+    sys.exit()
+if arguments[0] != "exec" and arguments[0] != "run":
+    sys.exit()
+at = arguments.index("sh")
+env = {{key.removeprefix("APPTAINERENV_"): value for key, value in os.environ.items()}}
+env.update({library!r}, PATH=os.pathsep.join({path!r}))
+command = arguments[at:] + {more!r}
+print("=== some vendor's banner ===", flush=True)
+if arguments[0] == "exec":
+    os.execvpe("sh", command, env)
+# As with docker, what runs is the child of a daemon.
+child = subprocess.Popen(command, env=env, start_new_session=True)
+open({state!r}, "w").write(str(child.pid))
+signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+sys.exit(child.wait())
+"""
+
+
+@pytest.mark.parametrize("engine", ["apptainer", "docker"])
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_server_in_a_stand_in_for_a_container(
+    tmp_path, monkeypatch, installation, classifier, engine, kill
+):
+    """A real Triton, behind an executable that does with the command line what an engine does."""
+    repository = build_repository(tmp_path / "repository", {"top": classifier})
+    there = _ways.Installed(installation)
+    own = there.launch([], repository, SECRET, name="x", threads=None, env={})
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    script = folder / engine
+    script.write_text(
+        _ENGINE.format(
+            python=sys.executable,
+            state=str(tmp_path / "pid"),
+            library={k: own.env[k] for k in ("LD_LIBRARY_PATH", "VIRTUAL_ENV")},
+            path=[str(installation.tritonserver.parent), *own.env["PATH"].split(os.pathsep)],
+            more=[f"--backend-directory={installation.backend_directory}"],
+        )
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
+    with LocalServer(repository, way=engine, image=str(tmp_path)) as server:
+        assert "some vendor's banner" in server.logs
+        connection = connect_transport(server.url)
+        assert connection.contract("top", None).inputs[0].name == "x"
+        connection.close()
+        pid = server.pid if engine == "apptainer" else int((tmp_path / "pid").read_text())
+        secret = local_state.lookup(server.url).secret.encode()
+        wait_until(
+            lambda: secret not in Path(f"/proc/{pid}/cmdline").read_bytes(), what="the secret to go"
+        )
+        if kill:
+            os.kill(server.pid, 9)
+            wait_until(lambda: not server.running, what="the end")
+    assert is_gone(pid)
+    assert local_state.lookup(server.url) is None
