@@ -138,8 +138,8 @@ class KServeServer:
 
     # What a server for tests does more.
 
-    def enter(self, method: str, headers: Mapping[str, str]) -> None:
-        """Take notice of a call."""
+    def enter(self, method: str, headers: Mapping[str, str]) -> Callable[[Any], None] | None:
+        """Take notice of a call; return what refuses it, given gRPC's context."""
 
     def receive(self, request: Received) -> Callable[[Any, Any], None] | None:
         """Take notice of an inference request; return what is to be done to its answer."""

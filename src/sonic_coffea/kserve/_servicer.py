@@ -132,10 +132,12 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     def _enter(self, method: str, context: Any, extension: str | None = None) -> None:
         headers = {key: value for key, value in context.invocation_metadata()}  # noqa: C416
-        self._server.enter(method, headers)
+        refuse = self._server.enter(method, headers)
         wanted = self._server.headers.items()
         if not all(compare_digest(headers.get(name, ""), value) for name, value in wanted):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "a header is missing or wrong")
+        if refuse is not None:
+            refuse(context)
         if extension is not None and extension not in self._server.extensions:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not implemented")
 

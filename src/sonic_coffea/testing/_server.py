@@ -113,6 +113,7 @@ class FakeServer(KServeServer):
         self._open = threading.Event()
         self._open.set()
         self._unloaded: set[str] = set()
+        self._refused: dict[str, Callable[[Any], None]] = {}
 
     # What goes wrong.
 
@@ -136,6 +137,24 @@ class FakeServer(KServeServer):
             context.abort(code, details or code.name.lower())
 
         self._add(change, times, every)
+
+    def refuse(self, method: str, code: Any, details: str = "") -> None:
+        """Have all calls of a method be refused, such as ``"RepositoryIndex"``; until `accept`.
+
+        Parameters
+        ----------
+        method : str
+            One of KServe v2 or Triton's extensions.
+        code : grpc.StatusCode
+            With what.
+        details : str
+            The server's words; none by default.
+        """
+        self._refused[method] = lambda context: context.abort(code, details)
+
+    def accept(self, method: str) -> None:
+        """Answer the calls of a method again."""
+        self._refused.pop(method, None)
 
     def answer_wrongly(self, how: Callable[[Any], None], *, times: int = 1, every: int = 1) -> None:
         """Have answers be changed before they are sent.
@@ -171,9 +190,10 @@ class FakeServer(KServeServer):
 
     # What the server asks.
 
-    def enter(self, method: str, headers: Mapping[str, str]) -> None:
-        """Keep the call."""
+    def enter(self, method: str, headers: Mapping[str, str]) -> Callable[[Any], None] | None:
+        """Keep the call, and return how it is refused."""
         self.calls.append((method, dict(headers)))
+        return self._refused.get(method)
 
     def receive(self, request: Received) -> Callable[[Any, Any], None] | None:
         """Keep the request; wait while answers are held; return what goes wrong with it."""

@@ -38,6 +38,9 @@ _BY_CODE: dict[Any, type[SonicError]] = {
     Code.UNAUTHENTICATED: AccessError,
 }
 
+# Envoy's words for a route that takes longer than it may.
+_ROUTE_CUT = "upstream request timeout"
+
 # Triton has one status for several things; only its words tell them apart.
 _BY_WORDS: tuple[tuple[Any, str, type[SonicError]], ...] = (
     (Code.UNAVAILABLE, "this protocol is restricted", AccessError),
@@ -45,6 +48,8 @@ _BY_WORDS: tuple[tuple[Any, str, type[SonicError]], ...] = (
     (Code.UNAVAILABLE, "hostname verification check failed", AccessError),
     (Code.UNAVAILABLE, "alert_certificate_required", AccessError),
     (Code.UNAVAILABLE, "alert_unknown_ca", AccessError),
+    (Code.UNAVAILABLE, _ROUTE_CUT, OverloadError),
+    (Code.DEADLINE_EXCEEDED, _ROUTE_CUT, OverloadError),
     (Code.UNAVAILABLE, "exceeds maximum queue size", OverloadError),
     (Code.UNAVAILABLE, "request for unknown model", ModelNotFoundError),
     (Code.INVALID_ARGUMENT, "request for unknown model", ModelNotFoundError),
@@ -85,4 +90,6 @@ def translate(code: Any, details: str, *, closing: bool = False, **context: Any)
     if kind is CancelledError and not closing:
         kind = ServerLostError
     said = details.strip().splitlines()[0] if details.strip() else code.name
+    if _ROUTE_CUT in lowered:
+        said += "; if a single request takes too long, let it be smaller: max_request_bytes"
     return kind(f"{_MEANING[kind]}: {said}", **context)

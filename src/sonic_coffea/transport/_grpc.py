@@ -144,7 +144,17 @@ class GrpcConnection:
 
     def models(self) -> list[ModelEntry]:
         """Ask for the repository index."""
-        answer = self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
+        try:
+            answer = self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
+        except ServerLostError as error:
+            if not error.message.endswith(grpc.StatusCode.CANCELLED.name):
+                raise
+            # The admission of SuperSONIC's proxy, which has no other way of saying so.
+            raise OverloadError(
+                "the server admits no new clients at the moment, as SuperSONIC does while it is "
+                "saturated; it still answers inference requests",
+                server=str(self._address),
+            ) from None
         return [
             ModelEntry(name=m.name, version=m.version, state=m.state, reason=m.reason)
             for m in answer.models
