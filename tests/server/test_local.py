@@ -407,6 +407,12 @@ def test_a_missing_repository(tmp_path, installation):
         LocalServer(tmp_path / "nothing", installation=installation).start()
 
 
+def test_a_repository_without_models(tmp_path, installation):
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(ConfigError, match="which has no models; build_repository makes one"):
+        LocalServer(tmp_path, installation=installation).start()
+
+
 def test_a_port_in_use_is_said(repository, installation):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import hashlib
 import queue
+import shutil
 
 import numpy as np
 import onnx
@@ -296,3 +298,23 @@ def test_graphs_are_not_stacked(tmp_path, names, batch):
     found = config(build_repository(tmp_path / "r", {"m": file}))
     assert found.get("max_batch_size", 0) == batch
     assert dims(found["input"][0]) == ([2] if batch else [-1, 2])
+
+
+def test_a_place_that_cannot_be_written(tmp_path, classifier):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write the model repository .*File exists") as e:
+        build_repository(tmp_path / "file" / "r", {"m": classifier})
+    assert e.value.__cause__ is None
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_disk_that_is_full(tmp_path, classifier, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    build_repository(tmp_path / "r", {"m": classifier})
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        build_repository(tmp_path / "r", {"n": classifier})
+    assert [path.name for path in tmp_path.iterdir()] == ["r"]
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["m"]

@@ -168,7 +168,12 @@ def _ensure(extras: Sequence[str], progress: Progress | None) -> ServerInstall:
             found = _find()
             if found is None:
                 _check_space(root)
-                found = _install(_interpreters.choose(_PYTHONS), tell)
+                interpreter = _interpreters.choose(_PYTHONS)
+                try:
+                    found = _install(interpreter, tell)
+                except BaseException:
+                    shutil.rmtree(_layout(interpreter.tag).root, ignore_errors=True)
+                    raise
             for extra in extras:
                 found = _add(found, extra, tell)
             return found

@@ -161,7 +161,7 @@ class LocalServer:
         sonic_coffea.errors.ServerStartError
             If it cannot be installed, does not start, or is not ready in time: with its own words.
         sonic_coffea.errors.ConfigError
-            If the repository is not a directory.
+            If the repository is not a directory, or has no models.
         """
         with self._lock:
             self._begin()
@@ -178,6 +178,12 @@ class LocalServer:
                 raise ConfigError(
                     f"expected a directory as model repository, got {self.repository}; "
                     "build_repository makes one"
+                )
+            models = [path for path in self.repository.iterdir() if path.is_dir()]
+            if self._model_control == "none" and not models:
+                raise ConfigError(
+                    f"expected a model repository, got {self.repository}, which has no models; "
+                    "build_repository makes one, and model_control='poll' waits for some"
                 )
             begun = time.monotonic()
             way = _ways.choose(

@@ -8,13 +8,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sonic_coffea.errors import ConfigError
 from sonic_coffea.server import _config, _manifest
 from sonic_coffea.server._jobs import CONFIG_FILE, Options, plan_jobs
 from sonic_coffea.transport import write_model_config
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from sonic_coffea.server._config import Labels, Versions
     from sonic_coffea.server._jobs import Job
@@ -100,7 +101,7 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     Raises
     ------
     sonic_coffea.errors.ConfigError
-        If a file, a name or an option cannot be used.
+        If a file, a name or an option cannot be used, or the repository cannot be written.
     ImportError
         If the onnx package is needed and not there.
     """
@@ -120,20 +121,27 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     )
     metadata = _manifest.metadata_or_raise(metadata)
     jobs = plan_jobs(root, models, options)
+    try:
+        _build(root, jobs, metadata, user=record_user)
+    except OSError as error:
+        raise ConfigError(f"cannot write the model repository {root}: {error}") from None
+    logger.info("wrote %s to %s", ", ".join(job.place for job in jobs), root)
+    return root
+
+
+def _build(root: Path, jobs: Sequence[Job], metadata: Mapping[str, Any], *, user: bool) -> None:
     # Built where a server that watches the repository does not look, and renamed into it.
     root.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}-"))
     try:
         for job in jobs:
-            about = _manifest.describe(job.name, job.version, job.plan, metadata, user=record_user)
+            about = _manifest.describe(job.name, job.version, job.plan, metadata, user=user)
             _write(job, stage, root, about)
         root.mkdir(exist_ok=True)
         for job in jobs:
             _move_in(job, stage, root)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-    logger.info("wrote %s to %s", ", ".join(job.place for job in jobs), root)
-    return root
 
 
 def _write(job: Job, stage: Path, root: Path, about: Mapping[str, Any]) -> None:
