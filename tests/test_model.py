@@ -84,7 +84,9 @@ def test_what_made_the_scores_is_written_on_them(
     connected: sonic.Pool, server: sonic.LocalServer, tagger: sonic.Model, jets: ak.Array
 ) -> None:
     made = tagger(jets).attrs["sonic"]
+    assert len(made["digest"]) == 64
     assert made == {
+        "digest": made["digest"],
         "model": "tagger",
         "version": "1",
         "servers": [server.url],

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from sonic_coffea.model import Model, Pending
     from sonic_coffea.nanoaod import constituents
     from sonic_coffea.pool import Pool
-    from sonic_coffea.processor import SonicProcessor
+    from sonic_coffea.processor import SonicFilter, SonicProcessor
     from sonic_coffea.reporting import Report, report
+    from sonic_coffea.reuse import Variations
     from sonic_coffea.server import LocalServer, build_repository
 
 _HOMES = {
@@ -49,6 +50,8 @@ _HOMES = {
     "SonicProcessor": "sonic_coffea.processor",
     "Report": "sonic_coffea.reporting",
     "report": "sonic_coffea.reporting",
+    "SonicFilter": "sonic_coffea.processor",
+    "Variations": "sonic_coffea.reuse",
     "LocalServer": "sonic_coffea.server",
     "build_repository": "sonic_coffea.server",
 }
@@ -68,7 +71,9 @@ __all__ = [
     "Pool",
     "Report",
     "Row",
+    "SonicFilter",
     "SonicProcessor",
+    "Variations",
     "__version__",
     "build_repository",
     "connect",

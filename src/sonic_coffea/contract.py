@@ -85,6 +85,8 @@ class Contract:
         Rows that one request may hold; None where the server sets no limit.
     preferred_rows : tuple of int
         Batch sizes that the server's dynamic batcher prefers; may be empty.
+    digest : str
+        The checksum of the version's file, if the model's configuration says it.
     """
 
     model: str
@@ -94,6 +96,7 @@ class Contract:
     max_rows: int | None = None
     preferred_rows: tuple[int, ...] = ()
     platform: str = ""
+    digest: str = ""
 
     def check(
         self,

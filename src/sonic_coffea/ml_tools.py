@@ -324,6 +324,9 @@ class _Tensors:
         types = {s.name: np.dtype(DATATYPES[s.datatype]) for s in contract.inputs}
         return cls(tensors, types, range(len(next(iter(tensors.values())))))
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
     @property
     def segments(self) -> list[Segment]:
         row_bytes = sum(

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
+import numpy as np
 import xxhash
 from awkward.contents import RecordArray
 
 from sonic_coffea import weaver
 from sonic_coffea._version import __version__
+from sonic_coffea.cache import ScoreCache
 from sonic_coffea.errors import (
     ConfigError,
     ContractError,
     DeadlineError,
+    InputError,
     ModelNotFoundError,
     nearest,
 )
 from sonic_coffea.layouts import Flat, Layout, Output, Rows, bind_inputs, declared, is_tracer, trace
 from sonic_coffea.lazy import is_lazy, over_partitions
 from sonic_coffea.pool import MASKABLE, Call, Pool, Settings, adopt, carried, current, failures_told
+from sonic_coffea.reuse import Part, Reuse, Variations
 from sonic_coffea.statistics import Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sonic_coffea.contract import Contract
-    from sonic_coffea.layouts import Assembly
+    from sonic_coffea.layouts import Assembly, Inputs
 
 logger = logging.getLogger(__name__)
 
@@ -145,8 +150,10 @@ class Model:
         ModelNotFoundError, ServerLostError, AccessError
             If there is nothing to compare with.
         """
-        pool = current() if pool is None else pool
-        contract = pool.contract(self.name, self.version)
+        return self._check(current() if pool is None else pool, self.version)
+
+    def _check(self, pool: Pool, version: str | None, *, anew: bool = False) -> Contract:
+        contract = pool.contract(self.name, version, anew=anew)
         self.compare(contract, server=", ".join(pool.settings.servers))
         return contract
 
@@ -181,25 +188,43 @@ class Model:
         timeout_s: float | None = None,
         pool: Pool | None = None,
         on_error: str = "raise",
-    ) -> ak.Array:
+        version: Any = None,
+        deduplicate: bool = False,
+    ) -> Any:
         """Score objects and wait for the result; see `submit`."""
-        return self.submit(objects, pool=pool, on_error=on_error).result(timeout_s=timeout_s)
+        pending = self.submit(
+            objects, pool=pool, on_error=on_error, version=version, deduplicate=deduplicate
+        )
+        return pending.result(timeout_s=timeout_s)
 
-    def submit(self, objects: Any, *, pool: Pool | None = None, on_error: str = "raise") -> Pending:
+    def submit(
+        self,
+        objects: Any,
+        *,
+        pool: Pool | None = None,
+        on_error: str = "raise",
+        version: Any = None,
+        deduplicate: bool = False,
+    ) -> Pending:
         """Send objects on their way; returns at once.
 
         Parameters
         ----------
-        objects : awkward array or dict
+        objects : awkward array, dict or Variations
             ``events * jets * {fields}``, in any nesting, or a dict with an array for each input.
             Of a dask-awkward array, nothing is sent: the result is another such array, which is
-            scored when it is computed.
+            scored when it is computed. Of `Variations`, the result is a dict of arrays.
         pool : Pool, optional
             Where to send them; by default to the pool of this process.
         on_error : {"raise", "mask"}
             What becomes of rows that servers lose for good: an exception, or None in their places,
             with a warning in the log and their number in the statistics. What is wrong with the
             arrays, the declaration or the access always raises.
+        version : int, str or array, optional
+            The version that scores them, if the model is declared without; or which version scores
+            each event, ``events * int``, such as one that was not trained on it.
+        deduplicate : bool
+            Whether rows that are the same in all inputs are sent once.
 
         Returns
         -------
@@ -216,41 +241,121 @@ class Model:
         """
         if on_error not in ON_ERROR:
             raise ConfigError(f"no on_error {on_error!r}; {nearest(on_error, ON_ERROR)}")
+        if version is not None and self.version is not None:
+            raise ConfigError(
+                f"model {self.name!r} is declared with version {self.version}; leave that out"
+            )
+        if isinstance(objects, Variations):
+            together, lengths = objects.together()
+            if isinstance(version, ak.Array):
+                version = ak.concatenate([version] * len(lengths))
+            pending = self.submit(
+                together, pool=pool, on_error=on_error, version=version, deduplicate=True
+            )
+            return Varied(pending, lengths)
         if is_lazy(objects):
-            return self._lazy(objects, pool, on_error)
+            if isinstance(version, ak.Array):
+                raise ConfigError("lazy arrays are scored by one version; compute them first")
+            return self._lazy(objects, pool, on_error, version, deduplicate=deduplicate)
         if is_tracer(objects):
             return Deferred(self, trace(self.inputs, self.outputs, objects))
         with failures_told():
-            return self._submit(objects, pool, mask=on_error == "mask")
+            return self._submit(
+                objects, pool, mask=on_error == "mask", version=version, deduplicate=deduplicate
+            )
 
-    def _submit(self, objects: Any, pool: Pool | None, *, mask: bool) -> Pending:
+    def _submit(
+        self, objects: Any, pool: Pool | None, *, mask: bool, version: Any, deduplicate: bool
+    ) -> Pending:
         inputs = bind_inputs(self.inputs, objects)
-        assemblies = {name: o.assemble(name, inputs) for name, o in self.outputs.items()}
-        if len(inputs.rows) == 0:
-            return Pending(self, inputs.rows, assemblies, None)
-        pool = current() if pool is None else pool
+        outputs = {name: o.assemble(name, inputs) for name, o in self.outputs.items()}
+        pending = Pending(self, inputs.rows, outputs)
+        if len(inputs) == 0:
+            return pending
+        pool, lock = current() if pool is None else pool, threading.Lock()
         try:
-            contract = self.check(pool)
-        except MASKABLE as error:
-            if not mask or isinstance(error, ModelNotFoundError):
-                raise
-            logger.warning("%s; all %d rows are None", error, len(inputs.rows))
-            return Pending(self, inputs.rows, assemblies, None, lost=[slice(None)])
-        call = Call(contract, inputs, assemblies, self._asked(), version=self.version, mask=mask)
-        kept, cut, padded = inputs.filling()
-        call.statistics.filled, call.statistics.truncated = kept, cut
-        call.statistics.padded = padded
-        pool.submit(call)
-        return Pending(self, inputs.rows, assemblies, call)
+            for one, some in self._by_version(inputs, version):
+                try:
+                    contract = self._check(pool, one, anew=pool.settings.cache is not None)
+                except MASKABLE as error:
+                    if not mask or isinstance(error, ModelNotFoundError):
+                        raise
+                    logger.warning("%s; all %d rows are None", error, len(some))
+                    pending.lose(some.wanted(0, len(some)), len(some))
+                    continue
+                reused = self._reused(pool.settings, contract, deduplicate=deduplicate)
+                part = Part(
+                    contract,
+                    some,
+                    outputs,
+                    lock,
+                    asked=self._asked(),
+                    version=one,
+                    mask=mask,
+                    reuse=reused,
+                    again=partial(self._check, pool, one, anew=True),
+                )
+                pending.parts.append(part)
+                pool.submit(part.call)
+        except BaseException:
+            pending.cancel()
+            raise
+        return pending
 
-    def _lazy(self, objects: Any, pool: Pool | None, on_error: str) -> Pending:
+    def _reused(self, settings: Settings, contract: Contract, *, deduplicate: bool) -> Reuse:
+        """Return which rows need not be sent."""
+        whole = [name for name, one in self.inputs.items() if isinstance(one, Flat)]
+        whole += [name for name, one in self.outputs.items() if one.splits is not None]
+        if whole and deduplicate:
+            raise ConfigError(
+                f"model {self.name!r}: rows of {whole[0]!r} are not told apart, as it is one "
+                "tensor for all; leave deduplicate out"
+            )
+        cache = None
+        if settings.cache is not None and not whole:
+            if contract.digest or settings.cache_trusts_versions:
+                cache = ScoreCache(settings.cache, settings.cache_bytes)
+            else:
+                logger.warning(
+                    "scores of %s are not kept: its server does not say what file version %s is; "
+                    "cache_trusts_versions=True takes the number's word for it",
+                    self.name,
+                    contract.version,
+                )
+        return Reuse(deduplicate=deduplicate or cache is not None, cache=cache)
+
+    def _by_version(self, inputs: Inputs, version: Any) -> Iterator[tuple[str | None, Inputs]]:
+        """Yield the versions that score rows, and their rows."""
+        if version is None or isinstance(version, (str, int)):
+            yield self.version if version is None else str(version), inputs
+            return
+        chosen = np.asarray(ak.to_numpy(version))
+        if chosen.ndim != 1 or len(chosen) != inputs.rows.events or chosen.dtype.kind not in "iuU":
+            raise InputError(
+                f"expected a version, or one for each of {inputs.rows.events} events as whole "
+                f"numbers, got {chosen.dtype} {list(chosen.shape)}"
+            )
+        by_row = chosen[inputs.rows.event_numbers()]
+        for one in np.unique(by_row):
+            yield str(one), inputs.only(np.flatnonzero(by_row == one))
+
+    def _lazy(
+        self,
+        objects: Any,
+        pool: Pool | None,
+        on_error: str,
+        version: int | str | None,
+        *,
+        deduplicate: bool,
+    ) -> Pending:
         if pool is not None:
             raise ConfigError(
                 "a lazy array is scored by the pools of the processes that compute it; name the "
                 "servers with sonic.connect, and leave pool= out"
             )
-        label, token = f"sonic-{self.name}", f"{self.config_hash}-{on_error}"
-        score = partial(self, on_error=on_error)
+        label = f"sonic-{self.name}"
+        token = f"{self.config_hash}-{on_error}-{version}-{deduplicate}"
+        score = partial(self, on_error=on_error, version=version, deduplicate=deduplicate)
         return Deferred(self, over_partitions(score, objects, label=label, token=token))
 
     def _asked(self) -> list[str]:
@@ -262,23 +367,17 @@ class Model:
 class Pending:
     """Scores that are on their way."""
 
-    def __init__(
-        self,
-        model: Model,
-        rows: Rows,
-        outputs: Mapping[str, Assembly],
-        call: Call | None,
-        lost: Sequence[Any] = (),
-    ) -> None:
+    def __init__(self, model: Model, rows: Rows, outputs: Mapping[str, Assembly]) -> None:
         self._model = model
         self._rows = rows
         self._outputs = outputs
-        self._call = call
-        self._lost = lost
+        self._lost: list[Any] = []
+        self._unsent = Statistics()
+        self.parts: list[Part] = []
 
     def __repr__(self) -> str:
-        if self._call is None or self._call.over:
-            failed = self._call is not None and self._call.failure is not None
+        if self.done():
+            failed = any(part.call.failure is not None for part in self.parts)
             state = "failed" if failed else "done"
         else:
             state = "on its way"
@@ -287,20 +386,26 @@ class Pending:
     @property
     def statistics(self) -> Statistics:
         """What happened to the requests so far."""
-        if self._call is not None:
-            return self._call.statistics
-        return Statistics(objects=len(self._rows), lost=len(self._rows) if self._lost else 0)
+        total = Statistics() + self._unsent
+        for part in self.parts:
+            total += part.call.statistics
+        return total
+
+    def lose(self, wanted: Any, rows: int) -> None:
+        """Give up rows before they are sent."""
+        self._lost.append(wanted)
+        self._unsent += Statistics(objects=rows, lost=rows)
 
     def done(self) -> bool:
         """Whether `result` would return, or raise, without waiting."""
-        return self._call is None or self._call.over
+        return all(part.call.over for part in self.parts)
 
     def cancel(self) -> None:
         """Abandon what is not answered yet, here and on the servers."""
-        if self._call is not None:
-            self._call.cancel()
+        for part in self.parts:
+            part.call.cancel()
 
-    def result(self, timeout_s: float | None = None) -> ak.Array:
+    def result(self, timeout_s: float | None = None) -> Any:
         """Return the scores, in the structure of the objects.
 
         Parameters
@@ -315,33 +420,42 @@ class Pending:
         SonicError
             If rows could not be scored, naming server, model, request and events.
         """
-        if self._call is not None:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
             with failures_told():
-                self._wait(self._call, timeout_s)
-                self._call.raise_failure()
+                for part in self.parts:
+                    self._wait(part.call, until)
+                    part.call.raise_failure()
+                    part.finish()
+        except BaseException:
+            self.cancel()
+            raise
         contents = {name: output.content() for name, output in self._outputs.items()}
         if len(contents) == 1:
             (content,) = contents.values()
         else:
             content = RecordArray(list(contents.values()), list(contents), length=len(self._rows))
-        lost = self._lost if self._call is None else self._call.lost
+        lost = [*self._lost, *(rows for part in self.parts for rows in part.lost)]
         scores = self._rows.unflatten(self._rows.without(content, lost))
         return ak.with_name(scores, None, attrs={"sonic": self.provenance()})
 
     def provenance(self) -> dict[str, Any]:
         """Return what produced the scores: model, version, servers and the declaration's hash."""
-        served = self._call.served_versions if self._call is not None else set()
+        calls = [part.call for part in self.parts]
+        served = set().union(*(call.served_versions for call in calls))
+        digests = {call.contract.digest for call in calls} - {""}
         return {
             "model": self._model.name,
             "version": self._model.version or ", ".join(sorted(served)) or None,
+            "digest": ", ".join(sorted(digests)) or None,
             "servers": sorted({server for (server, _, _), _ in self.statistics}),
             "config_hash": self._model.config_hash,
             "sonic_coffea": __version__,
         }
 
-    def _wait(self, call: Call, timeout_s: float | None) -> None:
+    def _wait(self, call: Call, until: float | None) -> None:
         started = time.monotonic()
-        if call.wait(timeout_s):
+        if call.wait(None if until is None else max(0.0, until - started)):
             return
         waited_s = time.monotonic() - started
         call.fail(
@@ -354,13 +468,50 @@ class Pending:
         call.raise_failure()
 
 
+class Varied(Pending):
+    """Scores of variations, which travel together."""
+
+    def __init__(self, pending: Pending, lengths: Mapping[str, int]) -> None:
+        self._pending = pending
+        self._lengths = lengths
+
+    def __repr__(self) -> str:
+        return f"<Varied {', '.join(self._lengths)}: {self._pending!r}>"
+
+    @property
+    def statistics(self) -> Statistics:
+        """What happened to the requests so far."""
+        return self._pending.statistics
+
+    def done(self) -> bool:
+        """Whether `result` would return, or raise, without waiting."""
+        return self._pending.done()
+
+    def cancel(self) -> None:
+        """Abandon what is not answered yet, here and on the servers."""
+        self._pending.cancel()
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what produced the scores."""
+        return self._pending.provenance()
+
+    def result(self, timeout_s: float | None = None) -> dict[str, ak.Array]:
+        """Return the scores of each variation; see `Pending.result`."""
+        together = self._pending.result(timeout_s)
+        found, start = {}, 0
+        for name, length in self._lengths.items():
+            found[name] = together[start : start + length]
+            start += length
+        return found
+
+
 class Deferred(Pending):
     """What stands for scores that are computed later, or never: a lazy array, or a typetracer."""
 
     def __init__(self, model: Model, scores: Any) -> None:
         self._model = model
         self._scores = scores
-        self._call = None
+        self.parts = []
 
     @property
     def statistics(self) -> Statistics:

@@ -63,8 +63,10 @@ class Report:
         rows = [
             ("chunks", f"{s.chunks:,}") if s.chunks else None,
             ("events", f"{s.events:,}") if s.events else None,
-            ("objects scored", f"{total.rows:,} of {s.objects:,}"),
+            ("objects scored", f"{total.rows + s.repeated + s.cached:,} of {s.objects:,}"),
             ("lost, and None", f"{s.lost:,}") if s.lost else None,
+            ("not sent, as they repeat others", f"{s.repeated:,}") if s.repeated else None,
+            ("not sent, as they were on disk", f"{s.cached:,}") if s.cached else None,
             ("requests", f"{total.requests:,}"),
             ("rows a request", f"{total.rows / total.requests:.0f}" if total.requests else None),
             ("rows/s", f"{total.rows / self.wall_s:,.0f}" if self.wall_s else None),

@@ -19,6 +19,19 @@ Served = tuple[str, str, str]
 _EDGES_S: NDArray[np.float64] = np.logspace(-4, 3, 71)
 
 
+_COUNTS = (
+    "chunks",
+    "events",
+    "objects",
+    "lost",
+    "repeated",
+    "cached",
+    "filled",
+    "truncated",
+    "padded",
+)
+
+
 def _no_latencies() -> NDArray[np.int64]:
     return np.zeros(len(_EDGES_S) + 1, np.int64)
 
@@ -92,6 +105,9 @@ class Statistics:
         What the processor was given.
     objects, lost : int
         Rows that were asked for, over all models; and those that became None as servers lost them.
+    repeated, cached : int
+        Rows among them that were not sent, as others of the call were the same, or as their scores
+        were on disk.
     filled, truncated, padded : int
         Elements along the consumed axes that were sent, cut off, and made up.
     """
@@ -100,6 +116,8 @@ class Statistics:
     events: int = 0
     objects: int = 0
     lost: int = 0
+    repeated: int = 0
+    cached: int = 0
     filled: int = 0
     truncated: int = 0
     padded: int = 0
@@ -120,7 +138,7 @@ class Statistics:
         return total
 
     def __iadd__(self, other: Statistics) -> Statistics:
-        for name in ("chunks", "events", "objects", "lost", "filled", "truncated", "padded"):
+        for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for served, tally in other.tallies.items():
             mine = self.tally(*served)
@@ -136,13 +154,7 @@ class Statistics:
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, for JSON."""
         return {
-            "chunks": self.chunks,
-            "events": self.events,
-            "objects": self.objects,
-            "lost": self.lost,
-            "filled": self.filled,
-            "truncated": self.truncated,
-            "padded": self.padded,
+            **{name: getattr(self, name) for name in _COUNTS},
             "total": self.total().to_dict(),
             "served": [_served(served, tally) for served, tally in sorted(self.tallies.items())],
         }

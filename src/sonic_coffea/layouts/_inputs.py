@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,13 +31,21 @@ class Inputs:
     segments : tuple of Segment
         Ranges of places; the rows of one may share a request.
     order : array of int64 or None
-        The row at each place; None where rows keep their order.
+        The row at each place, of all or some; None where rows keep their order.
     """
 
     bound: dict[str, Bound]
     rows: Rows
     segments: tuple[Segment, ...]
     order: Int64 | None
+
+    def __len__(self) -> int:
+        return len(self.rows) if self.order is None else len(self.order)
+
+    def only(self, rows: Int64) -> Inputs:
+        """Return the same with some of the rows."""
+        order, segments = _segments(self.bound, rows)
+        return replace(self, order=order, segments=segments)
 
     def wanted(self, start: int, stop: int) -> Wanted:
         """Return the rows at places `start` to `stop`."""
@@ -54,7 +62,7 @@ class Inputs:
 
     def events_of(self, start: int, stop: int) -> tuple[int, int]:
         """Return the first and one-past-last event of the rows at places `start` to `stop`."""
-        if self.order is None:
+        if self.order is None or start == stop:
             return self.rows.events_of(start, stop)
         rows = self.order[start:stop]
         return self.rows.events_of(int(rows.min()), int(rows.max()) + 1)
@@ -62,11 +70,12 @@ class Inputs:
     def filling(self) -> tuple[int, int, int]:
         """Return how many elements are sent, cut off, and made up, along the consumed axes."""
         kept = cut = padding = 0
+        rows = slice(None) if self.order is None else self.order
         for bound in self.bound.values():
             if isinstance(bound, BoundFlat):
-                kept += int(bound.columns.split.counts.sum())
+                kept += int(bound.columns.split.counts[rows].sum())
             elif isinstance(bound, BoundPadded):
-                counts = bound.columns.split.counts
+                counts = bound.columns.split.counts[rows]
                 here = int(np.minimum(counts, bound.lengths[-1]).sum())
                 lengths = np.asarray(bound.lengths)
                 place = np.minimum(np.searchsorted(lengths, counts), len(lengths) - 1)
@@ -116,8 +125,8 @@ def bind_inputs(layouts: Mapping[str, Layout], arrays: Any) -> Inputs:
             bound[name] = layout.beside(counted)
     bound = {name: bound[name] for name in layouts}
     rows = _common_rows(bound)
-    order, segments = _segments(bound, len(rows))
-    return Inputs(bound, rows, segments, order)
+    order, segments = _segments(bound, np.arange(len(rows)))
+    return Inputs(bound, rows, segments, order if _has_buckets(bound) else None)
 
 
 def _common_rows(bound: Mapping[str, Bound]) -> Rows:
@@ -135,34 +144,38 @@ def _common_rows(bound: Mapping[str, Bound]) -> Rows:
     return one.rows
 
 
-def _segments(bound: Mapping[str, Bound], rows: int) -> tuple[Int64 | None, tuple[Segment, ...]]:
-    """Say which rows may share a request, and what they weigh."""
+def _segments(bound: Mapping[str, Bound], rows: Int64) -> tuple[Int64, tuple[Segment, ...]]:
+    """Say in which order rows go, which of them may share a request, and what they weigh."""
+    if not _has_buckets(bound):
+        return rows, (Segment(0, len(rows), _row_bytes(bound, 0, rows)),) if len(rows) else ()
     buckets = [b for b in bound.values() if isinstance(b, BoundPadded) and len(b.lengths) > 1]
-    if not buckets:
-        whole = Segment(0, rows, _row_bytes(bound, 0))
-        return None, (whole,)
     lengths = buckets[0].lengths
     if any(b.lengths != lengths for b in buckets):
         raise ConfigError("the Bucketed inputs of a model must have the same lengths")
     most = buckets[0].columns.split.counts
     for other in buckets[1:]:
         most = np.maximum(most, other.columns.split.counts)
-    place = np.minimum(np.searchsorted(lengths, most), len(lengths) - 1)
-    order = np.argsort(place, kind="stable")
-    edges = np.searchsorted(place[order], np.arange(len(lengths) + 1))
+    place = np.minimum(np.searchsorted(lengths, most[rows]), len(lengths) - 1)
+    sorting = np.argsort(place, kind="stable")
+    order = rows[sorting]
+    edges = np.searchsorted(place[sorting], np.arange(len(lengths) + 1))
     segments = tuple(
-        Segment(int(a), int(b), _row_bytes(bound, length), length)
+        Segment(int(a), int(b), _row_bytes(bound, length, order[a:b]), length)
         for a, b, length in zip(edges[:-1], edges[1:], lengths, strict=True)
         if a < b
     )
     return order, segments
 
 
-def _row_bytes(bound: Mapping[str, Bound], length: int) -> int | Int64:
+def _has_buckets(bound: Mapping[str, Bound]) -> bool:
+    return any(isinstance(b, BoundPadded) and len(b.lengths) > 1 for b in bound.values())
+
+
+def _row_bytes(bound: Mapping[str, Bound], length: int, rows: Int64) -> int | Int64:
     total: int | Int64 = 0
     for one in bound.values():
         total = total + one.row_bytes(_length_of(one, length))
-    return total
+    return total if isinstance(total, int) else total[rows]
 
 
 def _length_of(one: Bound, length: int) -> int:

@@ -75,8 +75,12 @@ class Rows:
         """Return the first and one-past-last event that rows `start` to `stop` belong to."""
         if stop <= start:
             return (0, 0)
-        numbers = _event_numbers(self.skeleton)
+        numbers = self.event_numbers()
         return int(numbers[start]), int(numbers[stop - 1]) + 1
+
+    def event_numbers(self) -> Int64:
+        """Return the number of the event that each row belongs to."""
+        return _event_numbers(self.skeleton)
 
     def first_difference(self, other: Rows) -> int:
         """Return the first event in which the two structures differ."""

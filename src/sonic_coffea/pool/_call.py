@@ -25,7 +25,7 @@ from sonic_coffea.pool._hooks import wait_for
 from sonic_coffea.statistics import Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence, Sized
+    from collections.abc import Callable, Mapping, Sequence
 
     from sonic_coffea.batching import Segment
     from sonic_coffea.contract import Contract
@@ -54,9 +54,8 @@ class Cargo(Protocol):
     def segments(self) -> Sequence[Segment]:
         """Ranges of places, and what their rows weigh."""
 
-    @property
-    def rows(self) -> Sized:
-        """The rows."""
+    def __len__(self) -> int:
+        """Return how many rows there are."""
 
     def pack(self, start: int, stop: int) -> Mapping[str, Tensor]:
         """Return the tensors of the rows at some places, by input."""
@@ -127,7 +126,7 @@ class Call:
         self.outputs = outputs
         self.asked = tuple(asked)
         self.version = version
-        self.statistics = Statistics(objects=len(inputs.rows))
+        self.statistics = Statistics(objects=len(inputs))
         self.failure: SonicError | None = None
         self.lost: list[Any] = []
         self._mask = mask

@@ -96,7 +96,7 @@ def _compare(found: dict[str, Contract]) -> None:
     first = next(iter(found), "")
     for url, other in found.items():
         one = found[first]
-        if (one.inputs, one.outputs) != (other.inputs, other.outputs):
+        if (one.inputs, one.outputs) != (other.inputs, other.outputs) or _differ(one, other):
             raise ContractError(
                 f"{first} and {url} have different models of this name; pin a version, or connect "
                 "to one of them",
@@ -114,9 +114,17 @@ def _compare(found: dict[str, Contract]) -> None:
             )
 
 
+def _differ(one: Contract, other: Contract) -> bool:
+    """Whether two servers say that they have other files of the same version."""
+    same = one.version == other.version
+    return same and bool(one.digest and other.digest) and one.digest != other.digest
+
+
 def serves(found: Contract, known: Contract) -> bool:
     """Return whether a server has the model that requests are made for."""
     tensors = (found.inputs, found.outputs) == (known.inputs, known.outputs)
+    if _differ(found, known):
+        return False
     if found.max_rows is None or not tensors:
         return tensors
     return known.max_rows is not None and known.max_rows <= found.max_rows

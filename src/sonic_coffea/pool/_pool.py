@@ -142,8 +142,8 @@ class Pool:
         """Return a connection for each server."""
         return [e.connections[0] for e in self._fleet.open()]
 
-    def contract(self, model: str, version: str | None) -> Contract:
-        """Return what a model takes and gives, asked once per process.
+    def contract(self, model: str, version: str | None, *, anew: bool = False) -> Contract:
+        """Return what a model takes and gives, asked once per process, or anew.
 
         Raises
         ------
@@ -152,6 +152,8 @@ class Pool:
         ServerLostError
             If no server could be reached.
         """
+        if anew:
+            self._fleet.forget((model, version))
         return self._fleet.contract((model, version))
 
     def submit(self, call: Call) -> None:

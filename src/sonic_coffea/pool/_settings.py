@@ -72,6 +72,13 @@ class Settings:
     fallback_tolerance : float
         By how much scores of the fallback may differ from those of the servers, relative to 1 and
         to the scores, on some rows that these have scored before.
+    cache : str, path or None
+        A file in which scores are kept, so that rows that were scored before are not sent again.
+    cache_bytes : int
+        About how large it may become.
+    cache_trusts_versions : bool
+        Whether scores are kept also where the server does not say what file a version is, and may
+        serve another under the same number tomorrow.
     waiting_chunks : int
         Chunks that may wait for scores without a thread, for each thread of a dask worker.
     hedge_after_s : float or None
@@ -100,6 +107,9 @@ class Settings:
     fallback: str | Path | Callable[[], str] | None = None
     fallback_after_s: float = 5.0
     fallback_tolerance: float = 1e-3
+    cache: str | Path | None = None
+    cache_bytes: int = 1_000_000_000
+    cache_trusts_versions: bool = False
     waiting_chunks: int = 4
 
     @classmethod

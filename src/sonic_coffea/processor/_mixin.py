@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 
-from sonic_coffea.errors import ConfigError, FieldError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.lazy import is_lazy
 from sonic_coffea.model import Deferred
 from sonic_coffea.pool import Settings, adopt, carried
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 class Scores(dict[str, Any]):
     """Scores by model; ``overlap`` holds what the processor's `overlap` returned."""
 
-    overlap: Any = None
+    def __init__(
+        self, scores: Mapping[str, Any] = MappingProxyType({}), overlap: Any = None
+    ) -> None:
+        super().__init__(scores)
+        self.overlap = overlap
 
     def __missing__(self, name: str) -> Any:
         raise FieldError(f"acquire sent nothing to a model {name!r}; {nearest(name, self)}")
@@ -154,7 +158,7 @@ class SonicProcessor:
             for name, one in block.pending.items():
                 block.scores[name] = one.result()
             with _missing_fields_explained():
-                output = self.produce(block.events, block.scores)
+                output = self._produce(block.events, block.scores)
         finally:
             block.cancel()
         waits = any(isinstance(one, Deferred) for one in block.pending.values())
@@ -164,6 +168,9 @@ class SonicProcessor:
         for one in block.pending.values():
             statistics += one.statistics
         return Scored(output, statistics)
+
+    def _produce(self, events: Any, scores: Scores) -> Any:
+        return self.produce(events, scores)
 
     def _submit(self, sent: Any) -> dict[str, Pending]:
         if not isinstance(sent, Mapping):
@@ -194,6 +201,50 @@ class SonicProcessor:
         settings: Settings | None = state["settings"]
         adopt(settings)
         self.__dict__.update(state["attributes"])
+
+
+class SonicFilter(SonicProcessor):
+    """Mixin for processors that only go on with events whose scores pass a decision.
+
+    Write `acquire`, `decide` and `produce`. Where no event of a chunk passes, `produce` gets events
+    of length zero, for which nothing is read: neither are the columns that only it needs::
+
+        class TopFilter(sonic.SonicFilter, processor.ProcessorABC):
+            models = {"top": model}
+
+            def acquire(self, events):
+                return {"top": events.FatJet}
+
+            def decide(self, events, scores):
+                return ak.any(scores["top"].top > 0.9, axis=1)
+
+            def produce(self, events, scores):
+                return {"met": ak.sum(events.MET.pt)}
+    """
+
+    def decide(self, events: Any, scores: Scores) -> Any:
+        """Return which events pass: ``events * bool``."""
+        raise NotImplementedError(f"{type(self).__name__} must define decide(self, events, scores)")
+
+    def _produce(self, events: Any, scores: Scores) -> Any:
+        passed = ak.fill_none(self.decide(events, scores), value=False)
+        if passed.ndim != 1 or len(passed) != len(events):
+            raise InputError(
+                f"{type(self).__name__}.decide must return one bool for each of {len(events)} "
+                f"events, got {passed.type}"
+            )
+        if not ak.any(passed):
+            events = _nothing_of(events)
+            passed = passed[:0]
+            scores = Scores({name: score[:0] for name, score in scores.items()}, scores.overlap)
+        kept = Scores({name: score[passed] for name, score in scores.items()}, scores.overlap)
+        return self.produce(events[passed], kept)
+
+
+def _nothing_of(events: ak.Array) -> ak.Array:
+    """Return no events of the same type, without reading any."""
+    empty = events.layout.form.length_zero_array()
+    return ak.Array(empty, behavior=events.behavior, attrs=events.attrs)
 
 
 @contextmanager

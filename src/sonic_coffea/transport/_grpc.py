@@ -188,9 +188,14 @@ class GrpcConnection:
         preferred: Sequence[int] = ()
         if config is not None:
             preferred = config.dynamic_batching.preferred_batch_size
+        resolved = version or max(metadata.versions, key=_numeric, default="")
+        digest = ""
+        if config is not None:
+            digest = config.parameters[f"sha256.{resolved}"].string_value
         return Contract(
             model=model,
-            version=version or max(metadata.versions, key=_numeric, default=""),
+            version=resolved,
+            digest=digest,
             inputs=tuple(inputs),
             outputs=tuple(_spec(t) for t in metadata.outputs),
             max_rows=max_rows,

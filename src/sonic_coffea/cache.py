@@ -1,0 +1,226 @@
+"""Scores on disk, by what was sent and to which weights: numbers, checked when they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sqlite3
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import xxhash
+
+from sonic_coffea.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["ScoreCache"]
+
+logger = logging.getLogger(__name__)
+
+# What sets a file of this package apart from other databases, and its form.
+_APPLICATION, _FORM = 0x50434143, 1
+_WAIT_S = 30.0
+_AT_A_TIME = 500
+_CHECK_BYTES = 8
+# How exactly is known when scores were last used, by which the oldest are found.
+_USED_WITHIN_S = 3600
+# What is freed at once when the file is full, and how often that is looked at.
+_FREED = 0.2
+
+
+class ScoreCache:
+    """Scores of rows in an SQLite file, which processes of one machine may share.
+
+    It never is the reason for a failure: a file that is broken is put aside and one that is busy
+    passed over, with a warning, and the rows are sent.
+
+    Parameters
+    ----------
+    path : path-like
+        The file; made if need be, readable by its user only.
+    max_bytes : int
+        About how large it may become; the scores that were not used for longest go first.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], max_bytes: int) -> None:
+        self.path = Path(path).expanduser()
+        self.max_bytes = max_bytes
+
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, dict[str, NDArray[Any]]]:
+        """Return the scores that there are, by key: of each output, those of one row."""
+        found: dict[bytes, dict[str, NDArray[Any]]] = {}
+        with self._open() as database:
+            if database is None:
+                return found
+            now, broken, old = int(time.time()), [], []
+            for start in range(0, len(keys), _AT_A_TIME):
+                some = keys[start : start + _AT_A_TIME]
+                marks = ",".join("?" * len(some))
+                rows = database.execute(
+                    f"SELECT key, scores, used FROM scores WHERE key IN ({marks})",  # noqa: S608
+                    some,
+                )
+                for key, scores, used in rows:
+                    row = _decode(key, scores)
+                    if row is None:
+                        broken.append((key,))
+                        continue
+                    found[key] = row
+                    if now - used > _USED_WITHIN_S:
+                        old.append((now, key))
+            if broken:
+                logger.warning("%d damaged scores in %s are forgotten", len(broken), self.path)
+                database.executemany("DELETE FROM scores WHERE key = ?", broken)
+            database.executemany("UPDATE scores SET used = ? WHERE key = ?", old)
+        return found
+
+    def put(self, keys: Sequence[bytes], outputs: Mapping[str, NDArray[Any]]) -> None:
+        """Keep the scores of some rows: ``outputs`` has one element for each key."""
+        now = int(time.time())
+        with self._open() as database:
+            if database is None:
+                return
+            database.executemany(
+                "INSERT OR REPLACE INTO scores VALUES (?, ?, ?)",
+                [
+                    (key, scores, now)
+                    for key, scores in zip(keys, _encode(keys, outputs), strict=True)
+                ],
+            )
+            self._shrink(database)
+
+    def __len__(self) -> int:
+        with self._open() as database:
+            if database is None:
+                return 0
+            return int(database.execute("SELECT count(*) FROM scores").fetchone()[0])
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._open() as database:
+            if database is not None:
+                database.execute("DELETE FROM scores")
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection | None]:
+        """Yield the database in a transaction, or None where it cannot be had."""
+        try:
+            database = self._connect()
+        except (sqlite3.OperationalError, OSError) as error:
+            logger.warning("scores are neither taken from %s nor kept: %s", self.path, error)
+            yield None
+            return
+        except sqlite3.DatabaseError as error:
+            self._put_aside(error)
+            yield None
+            return
+        try:
+            with database:
+                yield database
+        except sqlite3.OperationalError as error:
+            logger.warning("%s is left as it is: %s", self.path, error)
+        except sqlite3.DatabaseError as error:
+            self._put_aside(error)
+        finally:
+            database.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        if not self.path.exists():
+            self._make()
+        database = sqlite3.connect(self.path, timeout=_WAIT_S)
+        try:
+            (mark,) = database.execute("PRAGMA application_id").fetchone()
+            (form,) = database.execute("PRAGMA user_version").fetchone()
+            if (mark, form) != (_APPLICATION, _FORM):
+                self._refuse()
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _make(self) -> None:
+        """Make the file, whole, unless another process is first."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Private from its first moment on.
+        file, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}-")
+        os.close(file)
+        try:
+            database = sqlite3.connect(name)
+            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            database.execute("PRAGMA journal_mode = WAL")
+            with database:
+                database.execute(
+                    "CREATE TABLE scores "
+                    "(key BLOB PRIMARY KEY, scores BLOB NOT NULL, used INTEGER NOT NULL) "
+                    "WITHOUT ROWID"
+                )
+                database.execute("CREATE INDEX by_use ON scores (used)")
+                database.execute(f"PRAGMA application_id = {_APPLICATION}")
+                database.execute(f"PRAGMA user_version = {_FORM}")
+            database.close()
+            with contextlib.suppress(FileExistsError):
+                os.link(name, self.path)
+        finally:
+            Path(name).unlink()
+
+    def _refuse(self) -> NoReturn:
+        raise ConfigError(
+            f"expected a file of scores, or none, at {self.path}, got another database; name "
+            "another path as cache"
+        )
+
+    def _shrink(self, database: sqlite3.Connection) -> None:
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+        (pages,) = database.execute("PRAGMA page_count").fetchone()
+        (free,) = database.execute("PRAGMA freelist_count").fetchone()
+        if (pages - free) * size <= self.max_bytes:
+            return
+        (count,) = database.execute("SELECT count(*) FROM scores").fetchone()
+        kept = int(count * self.max_bytes / ((pages - free) * size) * (1.0 - _FREED))
+        database.execute(
+            "DELETE FROM scores WHERE key IN (SELECT key FROM scores ORDER BY used LIMIT ?)",
+            (count - kept,),
+        )
+        database.execute("PRAGMA incremental_vacuum").fetchall()
+
+    def _put_aside(self, error: sqlite3.DatabaseError) -> None:
+        aside = self.path.with_name(f"{self.path.name}.broken")
+        logger.warning("%s is broken (%s) and put aside as %s", self.path, error, aside.name)
+        with contextlib.suppress(OSError):
+            self.path.replace(aside)
+            for suffix in ("-wal", "-shm"):
+                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+
+
+def _encode(keys: Sequence[bytes], outputs: Mapping[str, NDArray[Any]]) -> Iterator[bytes]:
+    """Yield the scores of each row: a check, what they are, and their bytes."""
+    about = {name: [array.dtype.str, array.shape[1:]] for name, array in outputs.items()}
+    head = json.dumps(about).encode() + b"\n"
+    rows = [np.ascontiguousarray(array).reshape(len(keys), -1) for array in outputs.values()]
+    for number, key in enumerate(keys):
+        body = head + b"".join(row[number].tobytes() for row in rows)
+        yield xxhash.xxh3_64_digest(key + body) + body
+
+
+def _decode(key: bytes, scores: bytes) -> dict[str, NDArray[Any]] | None:
+    """Return the scores of a row; None if they are not what was written."""
+    check, body = scores[:_CHECK_BYTES], scores[_CHECK_BYTES:]
+    if xxhash.xxh3_64_digest(key + body) != check:
+        return None
+    head, _, data = body.partition(b"\n")
+    row, at = {}, 0
+    for name, (dtype, shape) in json.loads(head).items():
+        kind = np.dtype(dtype)
+        number = int(np.prod(shape, dtype=np.int64))
+        row[name] = np.frombuffer(data, kind, number, at).reshape(shape)
+        at += number * kind.itemsize
+    return row
