@@ -227,7 +227,8 @@ class SonicFilter(SonicProcessor):
         raise NotImplementedError(f"{type(self).__name__} must define decide(self, events, scores)")
 
     def _produce(self, events: Any, scores: Scores) -> Any:
-        passed = ak.fill_none(self.decide(events, scores), value=False)
+        decided = self.decide(events, scores)
+        passed = ak.fill_none(ak.Array([] if decided is None else decided), value=False)
         if passed.ndim != 1 or len(passed) != len(events):
             raise InputError(
                 f"{type(self).__name__}.decide must return one bool for each of {len(events)} "

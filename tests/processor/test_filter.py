@@ -1,0 +1,132 @@
+"""A filter: events whose scores do not pass never reach produce, nor are their columns read."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import pytest
+from coffea import processor
+from coffea.nanoevents import NanoAODSchema, NanoEventsFactory
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.demo.samples import DATA
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["gev"]})
+
+
+class Schema(NanoAODSchema):
+    warn_missing_crossrefs = False
+
+
+class Hard(sonic.SonicFilter, processor.ProcessorABC):
+    """Events with a hard jet."""
+
+    models = MappingProxyType({"m": MODEL})
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+
+    def acquire(self, events: Any) -> Any:
+        return {"m": events.FatJet}
+
+    def decide(self, events: Any, scores: Any) -> Any:
+        return ak.any(scores["m"].gev > self.threshold, axis=1)
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        assert len(events) == len(scores["m"])
+        return {
+            "events": len(events),
+            "jets": int(ak.sum(ak.num(events.FatJet))),
+            "mass": float(ak.sum(events.FatJet.msoftdrop)),
+            "scores": float(ak.sum(scores["m"].gev)),
+        }
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    same = FakeModel.of(MODEL, lambda inputs: {"y": inputs["x"]}, max_rows=512)
+    with FakeServer({"m": same}) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def pool(server: FakeServer) -> Iterator[sonic.Pool]:
+    with sonic.connect(server.url) as one:
+        yield one
+
+
+def run(threshold: float, **options: Any) -> Any:
+    fileset = {"tt": {"treename": "Events", "files": [str(DATA / "TTbar_1.root")]}}
+    runner = processor.Runner(
+        processor.IterativeExecutor(retries=0), schema=Schema, chunksize=300, **options
+    )
+    return runner(fileset, Hard(threshold))
+
+
+def test_only_what_passes_is_produced() -> None:
+    events = NanoEventsFactory.from_root(
+        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema
+    ).events()
+    passed = events[ak.any(events.FatJet.pt > 500, axis=1)]
+    out = run(500)
+    assert 0 < out["events"] == len(passed) < len(events)
+    assert out["jets"] == ak.sum(ak.num(passed.FatJet))
+    assert out["mass"] == pytest.approx(float(ak.sum(passed.FatJet.msoftdrop)), rel=1e-4)
+    assert out["scores"] == pytest.approx(float(ak.sum(passed.FatJet.pt)), rel=1e-4)
+    assert sonic.report(out).statistics.events == len(events)
+
+
+def test_columns_of_no_events_are_not_read() -> None:
+    log: list[Any] = []
+    factory = NanoEventsFactory.from_root(
+        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema, mode="virtual", access_log=log
+    )
+    out = Hard(1e9).process(factory.events())
+    assert out == {"events": 0, "jets": 0, "mass": 0.0, "scores": 0.0}
+    read = {access.branch for access in log}
+    assert "FatJet_pt" in read
+    assert "FatJet_msoftdrop" not in read
+    Hard(500).process(factory.events())
+    assert "FatJet_msoftdrop" in {access.branch for access in log}
+
+
+@pytest.mark.parametrize("decision", [np.array([True]), [[True]] * 1000, None])
+def test_a_decision_that_is_none(decision: Any) -> None:
+    class Wrong(Hard):
+        def decide(self, events: Any, scores: Any) -> Any:
+            return decision
+
+    events = NanoEventsFactory.from_root(
+        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema
+    ).events()
+    with pytest.raises(errors.InputError, match="Wrong.decide must return one bool for each of"):
+        Wrong(1).process(events)
+
+
+def test_variations_in_a_processor() -> None:
+    class Shifted(sonic.SonicProcessor, processor.ProcessorABC):
+        models = MappingProxyType({"m": MODEL})
+
+        def acquire(self, events: Any) -> Any:
+            jets = ak.zip({"pt": events.FatJet.pt})
+            up = ak.zip({"pt": ak.where(jets.pt > 500, jets.pt * 1.1, jets.pt)})
+            return {"m": sonic.Variations(nominal=jets, up=up)}
+
+        def produce(self, events: Any, scores: Any) -> Any:
+            return {name: float(ak.sum(one.gev)) for name, one in scores["m"].items()}
+
+    fileset = {"tt": {"treename": "Events", "files": [str(DATA / "TTbar_1.root")]}}
+    out = processor.Runner(processor.IterativeExecutor(retries=0), schema=Schema)(
+        fileset, Shifted()
+    )
+    assert out["up"] > out["nominal"] > 0
+    statistics = sonic.report(out).statistics
+    assert 0.3 < statistics.repeated / statistics.objects < 0.7
