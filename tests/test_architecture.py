@@ -20,6 +20,7 @@ LAYERS = (
     "batching",
     "statistics",
     "cache",
+    "provenance",
     "layouts",
     "lazy",
     "weaver",

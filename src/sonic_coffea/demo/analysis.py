@@ -12,6 +12,7 @@ from coffea import processor
 from coffea.nanoevents import NanoAODSchema
 
 import sonic_coffea as sonic
+from sonic_coffea import provenance
 from sonic_coffea.demo import features
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.nanoaod import has_constituents
@@ -70,7 +71,8 @@ class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[
 
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
         """Fill histograms, and write the jets with their scores."""
-        (top,) = (s.Top for s in scores.values())
+        (scored,) = scores.values()
+        top = scored.Top
         jets, truth = events.FatJet, scores.overlap
         dataset = events.metadata["dataset"]
         weight = events.genWeight if "genWeight" in events.fields else ak.ones_like(events.run)
@@ -86,7 +88,7 @@ class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[
         if truth is not None:
             columns["is_top"] = truth
         flat = ak.flatten(ak.zip(columns, depth_limit=2))
-        self._write(flat, events.metadata)
+        self._write(flat, events.metadata, scored)
         scored = flat[~ak.is_none(flat.top)]
         return {
             "score": _score_histogram().fill(
@@ -103,14 +105,11 @@ class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[
             "scored": {dataset: len(scored)},
         }
 
-    def _write(self, jets: ak.Array, metadata: Any) -> None:
-        """Write the chunk's jets under a name of its own, whole or not at all."""
+    def _write(self, jets: ak.Array, metadata: Any, scores: ak.Array) -> None:
+        """Write the chunk's jets under a name of its own, with what made their scores."""
         name = "{dataset}-{fileuuid}-{entrystart}-{entrystop}.parquet".format(**metadata)
-        path = Path(self.jets_dir) / name
-        half = path.with_suffix(".half")
-        jets = ak.with_field(jets, metadata["dataset"], "dataset")
-        ak.to_parquet(ak.drop_none(jets, axis=0), half, extensionarray=False)
-        half.rename(path)
+        jets = ak.drop_none(ak.with_field(jets, metadata["dataset"], "dataset"), axis=0)
+        provenance.to_parquet(jets, Path(self.jets_dir) / name, scores)
 
     def postprocess(self, accumulator: Any) -> Any:
         """Nothing is left to do."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sonic_coffea as sonic
+from sonic_coffea import provenance
 from sonic_coffea.demo.samples import DATA, sample_files
 from sonic_coffea.errors import ConfigError, FieldError, find, nearest
 
@@ -292,8 +293,7 @@ def _gather(parts: Path, target: Path) -> ak.Array:
     """Put the chunks' files together as one, in a fixed order."""
     import awkward as ak
 
-    jets = ak.concatenate([ak.from_parquet(part) for part in sorted(parts.glob("*.parquet"))])
-    half = target.with_suffix(".half")
-    ak.to_parquet(jets, half, extensionarray=False)
-    half.rename(target)
+    files = sorted(parts.glob("*.parquet"))
+    jets = ak.concatenate([ak.from_parquet(file) for file in files])
+    provenance.to_parquet(jets, target, *map(provenance.read, files))
     return jets

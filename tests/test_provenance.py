@@ -1,0 +1,65 @@
+"""What made scores can be read from the arrays, and from the files they are written to."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import pytest
+import uproot
+
+import sonic_coffea as sonic
+from sonic_coffea import errors, provenance
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def scores(server: sonic.LocalServer, tagger: sonic.Model, jets: ak.Array) -> Any:
+    with sonic.connect(server):
+        return tagger(jets)
+
+
+def test_what_is_said(scores: Any, server: sonic.LocalServer, tagger: sonic.Model) -> None:
+    about = provenance.of_scores(scores, scores[:7])
+    (model,) = about["models"]
+    assert model["servers"] == [server.url]
+    assert (model["model"], model["version"]) == (tagger.name, "1")
+    assert model["config_hash"] == tagger.config_hash
+    assert len(model["digest"]) == 64
+    assert about["packages"]["sonic-coffea"] == sonic.__version__
+    assert {"python", "coffea", "awkward", "numpy", "tritonclient"} <= about["packages"].keys()
+    json.dumps(about)
+
+
+def test_in_a_parquet_file(scores: Any, tmp_path: Path) -> None:
+    one, two, both = (tmp_path / f"{name}.parquet" for name in ("one", "two", "both"))
+    table = ak.zip({"top": ak.fill_none(scores.top, -1, axis=None)})
+    provenance.to_parquet(table, one, scores)
+    provenance.to_parquet(table, two, scores)
+    assert provenance.read(one) == provenance.of_scores(scores)
+    assert ak.from_parquet(one).top.tolist() == table.top.tolist()
+    provenance.to_parquet(table, both, provenance.read(one), provenance.read(two))
+    assert provenance.read(both) == provenance.read(one)
+    assert {p.name for p in tmp_path.iterdir()} == {"one.parquet", "two.parquet", "both.parquet"}
+
+
+def test_in_a_root_file(scores: Any, tmp_path: Path) -> None:
+    path = tmp_path / "scores.root"
+    with uproot.recreate(path) as file:
+        file["Events"] = {"top": ak.fill_none(scores.top, -1, axis=None)}
+        provenance.to_root(file, scores)
+    assert provenance.read(path) == provenance.of_scores(scores)
+
+
+def test_what_does_not_say_it(scores: Any, tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="array 1 does not say what made it"):
+        provenance.of_scores(scores, ak.Array([1]))
+    with uproot.recreate(tmp_path / "x.root") as file:
+        file["t"] = {"x": [1.0]}
+    ak.to_parquet(ak.Array([1]), tmp_path / "x.parquet")
+    for name in ("x.root", "x.parquet"):
+        with pytest.raises(errors.ConfigError, match=f"{name} does not say"):
+            provenance.read(tmp_path / name)
