@@ -14,7 +14,7 @@ import trustme
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.server import ensure
+from sonic_coffea.server import _ways, ensure
 from sonic_coffea.server.local import _free_port
 from sonic_coffea.transport import ConnectionOptions, connect_transport
 
@@ -39,7 +39,10 @@ class Secured:
 @contextlib.contextmanager
 def triton(repository: Path, arguments: list[str], log: Path, ready: Any) -> Iterator[str]:
     """Run a Triton without what a `LocalServer` adds."""
-    installed, local, port = ensure(), sonic.LocalServer(repository), _free_port()
+    installed, port = ensure(), _free_port()
+    secret = _ways.Secret(protocols="health", header="none", value="")
+    way = _ways.Installed(installed)
+    env = way.launch([], repository, secret, name="", threads=None, env={}).env
     with log.open("w") as out:
         server = subprocess.Popen(
             [
@@ -52,7 +55,7 @@ def triton(repository: Path, arguments: list[str], log: Path, ready: Any) -> Ite
                 "--allow-metrics=false",
                 *arguments,
             ],
-            env=local._environment(installed),
+            env=env,
             stdout=out,
             stderr=subprocess.STDOUT,
         )
