@@ -33,6 +33,8 @@ LAYERS = (
     "model",
     "ml_tools",
     "checking",
+    "advice",
+    "drawing",
     "reporting",
     "testing",
     "shares",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
@@ -9,7 +10,11 @@ from rich.console import Console
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.processor import Scored
-from sonic_coffea.statistics import Statistics, Tally
+from sonic_coffea.statistics import Span, Statistics, Tally
+from sonic_coffea.transport import Timings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def some_statistics() -> Statistics:
@@ -54,3 +59,82 @@ def test_report_of_what_carries_statistics() -> None:
 
 def test_report_of_nothing_divides_by_nothing() -> None:
     assert "0 of 0" in sonic.report(Statistics(), wall_s=0.0)._repr_html_()
+
+
+def bad(**numbers: float) -> Statistics:
+    statistics = Statistics(objects=10_000, filled=100)
+    tally = statistics.tally("grpc://s:1", "m", "1")
+    given = {"rows": 10_000, "requests": 100, "pack_s": 0.1, "wait_s": 0.1, **numbers}
+    for name, value in given.items():
+        setattr(tally if hasattr(tally, name) else statistics, name, value)
+    for _ in range(100):
+        tally.record_trip(0.01)
+    return statistics
+
+
+@pytest.mark.parametrize(
+    ("numbers", "timings", "said"),
+    [
+        ({}, {}, None),
+        ({"padded": 300}, {}, "75% of the elements that are sent are padding: Bucketed"),
+        ({"truncated": 20}, {}, "17% of the constituents are cut off: a longer length"),
+        ({"lost": 7}, {}, "7 rows were lost"),
+        ({"retries": 5}, {}, "5% of the requests were sent again"),
+        ({"rows": 1000}, {}, "a request holds 10 rows: larger chunks"),
+        ({"pack_s": 2.0}, {}, "packing and unpacking take longer than the servers"),
+        ({"wait_s": 5.0}, {}, "wait here for m on grpc://s:1 5 times as long as they travel"),
+        ({"wait_s": 5.0}, {"compute_s": 0.9}, "has an empty queue: allow more in flight"),
+        ({}, {"compute_s": 0.2, "queue_s": 0.8}, "wait on grpc://s:1 4 times as long as it works"),
+        ({}, {"compute_s": 0.1}, "the network takes 9 times as long as m on grpc://s:1"),
+    ],
+)
+def test_advice(numbers: dict[str, float], timings: dict[str, float], said: str | None) -> None:
+    theirs = {("grpc://s:1", "m"): Timings(requests=100, rows=10_000, **timings)} if timings else {}  # type: ignore[arg-type]
+    report = sonic.Report(bad(**numbers), timings=theirs)
+    if said is None:
+        assert report.advice == []
+    else:
+        assert any(said in one for one in report.advice), report.advice
+        assert said.split(":")[0][:20] in report._repr_html_()
+
+
+def test_a_page_for_a_colleague(tmp_path: Path) -> None:
+    statistics = bad(padded=300)
+    for worker in ("a:1", "b:2"):
+        statistics.record_span(Span(worker, "m", "grpc://s:1", 1000.0, 0.01, 100))
+    report = sonic.report(statistics, wall_s=3.0)
+    report.save(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" in page
+    assert "75% of the elements" in page
+    assert "http://" not in page.replace("http://www.w3.org", "").replace(
+        "http://purl.org", ""
+    ).replace("http://creativecommons.org", "").replace("http://ns", "")
+    report.save(tmp_path / "report.json")
+    about = json.loads((tmp_path / "report.json").read_text())
+    assert about["advice"] == report.advice
+    assert {span["worker"] for span in about["spans"]} == {"a:1", "b:2"}
+    with pytest.raises(errors.ConfigError, match=r"ends in .html or .json, got report.pdf"):
+        report.save(tmp_path / "report.pdf")
+    assert len(report.plot().axes) == 3
+    sonic.report(Statistics()).plot()
+
+
+def test_spans_are_never_many() -> None:
+    many = Statistics()
+    for number in range(3000):
+        many.record_span(Span("w", "m", "s", float(number), 0.1, 1))
+    assert 250 <= len(many.spans) <= 500
+    assert max(span.begun for span in many.spans) > 2900
+    assert len((many + many).spans) <= 500
+
+
+def test_a_pool_asks_its_servers(server: sonic.LocalServer, tagger: sonic.Model, jets: Any) -> None:
+    with sonic.connect(server) as pool:
+        tagger(jets)
+        report = sonic.report(pool)
+        ((url, model),) = report.timings
+        assert (url, model) == (server.url, tagger.name)
+        assert "the server says, of all clients" in report._repr_html_()
+        assert report.to_dict()["servers"][0]["requests"] > 0
+        assert {span.server for span in report.statistics.spans} == {server.url}

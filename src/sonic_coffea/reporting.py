@@ -1,16 +1,27 @@
-"""`report`: what happened to the requests, as a table."""
+"""`report`: what happened to the requests, where time went, and what would help."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from sonic_coffea.advice import advise
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.statistics import Statistics, Tally
 
 if TYPE_CHECKING:
+    import os
+
+    from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
+
+    from sonic_coffea.pool import Pool
+    from sonic_coffea.transport import Timings
 
 
 class Report:
@@ -22,20 +33,84 @@ class Report:
         The numbers.
     wall_s : float or None
         How long the run took, for rates; without it rates are not shown.
+    timings : mapping
+        The servers' own account, by server and model, over all of their clients; where it is known.
     """
 
-    def __init__(self, statistics: Statistics, *, wall_s: float | None = None) -> None:
+    def __init__(
+        self,
+        statistics: Statistics,
+        *,
+        wall_s: float | None = None,
+        timings: Mapping[tuple[str, str], Timings] = MappingProxyType({}),
+    ) -> None:
         self.statistics = statistics
         self.wall_s = wall_s
+        self.timings = timings
+
+    @property
+    def advice(self) -> list[str]:
+        """What is bad about the run, and what would help."""
+        return list(advise(self.statistics, self.timings))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers, for JSON."""
-        return {**self.statistics.to_dict(), "wall_s": self.wall_s}
+        """Return plain numbers and words, for JSON."""
+        servers = [
+            {"server": server, "model": model, **asdict(timings)}
+            for (server, model), timings in self.timings.items()
+        ]
+        about = {"wall_s": self.wall_s, "servers": servers, "advice": self.advice}
+        return {**self.statistics.to_dict(), **about}
+
+    def plot(self) -> Figure:
+        """Draw where the time of requests went, how long they took, and when they were out.
+
+        Raises
+        ------
+        ImportError
+            If there is no matplotlib.
+        """
+        from sonic_coffea.drawing import draw
+
+        return draw(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file: ``.html``, a page that needs no others, or ``.json``.
+
+        Raises
+        ------
+        ConfigError
+            If the name ends otherwise.
+        """
+        target = Path(path)
+        if target.suffix == ".json":
+            target.write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
+        elif target.suffix == ".html":
+            target.write_text(self._page(), encoding="utf-8")
+        else:
+            raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
+
+    def _page(self) -> str:
+        import io
+
+        figure = io.StringIO()
+        self.plot().savefig(figure, format="svg")
+        drawing = figure.getvalue().partition("<svg")
+        return (
+            '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Scoring</title>'
+            "<style>body{font-family:sans-serif;margin:2em;max-width:70em}"
+            "svg{max-width:100%;height:auto}</style></head>"
+            f"<body>{self._repr_html_()}{drawing[1]}{drawing[2]}</body></html>\n"
+        )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
         del console, options
         yield self._summary()
         yield self._servers()
+        for one in self.advice:
+            yield Text(f"• {one}", style="yellow")
 
     def _repr_html_(self) -> str:
         from io import StringIO
@@ -90,10 +165,15 @@ class Report:
             table.add_column(f"{model} v{version}\n{server}", justify="right", overflow="fold")
         for label, value in _STAGES:
             table.add_row(label, *(value(tally) for _, tally in served))
+        theirs = [self.timings.get((server, model)) for (server, model, _), _ in served]
+        if any(theirs):
+            table.add_section()
+            for label, account in _ACCOUNTS:
+                table.add_row(label, *("" if t is None else account(t) for t in theirs))
         return table
 
 
-def report(source: Any, *, wall_s: float | None = None) -> Report:
+def report(source: Any, *, wall_s: float | None = None, pool: Pool | None = None) -> Report:
     """Report on a run's output, a pool or a pending call.
 
     Parameters
@@ -102,21 +182,24 @@ def report(source: Any, *, wall_s: float | None = None) -> Report:
         An output carries its statistics if its processor is a `SonicProcessor` that returns a dict.
     wall_s : float, optional
         How long the run took, for rates.
+    pool : Pool, optional
+        Whose servers are asked for their own account; a pool that is reported on asks its own.
 
     Raises
     ------
     ConfigError
         If `source` carries no statistics.
     """
-    if isinstance(source, Statistics):
-        return Report(source, wall_s=wall_s)
-    statistics = getattr(source, "statistics", None)
+    statistics = source if isinstance(source, Statistics) else getattr(source, "statistics", None)
     if isinstance(statistics, Statistics):
-        return Report(statistics, wall_s=wall_s)
+        asked = source if pool is None else pool
+        timings = asked.timings() if hasattr(asked, "timings") else {}
+        theirs = {(server, model): one for (server, (model, _)), one in timings.items()}
+        return Report(statistics, wall_s=wall_s, timings=theirs)
     if isinstance(source, tuple) and source:  # with savemetrics
-        return report(source[0], wall_s=wall_s)
+        return report(source[0], wall_s=wall_s, pool=pool)
     if isinstance(source, Mapping) and "out" in source:
-        return report(source["out"], wall_s=wall_s)
+        return report(source["out"], wall_s=wall_s, pool=pool)
     raise ConfigError(
         f"a {type(source).__name__} carries no statistics; expected the output of a Runner with a "
         "SonicProcessor that returns a dict, a pool, or a pending call"
@@ -139,6 +222,16 @@ def _mean(stage: str) -> Callable[[Tally], str]:
     return lambda tally: _ms(getattr(tally, stage) / max(tally.requests, 1))
 
 
+def _their(*names: str) -> Callable[[Timings], str]:
+    return lambda t: _ms(sum(getattr(t, name) for name in names) / max(t.requests, 1))
+
+
+# Of the servers, which count all of their clients.
+_ACCOUNTS: tuple[tuple[str, Callable[[Timings], str]], ...] = (
+    ("the server says, of all clients: queue", _their("queue_s")),
+    ("  inference", _their("input_s", "compute_s", "output_s")),
+    ("  rows it runs at once", lambda t: f"{t.rows / max(t.executions, 1):.1f}"),
+)
 _STAGES: tuple[tuple[str, Callable[[Tally], str]], ...] = (
     ("waiting for a place in flight", _mean("wait_s")),
     ("packing", _mean("pack_s")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,8 +32,42 @@ _COUNTS = (
 )
 
 
+def latency_edges_s() -> NDArray[np.float64]:
+    """Return the edges of the bins of round trips; below and above are one more each."""
+    return _EDGES_S
+
+
 def _no_latencies() -> NDArray[np.int64]:
     return np.zeros(len(_EDGES_S) + 1, np.int64)
+
+
+_MOST_SPANS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A request that was out.
+
+    Attributes
+    ----------
+    worker : str
+        Host and number of the process.
+    model, server : str
+        Of what, and where.
+    begun : float
+        When it was sent, in seconds since the epoch.
+    seconds : float
+        How long it took.
+    rows : int
+        What it held.
+    """
+
+    worker: str
+    model: str
+    server: str
+    begun: float
+    seconds: float
+    rows: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,6 +144,8 @@ class Statistics:
         were on disk.
     filled, truncated, padded : int
         Elements along the consumed axes that were sent, cut off, and made up.
+    spans : list of Span
+        When requests were out, of a part of them that is evenly spread and never large.
     """
 
     chunks: int = 0
@@ -121,11 +157,21 @@ class Statistics:
     filled: int = 0
     truncated: int = 0
     padded: int = 0
+    spans: list[Span] = field(default_factory=list, repr=False)
     tallies: dict[Served, Tally] = field(default_factory=dict)
 
     def tally(self, server: str, model: str, version: str) -> Tally:
         """Return the tally of a served model, a new one if need be."""
         return self.tallies.setdefault((server, model, version), Tally())
+
+    def record_span(self, span: Span) -> None:
+        """Keep when a request was out."""
+        self.spans.append(span)
+        self._thin()
+
+    def _thin(self) -> None:
+        while len(self.spans) > _MOST_SPANS:
+            self.spans = self.spans[::2]
 
     def __iter__(self) -> Iterator[tuple[Served, Tally]]:
         return iter(self.tallies.items())
@@ -140,6 +186,8 @@ class Statistics:
     def __iadd__(self, other: Statistics) -> Statistics:
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.spans = self.spans + other.spans
+        self._thin()
         for served, tally in other.tallies.items():
             mine = self.tally(*served)
             mine += tally
@@ -156,6 +204,7 @@ class Statistics:
         return {
             **{name: getattr(self, name) for name in _COUNTS},
             "total": self.total().to_dict(),
+            "spans": [asdict(span) for span in self.spans],
             "served": [_served(served, tally) for served, tally in sorted(self.tallies.items())],
         }
 

@@ -219,7 +219,7 @@ def test_settings_in_the_reference_are_the_defaults() -> None:
     for name in Settings.__slots__:
         value = getattr(settings, name)
         if isinstance(value, (int, float)):
-            shown = f"{value:_}".removesuffix(".0")
+            shown = str(value) if isinstance(value, bool) else f"{value:_}".removesuffix(".0")
             assert f"| `{name}` | {shown} |" in reference
 
 

@@ -597,7 +597,7 @@ def test_ctrl_c_cancels_what_is_out(
     with pool_of("grpc://s1:8001", in_flight=4) as pool:
         pending = MODEL.submit(objects(100), pool=pool)
         until(lambda: one.out == pool.settings.in_flight)
-        call = pending._call
+        (call,) = (part.call for part in pending.parts)
         assert call is not None
         wait, waiting = call.wait, threading.Event()
 

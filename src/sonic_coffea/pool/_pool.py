@@ -6,6 +6,8 @@ import heapq
 import itertools
 import logging
 import math
+import os
+import platform
 import threading
 import time
 import uuid
@@ -23,7 +25,7 @@ from sonic_coffea.errors import (
 from sonic_coffea.pool._call import Call, Piece
 from sonic_coffea.pool._endpoint import Attempt, Endpoint, Wanted, choose
 from sonic_coffea.pool._fleet import Fleet, ServerState, Sight
-from sonic_coffea.statistics import Statistics, Tally
+from sonic_coffea.statistics import Span, Statistics, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -409,7 +411,16 @@ class Pool:
             tally.wait_s += max(0.0, attempt.packed_at - piece.queued_at)
             tally.record_trip(now - attempt.packed_at - attempt.pack_s)
 
-        self._record(call, endpoint, count)
+        trip_s = now - attempt.packed_at - attempt.pack_s
+        span = Span(
+            worker=_worker(),
+            model=call.contract.model,
+            server=endpoint.url,
+            begun=time.time() - trip_s,
+            seconds=trip_s,
+            rows=piece.stop - piece.start,
+        )
+        self._record(call, endpoint, count, span)
         # The next request may leave while this answer is put in its place.
         if not self._settle(attempt):
             return
@@ -481,12 +492,24 @@ class Pool:
             or now - piece.first_failed_at < self.settings.retry_for_s
         )
 
-    def _record(self, call: Call, endpoint: Endpoint, count: Callable[[Tally], None]) -> None:
+    def _record(
+        self,
+        call: Call,
+        endpoint: Endpoint,
+        count: Callable[[Tally], None],
+        span: Span | None = None,
+    ) -> None:
         """Write to the call's statistics and to the pool's alike."""
         version = call.version or call.contract.version
         with self._lock:
             for statistics in (call.statistics, self.statistics):
                 count(statistics.tally(endpoint.url, call.contract.model, version))
+                if span is not None:
+                    statistics.record_span(span)
+
+
+def _worker() -> str:
+    return f"{platform.node()}:{os.getpid()}"
 
 
 def _add_unpack(tally: Tally, seconds: float) -> None:

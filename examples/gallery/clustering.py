@@ -1,0 +1,47 @@
+"""No network at all: anti-kt clustering as a service, whose jets come back as a new collection."""
+
+from pathlib import Path
+
+import awkward as ak
+import numpy as np
+from antikt import cluster
+from common import compare, main, serving
+from sample import events
+
+import sonic_coffea as sonic
+from sonic_coffea.server import Served
+
+INPUTS = {"particles": ("float32", ["n", 4]), "row_splits": ("int64", ["splits"])}
+OUTPUTS = {"jets": ("float32", ["jets", 4]), "jet_splits": ("int64", ["splits"])}
+
+
+def run(number=300):
+    """Cluster the candidates of events, there and here."""
+    top, _ = events(2)
+    cands = top.PFCands if "PFCands" in top.fields else top.PFCand
+    four = ak.zip({"px": cands.px, "py": cands.py, "pz": cands.pz, "e": cands.energy})
+    four = ak.values_astype(four[:number], np.float32)
+    model = sonic.Model(
+        "antikt",
+        {"particles": sonic.Flat(["px", "py", "pz", "e"], splits="row_splits")},
+        {"jets": sonic.Output(["pt", "eta", "phi", "n"], splits="jet_splits")},
+    )
+    source = Served(
+        f"{Path(__file__).with_name('antikt.py')}:cluster", inputs=INPUTS, outputs=OUTPUTS
+    )
+    with serving({model.name: source}, max_batch_size=0, warmup=False):
+        jets = compare(model, four, lambda tensors: cluster(**tensors), batch=50)
+    # The other multiplicity, in the structure of the events.
+    assert len(jets) == len(four)
+    leading = ak.firsts(jets.pt[ak.argsort(jets.pt, ascending=False)])
+    stored = ak.max(top.FatJet.pt[:number], axis=1)
+    both = ~ak.is_none(stored) & ~ak.is_none(leading)
+    return {
+        "jets an event": float(ak.mean(ak.num(jets))),
+        "leading pt over that of the file": float(np.median((leading / stored)[both])),
+        "rows": len(four),
+    }
+
+
+if __name__ == "__main__":
+    main(run)

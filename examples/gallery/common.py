@@ -1,0 +1,93 @@
+"""What the examples share: a Triton, the same without one, and the comparison of both."""
+
+import contextlib
+import tempfile
+import time
+from pathlib import Path
+
+import awkward as ak
+import numpy as np
+import onnxruntime
+import rich
+
+import sonic_coffea as sonic
+from sonic_coffea.layouts import bind_inputs
+from sonic_coffea.server import ensure
+
+NETWORKS = Path(__file__).parent / "networks"
+
+
+@contextlib.contextmanager
+def serving(models, *, extras=(), **options):
+    """Serve models from a local Triton, and connect to it; a list has the versions of one."""
+    ensure(extras=extras)
+    with tempfile.TemporaryDirectory() as folder:
+        repository = Path(folder) / "repository"
+        for name, versions in models.items():
+            for number, source in enumerate(
+                versions if isinstance(versions, list) else [versions], 1
+            ):
+                sonic.build_repository(repository, {name: source}, version=number, **options)
+        with sonic.LocalServer(repository, threads=1) as server, sonic.connect(server) as pool:
+            yield pool
+
+
+def network(name):
+    """Return a function that runs one of the networks here, on tensors by name."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(NETWORKS / f"{name}.onnx"), options)
+    names = [one.name for one in session.get_outputs()]
+    return lambda tensors: dict(zip(names, session.run(names, dict(tensors)), strict=True))
+
+
+def directly(model, objects, function, batch):
+    """Return the scores of objects by running the model here, request by request."""
+    inputs = bind_inputs(model.inputs, objects)
+    outputs = {name: one.assemble(name, inputs) for name, one in model.outputs.items()}
+    for segment in inputs.segments:
+        for start in range(segment.start, segment.stop, batch):
+            stop = min(start + batch, segment.stop)
+            answer = function(inputs.pack(start, stop))
+            for output in outputs.values():
+                output.place(inputs.wanted(start, stop), stop - start, answer)
+    contents = {name: inputs.rows.unflatten(one.content()) for name, one in outputs.items()}
+    return next(iter(contents.values())) if len(contents) == 1 else ak.zip(contents, depth_limit=1)
+
+
+def compare(model, objects, function, *, batch=256, rtol=1e-4, atol=1e-5):
+    """Score objects on the server and here; print rows/s of both; return the server's scores.
+
+    Raises
+    ------
+    AssertionError
+        If an element differs by more than rounding.
+    """
+    model(
+        objects[:batch] if isinstance(objects, ak.Array) else objects
+    )  # kernels are compiled once
+    begun = time.perf_counter()
+    scores = model(objects)
+    served_s = time.perf_counter() - begun
+    expected = directly(model, objects, function, batch)
+    begun = time.perf_counter()
+    directly(model, objects, function, batch)
+    direct_s = time.perf_counter() - begun
+    for name in model.outputs if len(model.outputs) > 1 else [None]:
+        found, wanted = (one if name is None else one[name] for one in (scores, expected))
+        for field in found.fields or [None]:
+            pair = [one if field is None else one[field] for one in (found, wanted)]
+            assert str(pair[0].type) == str(pair[1].type), (pair[0].type, pair[1].type)
+            here, there = (ak.to_numpy(ak.drop_none(ak.flatten(one, axis=None))) for one in pair)
+            np.testing.assert_allclose(here, there, rtol=rtol, atol=atol)
+    rows = model.submit(objects).statistics.objects
+    rich.print(
+        f"[bold]{model.name}[/]: {rows:,} rows; served {rows / served_s:,.0f} rows/s, "
+        f"here {rows / direct_s:,.0f} rows/s, ratio {direct_s / served_s:.2f}; equal"
+    )
+    return scores
+
+
+def main(run):
+    """Run an example, and print what it found."""
+    rich.print(dict(run().items()))

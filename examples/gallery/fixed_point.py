@@ -1,0 +1,60 @@
+"""A server that is not a Triton: a network in fixed point, as an FPGA computes it.
+
+The arithmetic is that of hls4ml's ap_fixed<16, 6>: whole numbers, ten bits behind the point. It is
+served by a minimal KServe-v2 server, without any of Triton's extensions, to the same client.
+"""
+
+import awkward as ak
+import numpy as np
+from common import NETWORKS, compare, main
+from sample import auc, jets
+
+import sonic_coffea as sonic
+from sonic_coffea.kserve import KServeModel, KServeServer
+
+FIELDS = ["pt", "eta", "mass", "msoftdrop"]
+POINT = 10
+WEIGHTS = (
+    dict(np.load(NETWORKS / "fixed_point.npz")) if (NETWORKS / "fixed_point.npz").exists() else {}
+)
+
+
+def saturate(x):
+    """Round down to 16 bits, and stop at the ends, as the hardware does."""
+    return np.clip(x, -(2**15), 2**15 - 1)
+
+
+def evaluate(inputs):
+    """``N * 4 * float32`` to ``N * 2 * float32``, by whole numbers."""
+    x = saturate(
+        np.floor(inputs["features"].astype(np.float64) / 512.0 * 2**POINT).astype(np.int64)
+    )
+    for layer in ("0", "2"):
+        weight, bias = (WEIGHTS[f"{layer}_{name}"].astype(np.int64) for name in ("weight", "bias"))
+        x = saturate(((x @ weight.T) >> POINT) + bias)
+        x = np.maximum(x, 0) if layer == "0" else x
+    return {"scores": (x / 2.0**POINT).astype(np.float32)}
+
+
+def run():
+    """Score the sample's jets."""
+    model = sonic.Model("fixed", {"features": sonic.Row(FIELDS)}, {"scores": ["qcd", "top"]})
+    found = jets(2)
+    fpga = KServeModel(
+        inputs={"features": ("float32", (4,))},
+        outputs={"scores": ("float32", (2,))},
+        function=evaluate,
+        max_rows=256,
+    )
+    with (
+        KServeServer({"fixed": fpga}, name="fpga", extensions=()) as server,
+        sonic.connect(server.url),
+    ):
+        scores = compare(model, found, evaluate)
+    separation = auc(found.is_top, scores.top - scores.qcd)
+    print(f"AUC of 16 bits: {separation:.3f}")
+    return {"auc": separation, "exact": True, "rows": len(ak.flatten(scores.top, axis=0))}
+
+
+if __name__ == "__main__":
+    main(run)

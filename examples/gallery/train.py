@@ -1,0 +1,261 @@
+"""Train the gallery's networks again, on the package's sample and on simulated data: minutes.
+
+python train.py [name ...]        # needs sonic-coffea[training], and xgboost for kfold
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import awkward as ak
+import networks
+import numpy as np
+import sample
+import torch
+import toys
+from torch.nn import functional as f
+
+from sonic_coffea.demo.features import CONSTITUENT_FEATURES
+
+HERE = Path(__file__).parent / "networks"
+LENGTH = 32
+
+
+def padded(fields, length=LENGTH):
+    """``N * F * length``, zeros behind."""
+    columns = [ak.fill_none(ak.pad_none(one, length, clip=True), 0.0) for one in fields]
+    return torch.tensor(np.stack([ak.to_numpy(c) for c in columns], 1).astype(np.float32))
+
+
+def fit(net, data, loss, epochs, batch=128, rate=2e-3):
+    """Train, and return the network for use."""
+    optimizer = torch.optim.AdamW(net.parameters(), rate)
+    n = len(data[0])
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, epochs * (n // batch + 1))
+    net.train()
+    for _ in range(epochs):
+        for rows in torch.randperm(n).split(batch):
+            optimizer.zero_grad()
+            loss(net, *(one[rows] for one in data)).backward()
+            optimizer.step()
+            schedule.step()
+    return net.eval()
+
+
+def export(name, net, inputs, outputs, free):
+    """Write an ONNX file; ``free`` names the axes of any length, by input."""
+    shapes = {
+        key: {axis: torch.export.Dim(n) for axis, n in axes.items()} for key, axes in free.items()
+    }
+    program = torch.onnx.export(
+        net, tuple(inputs.values()), dynamo=True, opset_version=18,
+        input_names=list(inputs), output_names=outputs, verbose=False,
+        dynamic_shapes=tuple(shapes[key] for key in inputs),
+    )  # fmt: skip
+    program.save(HERE / f"{name}.onnx", external_data=False)
+
+
+def jets(number):
+    """Return a set of jets and its tensors."""
+    found = sample.jets(number)
+    parts = found.parts
+    features = padded([parts[name] for name in CONSTITUENT_FEATURES])
+    vectors = padded([parts[f"part_{name}"] for name in ("px", "py", "pz", "energy")])
+    mask = padded([ak.ones_like(parts.pt)])
+    top = torch.tensor(ak.to_numpy(found.is_top).astype(np.int64))
+    return found, features, vectors, mask, top
+
+
+def particle_transformer():
+    _, features, vectors, mask, top = jets(1)
+    mass = torch.tensor(ak.to_numpy(jets(1)[0].msoftdrop))[:, None].clamp(min=5.0)
+
+    def loss(net, features, vectors, mask, top, mass):
+        scores, found = net(features, vectors, mask)
+        return f.nll_loss(torch.log(scores + 1e-6), top) + torch.log(found / mass).abs().mean()
+
+    net = networks.ParticleTransformer()
+    net = fit(net, (features, vectors, mask, top, mass), loss, epochs=12)
+    inputs = {"pf_features": features[:9], "pf_vectors": vectors[:9], "pf_mask": mask[:9]}
+    export("particle_transformer", net, inputs, ["softmax", "mass"],
+           {key: {0: "rows", 2: "length"} for key in inputs})  # fmt: skip
+
+
+def tau_images():
+    found, *_, top = jets(1)
+    images = torch.tensor(sample.grids(found))
+    net = fit(networks.tau_images(), (images, top), classes, epochs=10)
+    export("tau_images", net, {"grid": images[:9]}, ["scores"], {"grid": {0: "rows"}})
+
+
+def classes(net, x, y):
+    return f.nll_loss(torch.log(net(x) + 1e-6), y)
+
+
+def deepmet():
+    cands, met = toys.candidates(3000, 1)
+    x = padded([cands[n] for n in ("px", "py", "eta", "charge", "dz", "puppi")], 200)
+    true = torch.tensor(np.stack([ak.to_numpy(met.px), ak.to_numpy(met.py)], 1).astype(np.float32))
+
+    def loss(net, x, true):
+        found = -(net(x) * x[:, :2].transpose(1, 2)).sum(1)
+        return (found - true).abs().mean()
+
+    net = fit(networks.DeepMET(), (x, true), loss, epochs=15, batch=64)
+    export("deepmet", net, {"candidates": x[:9]}, ["weights"],
+           {"candidates": {0: "rows", 2: "length"}})  # fmt: skip
+
+
+def facile():
+    hits = ak.flatten(toys.pulses(150, 1))
+    names = ["ieta", "depth", "gain", *(f"s{i}" for i in range(8))]
+    x = torch.tensor(np.stack([ak.to_numpy(hits[n]) for n in names], 1))
+    scale = torch.tensor([0.05, 0.2, 1.0, *([0.1] * 8)])
+    y = torch.tensor(ak.to_numpy(hits.energy))[:, None]
+    net = networks.facile()
+    net = fit(net, (x * scale, y), lambda n, x, y: (n(x) - y).abs().mean(), epochs=20, batch=512)
+    with torch.no_grad():
+        net[0].weight *= scale
+    export("facile", net, {"hits": x[:9]}, ["energy"], {"hits": {0: "rows"}})
+
+
+def michel():
+    images, hits = toys.wires(120, 1)
+    patches, kinds = [], []
+    for image, here in zip(np.pad(images, ((0, 0), (24, 24), (24, 24))), hits, strict=True):
+        for hit in here:
+            patches.append(image[hit.wire : hit.wire + 48, hit.tick : hit.tick + 48])
+            kinds.append(hit.kind)
+    x, y = torch.tensor(np.stack(patches))[:, None], torch.tensor(kinds)
+    net = fit(networks.michel(), (x, y), classes, epochs=8)
+    export("michel", net, {"patch": x[:9]}, ["scores"], {"patch": {0: "rows"}})
+
+
+def gravnet():
+    hits = toys.showers(700, 1)
+    events = [
+        torch.tensor(np.stack([ak.to_numpy(e[n]) for n in ("x", "y", "z", "energy")], 1))
+        for e in hits
+    ]
+    showers = [torch.tensor(ak.to_numpy(e.shower).astype(np.int64)) for e in hits]
+    net = networks.GravNet()
+    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
+    net.train()
+    for _ in range(4):
+        for i in torch.randperm(len(events)).split(8):
+            x = torch.cat([events[j] for j in i])
+            counts = torch.tensor([len(events[j]) for j in i])
+            splits = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+            beta, place = net(x, splits)
+            total = torch.zeros(())
+            for j, a, b in zip(i, splits[:-1], splits[1:], strict=True):
+                total = total + condensation(beta[a:b, 0], place[a:b], showers[j])
+            optimizer.zero_grad()
+            (total / len(i)).backward()
+            optimizer.step()
+    net.eval()
+    inputs = {"hits": events[0], "row_splits": torch.tensor([0, 20, len(events[0])])}
+    export("gravnet", net, inputs, ["beta", "place"],
+           {"hits": {0: "hits"}, "row_splits": {0: "splits"}})  # fmt: skip
+
+
+def condensation(beta, place, shower):
+    """Return object condensation's loss: charged hits draw their own, and push others away."""
+    charge = torch.atanh(beta.clamp(max=0.999)) ** 2 + 0.1
+    loss = torch.zeros(())
+    for one in shower.unique():
+        own = shower == one
+        centre = torch.argmax(charge * own)
+        distance = ((place - place[centre]) ** 2).sum(1)
+        pull = (distance[own] * charge[own]).mean()
+        push = ((1.0 - torch.sqrt(distance + 1e-9)).clamp(min=0) * charge)[~own]
+        loss = (
+            loss
+            + charge[centre] * (pull + (push.mean() if len(push) else 0.0))
+            + (1 - beta[own].max())
+        )
+    return loss
+
+
+def graph_attention():
+    from graph_attention import graphs
+
+    found, *_, top = jets(1)
+    nodes, edges = graphs(found)
+    net = networks.GraphAttention()
+    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
+    weights = [np.stack([ak.to_numpy(n[name]) for name in CONSTITUENT_FEATURES], 1) for n in nodes]
+    pairs = [np.stack([ak.to_numpy(e.source), ak.to_numpy(e.target)], 1) for e in edges]
+
+    def batch(rows):
+        x = torch.tensor(np.concatenate([weights[i] for i in rows]))
+        y = torch.tensor(np.concatenate([pairs[i] for i in rows]).astype(np.int64))
+        sizes = [[0, *np.cumsum([len(of[i]) for i in rows])] for of in (weights, pairs)]
+        return x, torch.tensor(sizes[0]), y, torch.tensor(sizes[1])
+
+    net.train()
+    for _ in range(6):
+        for rows in torch.randperm(len(top)).split(128):
+            optimizer.zero_grad()
+            f.nll_loss(torch.log(net(*batch(rows.tolist())) + 1e-6), top[rows]).backward()
+            optimizer.step()
+    net.eval()
+    names = ["nodes", "node_splits", "edges", "edge_splits"]
+    inputs = dict(zip(names, batch([0, 1, 2]), strict=True))
+    free = {"nodes": {0: "n"}, "node_splits": {0: "s"}, "edges": {0: "e"}, "edge_splits": {0: "s"}}
+    export("graph_attention", net, inputs, ["scores"], free)
+
+
+def resnet50():
+    from resnet50 import images
+
+    found, *_, top = jets(1)
+    x = torch.tensor(images(found))
+    net = fit(networks.resnet50(), (x, top), classes, epochs=5, batch=64)
+    export("resnet50", net, {"image": x[:9]}, ["scores"], {"image": {0: "rows"}})
+
+
+def fixed_point():
+    """Train a perceptron, and round it to 16 bits, 10 of them behind the point."""
+    found, *_, top = jets(1)
+    from fixed_point import FIELDS
+
+    x = torch.tensor(np.stack([ak.to_numpy(found[n]) for n in FIELDS], 1)) / 512.0
+    net = torch.nn.Sequential(
+        torch.nn.Linear(len(FIELDS), 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)
+    )
+    net = fit(net, (x, top), lambda n, x, y: f.cross_entropy(n(x), y), epochs=20, rate=1e-2)
+    whole = {k: np.round(v.numpy() * 1024).astype(np.int16) for k, v in net.state_dict().items()}
+    np.savez(HERE / "fixed_point.npz", **{k.replace(".", "_"): v for k, v in whole.items()})
+
+
+def kfold():
+    """Two boosted forests, each trained on the events that the other one scores."""
+    import xgboost
+    from kfold import FIELDS, objects
+
+    for version in (1, 2):
+        found = objects(1)
+        rows = ak.flatten(found[found.event % 2 != version - 1].jets)
+        x = np.stack([ak.to_numpy(rows[n]) for n in FIELDS], 1)
+        forest = xgboost.XGBClassifier(n_estimators=40, max_depth=3, learning_rate=0.2)
+        forest.fit(x, ak.to_numpy(rows.is_top)).get_booster().save_model(
+            HERE / f"kfold_{version}.ubj"
+        )
+
+
+TRAINED = (particle_transformer, tau_images, deepmet, facile, michel, gravnet, graph_attention,
+           resnet50, fixed_point, kfold)  # fmt: skip
+
+if __name__ == "__main__":
+    torch.manual_seed(1)
+    HERE.mkdir(exist_ok=True)
+    seconds = {}
+    for one in TRAINED:
+        if len(sys.argv) == 1 or one.__name__ in sys.argv:
+            begun = time.perf_counter()
+            one()
+            seconds[one.__name__] = round(time.perf_counter() - begun, 1)
+            print(one.__name__, seconds[one.__name__], "s", flush=True)
+    print(json.dumps({"torch": torch.__version__, "seconds": seconds}))
