@@ -40,7 +40,7 @@ types: $(VENV)/.test-installed
 
 pytest: $(VENV)/.test-installed
 	$(BIN)/sonic-coffea server install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-lazy: $(LAZY)/.installed
 	$(LAZY)/bin/sonic-coffea server install

@@ -79,6 +79,7 @@ def compare(model, objects, function, *, batch=256, rtol=1e-4, atol=1e-5):
             pair = [one if field is None else one[field] for one in (found, wanted)]
             assert str(pair[0].type) == str(pair[1].type), (pair[0].type, pair[1].type)
             here, there = (ak.to_numpy(ak.drop_none(ak.flatten(one, axis=None))) for one in pair)
+            assert np.isfinite(here).all()
             np.testing.assert_allclose(here, there, rtol=rtol, atol=atol)
     rows = model.submit(objects).statistics.objects
     rich.print(

@@ -44,7 +44,7 @@ def run():
         inputs={"features": ("float32", (4,))},
         outputs={"scores": ("float32", (2,))},
         function=evaluate,
-        max_rows=256,
+        max_rows=100_000,  # which it cannot say: that is one of Triton's extensions
     )
     with (
         KServeServer({"fixed": fpga}, name="fpga", extensions=()) as server,

@@ -31,7 +31,11 @@ def run():
         },
         {"scores": ["qcd", "top"]},
     )
-    with serving({model.name: NETWORKS / "graph_attention.onnx"}, max_batch_size=0):
+    with (
+        serving({model.name: NETWORKS / "graph_attention.onnx"}, max_batch_size=0) as pool,
+        # Some graphs in a request: the network compares all edges with all graphs.
+        sonic.connect(pool.settings.servers, max_request_bytes=500_000),
+    ):
         scores = compare(
             model, {"nodes": nodes, "edges": edges}, network("graph_attention"), batch=64
         )

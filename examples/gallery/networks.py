@@ -13,7 +13,7 @@ class PairBias(nn.Module):
 
     def forward(self, p):
         px, py, pz, e = p.unbind(1)
-        pt = torch.sqrt(px * px + py * py + 1e-8)
+        pt = torch.sqrt((px * px + py * py).clamp(min=1e-4))
         rapidity = 0.5 * torch.log(
             (e + pz + 1e-6).clamp(min=1e-6) / (e - pz + 1e-6).clamp(min=1e-6)
         )

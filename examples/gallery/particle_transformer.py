@@ -35,16 +35,17 @@ def run(folder=None):
     preprocess = preprocessing()
     if folder is not None:
         (folder / "preprocess.json").write_text(json.dumps(preprocess))
-    weaver = sonic.Model.from_weaver("particle_transformer", preprocess)
-    outputs = {**weaver.outputs, "mass": sonic.Output()}
+    weaver = sonic.Model.from_weaver("particle_transformer", preprocess, output="scores")
+    outputs = {**weaver.outputs, "jet_mass": None}
     model = sonic.Model(weaver.name, weaver.inputs, outputs)
     found = jets(2)
     found = found[np.argsort(-ak.to_numpy(found.pt))]
     with serving({model.name: NETWORKS / "particle_transformer.onnx"}):
         scores = compare(model, found.parts, network("particle_transformer"))
-    ratio = ak.to_numpy(scores.mass / found.msoftdrop)[ak.to_numpy(found.is_top) > 0]
+    tops = found.is_top > 0
+    ratio = ak.to_numpy(scores.jet_mass[tops] / found.msoftdrop[tops])
     return {
-        "auc": auc(found.is_top, scores.softmax.Top),
+        "auc": auc(found.is_top, scores.scores.Top),
         "mass of tops: median of the ratio": float(np.median(ratio)),
         "half width": float(np.diff(np.quantile(ratio, [0.16, 0.84]))[0] / 2),
         "rows": len(found),

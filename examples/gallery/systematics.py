@@ -14,11 +14,12 @@ import sonic_coffea as sonic
 
 def collections(found):
     """Return the images of nominal jets and of five variations, two of which change no input."""
-    images = ak.zip({"grid": grids(found)}, depth_limit=1)
+    grid = grids(found)
+    images = ak.zip({"grid": grid}, depth_limit=1)
     hard = ak.to_numpy(found.pt > 400)
     shifted = {}
     for name, scale in (("jes_up", 1.02), ("jes_down", 0.98), ("jer_up", 1.05)):
-        moved = np.where(hard[:, None, None, None], images.grid * scale, images.grid)
+        moved = np.where(hard[:, None, None, None], grid * scale, grid)
         shifted[name] = ak.zip({"grid": moved.astype(np.float32)}, depth_limit=1)
     return sonic.Variations(nominal=images, btag_up=images, btag_down=images, **shifted)
 

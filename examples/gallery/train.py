@@ -78,7 +78,7 @@ def particle_transformer():
     net = networks.ParticleTransformer()
     net = fit(net, (features, vectors, mask, top, mass), loss, epochs=12)
     inputs = {"pf_features": features[:9], "pf_vectors": vectors[:9], "pf_mask": mask[:9]}
-    export("particle_transformer", net, inputs, ["softmax", "mass"],
+    export("particle_transformer", net, inputs, ["scores", "jet_mass"],
            {key: {0: "rows", 2: "length"} for key in inputs})  # fmt: skip
 
 

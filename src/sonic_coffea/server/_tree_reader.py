@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 
-def _xgboost(path: str) -> tuple[list[str] | None, int, Any]:
+def _xgboost(path: str) -> tuple[Any, int, Any]:
     import xgboost  # type: ignore[import-not-found,unused-ignore]
 
     booster = xgboost.Booster(model_file=path)
@@ -22,7 +22,7 @@ def _xgboost(path: str) -> tuple[list[str] | None, int, Any]:
     return booster.feature_names, features, booster.inplace_predict(np.zeros((1, features), "f4"))
 
 
-def _lightgbm(path: str) -> tuple[list[str] | None, int, Any]:
+def _lightgbm(path: str) -> tuple[Any, int, Any]:
     import lightgbm  # type: ignore[import-not-found,unused-ignore]
 
     booster = lightgbm.Booster(model_file=path)
