@@ -15,6 +15,7 @@ ROOT = Path(sonic_coffea.__file__).parent
 LAYERS = (
     "_version",
     "errors",
+    "html",
     "local_state",
     "contract",
     "batching",

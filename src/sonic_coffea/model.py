@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -13,7 +14,7 @@ import numpy as np
 import xxhash
 from awkward.contents import RecordArray
 
-from sonic_coffea import weaver
+from sonic_coffea import html, weaver
 from sonic_coffea._version import __version__
 from sonic_coffea.cache import ScoreCache
 from sonic_coffea.errors import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ON_ERROR = ("raise", "mask")
+_LOOK_S = 0.2
 
 
 class Model:
@@ -125,6 +127,22 @@ class Model:
         return (
             f"Model({self.name!r}{version}, inputs: {', '.join(self.inputs)}; outputs: {outputs})"
         )
+
+    def _repr_html_(self) -> str:
+        made = declared(self.inputs)
+        rows = []
+        for name, layout in self.inputs.items():
+            dtype, shape = made[name]
+            rows.append(("input", name, _shown(dtype, shape), type(layout).__name__))
+            others = {key: one for key, one in layout.tensors(name).items() if key != name}
+            rows += [("", key, _shown(*one), "") for key, one in others.items()]
+        for name, output in self.outputs.items():
+            labels = ", ".join(output.labels or ()) or "numbers"
+            per = "a new collection" if output.splits else f"per {output.per}"
+            rows.append(("output", name, str(output.dtype), f"{labels}; {per}"))
+        version = f" version {self.version}" if self.version else ""
+        note = "check() compares this with the server's model"
+        return html.table(f"Model {self.name}{version}", rows, notes=[note])
 
     def __getstate__(self) -> dict[str, Any]:
         return {"declared": self.__dict__, "settings": carried()}
@@ -364,6 +382,11 @@ class Model:
         return list(dict.fromkeys(asked))
 
 
+def _shown(dtype: Any, shape: tuple[int, ...] | None) -> str:
+    axes = "?" if shape is None else ", ".join("?" if n < 0 else str(n) for n in shape)
+    return f"{dtype} [N, {axes}]" if axes else f"{dtype} [N]"
+
+
 class Pending:
     """Scores that are on their way."""
 
@@ -382,6 +405,19 @@ class Pending:
         else:
             state = "on its way"
         return f"<Pending {self._model.name}: {len(self._rows)} rows, {state}>"
+
+    def _repr_html_(self) -> str:
+        s, total = self.statistics, self.statistics.total()
+        there = total.rows + s.repeated + s.cached
+        rows = [
+            ("rows", f"{len(self._rows):,}"),
+            ("scored", f"{there:,}, {there / max(s.objects, 1):.0%}"),
+            ("state", "done" if self.done() else "on its way"),
+            ("requests", f"{total.requests:,}, {total.retries:,} sent again"),
+        ]
+        failed = [part.call.failure for part in self.parts if part.call.failure is not None]
+        notes = [f"failed: {failed[0]}"] if failed else ["result() waits for it, cancel() ends it"]
+        return html.table(f"Pending {self._model.name}", rows, notes=notes)
 
     @property
     def statistics(self) -> Statistics:
@@ -405,13 +441,18 @@ class Pending:
         for part in self.parts:
             part.call.cancel()
 
-    def result(self, timeout_s: float | None = None) -> Any:
+    def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Any:
         """Return the scores, in the structure of the objects.
+
+        Interrupted, by Ctrl-C or in a notebook, it cancels what is out; what was scored until then
+        is not lost if there is a cache: the same call again sends the rest.
 
         Parameters
         ----------
         timeout_s : float, optional
             Give up, and cancel what is out, after so many seconds.
+        progress : bool
+            Whether to show a bar of the rows that are scored.
 
         Raises
         ------
@@ -422,13 +463,15 @@ class Pending:
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            with failures_told():
+            with failures_told(), self._shown_progress(show=progress):
                 for part in self.parts:
                     self._wait(part.call, until)
                     part.call.raise_failure()
                     part.finish()
         except BaseException:
             self.cancel()
+            for part in self.parts:
+                part.keep()
             raise
         contents = {name: output.content() for name, output in self._outputs.items()}
         if len(contents) == 1:
@@ -452,6 +495,32 @@ class Pending:
             "config_hash": self._model.config_hash,
             "sonic_coffea": __version__,
         }
+
+    @contextlib.contextmanager
+    def _shown_progress(self, *, show: bool) -> Iterator[None]:
+        """Show how many rows are scored, while the block runs."""
+        if not show:
+            yield
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        over = threading.Event()
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, transient=True) as bar:
+            task = bar.add_task(self._model.name, total=len(self._rows))
+
+            def look() -> None:
+                while not over.wait(_LOOK_S):
+                    s = self.statistics
+                    bar.update(task, completed=s.total().rows + s.repeated + s.cached)
+
+            watcher = threading.Thread(target=look, name="sonic-progress", daemon=True)
+            watcher.start()
+            try:
+                yield
+            finally:
+                over.set()
+                watcher.join()
 
     def _wait(self, call: Call, until: float | None) -> None:
         started = time.monotonic()
@@ -495,9 +564,14 @@ class Varied(Pending):
         """Return what produced the scores."""
         return self._pending.provenance()
 
-    def result(self, timeout_s: float | None = None) -> dict[str, ak.Array]:
+    def _repr_html_(self) -> str:
+        return self._pending._repr_html_()
+
+    def result(
+        self, timeout_s: float | None = None, *, progress: bool = False
+    ) -> dict[str, ak.Array]:
         """Return the scores of each variation; see `Pending.result`."""
-        together = self._pending.result(timeout_s)
+        together = self._pending.result(timeout_s, progress=progress)
         found, start = {}, 0
         for name, length in self._lengths.items():
             found[name] = together[start : start + length]
@@ -521,7 +595,10 @@ class Deferred(Pending):
     def __repr__(self) -> str:
         return f"<Deferred {self._model.name}: {self._scores!r}>"
 
-    def result(self, timeout_s: float | None = None) -> Any:
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+    def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Any:
         """Return the array without data; nothing is waited for."""
-        del timeout_s
+        del timeout_s, progress
         return self._scores

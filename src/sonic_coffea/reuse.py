@@ -311,10 +311,14 @@ class Part:
         return [self._sink.lost(wanted) for wanted in self.call.lost]
 
     def finish(self) -> None:
-        """Keep what came, if it surely is of the version that it is kept for."""
+        """Take stock, when it is over, and keep what came."""
         if self.call.lost:
             lost = [len(np.arange(len(self.call.inputs.rows))[w]) for w in self.lost]  # type: ignore[attr-defined]
             self.call.statistics.lost = sum(lost)
+        self.keep()
+
+    def keep(self) -> None:
+        """Keep what has come so far, if it surely is of the version that it is kept for."""
         if self._cache is None or not self._sink.keeps_some:
             return
         with contextlib.suppress(SonicError):

@@ -12,7 +12,7 @@ import awkward as ak
 import grpc
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sonic_coffea as sonic
@@ -86,7 +86,7 @@ def test_rows_that_are_the_same_are_sent_once(server: FakeServer, pool: Pool) ->
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=4), max_size=8))
 def test_the_same_scores_as_without(shared: Any, numbers: Any) -> None:
     """In every output, also where rows are of several lengths and some constituents are cut off."""

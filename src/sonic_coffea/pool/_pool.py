@@ -13,6 +13,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from sonic_coffea import html
 from sonic_coffea.batching import plan
 from sonic_coffea.errors import (
     ModelNotFoundError,
@@ -69,6 +70,22 @@ class Pool:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _repr_html_(self) -> str:
+        header = ("server", "state", "requests out", "last error")
+        rows: list[tuple[str, str, int, str]] = [
+            (one.url, "usable" if one.usable else "away", one.in_flight, one.last_error or "")
+            for one in self.servers
+        ]
+        rows = rows or [(url, "not used yet", 0, "") for url in self.settings.servers]
+        total = self.statistics.total()
+        notes = [
+            (
+                f"{total.rows:,} rows in {total.requests:,} requests, {total.retries:,} again; "
+                "sonic.report(pool) says more"
+            )
+        ]
+        return html.table("Pool", rows, header=header, notes=notes)
 
     def __repr__(self) -> str:
         state = "closed, " if self._closed else ""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import dask.config
 
-from sonic_coffea import local_state
+from sonic_coffea import html, local_state
 from sonic_coffea.errors import ConfigError, ServerError, ServerStartError
 from sonic_coffea.server import _log, _ways
 from sonic_coffea.server._child import Guard
@@ -302,6 +302,17 @@ class LocalServer:
         running = self.running
         state = f"{self.url} pid={self.pid}" if running else "stopped"
         return f"<LocalServer {state} repository={str(self.repository)!r}>"
+
+    def _repr_html_(self) -> str:
+        running = self.running
+        rows: list[tuple[str, Any]] = [("state", "running" if running else "stopped")]
+        if running:
+            models = [f"{m.name} v{m.version} {m.state}" for m in self.metadata.models]
+            rows += [("url", self.url), ("models", ", ".join(models) or "none"), ("pid", self.pid)]
+        rows.append(("repository", self.repository))
+        if self._run is not None:
+            rows.append(("log", self.log_path))
+        return html.table("LocalServer", rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a LocalServer belongs to its process; pass its url instead")
