@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 LAZY := .venv-lazy
 RESULTS ?= sonic-bench
 
-.PHONY: help demo test lint types pytest test-lazy bench bench-quick sample tagger clean
+.PHONY: help demo test lint types pytest test-lazy docs bench bench-quick sample tagger clean
 
 help:
 	@echo "make demo     score the sample's jets on a local Triton and a dask cluster; plots and report"
 	@echo "make test     style, types and the test suite, against the real Triton"
 	@echo "make test-lazy  the tests of dask-awkward support, in an environment of their own"
+	@echo "make docs     build the documentation as a site, in docs/_build"
 	@echo "make bench    measure, against peers and limits; tables, JSON and figures in $(RESULTS)/"
 	@echo "make bench-quick  the same with little: shows that all of it runs, not how fast"
 	@echo "make sample   make the committed sample again (Pythia)"
@@ -52,6 +53,10 @@ $(LAZY)/.installed: pyproject.toml
 	$(LAZY)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[lazy,test]"
 	@touch $@
 
+docs: $(VENV)/.docs-installed
+	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build
+	@echo "the documentation is in docs/_build/contents.html"
+
 bench bench-quick: $(VENV)/.bench-installed
 	$(BIN)/sonic-coffea server install
 	for name in layouts pool shared_memory failover cluster; do \
@@ -66,4 +71,4 @@ tagger: $(VENV)/.simulation,training-installed
 	$(BIN)/python examples/training/train_toptagger.py
 
 clean:
-	rm -rf $(VENV) $(LAZY) sonic-demo $(RESULTS)
+	rm -rf $(VENV) $(LAZY) sonic-demo $(RESULTS) docs/_build

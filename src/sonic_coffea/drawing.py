@@ -52,7 +52,7 @@ def _time(axes: Any, statistics: Statistics) -> None:
     axes.set_xlabel("time of a request [ms], mean")
     axes.invert_yaxis()
     if served:
-        axes.legend(fontsize="x-small", loc="lower right")
+        axes.legend(fontsize="x-small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
 
 def _latency(axes: Any, statistics: Statistics) -> None:
