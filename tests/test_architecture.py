@@ -40,6 +40,8 @@ LAYERS = (
     "testing",
     "shares",
     "simulation",
+    "measuring",
+    "planning",
     "dask",
     "connecting",
     "processor",

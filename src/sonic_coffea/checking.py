@@ -17,6 +17,7 @@ import numpy as np
 from sonic_coffea.contract import DATATYPES, Contract
 from sonic_coffea.errors import (
     AccessError,
+    ConfigError,
     ContractError,
     DeadlineError,
     ModelNotFoundError,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from sonic_coffea.model import Model
     from sonic_coffea.pool import Settings
 
-__all__ = ["Step", "check"]
+__all__ = ["Step", "check", "zeros"]
 
 _TIMEOUT_S = 5.0
 _TRIES = 20
@@ -82,7 +83,9 @@ class Step:
     seconds: float = 0.0
 
 
-class _Failed(Exception):  # noqa: N818  the outcome of a step
+class _Failed(ConfigError):  # noqa: N818
+    """The outcome of a step."""
+
     def __init__(self, detail: str, remedy: str) -> None:
         super().__init__(detail)
         self.remedy = remedy
@@ -305,7 +308,7 @@ class _Attempt:
     def _bandwidth(self) -> str:
         contract = self._contract
         assert contract is not None  # noqa: S101  a step before has found it
-        row_bytes = sum(t.nbytes for t in _zeros(contract, 1).values())
+        row_bytes = sum(t.nbytes for t in zeros(contract, 1).values())
         rows = max(1, _LOAD_BYTES // row_bytes)
         rows = rows if contract.max_rows is None else min(rows, contract.max_rows)
         took = [self._ask(rows)[1] for _ in range(3)]
@@ -327,7 +330,7 @@ class _Attempt:
             outcome.append(result)
             over.set()
 
-        tensors = _zeros(contract, rows)
+        tensors = zeros(contract, rows)
         begun = time.perf_counter()
         self._there.infer(
             contract,
@@ -344,7 +347,7 @@ class _Attempt:
         return result, time.perf_counter() - begun
 
 
-def _zeros(contract: Contract, rows: int) -> Mapping[str, np.ndarray[Any, Any]]:
+def zeros(contract: Contract, rows: int) -> Mapping[str, np.ndarray[Any, Any]]:
     """Return tensors of zeros."""
     tensors = {}
     for spec in contract.inputs:

@@ -247,7 +247,8 @@ def test_a_minimal_server(typed: bool, capsys: pytest.CaptureFixture[str]) -> No
         assert twice(MODEL(objects(4), pool=pool)) == [0, 1, 2, 3]
         assert "4 rows" in repr(sonic.report(pool))
         methods = {method for method, _ in fake.calls}
-        assert methods <= {"ModelMetadata", "ModelConfig", "ModelInfer", "RepositoryIndex"}
+        expected = {"ModelMetadata", "ModelConfig", "ModelInfer", "RepositoryIndex"}
+        assert methods <= {*expected, "ModelStatistics"}  # which the report asked for
     with FakeServer({"m": model}, extensions=()) as fake:
         connection = connect_transport(fake.url)
         assert connection.ready()

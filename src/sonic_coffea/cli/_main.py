@@ -14,6 +14,7 @@ from rich.console import Console
 
 from sonic_coffea import __version__
 from sonic_coffea.cli._check import check, models
+from sonic_coffea.cli._plan import bench, plan
 from sonic_coffea.cli._repository import repository_app
 from sonic_coffea.cli._status import status
 from sonic_coffea.errors import SonicError
@@ -36,6 +37,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, 
 app.command()(check)
 app.command()(models)
 app.command()(status)
+app.command()(bench)
+app.command()(plan)
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so

@@ -1,0 +1,114 @@
+"""``sonic-coffea bench`` and ``plan``: measure a served model, and size a facility by it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sonic_coffea.cli._connection import AsJson, Headers, Pem, TokenFile, Url, settings_of
+
+
+def bench(
+    url: Url,
+    model: Annotated[str, typer.Argument(help="The model to measure.")],
+    *,
+    version: Annotated[str | None, typer.Option(help="Of the model.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep the curve.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.01, help="For each point, about.")] = 1.0,
+    token_file: TokenFile = None,
+    header: Headers = None,
+    tls_root: Pem = None,
+    tls_cert: Pem = None,
+    tls_key: Pem = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how a server serves a model: the time of requests, and what saturates it."""
+    from sonic_coffea.measuring import measure
+
+    settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
+    with Console(stderr=True).status("measuring") as status:
+        curve = measure(settings, model, version, seconds=seconds, progress=status.update)
+    if output is not None:
+        curve.save(output)
+    if as_json:
+        typer.echo(json.dumps(asdict(curve)))
+        return
+    table = Table(title=f"{curve.model} v{curve.version} on {curve.server}", title_justify="left")
+    for column in ("rows", "time [ms]", "rows/s"):
+        table.add_column(column, justify="right")
+    for rows, took_s in zip(curve.rows, curve.seconds, strict=True):
+        table.add_row(f"{rows:,}", f"{took_s * 1e3:.2f}", f"{rows / took_s:,.0f}")
+    console = Console()
+    console.print(table)
+    console.print(
+        f"saturated by {curve.in_flight} requests at a time: {curve.rows_per_s:,.0f} rows/s, "
+        f"{curve.rows_per_s * curve.row_bytes / 1e6:,.1f} MB/s"
+    )
+
+
+def plan(
+    curve: Annotated[Path, typer.Argument(exists=True, help="What bench --output wrote.")],
+    *,
+    cores: Annotated[int, typer.Option(min=1, help="Workers, of one thread each.")],
+    cpu_ms: Annotated[float, typer.Option(help="CPU time of an event without inference [ms].")],
+    rows_per_event: Annotated[float, typer.Option(help="Objects of an event that are scored.")],
+    events: Annotated[float, typer.Option(help="Of the whole run.")] = 1e9,
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="How many there are; by default as many as needed.")
+    ] = None,
+    gbps: Annotated[float | None, typer.Option(help="What the network carries [Gb/s].")] = None,
+    simulate: Annotated[bool, typer.Option(help="Check it in virtual time.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Say how many servers a run needs, what the network carries, and what breaks first."""
+    from sonic_coffea.measuring import Curve
+    from sonic_coffea.planning import plan as make
+
+    with Console(stderr=True).status("simulating"):
+        found = make(
+            Curve.load(Path(curve)),
+            cores=cores,
+            cpu_s=cpu_ms / 1e3,
+            rows_per_event=rows_per_event,
+            events=events,
+            servers=servers,
+            bytes_per_s=None if gbps is None else gbps * 1e9 / 8,
+            simulate=simulate,
+        )
+    if as_json:
+        typer.echo(json.dumps(found.to_dict()))
+        return
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for label, value in (
+        ("servers", f"{found.servers:,}"),
+        ("cores a server", f"{found.cores / found.servers:,.0f}"),
+        ("each server works", f"{found.busy:.0%} of the time"),
+        ("network, to the servers and back", f"{found.sent_bytes_per_s * 8 / 1e9:,.3g} Gb/s"),
+        ("events/s", f"{found.events_per_s:,.0f}"),
+        ("time to solution", _duration(found.seconds)),
+        ("breaks first", found.first),
+        *((f"  {name} let pass", f"{rate:,.0f} events/s") for name, rate in found.limits.items()),
+    ):
+        table.add_row(label, value)
+    if found.simulated_rows_per_s is not None and found.simulated_wait_s is not None:
+        share = found.simulated_rows_per_s / (found.events_per_s * rows_per_event)
+        table.add_row("simulated, of these events/s", f"{share:.0%}")
+        table.add_row(
+            "simulated, mean time of a request", f"{found.simulated_wait_s * 1e3:,.1f} ms"
+        )
+    Console().print(table)
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:,.1f} s"

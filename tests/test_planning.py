@@ -1,0 +1,137 @@
+"""A served model is measured, and a run sized by it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.kserve import KServeModel, KServeServer
+from sonic_coffea.measuring import Curve, measure
+from sonic_coffea.planning import plan
+from sonic_coffea.pool import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LAUNCH_S, ROW_S, ROWS = 5e-3, 1e-4, 256
+
+CURVE = Curve(
+    model="m",
+    version="1",
+    server="grpc://s:1",
+    rows=(1, 64, 512),
+    seconds=(0.0021, 0.0085, 0.0533),
+    rows_per_s=10_000.0,
+    in_flight=2,
+    row_bytes=1000.0,
+)
+
+
+def accelerator(inputs: Any) -> dict[str, Any]:
+    time.sleep(LAUNCH_S + ROW_S * len(inputs["x"]))
+    return {"y": inputs["x"][:, :1]}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[KServeServer]:
+    model = KServeModel(
+        inputs={"x": ("float32", (10,))},
+        outputs={"y": ("float32", (1,))},
+        function=accelerator,
+        max_rows=ROWS,
+    )
+    with KServeServer({"m": model}, threads=1) as running:
+        yield running
+
+
+def test_a_model_is_measured(server: KServeServer, tmp_path: Path) -> None:
+    curve = measure(Settings.make(server.url), "m", seconds=0.2)
+    assert curve.rows == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    assert curve.row_bytes == 44
+    # It cannot be faster than it sleeps; how much slower, depends on the machine.
+    assert all(t >= LAUNCH_S + ROW_S * n for n, t in zip(curve.rows, curve.seconds, strict=True))
+    assert curve.rows_per_s <= ROWS / (LAUNCH_S + ROW_S * ROWS)
+    assert curve.row_s == pytest.approx(ROW_S, rel=0.5)
+    curve.save(tmp_path / "curve.json")
+    assert Curve.load(tmp_path / "curve.json") == curve
+
+
+def test_a_straight_line() -> None:
+    assert CURVE.launch_s == pytest.approx(0.002, rel=0.05)
+    assert CURVE.row_s == pytest.approx(1e-4, rel=0.05)
+
+
+def test_what_limits_a_run() -> None:
+    given: dict[str, Any] = {"cpu_s": 0.01, "rows_per_event": 2.0, "events": 1e6}
+    free = plan(CURVE, cores=1000, **given)
+    assert free.wanted_rows_per_s == 200_000
+    assert free.servers == 25  # four fifths of what 25 do
+    assert free.first == "cores"
+    assert free.seconds == pytest.approx(10.0)
+    assert free.busy == pytest.approx(0.8)
+    assert free.sent_bytes_per_s == pytest.approx(2e8)
+    few = plan(CURVE, cores=1000, servers=5, **given)
+    assert (few.first, few.events_per_s, few.busy) == ("servers", 25_000, 1.0)
+    thin = plan(CURVE, cores=1000, bytes_per_s=1e8, **given)
+    assert (thin.first, thin.events_per_s) == ("network", 50_000)
+
+
+@pytest.mark.parametrize("cores", [1, 8, 64, 1000, 100_000])
+@pytest.mark.parametrize("servers_of_needed", [0.5, 1.25])
+def test_the_simulation_agrees(cores: int, servers_of_needed: float) -> None:
+    """Where cores or servers are the limit, what runs reaches it to a tenth."""
+    cpu_s = 0.02 * 8 / min(cores, 8)
+    needed = cores * 2 / cpu_s / CURVE.rows_per_s
+    servers = max(1, round(needed * servers_of_needed))
+    found = plan(CURVE, cores=cores, cpu_s=cpu_s, rows_per_event=2.0, events=1e6, servers=servers)
+    assert found.simulated_rows_per_s == pytest.approx(found.events_per_s * 2.0, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["cpu_s", "rows_per_event", "events", "servers", "bytes_per_s"])
+def test_numbers_that_cannot_be(name: str) -> None:
+    given: dict[str, Any] = {"cores": 10, "cpu_s": 0.1, "rows_per_event": 1.0, "events": 10.0}
+    with pytest.raises(errors.ConfigError, match=f"{name}: expected more than 0, got 0"):
+        plan(CURVE, **{**given, name: 0})
+
+
+@pytest.mark.parametrize("text", ["no json", "{}", '{"rows": [1], "seconds": [1]}'])
+def test_files_that_are_no_curve(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(errors.ConfigError, match="expected a curve as `sonic-coffea bench`"):
+        Curve.load(tmp_path / "c.json")
+
+
+def test_the_commands(server: KServeServer, tmp_path: Path) -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "sonic_coffea", *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=100
+        ).stdout
+
+    file = str(tmp_path / "curve.json")
+    said = run("bench", server.url, "m", "--seconds", "0.05", "--output", file)
+    assert "saturated by" in said
+    options = ["--cores", "500", "--cpu-ms", "10", "--rows-per-event", "3", "--gbps", "25"]
+    shown = run("plan", file, *options)
+    assert "breaks first" in shown
+    assert "Gb/s" in shown
+    found = json.loads(run("plan", file, *options, "--json"))
+    assert found["first"] == "cores"
+    assert found["servers"] >= 500 * 3 / 0.01 / Curve.load(file).rows_per_s
+    assert json.loads(run("bench", server.url, "m", "--seconds", "0.05", "--json"))["model"] == "m"
+
+
+def test_a_real_triton_is_measured(server: Any, repository: Path) -> None:
+    with sonic.LocalServer(repository, threads=1) as triton:
+        curve = measure(Settings.make(triton), "tagger", seconds=0.05)
+    assert curve.version == "1"
+    assert np.all(np.asarray(curve.seconds) > 0)
