@@ -31,6 +31,7 @@ LAYERS = (
     "server",
     "pool",
     "reuse",
+    "pending",
     "model",
     "ml_tools",
     "checking",

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
         Padded,
         Row,
     )
-    from sonic_coffea.model import Model, Pending
+    from sonic_coffea.model import Model
     from sonic_coffea.nanoaod import constituents
+    from sonic_coffea.pending import Pending
     from sonic_coffea.pool import Pool
     from sonic_coffea.processor import SonicFilter, SonicProcessor
     from sonic_coffea.reporting import Report, report
@@ -44,7 +45,7 @@ _HOMES = {
     "Row": "sonic_coffea.layouts",
     "Model": "sonic_coffea.model",
     "Output": "sonic_coffea.layouts",
-    "Pending": "sonic_coffea.model",
+    "Pending": "sonic_coffea.pending",
     "constituents": "sonic_coffea.nanoaod",
     "Pool": "sonic_coffea.pool",
     "SonicProcessor": "sonic_coffea.processor",

@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
 import xxhash
-from awkward.contents import RecordArray
 
 from sonic_coffea import html, weaver
-from sonic_coffea._version import __version__
 from sonic_coffea.cache import ScoreCache
 from sonic_coffea.errors import (
     ConfigError,
     ContractError,
-    DeadlineError,
     InputError,
     ModelNotFoundError,
     nearest,
 )
-from sonic_coffea.layouts import Flat, Layout, Output, Rows, bind_inputs, declared, is_tracer, trace
+from sonic_coffea.layouts import Flat, Layout, Output, bind_inputs, declared, is_tracer, trace
 from sonic_coffea.lazy import is_lazy, over_partitions
-from sonic_coffea.pool import MASKABLE, Call, Pool, Settings, adopt, carried, current, failures_told
+from sonic_coffea.pending import Deferred, Pending, Varied
+from sonic_coffea.pool import MASKABLE, Pool, Settings, adopt, carried, current, failures_told
 from sonic_coffea.reuse import Part, Reuse, Variations
-from sonic_coffea.statistics import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sonic_coffea.contract import Contract
-    from sonic_coffea.layouts import Assembly, Inputs
+    from sonic_coffea.layouts import Inputs
 
 logger = logging.getLogger(__name__)
 
 ON_ERROR = ("raise", "mask")
-_LOOK_S = 0.2
 
 
 class Model:
@@ -385,220 +379,3 @@ class Model:
 def _shown(dtype: Any, shape: tuple[int, ...] | None) -> str:
     axes = "?" if shape is None else ", ".join("?" if n < 0 else str(n) for n in shape)
     return f"{dtype} [N, {axes}]" if axes else f"{dtype} [N]"
-
-
-class Pending:
-    """Scores that are on their way."""
-
-    def __init__(self, model: Model, rows: Rows, outputs: Mapping[str, Assembly]) -> None:
-        self._model = model
-        self._rows = rows
-        self._outputs = outputs
-        self._lost: list[Any] = []
-        self._unsent = Statistics()
-        self.parts: list[Part] = []
-
-    def __repr__(self) -> str:
-        if self.done():
-            failed = any(part.call.failure is not None for part in self.parts)
-            state = "failed" if failed else "done"
-        else:
-            state = "on its way"
-        return f"<Pending {self._model.name}: {len(self._rows)} rows, {state}>"
-
-    def _repr_html_(self) -> str:
-        s, total = self.statistics, self.statistics.total()
-        there = total.rows + s.repeated + s.cached
-        rows = [
-            ("rows", f"{len(self._rows):,}"),
-            ("scored", f"{there:,}, {there / max(s.objects, 1):.0%}"),
-            ("state", "done" if self.done() else "on its way"),
-            ("requests", f"{total.requests:,}, {total.retries:,} sent again"),
-        ]
-        failed = [part.call.failure for part in self.parts if part.call.failure is not None]
-        notes = [f"failed: {failed[0]}"] if failed else ["result() waits for it, cancel() ends it"]
-        return html.table(f"Pending {self._model.name}", rows, notes=notes)
-
-    @property
-    def statistics(self) -> Statistics:
-        """What happened to the requests so far."""
-        total = Statistics() + self._unsent
-        for part in self.parts:
-            total += part.call.statistics
-        return total
-
-    def lose(self, wanted: Any, rows: int) -> None:
-        """Give up rows before they are sent."""
-        self._lost.append(wanted)
-        self._unsent += Statistics(objects=rows, lost=rows)
-
-    def done(self) -> bool:
-        """Whether `result` would return, or raise, without waiting."""
-        return all(part.call.over for part in self.parts)
-
-    def cancel(self) -> None:
-        """Abandon what is not answered yet, here and on the servers."""
-        for part in self.parts:
-            part.call.cancel()
-
-    def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Any:
-        """Return the scores, in the structure of the objects.
-
-        Interrupted, by Ctrl-C or in a notebook, it cancels what is out; what was scored until then
-        is not lost if there is a cache: the same call again sends the rest.
-
-        Parameters
-        ----------
-        timeout_s : float, optional
-            Give up, and cancel what is out, after so many seconds.
-        progress : bool
-            Whether to show a bar of the rows that are scored.
-
-        Raises
-        ------
-        DeadlineError
-            If the time was not enough.
-        SonicError
-            If rows could not be scored, naming server, model, request and events.
-        """
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            with failures_told(), self._shown_progress(show=progress):
-                for part in self.parts:
-                    self._wait(part.call, until)
-                    part.call.raise_failure()
-                    part.finish()
-        except BaseException:
-            self.cancel()
-            for part in self.parts:
-                part.keep()
-            raise
-        contents = {name: output.content() for name, output in self._outputs.items()}
-        if len(contents) == 1:
-            (content,) = contents.values()
-        else:
-            content = RecordArray(list(contents.values()), list(contents), length=len(self._rows))
-        lost = [*self._lost, *(rows for part in self.parts for rows in part.lost)]
-        scores = self._rows.unflatten(self._rows.without(content, lost))
-        return ak.with_name(scores, None, attrs={"sonic": self.provenance()})
-
-    def provenance(self) -> dict[str, Any]:
-        """Return what produced the scores: model, version, servers and the declaration's hash."""
-        calls = [part.call for part in self.parts]
-        served = set().union(*(call.served_versions for call in calls))
-        digests = {call.contract.digest for call in calls} - {""}
-        return {
-            "model": self._model.name,
-            "version": self._model.version or ", ".join(sorted(served)) or None,
-            "digest": ", ".join(sorted(digests)) or None,
-            "servers": sorted({server for (server, _, _), _ in self.statistics}),
-            "config_hash": self._model.config_hash,
-            "sonic_coffea": __version__,
-        }
-
-    @contextlib.contextmanager
-    def _shown_progress(self, *, show: bool) -> Iterator[None]:
-        """Show how many rows are scored, while the block runs."""
-        if not show:
-            yield
-            return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-        over = threading.Event()
-        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, transient=True) as bar:
-            task = bar.add_task(self._model.name, total=len(self._rows))
-
-            def look() -> None:
-                while not over.wait(_LOOK_S):
-                    s = self.statistics
-                    bar.update(task, completed=s.total().rows + s.repeated + s.cached)
-
-            watcher = threading.Thread(target=look, name="sonic-progress", daemon=True)
-            watcher.start()
-            try:
-                yield
-            finally:
-                over.set()
-                watcher.join()
-
-    def _wait(self, call: Call, until: float | None) -> None:
-        started = time.monotonic()
-        if call.wait(None if until is None else max(0.0, until - started)):
-            return
-        waited_s = time.monotonic() - started
-        call.fail(
-            DeadlineError(
-                f"not all of {len(self._rows)} rows were scored within {waited_s:.3g} s",
-                model=self._model.name,
-                events=self._rows.events_of(0, len(self._rows)),
-            )
-        )
-        call.raise_failure()
-
-
-class Varied(Pending):
-    """Scores of variations, which travel together."""
-
-    def __init__(self, pending: Pending, lengths: Mapping[str, int]) -> None:
-        self._pending = pending
-        self._lengths = lengths
-
-    def __repr__(self) -> str:
-        return f"<Varied {', '.join(self._lengths)}: {self._pending!r}>"
-
-    @property
-    def statistics(self) -> Statistics:
-        """What happened to the requests so far."""
-        return self._pending.statistics
-
-    def done(self) -> bool:
-        """Whether `result` would return, or raise, without waiting."""
-        return self._pending.done()
-
-    def cancel(self) -> None:
-        """Abandon what is not answered yet, here and on the servers."""
-        self._pending.cancel()
-
-    def provenance(self) -> dict[str, Any]:
-        """Return what produced the scores."""
-        return self._pending.provenance()
-
-    def _repr_html_(self) -> str:
-        return self._pending._repr_html_()
-
-    def result(
-        self, timeout_s: float | None = None, *, progress: bool = False
-    ) -> dict[str, ak.Array]:
-        """Return the scores of each variation; see `Pending.result`."""
-        together = self._pending.result(timeout_s, progress=progress)
-        found, start = {}, 0
-        for name, length in self._lengths.items():
-            found[name] = together[start : start + length]
-            start += length
-        return found
-
-
-class Deferred(Pending):
-    """What stands for scores that are computed later, or never: a lazy array, or a typetracer."""
-
-    def __init__(self, model: Model, scores: Any) -> None:
-        self._model = model
-        self._scores = scores
-        self.parts = []
-
-    @property
-    def statistics(self) -> Statistics:
-        """None yet."""
-        return Statistics()
-
-    def __repr__(self) -> str:
-        return f"<Deferred {self._model.name}: {self._scores!r}>"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
-
-    def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Any:
-        """Return the array without data; nothing is waited for."""
-        del timeout_s, progress
-        return self._scores

@@ -13,13 +13,14 @@ import awkward as ak
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.lazy import is_lazy
-from sonic_coffea.model import Deferred
+from sonic_coffea.pending import Deferred
 from sonic_coffea.pool import Settings, adopt, carried
 from sonic_coffea.processor._accumulate import Scored
 from sonic_coffea.statistics import Statistics
 
 if TYPE_CHECKING:
-    from sonic_coffea.model import Model, Pending
+    from sonic_coffea.model import Model
+    from sonic_coffea.pending import Pending
 
 
 class Scores(dict[str, Any]):
