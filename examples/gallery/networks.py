@@ -147,6 +147,30 @@ class GravNet(nn.Module):
         return torch.sigmoid(self.beta(x)), self.place(torch.cat([x, hits], 1))
 
 
+class MLPF(nn.Module):
+    """As machine-learned particle flow (2101.08578): a class and a momentum for each element."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(2))
+        self.near = nn.Parameter(torch.tensor([5.0, 50.0, 500.0, 0.5]))
+        self.kinds, self.momentum = nn.Linear(width + 6, 4), nn.Linear(width + 6, 1)
+
+    def forward(self, elements, row_splits):
+        number = torch.arange(elements.shape[0])
+        event = (number[:, None] >= row_splits[None, 1:]).sum(1)
+        place = elements[:, 4:6]
+        far = ((place[:, None] - place[None]) ** 2).sum(-1)
+        apart = (event[:, None] != event[None, :]) * -1e9
+        bias = apart[None, None] - self.near[None, :, None, None] * far[None, None]
+        x = self.first(elements)[None]
+        for block in self.blocks:
+            x = block(x, x, bias)
+        x = torch.cat([x[0], elements], 1)
+        return torch.softmax(self.kinds(x), 1), elements[:, 3:4] + self.momentum(x)
+
+
 class GraphAttention(nn.Module):
     """Graph attention (https://arxiv.org/abs/1710.10903) over several graphs at once."""
 

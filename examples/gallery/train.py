@@ -178,6 +178,34 @@ def condensation(beta, place, shower):
     return loss
 
 
+def mlpf():
+    from mlpf import FIELDS
+
+    found = toys.elements(1500, 1)
+    counts = ak.to_numpy(ak.num(found))
+    table = np.stack([ak.to_numpy(ak.flatten(found[n])) for n in (*FIELDS, "kind", "log_pt")], 1)
+    events = [torch.tensor(one) for one in np.split(table, np.cumsum(counts)[:-1])]
+    net = networks.MLPF()
+    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
+    net.train()
+    for _ in range(6):
+        for rows in torch.randperm(len(events)).split(16):
+            one = torch.cat([events[i] for i in rows])
+            ends = torch.tensor([len(events[i]) for i in rows]).cumsum(0)
+            kinds, momentum = net(one[:, :6], torch.cat([torch.zeros(1, dtype=torch.int64), ends]))
+            true = one[:, 6].long()
+            loss = f.nll_loss(torch.log(kinds + 1e-6), true)
+            real = true > 0
+            loss = loss + (momentum[real, 0] - one[real, 7]).abs().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    net.eval()
+    inputs = {"elements": events[0][:, :6], "row_splits": torch.tensor([0, 9, len(events[0])])}
+    export("mlpf", net, inputs, ["kinds", "momentum"],
+           {"elements": {0: "elements"}, "row_splits": {0: "splits"}})  # fmt: skip
+
+
 def graph_attention():
     from graph_attention import graphs
 
@@ -245,8 +273,19 @@ def kfold():
         )
 
 
-TRAINED = (particle_transformer, tau_images, deepmet, facile, michel, gravnet, graph_attention,
-           resnet50, fixed_point, kfold)  # fmt: skip
+TRAINED = (
+    particle_transformer,
+    tau_images,
+    deepmet,
+    facile,
+    michel,
+    gravnet,
+    mlpf,
+    graph_attention,
+    resnet50,
+    fixed_point,
+    kfold,
+)
 
 if __name__ == "__main__":
     torch.manual_seed(1)

@@ -23,6 +23,7 @@ EXPECTED: dict[str, dict[str, tuple[float, float]]] = {
     "facile": {"mean error [GeV]": (0, 0.6), "of a sum of three samples [GeV]": (0.7, 5)},
     "wire_images": {"accuracy": (0.75, 1)},
     "gravnet": {"hits in the right cluster": (0.8, 1)},
+    "mlpf": {"accuracy": (0.9, 1), "resolution of charged hadrons": (0, 0.1)},
     "graph_attention": {"auc": (0.85, 1)},
     "resnet50": {"auc": (0.8, 1)},
     "clustering": {"leading pt over that of the file": (0.9, 1.1), "jets an event": (1, 10)},
