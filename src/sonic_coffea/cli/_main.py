@@ -107,7 +107,8 @@ def demo(
     console.print(
         f"{result.n_scored:,} jets of {result.events:,} events were scored in "
         f"{result.wall_s:.1f} s. The scored jets are in {_shown(result.jets)}, the plots are "
-        f"{', '.join(_shown(p) for p in result.plots)}.",
+        f"{', '.join(_shown(p) for p in result.plots)}, the report is "
+        f"{_shown(result.directory / 'report.html')}.",
         soft_wrap=True,
     )
 

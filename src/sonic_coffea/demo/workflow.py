@@ -148,6 +148,7 @@ def run(
         wall_s=wall_s,
     )
     (directory / "report.json").write_text(json.dumps(result.to_dict(), indent=1), encoding="utf-8")
+    result.report.save(directory / "report.html")
     return result
 
 
