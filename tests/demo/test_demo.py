@@ -112,7 +112,14 @@ def test_plots_are_pictures(sample_run: dict[str, Any]) -> None:
 
 def test_nothing_but_results_is_left(sample_run: dict[str, Any]) -> None:
     left = {p.name for p in Path(sample_run["directory"]).iterdir()}
-    assert left == {"jets.parquet", "score.png", "mass.png", "roc.png", "report.json", "report.html"}
+    assert left == {
+        "jets.parquet",
+        "score.png",
+        "mass.png",
+        "roc.png",
+        "report.json",
+        "report.html",
+    }
 
 
 def test_file_without_constituents_is_scored_by_substructure(tmp_path: Path) -> None:

@@ -107,8 +107,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def ours() -> list[str]:
-    return [p.name for p in shm.FOLDER.glob(f"{shm.PREFIX}-{os.getuid()}-*")]
+def ours(pid: int | None = None) -> list[str]:
+    """Return the regions of a process, by default this one: others may run tests, too."""
+    made = f"{shm.PREFIX}-{os.getuid()}-*-{os.getpid() if pid is None else pid}-*"
+    return [p.name for p in shm.FOLDER.glob(made)]
 
 
 def pool_of(server: Any, **options: Any) -> Pool:
@@ -232,17 +234,16 @@ with sonic.connect(sys.argv[1]):
 
 def test_what_a_killed_client_left_is_removed(wide_server: sonic.LocalServer) -> None:
     command = [sys.executable, "-c", _KILLED, wide_server.url]
-    done = subprocess.run(command, check=False, timeout=100)
-    assert done.returncode == -signal.SIGKILL
-    left = ours()
-    assert left
+    client = subprocess.Popen(command)
+    assert client.wait(100) == -signal.SIGKILL
+    assert ours(client.pid)
     mine = shm._create(1000)
     foreign = shm.FOLDER / f"{shm.PREFIX}-{os.getuid() + 1}-1-1-1-1"
     foreign.touch()
     try:
         with pool_of(wide_server) as pool:
             check(model()(objects(4000), pool=pool), objects(4000))
-            assert not set(left) & set(ours())
+            assert ours(client.pid) == []
             assert mine.path.exists()
             assert foreign.exists()
     finally:
@@ -260,8 +261,9 @@ check(model()(objects(4000)), objects(4000))
 
 
 def test_a_client_that_ends_leaves_nothing(wide_server: sonic.LocalServer) -> None:
-    subprocess.run([sys.executable, "-c", _ENDS, wide_server.url], check=True, timeout=100)
-    assert ours() == []
+    client = subprocess.Popen([sys.executable, "-c", _ENDS, wide_server.url])
+    assert client.wait(100) == 0
+    assert ours(client.pid) == []
 
 
 def served(inputs: Any) -> dict[str, Any]:
