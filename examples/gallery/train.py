@@ -11,6 +11,7 @@ from pathlib import Path
 import awkward as ak
 import networks
 import numpy as np
+import onnx
 import sample
 import torch
 import toys
@@ -54,6 +55,19 @@ def export(name, net, inputs, outputs, free):
         dynamic_shapes=tuple(shapes[key] for key in inputs),
     )  # fmt: skip
     program.save(HERE / f"{name}.onnx", external_data=False)
+    strip(HERE / f"{name}.onnx")
+
+
+def strip(path):
+    """Leave out what the exporter notes of this machine: where each line of code is."""
+    model = onnx.load(path)
+    parts = [model, model.graph, *model.graph.node, *model.graph.value_info, *model.functions]
+    parts += [*model.graph.input, *model.graph.output, *model.graph.initializer]
+    parts += [node for function in model.functions for node in function.node]
+    for part in parts:
+        part.doc_string = ""
+        del part.metadata_props[:]
+    onnx.save(model, path)
 
 
 def jets(number):
