@@ -14,6 +14,7 @@ from urllib.request import urlopen
 import pytest
 from distributed import Client, LocalCluster, as_completed
 from tests.dask.conftest import MODEL, jets, twice
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -22,14 +23,7 @@ from sonic_coffea.pool import current
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    from collections.abc import Iterator
 
 
 @pytest.fixture

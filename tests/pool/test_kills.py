@@ -6,11 +6,11 @@ import itertools
 import os
 import signal
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import pytest
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -18,15 +18,8 @@ from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

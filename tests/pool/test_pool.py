@@ -12,6 +12,7 @@ from typing import Any
 import awkward as ak
 import numpy as np
 import pytest
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -130,13 +131,6 @@ def objects(n: int) -> ak.Array:
 
 def doubled(scores: ak.Array) -> list[float]:
     return (scores.v0 / 2).tolist()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def inferred(x: np.ndarray) -> np.ndarray:

@@ -11,13 +11,13 @@ import shutil
 import numpy as np
 import onnx
 import pytest
+import tritonclient.grpc as grpc_client
 from onnx import TensorProto, helper, numpy_helper
+from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.server import LocalServer, build_repository
 from sonic_coffea.transport import read_model_config
-
-grpc_client = pytest.importorskip("tritonclient.grpc")
 
 
 def save(path, nodes, inputs, outputs, initializers=()):
@@ -184,10 +184,16 @@ def test_a_request_that_fails_fails_alone(tmp_path, installation):
 
                 client.async_infer("m", [tensor], done, headers=server.headers)
             got = [answers.get(timeout=20.0) for _ in range(20)]
-            statistics = client.get_inference_statistics("m", headers=server.headers)
+
+            def counted():
+                return client.get_inference_statistics("m", headers=server.headers).model_stats[0]
+
+            # Triton counts after it answers.
+            until(lambda: counted().inference_count == 20)
+            executions = counted().execution_count
         finally:
             client.close()
-    assert statistics.model_stats[0].execution_count == 1
+    assert executions == 1
     for index, answer in got:
         if index == 99:
             assert "out of data bounds" in str(answer)

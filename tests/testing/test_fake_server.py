@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -11,6 +10,7 @@ import grpc
 import numpy as np
 import onnxruntime
 import pytest
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -20,7 +20,7 @@ from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import ConnectionOptions, connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 Code = grpc.StatusCode
@@ -37,13 +37,6 @@ def objects(n: int) -> ak.Array:
 
 def twice(scores: ak.Array) -> list[float]:
     return (scores.twice / 2).tolist()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.fixture

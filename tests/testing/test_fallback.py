@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
 import pytest
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, local_state
@@ -20,7 +20,7 @@ from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
@@ -40,13 +40,6 @@ def objects(n: int) -> ak.Array:
 
 def twice(scores: ak.Array) -> list[float]:
     return (scores.twice / 2).tolist()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.fixture
