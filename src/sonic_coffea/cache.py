@@ -40,8 +40,13 @@ _FREED = 0.2
 class ScoreCache:
     """Scores of rows in an SQLite file, which processes of one machine may share.
 
-    It never is the reason for a failure: a file that is broken is put aside and one that is busy
-    passed over, with a warning, and the rows are sent.
+    A file that is broken is put aside and one that is busy passed over, with a warning, and the
+    rows are sent.
+
+    Raises
+    ------
+    ConfigError
+        When it is used, if the file is a database of something else.
 
     Parameters
     ----------
@@ -99,10 +104,11 @@ class ScoreCache:
             self._shrink(database)
 
     def __len__(self) -> int:
+        count = 0
         with self._open() as database:
-            if database is None:
-                return 0
-            return int(database.execute("SELECT count(*) FROM scores").fetchone()[0])
+            if database is not None:
+                (count,) = database.execute("SELECT count(*) FROM scores").fetchone()
+        return count
 
     def clear(self) -> None:
         """Forget everything."""

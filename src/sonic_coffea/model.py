@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -259,14 +259,14 @@ class Model:
             )
         if isinstance(objects, Variations):
             together, lengths = objects.together()
-            if isinstance(version, ak.Array):
+            if not _is_one(version):
                 version = ak.concatenate([version] * len(lengths))
             pending = self.submit(
                 together, pool=pool, on_error=on_error, version=version, deduplicate=True
             )
             return Varied(pending, lengths)
         if is_lazy(objects):
-            if isinstance(version, ak.Array):
+            if not _is_one(version):
                 raise ConfigError("lazy arrays are scored by one version; compute them first")
             return self._lazy(objects, pool, on_error, version, deduplicate=deduplicate)
         if is_tracer(objects):
@@ -305,7 +305,7 @@ class Model:
                     version=one,
                     mask=mask,
                     reuse=reused,
-                    again=partial(self._check, pool, one, anew=True),
+                    pool=pool,
                 )
                 pending.parts.append(part)
                 pool.submit(part.call)
@@ -323,24 +323,21 @@ class Model:
                 f"model {self.name!r}: rows of {whole[0]!r} are not told apart, as it is one "
                 "tensor for all; leave deduplicate out"
             )
-        cache = None
+        kept = None
         if settings.cache is not None and not whole:
             if contract.digest or settings.cache_trusts_versions:
-                cache = ScoreCache(settings.cache, settings.cache_bytes)
+                kept = ScoreCache(settings.cache, settings.cache_bytes)
             else:
-                logger.warning(
-                    "scores of %s are not kept: its server does not say what file version %s is; "
-                    "cache_trusts_versions=True takes the number's word for it",
-                    self.name,
-                    contract.version,
-                )
-        return Reuse(deduplicate=deduplicate or cache is not None, cache=cache)
+                _say_that_nothing_is_kept(self.name, contract.version)
+        return Reuse(deduplicate=deduplicate or kept is not None, cache=kept)
 
     def _by_version(self, inputs: Inputs, version: Any) -> Iterator[tuple[str | None, Inputs]]:
         """Yield the versions that score rows, and their rows."""
-        if version is None or isinstance(version, (str, int)):
+        if _is_one(version):
             yield self.version if version is None else str(version), inputs
             return
+        if ak.any(ak.is_none(version)):
+            raise InputError("expected a version for each event, got None for some")
         chosen = np.asarray(ak.to_numpy(version))
         if chosen.ndim != 1 or len(chosen) != inputs.rows.events or chosen.dtype.kind not in "iuU":
             raise InputError(
@@ -374,6 +371,22 @@ class Model:
         """Return the outputs that a request asks for: those declared, and their offsets."""
         asked = [*self.outputs, *(o.splits for o in self.outputs.values() if o.splits)]
         return list(dict.fromkeys(asked))
+
+
+@cache
+def _say_that_nothing_is_kept(model: str, version: str) -> None:
+    """Warn, once in a process rather than at every chunk."""
+    logger.warning(
+        "scores of %s are not kept: its servers do not all say what file version %s is (a fallback "
+        "never does); cache_trusts_versions=True takes the number's word for it",
+        model,
+        version,
+    )
+
+
+def _is_one(version: Any) -> bool:
+    """Whether it is a version, or None, rather than one for each event."""
+    return version is None or isinstance(version, (str, int, np.integer))
 
 
 def _shown(dtype: Any, shape: tuple[int, ...] | None) -> str:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Deferred", "Pending", "Varied"]
 
 _LOOK_S = 0.2
+# After Ctrl-C, so that the same call again finds what is kept.
+_KEPT_WITHIN_S = 1.0
 
 
 class Declared(Protocol):
@@ -120,10 +122,9 @@ class Pending:
                     self._wait(part.call, until)
                     part.call.raise_failure()
                     part.finish()
-        except BaseException:
+        except BaseException as error:
             self.cancel()
-            for part in self.parts:
-                part.keep()
+            self._keep(_KEPT_WITHIN_S if isinstance(error, KeyboardInterrupt) else 0.0)
             raise
         contents = {name: output.content() for name, output in self._outputs.items()}
         if len(contents) == 1:
@@ -147,6 +148,18 @@ class Pending:
             "config_hash": self._model.config_hash,
             "sonic_coffea": __version__,
         }
+
+    def _keep(self, wait_s: float) -> None:
+        """Keep what came of a call that failed; it asks the servers, so on another thread."""
+
+        def keep() -> None:
+            for part in self.parts:
+                part.keep()
+
+        if any(part.keeps for part in self.parts):
+            thread = threading.Thread(target=keep, name="sonic-cache", daemon=True)
+            thread.start()
+            thread.join(wait_s)
 
     @contextlib.contextmanager
     def _shown_progress(self, *, show: bool) -> Iterator[None]:

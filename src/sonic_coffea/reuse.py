@@ -15,13 +15,14 @@ from sonic_coffea.pool import Call
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from sonic_coffea.cache import ScoreCache
     from sonic_coffea.contract import Contract
     from sonic_coffea.layouts import Assembly, Inputs
+    from sonic_coffea.pool import Pool
 
 __all__ = ["Part", "Repeats", "Reuse", "Sink", "Variations", "keys_of"]
 
@@ -256,8 +257,8 @@ class Part:
         Whether rows that servers lose are noted, instead of failing the call.
     reuse : Reuse
         Which rows need not be sent.
-    again : callable
-        Asks the servers anew what they have.
+    pool : Pool
+        Where they go.
 
     Attributes
     ----------
@@ -276,15 +277,16 @@ class Part:
         version: str | None,
         mask: bool,
         reuse: Reuse,
-        again: Callable[[], Contract],
+        pool: Pool,
     ) -> None:
-        self._contract, self._again, self._cache = contract, again, reuse.cache
+        self._contract, self._pool, self._cache = contract, pool, reuse.cache
         self._keys: list[bytes] = []
         repeats, sent = None, inputs
         different = len(inputs)
         if reuse.deduplicate:
-            scope = (contract.model, contract.version, contract.digest, asked)
-            self._keys = keys_of(inputs, repr(scope))
+            # Without a checksum, the same name may be another model elsewhere.
+            which = contract.digest or pool.settings.servers
+            self._keys = keys_of(inputs, repr((contract.model, contract.version, which, asked)))
             repeats = Repeats(
                 self._keys, np.arange(len(inputs.rows))[inputs.wanted(0, len(inputs))]
             )
@@ -310,21 +312,30 @@ class Part:
         """The rows that servers have lost, and those that were like them."""
         return [self._sink.lost(wanted) for wanted in self.call.lost]
 
+    @property
+    def keeps(self) -> bool:
+        """Whether there is something to be kept."""
+        return self._cache is not None and self._sink.keeps_some
+
     def finish(self) -> None:
         """Take stock, when it is over, and keep what came."""
-        if self.call.lost:
-            lost = [len(np.arange(len(self.call.inputs.rows))[w]) for w in self.lost]  # type: ignore[attr-defined]
-            self.call.statistics.lost = sum(lost)
+        if self._keys:
+            self.call.statistics.lost = sum(map(len, self.lost))
         self.keep()
 
     def keep(self) -> None:
         """Keep what has come so far, if it surely is of the version that it is kept for."""
-        if self._cache is None or not self._sink.keeps_some:
+        contract, call = self._contract, self.call
+        if self._cache is None or not self.keeps:
+            return
+        # Not what a fallback gave, which may differ within its tolerance.
+        servers = {server for (server, _, _), _ in call.statistics}
+        if not servers <= set(self._pool.settings.servers):
             return
         with contextlib.suppress(SonicError):
-            now = self._again()
-            same = (now.version, now.digest) == (self._contract.version, self._contract.digest)
-            if same and self.call.served_versions == {self._contract.version}:
+            now = self._pool.contract(contract.model, call.version, anew=True)
+            same = (now.version, now.digest) == (contract.version, contract.digest)
+            if same and call.served_versions == {contract.version}:
                 self._sink.remember(self._cache, self._keys)
 
 

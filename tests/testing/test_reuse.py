@@ -6,6 +6,8 @@ import dataclasses
 import multiprocessing
 import sqlite3
 import stat
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea import model as model_module
 from sonic_coffea.cache import ScoreCache
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
@@ -173,8 +176,10 @@ def test_each_event_by_its_version(server: FakeServer, in_flight: int) -> None:
         assert scores.twice.tolist() == [[2, 4], [3], [], [None, 12, 15], [18]]
         assert sent(server) - before == 6
         varied = sonic.Variations(a=objects(numbers), b=objects(numbers))
-        both = MODEL(varied, pool=pool, version=event % 2 + 1)
-        assert both["b"].twice.tolist() == [[2, 4], [3], [], [None, 12, 15], [18]]
+        for versions in (event % 2 + 1, ak.to_numpy(event % 2 + 1), (event % 2 + 1).tolist()):
+            both = MODEL(varied, pool=pool, version=versions)
+            assert both["b"].twice.tolist() == [[2, 4], [3], [], [None, 12, 15], [18]]
+        assert MODEL(objects([[1]]), pool=pool, version=np.int64(2)).twice.tolist() == [[3]]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +187,7 @@ def test_each_event_by_its_version(server: FakeServer, in_flight: int) -> None:
     [
         (ak.Array([1, 2]), "one for each of 3 events as whole numbers, got int64"),
         (ak.Array([1.0, 2.0, 1.0]), "as whole numbers, got float64"),
+        (ak.Array([1, None, 2]), "got None for some"),
     ],
 )
 def test_versions_that_cannot_be(pool: Pool, version: Any, message: str) -> None:
@@ -235,29 +241,89 @@ def test_every_output_is_kept(server: FakeServer, tmp_path: Path) -> None:
     assert first.type == again.type
 
 
-def test_other_models_versions_and_files_have_other_scores(
-    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from sonic_coffea.pool import Pool as Asked
+def say_file(server: FakeServer, digest: str, function: Any = double) -> None:
+    """Have it serve a file."""
+    server.models["m"] = dataclasses.replace(server.models["m"], digest=digest, function=function)
 
-    real, digest = Asked.contract, ["one"]
 
-    def contract(self: Any, model: str, version: str | None, *, anew: bool = False) -> Any:
-        found = real(self, model, version, anew=anew)
-        return dataclasses.replace(found, digest=digest[0])
-
-    monkeypatch.setattr(Asked, "contract", contract)
+def test_other_versions_and_files_have_other_scores(server: FakeServer, tmp_path: Path) -> None:
+    say_file(server, "one")
     with cached(server, tmp_path, cache_trusts_versions=False) as pool:
         MODEL(objects([[1]]), pool=pool, version=1)
         MODEL(objects([[1]]), pool=pool, version=1)
         assert sent(server) == 1
         MODEL(objects([[1]]), pool=pool, version=2)
         assert sent(server) == 2
-        # The file of version 1 is replaced.
-        digest[0] = "two"
-        server.models["m"] = dataclasses.replace(server.models["m"], function=triple)
+        # The file of version 1 is replaced while the pool is open.
+        say_file(server, "two", triple)
         assert MODEL(objects([[1]]), pool=pool, version=1).twice.tolist() == [[3]]
         assert sent(server) == 3
+
+
+def test_the_same_number_elsewhere_may_be_another_model(server: FakeServer, tmp_path: Path) -> None:
+    """Where servers do not say which file it is, and their numbers are trusted."""
+    with cached(server, tmp_path) as pool:
+        MODEL(objects([[1]]), pool=pool)
+    other = dataclasses.replace(server.models["m"], function=triple)
+    with FakeServer({"m": other}) as elsewhere, cached(elsewhere, tmp_path) as pool:
+        assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[3]]
+
+
+def test_servers_with_other_files_of_a_version_are_refused(server: FakeServer) -> None:
+    say_file(server, "one")
+    with FakeServer(server.models) as same, Pool(Settings.make([server.url, same.url])) as pool:
+        MODEL(objects([[1]]), pool=pool)
+    other = {"m": dataclasses.replace(server.models["m"], digest="two")}
+    with (
+        FakeServer(other) as elsewhere,
+        Pool(Settings.make([server.url, elsewhere.url])) as pool,
+        pytest.raises(errors.ContractError, match="different models of this name"),
+    ):
+        MODEL(objects([[1]]), pool=pool)
+
+
+def test_what_a_fallback_gave_is_not_kept(server: FakeServer, tmp_path: Path) -> None:
+    """It may have another file, and scores that differ within the tolerance."""
+    say_file(server, "one")
+    near = dataclasses.replace(
+        server.models["m"], digest="two", function=lambda i: {"y": 2.0001 * i["x"]}
+    )
+    options = {"fallback_after_s": 0.1, "retry_for_s": 30, "cache_trusts_versions": False}
+    with (
+        FakeServer({"m": near}) as local,
+        cached(server, tmp_path, fallback=lambda: local.url, **options) as pool,
+    ):
+        MODEL(objects([[1]]), pool=pool)
+        server.stop()
+        scores = MODEL.submit(objects([[1, 5]]), pool=pool)
+        # Both rows are the fallback's: nobody says that what is kept is of the same file.
+        assert scores.result().twice.tolist() == [pytest.approx([2.0001, 10.0005])]
+        assert {one for (one, *_), _ in scores.statistics} == {local.url}
+    assert len(ScoreCache(tmp_path / "scores", 10**6)) == 1
+
+
+def test_a_deadline_does_not_wait_for_the_cache(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, asked, go_on = Pool.contract, threading.Event(), threading.Event()
+
+    def contract(self: Any, model: str, version: str | None, *, anew: bool = False) -> Any:
+        if server.statistics["m", "rows"]:
+            asked.set()
+            go_on.wait(60)
+        return ask(self, model, version, anew=anew)
+
+    monkeypatch.setattr(Pool, "contract", contract)
+    with cached(server, tmp_path, in_flight=1) as pool:
+        pending = MODEL.submit(objects([list(range(400))]), pool=pool)
+        while server.statistics["m", "rows"] < 8:
+            time.sleep(0.001)
+        server.hold()
+        with pytest.raises(errors.DeadlineError):
+            pending.result(timeout_s=0.1)
+        assert asked.wait(60)
+        go_on.set()
+        server.release()
 
 
 def test_what_a_model_that_changes_in_between_gave_is_not_kept(
@@ -280,11 +346,13 @@ def test_what_a_model_that_changes_in_between_gave_is_not_kept(
 def test_a_version_without_a_file_is_not_trusted(
     server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    model_module._say_that_nothing_is_kept.cache_clear()
     with cached(server, tmp_path, cache_trusts_versions=False) as pool:
         for _ in range(2):
             assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[2]]
     assert sent(server) == 2
-    assert "its server does not say what file version 2 is" in caplog.text
+    assert len(caplog.records) == 1
+    assert "its servers do not all say what file version 2 is" in caplog.text
 
 
 def test_damage_is_noticed(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ContractError, ModelNotFoundError, SonicError
+from sonic_coffea.pool._fallback import RANK
 
 if TYPE_CHECKING:
     import threading
@@ -70,7 +71,7 @@ def ask_contract(
                 with lock:
                     note(endpoint, wanted, error)
             else:
-                found[endpoint.url] = contract
+                found[endpoint.url] = without_file(contract, endpoint)
                 with lock:
                     note(endpoint, wanted, None)
                 until = until or time.monotonic() + _OTHERS_S
@@ -114,6 +115,11 @@ def _compare(found: dict[str, Contract]) -> None:
             )
 
 
+def without_file(contract: Contract, endpoint: Endpoint) -> Contract:
+    """Leave out which file a fallback has: its scores are compared instead."""
+    return replace(contract, digest="") if endpoint.rank == RANK else contract
+
+
 def _differ(one: Contract, other: Contract) -> bool:
     """Whether two servers say that they have other files of the same version."""
     same = one.version == other.version
@@ -135,8 +141,11 @@ def _common(contracts: Sequence[Contract]) -> Contract | None:
         return None
     limits = [c.max_rows for c in contracts if c.max_rows is not None]
     preferred = set.intersection(*(set(c.preferred_rows) for c in contracts))
+    # Only what all say: of one that does not, nobody knows which file it has.
+    digests = {c.digest for c in contracts}
     return replace(
         contracts[0],
+        digest=contracts[0].digest if len(digests) == 1 else "",
         max_rows=min(limits, default=None),
         preferred_rows=tuple(sorted(preferred)),
     )

@@ -20,7 +20,7 @@ from sonic_coffea.errors import (
     ServerLostError,
     SonicError,
 )
-from sonic_coffea.pool._discovery import ask_contract, note, serves
+from sonic_coffea.pool._discovery import ask_contract, note, serves, without_file
 from sonic_coffea.pool._endpoint import Endpoint, Wanted
 from sonic_coffea.pool._fallback import RANK, Sample
 from sonic_coffea.pool._settings import read_servers
@@ -355,7 +355,7 @@ class Fleet:
         def ask() -> None:
             error: SonicError | None = None
             try:
-                found = endpoint.connections[0].contract(*wanted)
+                found = without_file(endpoint.connections[0].contract(*wanted), endpoint)
                 sample = self._samples.get(wanted) if endpoint.rank == RANK else None
                 if sample is not None and serves(found, known):
                     sample.compare(endpoint.connections[0], known, wanted[1], self.settings)
