@@ -92,6 +92,41 @@ def test_the_latest_version_is_served(tmp_path, classifier):
         assert [(m.name, m.version) for m in local.metadata.models] == [("m", "12")]
 
 
+def test_a_version_that_is_pinned(tmp_path, classifier):
+    path = build_repository(tmp_path / "r", {"m": classifier})
+    build_repository(path, {"m": classifier}, version=2, versions=[1])
+    with InProcessServer(path) as local, LocalServer(path) as triton:
+        assert [m.version for m in local.metadata.models] == ["1"]
+        found = []
+        for server in (local, triton):
+            connection = connect_transport(server.url)
+            found.append(connection.contract("m", None))
+            connection.close()
+    assert found[0].digest == found[1].digest != ""
+    assert found[0].version == found[1].version == "1"
+
+
+def test_from_the_command_line(repository):
+    command = [sys.executable, "-m", "sonic_coffea", "serve", str(repository)]
+    process = subprocess.Popen(
+        [*command, "--way", "onnxruntime", "--json"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        said = json.loads(process.stdout.readline())
+        assert said["models"] == ["top v1"]
+        connection = connect_transport(said["url"])
+        assert connection.info().name == "onnxruntime"
+        connection.close()
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    wrong = subprocess.run(
+        [*command, "--way", "dokcer"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert wrong.returncode == 1
+    assert "did you mean 'docker'" in wrong.stderr
+
+
 def test_a_repository_of_others(tmp_path, classifier, caplog):
     folder = tmp_path / "r" / "theirs" / "3"
     folder.mkdir(parents=True)

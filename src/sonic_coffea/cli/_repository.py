@@ -47,8 +47,9 @@ def build(
         int, typer.Option(min=0, help="Most rows that run together; 0: no batching.")
     ] = 1024,
     platform: Annotated[
-        str, typer.Option(help="python, or, in NVIDIA's container, onnxruntime or pytorch.")
-    ] = "python",
+        str | None,
+        typer.Option(help="python, onnxruntime or pytorch; by default onnxruntime for ONNX files."),
+    ] = None,
     labels: Annotated[
         list[str] | None,
         typer.Option("--labels", metavar="NAME=A,B", help="Labels of a model's one output."),

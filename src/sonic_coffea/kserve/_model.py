@@ -34,6 +34,8 @@ class KServeModel:
         shapes have all axes.
     versions : tuple of str
         The versions that there are; requests without one get the last.
+    digest : str
+        The checksum of the file that it is made of, where it has one.
     """
 
     inputs: Mapping[str, tuple[Any, tuple[int, ...]]]
@@ -41,6 +43,7 @@ class KServeModel:
     function: Function
     max_rows: int = 64
     versions: tuple[str, ...] = field(default=("1",))
+    digest: str = ""
 
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape that a server says, with the axis of the rows."""

@@ -87,6 +87,8 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         answer = service_pb2.ModelConfigResponse()
         answer.config.name = request.name
         answer.config.max_batch_size = model.max_rows
+        for version in model.versions if model.digest else ():
+            answer.config.parameters[f"sha256.{version}"].string_value = model.digest
         return answer
 
     def ModelStatistics(self, request: Any, context: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import re
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server import _config, _manifest
 from sonic_coffea.server._ensemble import ensemble_config
 from sonic_coffea.server._served import Ensemble, Served
-from sonic_coffea.server._sources import PLATFORMS, Plan, plan
+from sonic_coffea.server._sources import PLATFORMS, TEMPLATE_NAME, Plan, plan
 from sonic_coffea.transport import read_model_config
 
 if TYPE_CHECKING:
@@ -134,9 +135,18 @@ def _job(
         config["version_policy"] = _config.version_policy(versions)
     if made.file:
         # With the configuration the hash reaches clients, which can then say what made a score.
-        digest = {"string_value": _manifest.checksum(made.source)}
+        digest = {"string_value": _digest(made)}
         config["parameters"] = {**config.get("parameters", {}), f"sha256.{number}": digest}
     return Job(name=name, version=number, plan=made, config=config, labels=labels, beside=beside)
+
+
+def _digest(made: Plan) -> str:
+    """Return the checksum of what a version computes by: its file, or all of them."""
+    files = {name: path for name, path in made.files.items() if name != TEMPLATE_NAME}
+    if len(files) == 1:
+        return _manifest.checksum(made.source)
+    listed = "".join(f"{n} {_manifest.checksum(path)}\n" for n, path in sorted(files.items()))
+    return hashlib.sha256(listed.encode()).hexdigest()
 
 
 def _model_config(name: str, served: Served, made: Plan, options: Options) -> Config:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server._served import Served
 
-__all__ = ["PLATFORMS", "Plan", "plan"]
+__all__ = ["PLATFORMS", "TEMPLATE_NAME", "Plan", "plan"]
 
+TEMPLATE_NAME = "model.py"
 _TEMPLATE = Path(__file__).with_name("_python_backend.py")
 _KINDS = {
     ".onnx": "onnx",
@@ -71,7 +72,7 @@ def plan(name: str, served: Served, platform: str | None) -> Plan:
     if platform == "pytorch":
         _check_native_names(name, made.interface)
     if platform == "python":
-        made = dataclasses.replace(made, files={**made.files, "model.py": _TEMPLATE})
+        made = dataclasses.replace(made, files={**made.files, TEMPLATE_NAME: _TEMPLATE})
     return dataclasses.replace(made, platform=platform)
 
 

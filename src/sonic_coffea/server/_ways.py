@@ -269,7 +269,9 @@ def choose(
     sonic_coffea.errors.ServerStartError
         If the machine does not have what it needs.
     """
-    against = None if installation is not None else reason_against(way)
+    against = reason_against(way)
+    if installation is not None and way in ("auto", "pip"):
+        against = None
     if against is not None:
         raise ServerStartError(f"{against}; {install.ALTERNATIVES}")
     tell = progress if progress is not None else lambda text: logger.info("%s", text)

@@ -45,9 +45,9 @@ class InProcessServer:
     """A server on loopback, in this process, for the ONNX files of a model repository.
 
     onnxruntime runs them; there is no Triton, so that it starts on any machine: old ones, laptops
-    of other makes, containers without a compiler. It serves the latest version of each model, one
-    request after another, and does not put requests together. As with `LocalServer`, its URL is
-    all that other processes of the same user need.
+    of other makes, containers without a compiler. It serves the latest version of each model, of
+    those that are pinned if some are, one request after another, and does not put requests
+    together. As with `LocalServer`, its URL is all that other processes of the same user need.
 
     Parameters
     ----------
@@ -80,9 +80,10 @@ class InProcessServer:
         turn = threading.Lock()
         models, others = {}, []
         for folder in sorted(self.repository.iterdir()) if self.repository.is_dir() else ():
-            path = _network(folder)
+            config = _config(folder)
+            path = _network(folder, config)
             if path is not None:
-                models[folder.name] = _load(folder, path, threads, turn)
+                models[folder.name] = _load(path, config, threads, turn)
             elif folder.is_dir() and not folder.name.startswith("."):
                 others.append(folder.name)
         if not models:
@@ -154,11 +155,18 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def _network(folder: Path) -> Path | None:
-    """Return the ONNX file of a model's latest version."""
+def _config(folder: Path) -> Mapping[str, Any]:
+    path = folder / "config.pbtxt"
+    return read_model_config(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _network(folder: Path, config: Mapping[str, Any]) -> Path | None:
+    """Return the ONNX file of the version that is served."""
+    pinned = config.get("version_policy", {}).get("specific", {}).get("versions")
     versions = sorted(
         (p for p in folder.glob("*") if p.is_dir() and p.name.isdigit()), key=lambda p: int(p.name)
     )
+    versions = [p for p in versions if pinned is None or p.name in pinned]
     if not versions:
         return None
     about = _manifest.read(versions[-1])
@@ -168,7 +176,7 @@ def _network(folder: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def _load(folder: Path, path: Path, threads: int, turn: threading.Lock) -> KServeModel:
+def _load(path: Path, config: Mapping[str, Any], threads: int, turn: threading.Lock) -> KServeModel:
     from sonic_coffea.kserve import KServeModel
 
     try:
@@ -178,9 +186,6 @@ def _load(folder: Path, path: Path, threads: int, turn: threading.Lock) -> KServ
             "no Triton runs on this machine, and there is no onnxruntime to take its place: "
             "pip install onnxruntime"
         ) from None
-    config: Mapping[str, Any] = {}
-    if (folder / "config.pbtxt").is_file():
-        config = read_model_config((folder / "config.pbtxt").read_text(encoding="utf-8"))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -203,7 +208,14 @@ def _load(folder: Path, path: Path, threads: int, turn: threading.Lock) -> KServ
         function=run,
         max_rows=rows,
         versions=(path.parent.name,),
+        digest=_digest(config, path.parent.name),
     )
+
+
+def _digest(config: Mapping[str, Any], version: str) -> str:
+    """Return what the configuration says of the version's files, as a Triton passes it on."""
+    parameter = config.get("parameters", {}).get(f"sha256.{version}", {})
+    return str(parameter.get("string_value", ""))
 
 
 def _tensors(tensors: Any, rows: int, path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:

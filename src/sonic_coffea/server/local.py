@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import dask.config
 
 from sonic_coffea import html, local_state
-from sonic_coffea.errors import ConfigError, ServerError, ServerStartError
+from sonic_coffea.errors import ConfigError, ServerError, ServerStartError, SonicError
 from sonic_coffea.server import _log, _ways
 from sonic_coffea.server._child import Guard
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata, is_ready
@@ -307,12 +307,18 @@ class LocalServer:
         running = self.running
         rows: list[tuple[str, Any]] = [("state", "running" if running else "stopped")]
         if running:
-            models = [f"{m.name} v{m.version} {m.state}" for m in self.metadata.models]
-            rows += [("url", self.url), ("models", ", ".join(models) or "none"), ("pid", self.pid)]
+            rows += [("url", self.url), ("models", self._shown_models()), ("pid", self.pid)]
         rows.append(("repository", self.repository))
         if self._run is not None:
             rows.append(("log", self.log_path))
         return html.table("LocalServer", rows)
+
+    def _shown_models(self) -> str:
+        try:
+            models = [f"{m.name} v{m.version} {m.state}" for m in self.metadata.models]
+        except SonicError as error:
+            return f"it does not say: {error.message}"
+        return ", ".join(models) or "none"
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a LocalServer belongs to its process; pass its url instead")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -88,6 +88,11 @@ class Timings:
     input_s: float = 0.0
     compute_s: float = 0.0
     output_s: float = 0.0
+
+    def __add__(self, other: Timings) -> Timings:
+        return Timings(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
