@@ -6,6 +6,7 @@ import json
 import statistics
 import threading
 import time
+from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,27 +176,29 @@ def _ask(
 ) -> tuple[Answer, float]:
     """Make requests, so many at a time; return the last answer and how long all took."""
     tensors, outputs = zeros(contract, rows), [spec.name for spec in contract.outputs]
-    room, over, left = threading.Semaphore(out), threading.Event(), [turns]
-    outcomes: list[Answer | SonicError] = []
+    room, over = threading.Semaphore(out), threading.Event()
+    answers: deque[Answer] = deque()
+    failures: deque[SonicError] = deque()
 
     def done(outcome: Answer | SonicError) -> None:
-        outcomes[:] = [outcome]
-        left[0] -= 1
-        if left[0] == 0 or isinstance(outcome, SonicError):
+        if isinstance(outcome, SonicError):
+            failures.append(outcome)
+        else:
+            answers.append(outcome)
+        if failures or len(answers) == turns:
             over.set()
         room.release()
 
     begun = time.perf_counter()
     for turn in range(turns):
         room.acquire()
-        if over.is_set():
+        if over.is_set():  # one has failed
             break
         connection.infer(
             contract, tensors, outputs, version=version, request_id=f"bench-{turn}", done=done
         )
     over.wait()
     took_s = time.perf_counter() - begun
-    (outcome,) = outcomes
-    if isinstance(outcome, SonicError):
-        raise outcome
-    return outcome, took_s
+    if failures:
+        raise failures[0]
+    return answers[-1], took_s

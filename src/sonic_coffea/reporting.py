@@ -194,7 +194,11 @@ def report(source: Any, *, wall_s: float | None = None, pool: Pool | None = None
     if isinstance(statistics, Statistics):
         asked = source if pool is None else pool
         timings = asked.timings() if hasattr(asked, "timings") else {}
-        theirs = {(server, model): one for (server, (model, _)), one in timings.items()}
+        theirs: dict[tuple[str, str], Timings] = {}
+        for (server, (model, _)), one in timings.items():
+            # Of several versions, all that the server did for the model.
+            before = theirs.get((server, model))
+            theirs[server, model] = one if before is None else before + one
         return Report(statistics, wall_s=wall_s, timings=theirs)
     if isinstance(source, tuple) and source:  # with savemetrics
         return report(source[0], wall_s=wall_s, pool=pool)

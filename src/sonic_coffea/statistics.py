@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,11 @@ class Span:
     begun: float
     seconds: float
     rows: int
+
+    @property
+    def lot(self) -> float:
+        """A number from 0 to 1 that is its own, by which some are drawn."""
+        return zlib.crc32(f"{self.worker} {self.begun}".encode()) / 2**32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -145,7 +151,9 @@ class Statistics:
     filled, truncated, padded : int
         Elements along the consumed axes that were sent, cut off, and made up.
     spans : list of Span
-        When requests were out, of a part of them that is evenly spread and never large.
+        When requests were out: of all, or of a part that is drawn by chance and never large.
+    spans_share : float
+        How large that part is.
     """
 
     chunks: int = 0
@@ -158,6 +166,7 @@ class Statistics:
     truncated: int = 0
     padded: int = 0
     spans: list[Span] = field(default_factory=list, repr=False)
+    spans_share: float = 1.0
     tallies: dict[Served, Tally] = field(default_factory=dict)
 
     def tally(self, server: str, model: str, version: str) -> Tally:
@@ -165,13 +174,16 @@ class Statistics:
         return self.tallies.setdefault((server, model, version), Tally())
 
     def record_span(self, span: Span) -> None:
-        """Keep when a request was out."""
-        self.spans.append(span)
-        self._thin()
+        """Keep when a request was out, if it is among those that are drawn."""
+        if span.lot < self.spans_share:
+            self.spans.append(span)
+            self._thin()
 
     def _thin(self) -> None:
+        """Draw fewer, but the same ones wherever they are added up."""
         while len(self.spans) > _MOST_SPANS:
-            self.spans = self.spans[::2]
+            self.spans_share /= 2
+            self.spans = [span for span in self.spans if span.lot < self.spans_share]
 
     def __iter__(self) -> Iterator[tuple[Served, Tally]]:
         return iter(self.tallies.items())
@@ -186,7 +198,9 @@ class Statistics:
     def __iadd__(self, other: Statistics) -> Statistics:
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.spans = self.spans + other.spans
+        self.spans_share = min(self.spans_share, other.spans_share)
+        both = self.spans + other.spans
+        self.spans = [span for span in both if span.lot < self.spans_share]
         self._thin()
         for served, tally in other.tallies.items():
             mine = self.tally(*served)

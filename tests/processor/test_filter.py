@@ -98,7 +98,17 @@ def test_columns_of_no_events_are_not_read() -> None:
     assert "FatJet_msoftdrop" in {access.branch for access in log}
 
 
-@pytest.mark.parametrize("decision", [np.array([True]), [[True]] * 1000, None])
+@pytest.mark.parametrize(
+    "decision",
+    [
+        np.array([True]),
+        [[True]] * 1000,
+        None,
+        np.ones(1000, int),  # would be the numbers of events
+        [None] + [True] * 999,
+    ],
+    ids=["few", "lists", "none", "numbers", "with None"],
+)
 def test_a_decision_that_is_none(decision: Any) -> None:
     class Wrong(Hard):
         def decide(self, events: Any, scores: Any) -> Any:
@@ -130,3 +140,28 @@ def test_variations_in_a_processor() -> None:
     assert out["up"] > out["nominal"] > 0
     statistics = sonic.report(out).statistics
     assert 0.3 < statistics.repeated / statistics.objects < 0.7
+
+
+def test_scores_and_overlap_are_of_what_passes() -> None:
+    class Kept(Hard):
+        def acquire(self, events: Any) -> Any:
+            return {"m": sonic.Variations(nominal=events.FatJet, up=events.FatJet)}
+
+        def overlap(self, events: Any) -> Any:
+            return events.event
+
+        def decide(self, events: Any, scores: Any) -> Any:
+            return ak.any(scores["m"]["nominal"].gev > self.threshold, axis=1)
+
+        def produce(self, events: Any, scores: Any) -> Any:
+            assert len(scores.passed) == 1000
+            assert ak.all(scores.overlap == events.event)
+            for one in scores["m"].values():
+                assert np.allclose(ak.flatten(one.gev), ak.flatten(events.FatJet.pt))
+            return {"events": len(events)}
+
+    events = NanoEventsFactory.from_root(
+        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema
+    ).events()
+    assert 0 < Kept(500).process(events)["events"] < 1000
+    assert Kept(1e9).process(events) == {"events": 0}

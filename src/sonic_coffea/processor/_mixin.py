@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
+import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.lazy import is_lazy
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 
 
 class Scores(dict[str, Any]):
-    """Scores by model; ``overlap`` holds what the processor's `overlap` returned."""
+    """Scores by model; ``overlap`` holds what the processor's `overlap` returned.
+
+    In a `SonicFilter`, ``passed`` says which events of the chunk passed.
+    """
+
+    passed: Any = None
 
     def __init__(
         self, scores: Mapping[str, Any] = MappingProxyType({}), overlap: Any = None
@@ -208,7 +214,9 @@ class SonicFilter(SonicProcessor):
     """Mixin for processors that only go on with events whose scores pass a decision.
 
     Write `acquire`, `decide` and `produce`. Where no event of a chunk passes, `produce` gets events
-    of length zero, for which nothing is read: neither are the columns that only it needs::
+    of length zero, for which nothing is read: neither are the columns that only it needs. The
+    scores are those of the events that passed, and so is what `overlap` returned, if that is an
+    array of one for each event; ``scores.passed`` cuts anything else. Not for dask-awkward arrays::
 
         class TopFilter(sonic.SonicFilter, processor.ProcessorABC):
             models = {"top": model}
@@ -224,23 +232,40 @@ class SonicFilter(SonicProcessor):
     """
 
     def decide(self, events: Any, scores: Scores) -> Any:
-        """Return which events pass: ``events * bool``."""
+        """Return which events pass: ``events * bool``, never None.
+
+        Where rows were lost with ``on_error = "mask"``, say by `ak.fill_none` what becomes of them.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define decide(self, events, scores)")
 
     def _produce(self, events: Any, scores: Scores) -> Any:
+        if is_lazy(events):
+            raise ConfigError(
+                f"{type(self).__name__} filters events that are read; on dask-awkward arrays, cut "
+                "in the produce of a SonicProcessor"
+            )
         decided = self.decide(events, scores)
-        passed = ak.fill_none(ak.Array([] if decided is None else decided), value=False)
-        if passed.ndim != 1 or len(passed) != len(events):
+        passed = ak.Array([] if decided is None else decided)
+        # Of numbers, or with None, the cut would be another one than was meant.
+        if str(passed.type) != f"{len(events)} * bool":
             raise InputError(
                 f"{type(self).__name__}.decide must return one bool for each of {len(events)} "
                 f"events, got {passed.type}"
             )
-        if not ak.any(passed):
-            events = _nothing_of(events)
-            passed = passed[:0]
-            scores = Scores({name: score[:0] for name, score in scores.items()}, scores.overlap)
-        kept = Scores({name: score[passed] for name, score in scores.items()}, scores.overlap)
-        return self.produce(events[passed], kept)
+        of_events = isinstance(scores.overlap, (ak.Array, np.ndarray))
+        of_events = of_events and len(scores.overlap) == len(events)
+        kept = Scores(
+            {name: _cut(score, passed) for name, score in scores.items()},
+            scores.overlap[passed] if of_events else scores.overlap,
+        )
+        kept.passed = passed
+        return self.produce(events[passed] if ak.any(passed) else _nothing_of(events), kept)
+
+
+def _cut(scores: Any, passed: ak.Array) -> Any:
+    if isinstance(scores, dict):  # of Variations
+        return {name: one[passed] for name, one in scores.items()}
+    return scores[passed]
 
 
 def _nothing_of(events: ak.Array) -> ak.Array:
