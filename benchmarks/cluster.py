@@ -26,6 +26,7 @@ from coffea import processor
 from distributed import Client, LocalCluster, get_worker
 from harness import Results, finish, interleaved, parser
 from layouts import FIELDS, LENGTH, collection
+from matplotlib.figure import Figure
 from pool import load
 
 import sonic_coffea as sonic
@@ -193,7 +194,7 @@ def convergence(results: Results) -> None:
         results.note(f"{name}: seconds until rows/s and queue are as before", settled)
 
 
-def clients(results: Results, seconds: float) -> tuple[list[int], list[float], list[float]]:
+def clients(results: Results, seconds: float) -> None:
     """How many clients a server has before a request takes 10 % longer."""
     # A chunk of 0.5 s of CPU time and 1,000 rows, as an analysis that scores a few jets an event.
     work = Work(rows=1000, cpu_s=0.5, waiting_chunks=1)
@@ -209,7 +210,8 @@ def clients(results: Results, seconds: float) -> tuple[list[int], list[float], l
     slower = [n for n, m in zip(counts, medians, strict=True) if m > 1.1 * medians[0]]
     fits = max((n for n in counts if not slower or n < slower[0]), default=0)
     results.note("clients until a request takes 10 % longer (0.5 s of CPU, 1,000 rows)", fits)
-    return counts, medians, rates
+    name = "clients, median seconds, share of the saturated server"
+    results.numbers[name] = [counts, medians, rates]
 
 
 def kills(results: Results, folder: Path, chunks: int) -> None:
@@ -256,12 +258,11 @@ def kills(results: Results, folder: Path, chunks: int) -> None:
     results.note("workers killed meanwhile, and a server", disturbed.result())
 
 
-def draw(path: Path, curve: tuple[list[int], list[float], list[float]]) -> None:
+def draw(found: dict[str, Any]) -> Figure:
     """Draw how the time of a request depends on the number of clients."""
-    import matplotlib.pyplot as plt
-
-    counts, medians, rates = curve
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    counts, medians, rates = found["clients, median seconds, share of the saturated server"]
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
     axes.plot(counts, np.array(medians) * 1e3, "o-", color="C0")
     axes.set(xlabel="clients of one accelerator", ylabel="median time of a request (ms)", ylim=0)
     other = axes.twinx()
@@ -269,8 +270,7 @@ def draw(path: Path, curve: tuple[list[int], list[float], list[float]]) -> None:
     other.set(ylabel="rows/s over the saturated server's", ylim=(0, 1.05))
     axes.yaxis.label.set_color("C0")
     other.yaxis.label.set_color("C1")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def main() -> None:
@@ -290,10 +290,8 @@ def main() -> None:
         kills(results, folder, 40 if quick else 500)
     simulated(results, [5, 100] if quick else [1, 5, 16, 100, 1000])
     convergence(results)
-    curve = clients(results, 10.0 if quick else 60.0)
-    finish(results, options)
-    if options.figure is not None:
-        draw(options.figure, curve)
+    clients(results, 10.0 if quick else 60.0)
+    finish(results, options, draw)
 
 
 if __name__ == "__main__":

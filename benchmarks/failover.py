@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import accelerator
 import awkward as ak
@@ -21,6 +22,7 @@ import numpy as np
 import psutil
 from harness import Results, finish, parser
 from layouts import FIELDS, LENGTH, collection
+from matplotlib.figure import Figure
 from pool import load
 
 import sonic_coffea as sonic
@@ -87,7 +89,7 @@ def check(scores: ak.Array, jets: ak.Array) -> None:
     assert ak.all(scores.b == first.f1)
 
 
-def disturbed(results: Results, folder: Path, seconds: float) -> tuple[Course, dict[str, float]]:
+def disturbed(results: Results, folder: Path, seconds: float) -> None:
     """Kill one of two servers and start it again; later, stop it and let it go on."""
     repository = accelerator.write(folder / "equal", launch_s=0.02, row_s=1e-5)
     one, two = sonic.LocalServer(repository).start(), sonic.LocalServer(repository).start()
@@ -125,24 +127,24 @@ def disturbed(results: Results, folder: Path, seconds: float) -> tuple[Course, d
     lost = len(ak.flatten(jets)) + len(ak.flatten(jets[:ROWS])) - total.rows
     results.note("rows lost or scored twice in the result", abs(lost), at_most=0)
     results.note("requests sent again", total.retries)
-    return course, marks
+    begun = course.points[0][0]
+    results.numbers["course"] = [(at - begun, rows) for at, rows in course.points]
+    results.numbers["marks"] = {name: mark - begun for name, mark in marks.items()}
 
 
-def draw(path: Path, course: Course, marks: dict[str, float]) -> None:
+def draw(found: dict[str, Any]) -> Figure:
     """Draw the rows a second, and what happened when."""
-    import matplotlib.pyplot as plt
-
-    times, rows = np.array(course.points).T
+    times, rows = np.array(found["course"]).T
     width = round(0.5 / STEP_S)
     rates = (rows[width:] - rows[:-width]) / (times[width:] - times[:-width])
-    figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
-    axes.plot(times[width:] - times[0], rates / 1e3)
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(times[width:], rates / 1e3)
     axes.set(xlabel="time (s)", ylabel="thousand rows a second, of two servers", ylim=0)
-    for name, mark in marks.items():
-        axes.axvline(mark - times[0], color="gray", linewidth=1)
-        axes.text(mark - times[0], 0, f" {name}", rotation=90, va="bottom")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    for name, mark in found["marks"].items():
+        axes.axvline(mark, color="gray", linewidth=1)
+        axes.text(mark, 0, f" {name}", rotation=90, va="bottom")
+    return figure
 
 
 _MEMORY = """
@@ -215,10 +217,8 @@ def main() -> None:
             rest(results, server.url, 2.0 if quick else 10.0)
             memory(results, server.url, 20_000 if quick else 2_000_000)
         unequal(results, folder, 2.0 if quick else 10.0)
-        course, marks = disturbed(results, folder, 2.0 if quick else 6.0)
-    finish(results, options)
-    if options.figure is not None:
-        draw(options.figure, course, marks)
+        disturbed(results, folder, 2.0 if quick else 6.0)
+    finish(results, options, draw)
 
 
 if __name__ == "__main__":

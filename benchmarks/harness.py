@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import platform
 import statistics
 import sys
@@ -22,9 +23,20 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from matplotlib.figure import Figure
+
 _VERDICTS = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}
 
-PACKAGES = ("sonic-coffea", "awkward", "numpy", "numba")
+PACKAGES = (
+    "sonic-coffea",
+    "awkward",
+    "coffea",
+    "distributed",
+    "grpcio",
+    "numba",
+    "numpy",
+    "tritonclient",
+)
 
 
 @dataclass
@@ -33,8 +45,8 @@ class Measurement:
 
     Attributes
     ----------
-    median_s : float
-        Median of `repeats` calls.
+    median_s, lower_s, upper_s : float
+        Median and quartiles of `repeats` calls.
     ratio : float
         `median_s` divided by that of `against` in the same run.
     target : str
@@ -43,7 +55,8 @@ class Measurement:
 
     name: str
     median_s: float
-    fastest_s: float
+    lower_s: float
+    upper_s: float
     repeats: int
     against: str = ""
     ratio: float | None = None
@@ -52,7 +65,7 @@ class Measurement:
 
 
 @dataclass
-class Figure:
+class Number:
     """A number that is no time, with what is aimed at."""
 
     name: str
@@ -67,7 +80,7 @@ class Results:
 
     benchmark: str
     measurements: list[Measurement] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
+    figures: list[Number] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
 
     def add(
@@ -94,7 +107,8 @@ class Results:
             Target for the time.
         """
         median = statistics.median(times[name])
-        one = Measurement(name, median, min(times[name]), len(times[name]), against)
+        lower, _, upper = statistics.quantiles([*times[name], median], n=4, method="inclusive")
+        one = Measurement(name, median, lower, upper, len(times[name]), against)
         if against:
             one.ratio = median / statistics.median(times[against])
         if at_most is not None:
@@ -115,7 +129,7 @@ class Results:
         at_most: float | None = None,
     ) -> None:
         """Add a number."""
-        one = Figure(name, float(value))
+        one = Number(name, float(value))
         if at_least is not None:
             one.target, one.met = f"≥ {at_least:g}", one.value >= at_least
         if at_most is not None:
@@ -157,7 +171,13 @@ class Results:
             "measurements": [asdict(m) for m in self.measurements],
             "figures": [asdict(f) for f in self.figures],
             **self.numbers,
-            "machine": {"processor": _processor(), "python": platform.python_version()},
+            "machine": {
+                "processor": _processor(),
+                "cores": len(os.sched_getaffinity(0)),
+                "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+                "system": platform.system(),
+                "python": platform.python_version(),
+            },
             "packages": {name: version(name) for name in PACKAGES},
         }
 
@@ -213,8 +233,19 @@ def parser(description: str) -> argparse.ArgumentParser:
     return made
 
 
-def finish(results: Results, options: argparse.Namespace) -> None:
-    """Show the table, and write the file that was asked for."""
+def finish(
+    results: Results,
+    options: argparse.Namespace,
+    draw: Callable[[dict[str, Any]], Figure],
+) -> None:
+    """Show the tables, and write the files that were asked for.
+
+    Parameters
+    ----------
+    draw : callable
+        Draws what the JSON holds, so that it can be drawn again from there.
+    """
+    found = results.to_dict()
     console = Console(width=120)
     if results.measurements:
         console.print(results.table())
@@ -222,8 +253,11 @@ def finish(results: Results, options: argparse.Namespace) -> None:
         console.print(results.figure_table())
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results.to_dict(), indent=1) + "\n")
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(f"results are in {options.json}", file=sys.stderr)
+    if options.figure is not None:
+        options.figure.parent.mkdir(parents=True, exist_ok=True)
+        draw(json.loads(json.dumps(found))).savefig(options.figure, dpi=150)
 
 
 def _time(seconds: float) -> str:

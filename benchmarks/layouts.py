@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
-import matplotlib as mpl
 import numpy as np
 from harness import Results, finish, interleaved, parser, peak_bytes
+from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
 from sonic_coffea.layouts import bind_inputs
@@ -158,27 +158,24 @@ def growth(results: Results, sizes: list[int], repeats: int) -> None:
     results.numbers["exponent of the growth"] = slope
 
 
-def draw(results: Results, path: Any) -> None:
+def draw(found: dict[str, Any]) -> Figure:
     """Draw the cost of a row against their number, and the ratios to a copy."""
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    medians = results.numbers["seconds by rows"]
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    (left, right) = figure.subplots(1, 2)
+    medians = {int(n): t for n, t in found["seconds by rows"].items()}
     left.loglog(list(medians), [1e9 * t / n for n, t in medians.items()], "o-")
     left.set_xlabel("rows")
     left.set_ylabel("ns a row (2 fields, 4 long)")
-    slope = results.numbers["exponent of the growth"]
+    slope = found["exponent of the growth"]
     if slope is not None:
         left.set_title(f"time grows as rows to the power of {slope:.2f}", fontsize=10)
-    bars = [m for m in results.measurements if m.against == COPY]
-    right.barh([m.name for m in bars], [m.ratio for m in bars])
+    bars = [m for m in found["measurements"] if m["against"] == COPY]
+    right.barh([m["name"] for m in bars], [m["ratio"] for m in bars])
     right.axvline(1, color="k", lw=0.8)
     right.set_xscale("log")
     right.set_xlabel("time, over that of copying the tensor")
     right.invert_yaxis()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def main() -> None:
@@ -191,12 +188,10 @@ def main() -> None:
     returning(results, rows, repeats)
     sizes = [10**n for n in range(3, 6 if options.quick else 8)]
     growth(results, sizes, 3 if options.quick else 5)
-    finish(results, options)
+    finish(results, options, draw)
     for name in ("peak memory of Padded, over its result", "exponent of the growth"):
         if results.numbers[name] is not None:
             print(f"{name}: {results.numbers[name]:.2f}")
-    if options.figure is not None:
-        draw(results, options.figure)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """How much of what a server can give a process gets, from jagged arrays to jagged scores.
 
-The limit is a plain load generator that sends prebuilt tensors and does nothing with the answers;
-the peers are coffea's `triton_wrapper`, and a blocking call of tritonclient.
+The limit is a plain load generator that sends prebuilt tensors and does nothing with the answers.
+The peers are coffea's `triton_wrapper`, the loop that analyses have by hand, PyTriton's client, and
+a blocking call of tritonclient.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,11 @@ import tritonclient.grpc as triton
 from coffea.ml_tools import triton_wrapper
 from harness import Results, finish, interleaved, parser
 from layouts import FIELDS, LENGTH, collection
+from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
 from sonic_coffea import local_state
+from sonic_coffea.server import install
 
 MODEL = sonic.Model(
     "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}
@@ -92,6 +97,55 @@ class ByHand(triton_wrapper):
         return [output_list, {"x": ak.values_astype(tensor, "float32")}], {}
 
 
+def tensor_of(jets: ak.Array) -> np.ndarray:
+    """Pad with awkward."""
+    padded = [ak.fill_none(ak.pad_none(jets[f], LENGTH, axis=1, clip=True), 0) for f in FIELDS]
+    return np.stack([ak.to_numpy(p).astype("float32") for p in padded], axis=1)
+
+
+def loop(url: str, batch_size: int) -> Any:
+    """Return the loop that analyses have: a blocking call after the other, and tries again."""
+    client = client_of(url)
+
+    def call(jets: ak.Array) -> ak.Array:
+        x, parts = tensor_of(ak.flatten(jets)), []
+        for start in range(0, len(x), batch_size):
+            inputs = input_of(np.ascontiguousarray(x[start : start + batch_size]))
+            for last in (False, False, True):
+                try:
+                    parts.append(client.infer("accelerator", inputs).as_numpy("y"))
+                    break
+                except triton.InferenceServerException:
+                    if last:
+                        raise
+        return ak.unflatten(np.concatenate(parts), ak.num(jets))
+
+    return call
+
+
+def pytriton(url: str, batch_size: int) -> Any:
+    """Return a call of PyTriton's client, which comes with the server."""
+    site = next(install.find().root.glob("lib/python3*/site-packages"))
+    sys.path.append(str(site))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pytriton.client import ModelClient
+
+        made = ModelClient(url, "accelerator", lazy_init=True, inference_timeout_s=60)
+    for client in (made._general_client, made._infer_client):  # noqa: SLF001
+        client.register_plugin(Secret(url))
+
+    def call(jets: ak.Array) -> ak.Array:
+        x = tensor_of(ak.flatten(jets))
+        parts = [
+            made.infer_batch(x=np.ascontiguousarray(x[start : start + batch_size]))["y"]
+            for start in range(0, len(x), batch_size)
+        ]
+        return ak.unflatten(np.concatenate(parts), ak.num(jets))
+
+    return call
+
+
 def wrapper(url: str, batch_size: int) -> Any:
     """Return a call of coffea's wrapper."""
     made = ByHand(
@@ -132,7 +186,13 @@ def throughput(results: Results, url: str, rows: int, repeats: int) -> None:
         for name in times:
             results.add(times, name)
         peers = {
-            f"coffea's triton_wrapper, batch {size}": wrapper(url, size) for size in (256, 1024)
+            f"{name}, batch {size}": make(url, size)
+            for name, make in {
+                "coffea's triton_wrapper": wrapper,
+                "loop by hand": loop,
+                "PyTriton's client": pytriton,
+            }.items()
+            for size in (256, 1024)
         }
         small = jets[: len(jets) // 10]
         slow = interleaved(
@@ -167,17 +227,16 @@ def latency(results: Results, url: str, repeats: int) -> None:
     results.add(times, "sonic-coffea, 100 rows", against="blocking call, 100 rows", at_most=1.3)
 
 
-def draw(path: Path, shares: dict[str, float]) -> None:
+def draw(found: dict[str, Any]) -> Figure:
     """Draw what part of the saturated server each way gets."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+    shares = found["share of the saturated server"]
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
     colors = ["C1" if "sonic" in name else "C0" for name in shares]
     axes.barh(list(shares)[::-1], list(shares.values())[::-1], color=colors[::-1])
     axes.axvline(1.0, color="gray", linewidth=1)
     axes.set_xlabel("rows a second over those of the saturated server")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def main() -> None:
@@ -191,9 +250,7 @@ def main() -> None:
             throughput(
                 results, server.url, 8_192 if options.quick else 102_400, 2 if options.quick else 7
             )
-    finish(results, options)
-    if options.figure is not None:
-        draw(options.figure, results.numbers["share of the saturated server"])
+    finish(results, options, draw)
     for name, share in results.numbers["share of the saturated server"].items():
         print(f"{name}: {share:.0%} of the saturated server")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import accelerator
 import awkward as ak
 import numpy as np
 from harness import Results, finish, interleaved, parser
+from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
@@ -47,21 +48,20 @@ def measure(results: Results, server: sonic.LocalServer, sizes: Sequence[float])
                 title=f"{megabytes:g} MB",
             )
             results.add(times, names[0])
-            ratios[megabytes] = results.add(times, names[1], against=names[0]).ratio
+            ratios[f"{megabytes:g}"] = results.add(times, names[1], against=names[0]).ratio
     results.numbers["shared memory over messages, by megabytes"] = ratios
 
 
-def draw(path: Path, ratios: dict[float, float]) -> None:
+def draw(found: dict[str, Any]) -> Figure:
     """Draw the ratio by size."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
-    axes.plot(list(ratios), list(ratios.values()), "o-")
+    ratios = found["shared memory over messages, by megabytes"]
+    figure = Figure(figsize=(5, 3.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([float(size) for size in ratios], list(ratios.values()), "o-")
     axes.axhline(1.0, color="gray", linewidth=1)
     axes.set(xscale="log", xlabel="tensors of a request (MB)", ylim=0)
     axes.set_ylabel("time with shared memory over messages")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def main() -> None:
@@ -72,9 +72,7 @@ def main() -> None:
         repository = accelerator.write(Path(folder), launch_s=0.0, row_s=0.0, max_rows=200_000)
         with sonic.LocalServer(repository) as server:
             measure(results, server, (1,) if options.quick else (0.3, 1, 3, 10, 30, 100))
-    finish(results, options)
-    if options.figure is not None:
-        draw(options.figure, results.numbers["shared memory over messages, by megabytes"])
+    finish(results, options, draw)
 
 
 if __name__ == "__main__":
