@@ -35,6 +35,33 @@ class TritonPythonModel:
         ]
 """
 
+_ZEROS = """
+import json
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        self.first = config["input"][0]["name"]
+        self.outputs = {o["name"]: [int(n) for n in o["dims"]] for o in config["output"]}
+
+    def execute(self, requests):
+        rows = [
+            pb_utils.get_input_tensor_by_name(r, self.first).shape()[0] for r in requests
+        ]
+        time.sleep(LAUNCH_S + ROW_S * sum(rows))
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor(o, np.zeros([n, *d], "float32")) for o, d in self.outputs.items()]
+            )
+            for n in rows
+        ]
+"""
+
 _CONFIG = """
 name: "accelerator"
 backend: "python"
@@ -64,4 +91,16 @@ def write(
             max_rows=max_rows, features=FEATURES, length=LENGTH, launch_s=launch_s, row_s=row_s
         )
     )
+    return repository
+
+
+def stand_in(repository: Path, model: str) -> Path:
+    """Have a model of a repository do nothing for as long as an accelerator would work."""
+    folder = repository / model
+    (file,) = folder.glob("*/model.onnx")
+    constants = f"LAUNCH_S, ROW_S = {LAUNCH_S}, {ROW_S}\n"
+    file.with_name("model.py").write_text(constants + _ZEROS)
+    file.unlink()
+    config = folder / "config.pbtxt"
+    config.write_text(config.read_text().replace('"onnxruntime"', '"python"'))
     return repository

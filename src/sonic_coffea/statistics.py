@@ -182,8 +182,14 @@ class Statistics:
     def _thin(self) -> None:
         """Draw fewer, but the same ones wherever they are added up."""
         while len(self.spans) > _MOST_SPANS:
+            self.spans = self._drawn(self.spans_share / 2)
             self.spans_share /= 2
-            self.spans = [span for span in self.spans if span.lot < self.spans_share]
+
+    def _drawn(self, share: float) -> list[Span]:
+        """Return the spans that a share of all has."""
+        if share == self.spans_share:
+            return self.spans
+        return [span for span in self.spans if span.lot < share]
 
     def __iter__(self) -> Iterator[tuple[Served, Tally]]:
         return iter(self.tallies.items())
@@ -198,9 +204,9 @@ class Statistics:
     def __iadd__(self, other: Statistics) -> Statistics:
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.spans_share = min(self.spans_share, other.spans_share)
-        both = self.spans + other.spans
-        self.spans = [span for span in both if span.lot < self.spans_share]
+        share = min(self.spans_share, other.spans_share)
+        self.spans = self._drawn(share) + other._drawn(share)
+        self.spans_share = share
         self._thin()
         for served, tally in other.tallies.items():
             mine = self.tally(*served)

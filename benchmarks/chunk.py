@@ -1,0 +1,132 @@
+"""Where the time of one chunk goes: CPU time by part, with a server that answers at once.
+
+A profile of all Python threads gives the shares, and an undisturbed run the time that they are
+shares of. What the process used beyond the profiled threads is gRPC's own threads.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import accelerator
+import numpy as np
+import yappi
+from harness import Results, finish, parser
+from layouts import FIELDS, LENGTH, collection
+from matplotlib.figure import Figure
+
+import sonic_coffea as sonic
+
+MODEL = sonic.Model(
+    "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}
+)
+# The first that a file's path has in it.
+PARTS = {
+    "sonic_coffea/layouts": "layouts: tensors and scores",
+    "sonic_coffea/transport": "transport: messages",
+    "sonic_coffea/pool": "pool: which, when, where",
+    "sonic_coffea": "model and pending call",
+    "tritonclient": "transport: messages",
+    "google/": "transport: messages",
+    "grpc": "gRPC",
+    "awkward": "awkward",
+    "numpy": "numpy",
+    "threading": "locks and threads",
+}
+OTHER, BEYOND = "rest of Python", "gRPC's own threads"
+
+
+def part_of(module: str) -> str:
+    """Return what a function belongs to."""
+    return next((part for place, part in PARTS.items() if place in module), OTHER)
+
+
+def cpu_s(jets: Any, turns: int) -> tuple[float, float]:
+    """Return the process's CPU time of a call, and the wall time, without a profile."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(turns):
+        MODEL(jets)
+    return (time.process_time() - cpu) / turns, (time.perf_counter() - wall) / turns
+
+
+def profiled(jets: Any, turns: int) -> tuple[Counter[str], list[tuple[str, float]], float]:
+    """Return the seconds of each part and of the ten dearest functions, and of the process."""
+    yappi.set_clock_type("cpu")
+    yappi.clear_stats()
+    yappi.start()
+    begun = time.process_time()
+    try:
+        for _ in range(turns):
+            MODEL(jets)
+    finally:
+        used = time.process_time() - begun
+        yappi.stop()
+    parts: Counter[str] = Counter()
+    functions: Counter[str] = Counter()
+    for one in yappi.get_func_stats():
+        parts[part_of(one.module)] += one.tsub
+        functions[f"{Path(one.module).name}:{one.name}"] += one.tsub
+    return parts, functions.most_common(10), used
+
+
+def measure(results: Results, name: str, rows: int, turns: int) -> None:
+    """Split the CPU time of a chunk."""
+    jets = collection(rows, fields=FIELDS, mean=45)
+    MODEL(jets)
+    used, wall = np.median([cpu_s(jets, turns) for _ in range(5)], axis=0)
+    parts, functions, while_profiled = profiled(jets, turns)
+    parts[BEYOND] = max(0.0, while_profiled - parts.total())
+    shares = {part: seconds / parts.total() for part, seconds in parts.most_common()}
+    results.note(f"{name}: wall time, ms", wall * 1e3)
+    results.note(f"{name}: CPU time, ms", used * 1e3)
+    for part, share in shares.items():
+        results.note(f"{name}: {part}, %", 100 * share)
+    results.numbers.setdefault("shares of the CPU time", {})[name] = shares
+    results.numbers.setdefault("dearest functions", {})[name] = [
+        (function, seconds / parts.total()) for function, seconds in functions
+    ]
+
+
+def draw(found: dict[str, Any]) -> Figure:
+    """Draw the shares, one bar a chunk."""
+    shares = found["shares of the CPU time"]
+    parts = sorted(
+        {part for one in shares.values() for part in one},
+        key=lambda part: -max(one.get(part, 0) for one in shares.values()),
+    )
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots()
+    left = np.zeros(len(shares))
+    for number, part in enumerate(parts):
+        width = np.array([one.get(part, 0.0) for one in shares.values()])
+        axes.barh(list(shares), width, left=left, label=part, color=f"C{number}")
+        left += width
+    axes.set(xlabel="part of the CPU time", xlim=(0, 1))
+    axes.invert_yaxis()
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+    return figure
+
+
+def main() -> None:
+    """Run it."""
+    options = parser(__doc__ or "").parse_args()
+    quick = options.quick
+    results = Results("Chunk: where the client's CPU time goes")
+    with tempfile.TemporaryDirectory() as folder:
+        repository = accelerator.write(Path(folder), launch_s=0.0, row_s=0.0)
+        with sonic.LocalServer(repository) as server, sonic.connect(server, shared_memory=False):
+            measure(results, "100 jets", 100, 20 if quick else 300)
+            measure(results, "20,000 jets", 2_000 if quick else 20_000, 2 if quick else 20)
+    finish(results, options, draw)
+    for name, functions in results.numbers["dearest functions"].items():
+        listed = ", ".join(f"{function} {share:.0%}" for function, share in functions)
+        print(f"{name}: {listed}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Whether `sonic-coffea plan` is right: what it says of 1 to 16 workers, beside what they do.
+
+A stand-in accelerator in a real Triton is measured as `sonic-coffea bench` does, and a chunk with a
+fake server, as the documentation says. Then real dask workers, processes of one thread, run with
+the server. Their CPU work is a sleep: more of them than the machine has cores must not share any.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import accelerator
+import numpy as np
+from cluster import local
+from distributed import Client
+from harness import Results, finish, parser
+from layouts import FIELDS, LENGTH, collection
+from matplotlib.figure import Figure
+
+import sonic_coffea as sonic
+from sonic_coffea.measuring import Curve, measure
+from sonic_coffea.planning import plan
+from sonic_coffea.pool import Settings
+from sonic_coffea.testing import FakeModel, FakeServer
+
+MODEL = sonic.Model(
+    "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}
+)
+# Slow enough that the machine's cores are not what limits it.
+LAUNCH_S, ROW_S, ROWS = 20e-3, 1e-4, 256
+SLEEP_S = 0.4
+RATE = "rows a second"
+
+
+def chunk(number: int) -> tuple[float, int]:
+    """Score the jets of a chunk after its CPU work; return when it was over, and its jets."""
+    jets = collection(ROWS, fields=FIELDS, mean=10, seed=number % 10)
+    time.sleep(SLEEP_S)
+    scores = MODEL(jets)
+    return time.time(), int(sum(map(len, scores.a)))
+
+
+def cpu_s(turns: int) -> float:
+    """Return the time of a chunk if scores come at once."""
+    model = FakeModel.of(MODEL, lambda inputs: {"y": inputs["x"][:, :2, 0]}, max_rows=ROWS)
+    with FakeServer({"accelerator": model}) as fake, sonic.connect(fake.url):
+        times = []
+        for number in range(turns + 1):
+            begun = time.perf_counter()
+            chunk(number)
+            times.append(time.perf_counter() - begun)
+    return float(np.median(times[1:]))
+
+
+def rate(workers: int, url: str, seconds: float) -> float:
+    """Return the rows a second of so many workers, when they have settled."""
+    number = round(workers * seconds / SLEEP_S) + 8 * workers
+    with local(workers) as cluster, Client(cluster) as client, sonic.connect(url, client=client):
+        client.gather(client.map(chunk, range(2 * workers), pure=False))
+        out = client.gather(client.map(chunk, range(number), pure=False))
+    at, rows = (np.array(column) for column in zip(*sorted(out), strict=True))
+    # Neither while the first begin, nor while only the last of them work.
+    first, last = len(at) // 4, len(at) - 3 * workers
+    return float(rows[first + 1 : last + 1].sum() / (at[last] - at[first]))
+
+
+def compare(results: Results, curve: Curve, url: str, counts: list[int], seconds: float) -> None:
+    """Compare what was planned with what was done."""
+    busy_s = cpu_s(5)
+    table = []
+    for workers in counts:
+        planned = plan(
+            curve, cores=workers, cpu_s=busy_s, rows_per_event=ROWS, events=1e6, servers=1
+        )
+        assert planned.simulated_rows_per_s is not None
+        done = rate(workers, url, seconds)
+        bound = planned.events_per_s * ROWS
+        table.append([workers, done, planned.simulated_rows_per_s, bound])
+        error = abs(planned.simulated_rows_per_s / done - 1)
+        results.note(f"{workers} workers: {RATE}", done)
+        results.note(f"{workers} workers: planned, off by", error, at_most=0.1)
+        results.note(f"{workers} workers: upper limit, off by", abs(bound / done - 1))
+    results.numbers["workers, measured, simulated, upper limit"] = table
+
+
+def draw(found: dict[str, Any]) -> Figure:
+    """Draw what was planned and done."""
+    workers, done, planned, bound = np.array(found["workers, measured, simulated, upper limit"]).T
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(workers, bound / 1e3, "k:", label="plan: upper limit")
+    axes.plot(workers, planned / 1e3, "C0-", label="plan: simulated")
+    axes.plot(workers, done / 1e3, "C1o", label="measured")
+    axes.set(xlabel="workers of one server", ylabel="thousand rows a second", xlim=0, ylim=0)
+    axes.legend()
+    return figure
+
+
+def main() -> None:
+    """Run it."""
+    options = parser(__doc__ or "").parse_args()
+    quick = options.quick
+    results = Results("Facility: what is planned for 1 to 16 workers, and what they do")
+    with tempfile.TemporaryDirectory() as folder:
+        repository = accelerator.write(Path(folder), launch_s=LAUNCH_S, row_s=ROW_S, max_rows=ROWS)
+        with sonic.LocalServer(repository) as server:
+            curve = measure(Settings.make(server), "accelerator", seconds=0.1 if quick else 1.0)
+            counts = [1, 2] if quick else [1, 2, 4, 8, 12, 16]
+            compare(results, curve, server.url, counts, 2.0 if quick else 20.0)
+    finish(results, options, draw)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What a whole analysis gains from a shared accelerator, over inference on the worker's own core.
+
+A chunk of the sample has CPU work and a jet tagger, which runs either in onnxruntime on the
+worker's one core, or on a stand-in accelerator behind a real Triton: by a blocking call, and with
+threads lent. The limit is the same without any inference. The CPU work is chosen so that the
+tagger is a tenth, a quarter and a half of a chunk on the worker's core.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import accelerator
+import awkward as ak
+import numpy as np
+import onnxruntime
+from cluster import compute, local
+from coffea.nanoevents import NanoAODSchema, NanoEventsFactory
+from distributed import Client
+from harness import Results, finish, parser
+from matplotlib.figure import Figure
+
+import sonic_coffea as sonic
+from sonic_coffea.demo.features import constituent_features
+from sonic_coffea.demo.samples import DATA
+from sonic_coffea.layouts import bind_inputs
+
+MODEL = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
+BATCH, JETS = 256, 512
+NONE, HERE, BLOCKING, LENT = (
+    "no inference",
+    "onnxruntime on the worker",
+    "service, blocking",
+    "service, threads lent",
+)
+
+
+@functools.cache
+def jets() -> ak.Array:
+    """Return the features of some jets of the sample, once a process."""
+    NanoAODSchema.warn_missing_crossrefs = False
+    events = NanoEventsFactory.from_root({str(DATA / "TTbar_1.root"): "Events"}).events()
+    events = events[: int(np.searchsorted(np.cumsum(ak.num(events.FatJet)), JETS))]
+    return ak.to_packed(constituent_features(events.FatJet, sonic.constituents(events)))
+
+
+@functools.cache
+def session() -> onnxruntime.InferenceSession:
+    """Return the network, on one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(
+        str(DATA / "toptagger.onnx"), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def here(objects: ak.Array) -> np.ndarray:
+    """Score on this core, from the same tensors."""
+    inputs = bind_inputs(MODEL.inputs, objects)
+    parts = [
+        session().run(None, inputs.pack(start, min(start + BATCH, len(inputs))))[0]
+        for start in range(0, len(inputs), BATCH)
+    ]
+    return np.concatenate(parts)
+
+
+def chunk(number: int, *, cpu_s: float, way: str) -> int:
+    """Do half of the work, take the scores, do the rest."""
+    del number
+    compute(cpu_s / 2)
+    if way == HERE:
+        rows = len(here(jets()))
+    elif way == NONE:
+        rows = 0
+    else:
+        rows = int(ak.count(MODEL(jets()).Top))
+    compute(cpu_s / 2)
+    return rows
+
+
+def inference_s(turns: int) -> float:
+    """Return how long the jets of a chunk take on this core, in CPU time."""
+    here(jets())
+    times = []
+    for _ in range(turns):
+        begun = time.thread_time()
+        here(jets())
+        times.append(time.thread_time() - begun)
+    return float(np.median(times))
+
+
+def measure(results: Results, url: str, parts: list[float], chunks: int, turns: int) -> None:
+    """Compare the walls of all ways."""
+    infer_s = inference_s(5)
+    results.note(f"the tagger on a core: seconds for {JETS} jets", infer_s)
+    table = {}
+    with local(1) as cluster, Client(cluster) as client:
+        for part in parts:
+            cpu_s = infer_s * (1 - part) / part
+            walls: dict[str, list[float]] = {way: [] for way in (NONE, HERE, BLOCKING, LENT)}
+            for _ in range(turns):
+                for way, taken in walls.items():
+                    most = 4 if way == LENT else 0
+                    with sonic.connect(url, client=client, waiting_chunks=most):
+                        client.gather(client.map(chunk, range(2), cpu_s=0.0, way=way, pure=False))
+                        begun = time.perf_counter()
+                        futures = client.map(chunk, range(chunks), cpu_s=cpu_s, way=way, pure=False)
+                        client.gather(futures)
+                        taken.append(time.perf_counter() - begun)
+            medians = {way: float(np.median(taken)) for way, taken in walls.items()}
+            name = f"tagger {part:.0%} of a chunk"
+            for way in (HERE, BLOCKING, LENT):
+                ideal = medians[NONE] / medians[way]
+                results.note(f"{name}: {way}, throughput over the ideal", ideal)
+            gain = medians[HERE] / medians[LENT] - 1
+            results.note(f"{name}: gain of the whole workflow", gain)
+            table[f"{part:g}"] = {way: medians[NONE] / medians[way] for way in medians}
+    results.numbers["throughput over the ideal, by the tagger's part"] = table
+
+
+def draw(found: dict[str, Any]) -> Figure:
+    """Draw what part of the ideal each way reaches."""
+    table = found["throughput over the ideal, by the tagger's part"]
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(table))
+    for shift, way in enumerate((HERE, BLOCKING, LENT)):
+        axes.bar(places + 0.27 * (shift - 1), [one[way] for one in table.values()], 0.25, label=way)
+    axes.axhline(1.0, color="gray", linewidth=1)
+    axes.set_xticks(places, [f"{float(part):.0%}" for part in table])
+    axes.set(
+        xlabel="the tagger's part of a chunk on the worker's core",
+        ylabel="throughput over the ideal",
+    )
+    axes.legend(loc="lower left")
+    return figure
+
+
+def main() -> None:
+    """Run it."""
+    options = parser(__doc__ or "").parse_args()
+    quick = options.quick
+    results = Results("Workflow: a chunk with a jet tagger, on the worker or as a service")
+    with tempfile.TemporaryDirectory() as folder:
+        repository = Path(folder) / "repository"
+        sonic.build_repository(repository, {"toptagger": DATA / "toptagger.onnx"})
+        with sonic.LocalServer(accelerator.stand_in(repository, "toptagger")) as server:
+            parts = [0.5] if quick else [0.1, 0.25, 0.5]
+            measure(results, server.url, parts, 4 if quick else 24, 1 if quick else 3)
+    finish(results, options, draw)
+
+
+if __name__ == "__main__":
+    main()
