@@ -19,9 +19,11 @@ root_doc = "contents"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_show_copyright = False
 html_title = f"sonic-coffea {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+pygments_dark_style = "github-dark"
 # Names are looked up in the analysis' own pages only: a build needs no network.
 numpydoc_show_class_members = False
 autodoc_member_order = "bysource"
