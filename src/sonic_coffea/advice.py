@@ -85,9 +85,9 @@ def _of_server(server: str, model: str, tally: Tally, timings: Timings | None) -
                 f"requests for {model} wait on {server} {queue_s / work_s:.0f} times as long as it "
                 "works on them: it is saturated, and needs more instances, or servers beside it"
             )
-        if network_s > _NETWORK * (queue_s + work_s):
+        if network_s > _NETWORK * (queue_s + work_s) > 0:
             yield (
-                f"the network takes {network_s / max(queue_s + work_s, 1e-9):.0f} times as long as "
+                f"the network takes {network_s / (queue_s + work_s):.0f} times as long as "
                 f"{model} on {server}: smaller types (dtype='float16'), Bucketed, or compression "
                 "send less"
             )

@@ -53,24 +53,19 @@ class Pending:
         self.parts: list[Part] = []
 
     def __repr__(self) -> str:
-        if self.done():
-            failed = any(part.call.failure is not None for part in self.parts)
-            state = "failed" if failed else "done"
-        else:
-            state = "on its way"
-        return f"<Pending {self._model.name}: {len(self._rows)} rows, {state}>"
+        return f"<Pending {self._model.name}: {len(self._rows)} rows, {self._state}>"
 
     def _repr_html_(self) -> str:
         s, total = self.statistics, self.statistics.total()
-        there = total.rows + s.repeated + s.cached
         rows = [
             ("rows", f"{len(self._rows):,}"),
-            ("scored", f"{there:,}, {there / max(s.objects, 1):.0%}"),
-            ("state", "done" if self.done() else "on its way"),
+            ("scored", f"{self._scored:,}, {self._scored / max(s.objects, 1):.0%}"),
+            ("state", self._state),
             ("requests", f"{total.requests:,}, {total.retries:,} sent again"),
         ]
         failed = [part.call.failure for part in self.parts if part.call.failure is not None]
-        notes = [f"failed: {failed[0]}"] if failed else ["result() waits for it, cancel() ends it"]
+        notes = [] if self.done() else ["result() waits for it, cancel() ends it"]
+        notes += [f"failed: {error}" for error in failed[:1]]
         return html.table(f"Pending {self._model.name}", rows, notes=notes)
 
     @property
@@ -80,6 +75,18 @@ class Pending:
         for part in self.parts:
             total += part.call.statistics
         return total
+
+    @property
+    def _state(self) -> str:
+        if not self.done():
+            return "on its way"
+        return "failed" if any(part.call.failure for part in self.parts) else "done"
+
+    @property
+    def _scored(self) -> int:
+        """How many rows have their scores, by whatever way."""
+        s = self.statistics
+        return s.total().rows + s.repeated + s.cached
 
     def lose(self, wanted: Any, rows: int) -> None:
         """Give up rows before they are sent."""
@@ -125,6 +132,8 @@ class Pending:
         except BaseException as error:
             self.cancel()
             self._keep(_KEPT_WITHIN_S if isinstance(error, KeyboardInterrupt) else 0.0)
+            if isinstance(error, KeyboardInterrupt):
+                self._tell_what_is_kept(error)
             raise
         contents = {name: output.content() for name, output in self._outputs.items()}
         if len(contents) == 1:
@@ -149,6 +158,16 @@ class Pending:
             "sonic_coffea": __version__,
         }
 
+    def _tell_what_is_kept(self, interrupt: KeyboardInterrupt) -> None:
+        """Say below the traceback how far it was."""
+        cached = any(part.caches for part in self.parts)
+        what = "what is in the cache is not sent again" if cached else "a cache would keep them"
+        if hasattr(interrupt, "add_note"):  # Python 3.11
+            interrupt.add_note(
+                f"{self._scored:,} of {len(self._rows):,} rows of {self._model.name} were scored; "
+                + what
+            )
+
     def _keep(self, wait_s: float) -> None:
         """Keep what came of a call that failed; it asks the servers, so on another thread."""
 
@@ -167,25 +186,43 @@ class Pending:
         if not show:
             yield
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+        from rich import get_console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
-        over = threading.Event()
-        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, transient=True) as bar:
+        over, console = threading.Event(), get_console()
+        columns = (
+            "{task.description}",
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            "<",
+            TimeRemainingColumn(),
+        )
+        # In a notebook, a bar that goes away would leave a gap below its cell.
+        with Progress(*columns, console=console, transient=not console.is_jupyter) as bar:
             task = bar.add_task(self._model.name, total=len(self._rows))
 
             def look() -> None:
-                while not over.wait(_LOOK_S):
-                    s = self.statistics
-                    bar.update(task, completed=s.total().rows + s.repeated + s.cached)
+                bar.update(task, completed=self._scored)
 
-            watcher = threading.Thread(target=look, name="sonic-progress", daemon=True)
+            def watch() -> None:
+                while not over.wait(_LOOK_S):
+                    look()
+
+            watcher = threading.Thread(target=watch, name="sonic-progress", daemon=True)
             watcher.start()
             try:
                 yield
             finally:
                 over.set()
                 watcher.join()
+                look()
 
     def _wait(self, call: Call, until: float | None) -> None:
         started = time.monotonic()

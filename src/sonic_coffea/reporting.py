@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from sonic_coffea import html
 from sonic_coffea.advice import advise
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.statistics import Statistics, Tally
@@ -99,6 +100,7 @@ class Report:
         return (
             '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Scoring</title>'
             "<style>body{font-family:sans-serif;margin:2em;max-width:70em}"
+            "table{border-collapse:collapse;margin-bottom:1em}tr{border-bottom:1px solid #ddd}"
             "svg{max-width:100%;height:auto}</style></head>"
             f"<body>{self._repr_html_()}{drawing[1]}{drawing[2]}</body></html>\n"
         )
@@ -113,16 +115,11 @@ class Report:
             yield Text(f"• {one}", style="yellow")
 
     def _repr_html_(self) -> str:
-        from io import StringIO
-
-        from rich.console import Console
-
-        console = Console(record=True, file=StringIO(), width=110, force_jupyter=False)
-        console.print(self)
-        return console.export_html(
-            inline_styles=True,
-            code_format='<pre style="font-family:monospace;line-height:1.2">{code}</pre>',
-        )
+        page = html.table("Scoring", self._summary_rows(), numbers=True)
+        header, rows = self._server_rows()
+        if len(header) > 1:
+            page += html.table(_SERVERS_TITLE, rows, header=header, numbers=True)
+        return page + html.notes_below(self.advice)
 
     def __repr__(self) -> str:
         total = self.statistics.total()
@@ -131,17 +128,36 @@ class Report:
     def _summary(self) -> Table:
         from rich.table import Table
 
-        s, total = self.statistics, self.statistics.total()
         table = Table(title="Scoring", show_header=False, title_justify="left")
         table.add_column(style="bold")
         table.add_column(justify="right")
+        for row in self._summary_rows():
+            table.add_row(*row)
+        return table
+
+    def _servers(self) -> Table:
+        from rich.table import Table
+
+        header, rows = self._server_rows()
+        table = Table(title=_SERVERS_TITLE, title_justify="left")
+        table.add_column(style="bold")
+        for one in header[1:]:
+            table.add_column(one, justify="right", overflow="fold")
+        for number, row in enumerate(rows):
+            if number == len(_STAGES):
+                table.add_section()
+            table.add_row(*row)
+        return table
+
+    def _summary_rows(self) -> list[tuple[str, str]]:
+        s, total = self.statistics, self.statistics.total()
         rows = [
-            ("chunks", f"{s.chunks:,}") if s.chunks else None,
-            ("events", f"{s.events:,}") if s.events else None,
+            ("chunks", f"{s.chunks:,}" if s.chunks else None),
+            ("events", f"{s.events:,}" if s.events else None),
             ("objects scored", f"{total.rows + s.repeated + s.cached:,} of {s.objects:,}"),
-            ("lost, and None", f"{s.lost:,}") if s.lost else None,
-            ("not sent, as they repeat others", f"{s.repeated:,}") if s.repeated else None,
-            ("not sent, as they were on disk", f"{s.cached:,}") if s.cached else None,
+            ("lost, and None", f"{s.lost:,}" if s.lost else None),
+            ("not sent, as they repeat others", f"{s.repeated:,}" if s.repeated else None),
+            ("not sent, as they were on disk", f"{s.cached:,}" if s.cached else None),
             ("requests", f"{total.requests:,}"),
             ("rows a request", f"{total.rows / total.requests:.0f}" if total.requests else None),
             ("rows/s", f"{total.rows / self.wall_s:,.0f}" if self.wall_s else None),
@@ -150,27 +166,20 @@ class Report:
             ("sent, received", f"{_mb(total.sent_bytes)}, {_mb(total.received_bytes)}"),
             ("retries", f"{total.retries:,}"),
         ]
-        for row in rows:
-            if row is not None and row[1] is not None:
-                table.add_row(row[0], row[1])
-        return table
+        return [(label, value) for label, value in rows if value is not None]
 
-    def _servers(self) -> Table:
-        from rich.table import Table
-
+    def _server_rows(self) -> tuple[list[str], list[list[str]]]:
+        """Return a header and rows: a column for each model and server, after the labels."""
         served = sorted(self.statistics.tallies.items())
-        table = Table(title="A request's time, by model and server (mean)", title_justify="left")
-        table.add_column(style="bold")
-        for (server, model, version), _ in served:
-            table.add_column(f"{model} v{version}\n{server}", justify="right", overflow="fold")
-        for label, value in _STAGES:
-            table.add_row(label, *(value(tally) for _, tally in served))
+        header = ["", *(f"{model} v{version}\n{server}" for (server, model, version), _ in served)]
+        rows = [[label, *(value(tally) for _, tally in served)] for label, value in _STAGES]
         theirs = [self.timings.get((server, model)) for (server, model, _), _ in served]
         if any(theirs):
-            table.add_section()
-            for label, account in _ACCOUNTS:
-                table.add_row(label, *("" if t is None else account(t) for t in theirs))
-        return table
+            rows += [
+                [label, *("" if t is None else account(t) for t in theirs)]
+                for label, account in _ACCOUNTS
+            ]
+        return header, rows
 
 
 def report(source: Any, *, wall_s: float | None = None, pool: Pool | None = None) -> Report:
@@ -208,6 +217,9 @@ def report(source: Any, *, wall_s: float | None = None, pool: Pool | None = None
         f"a {type(source).__name__} carries no statistics; expected the output of a Runner with a "
         "SonicProcessor that returns a dict, a pool, or a pending call"
     )
+
+
+_SERVERS_TITLE = "A request's time, by model and server (mean)"
 
 
 def _ms(seconds: float) -> str:

@@ -230,10 +230,17 @@ class Sink:
         return rows[~known]
 
     def remember(self, cache: ScoreCache, keys: Sequence[bytes]) -> None:
-        """Keep the answers in a cache."""
+        """Keep the answers in a cache: all that are alike in form at once, which is faster."""
         kept, self._kept = self._kept, []
+        alike: dict[Any, list[tuple[NDArray[np.int64], dict[str, NDArray[Any]]]]] = {}
         for rows, answer in kept:
-            cache.put([keys[row] for row in rows.tolist()], answer)
+            form = tuple((name, t.dtype, t.shape[1:]) for name, t in answer.items())
+            alike.setdefault(form, []).append((rows, answer))
+        for members in alike.values():
+            rows = np.concatenate([rows for rows, _ in members])
+            names = members[0][1]
+            answers = {name: np.concatenate([one[name] for _, one in members]) for name in names}
+            cache.put([keys[row] for row in rows.tolist()], answers)
 
 
 class Part:
@@ -311,6 +318,11 @@ class Part:
     def lost(self) -> list[Any]:
         """The rows that servers have lost, and those that were like them."""
         return [self._sink.lost(wanted) for wanted in self.call.lost]
+
+    @property
+    def caches(self) -> bool:
+        """Whether there is a cache."""
+        return self._cache is not None
 
     @property
     def keeps(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
+import re
+import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -48,6 +50,12 @@ def test_everything_is_escaped() -> None:
     assert "&lt;i&gt;" in page
 
 
+def test_numbers_are_aligned() -> None:
+    page = table("t", [("rows", 1)], header=["", "m\nserver"], numbers=True)
+    assert page.count("text-align:right") == 2
+    assert page.count("text-align:left") == 3
+
+
 def test_a_model_shows_its_contract() -> None:
     page = MODEL._repr_html_()
     for shown in ("tagger&lt;1&gt;", "float32 [N, 2, 8]", "float32 [N, 1, 8]", "Padded", "Mask"):
@@ -82,7 +90,10 @@ def test_a_pending_call_shows_how_far_it_is(server: FakeServer) -> None:
         failed = ROW.submit(objects(4), pool=pool)
         with pytest.raises(errors.RequestError):
             failed.result()
-        assert "failed: the server rejected the request: no luck" in failed._repr_html_()
+        page = failed._repr_html_()
+        assert "failed: the server rejected the request: no luck" in page
+        assert "on its way" not in page
+        assert "waits for it" not in page
         varied = ROW.submit(sonic.Variations(a=objects(2), b=objects(2)), pool=pool)
         varied.result(progress=True)
         assert "4, 100%" in varied._repr_html_()
@@ -109,11 +120,17 @@ def test_what_is_interrupted_is_not_lost(server: FakeServer, tmp_path: Path) -> 
             while server.statistics["m", "rows"] < 40 and time.monotonic() < deadline:
                 time.sleep(0.001)
             server.hold()
-            _thread.interrupt_main()
+            # A real signal, which ends a wait; _thread.interrupt_main would be noticed after it.
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
         threading.Thread(target=interrupt).start()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as interrupted:
             pending.result(progress=True)
+        if sys.version_info >= (3, 11):
+            (note,) = interrupted.value.__notes__
+            assert re.fullmatch(
+                r"\d+ of 400 rows of m were scored; what is in the cache is not sent again", note
+            )
         server.release()
         before = server.statistics["m", "rows"]
         again = ROW.submit(objects(400), pool=pool)
