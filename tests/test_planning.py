@@ -65,6 +65,25 @@ def test_a_model_is_measured(server: KServeServer, tmp_path: Path) -> None:
     assert Curve.load(tmp_path / "curve.json") == curve
 
 
+def test_axes_of_any_length_have_the_length_that_is_named() -> None:
+    lengths: set[int] = set()
+
+    def note(inputs: Any) -> dict[str, Any]:
+        lengths.add(inputs["x"].shape[2])
+        return {"y": inputs["x"].sum(axis=2)}
+
+    model = KServeModel(
+        inputs={"x": ("float32", (2, -1))},
+        outputs={"y": ("float32", (2,))},
+        function=note,
+        max_rows=8,
+    )
+    with KServeServer({"m": model}) as running:
+        curve = measure(Settings.make(running.url), "m", length=40, seconds=0.01)
+    assert lengths == {40}
+    assert (curve.length, curve.row_bytes) == (40, 4 * 2 * 40 + 4 * 2)
+
+
 def test_a_straight_line() -> None:
     assert CURVE.launch_s == pytest.approx(0.002, rel=0.05)
     assert CURVE.row_s == pytest.approx(1e-4, rel=0.05)

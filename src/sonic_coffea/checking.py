@@ -347,8 +347,8 @@ class _Attempt:
         return result, time.perf_counter() - begun
 
 
-def zeros(contract: Contract, rows: int) -> Mapping[str, np.ndarray[Any, Any]]:
-    """Return tensors of zeros."""
+def zeros(contract: Contract, rows: int, length: int = _FREE) -> Mapping[str, np.ndarray[Any, Any]]:
+    """Return tensors of zeros, of a length where the model takes any."""
     tensors = {}
     for spec in contract.inputs:
         if spec.datatype not in DATATYPES:
@@ -356,6 +356,6 @@ def zeros(contract: Contract, rows: int) -> Mapping[str, np.ndarray[Any, Any]]:
                 f"input {spec.name!r} is {spec.datatype}, which is not a number",
                 "the model cannot be tried with zeros",
             )
-        shape = [rows, *(n if n >= 0 else _FREE for n in spec.shape)]
+        shape = [rows, *(n if n >= 0 else length for n in spec.shape)]
         tensors[spec.name] = np.zeros(shape, DATATYPES[spec.datatype])
     return tensors

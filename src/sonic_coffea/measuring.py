@@ -19,11 +19,13 @@ from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from sonic_coffea.contract import Contract
     from sonic_coffea.pool import Settings
     from sonic_coffea.transport import Answer, Connection
+
+    Tensors = Mapping[str, np.ndarray[Any, Any]]
 
 __all__ = ["Curve", "measure"]
 
@@ -48,6 +50,8 @@ class Curve:
         Requests of the largest size that it took for that.
     row_bytes : float
         Tensors of a row, to the server and back.
+    length : int
+        Of axes that the model takes at any length, as those of constituents.
     """
 
     model: str
@@ -58,6 +62,7 @@ class Curve:
     rows_per_s: float
     in_flight: int
     row_bytes: float
+    length: int = 64
 
     @property
     def launch_s(self) -> float:
@@ -102,6 +107,7 @@ def measure(
     model: str,
     version: str | None = None,
     *,
+    length: int = 64,
     seconds: float = 1.0,
     progress: Callable[[str], None] | None = None,
 ) -> Curve:
@@ -113,6 +119,8 @@ def measure(
         One server, and how it is connected.
     model, version : str
         What is asked for.
+    length : int
+        Of axes that the model takes at any length, as those of constituents.
     seconds : float
         About how long each point is measured.
     progress : callable, optional
@@ -122,21 +130,24 @@ def measure(
     connection = connect_transport(settings.servers[0], options=settings.connection_options())
     try:
         contract = connection.contract(model, version)
-        one = zeros(contract, 1)
+        one = zeros(contract, 1, length)
         sent_bytes = sum(tensor.nbytes for tensor in one.values())
         most = min(contract.max_rows or _MOST_ROWS, _MOST_ROWS, max(1, _MOST_BYTES // sent_bytes))
         sizes = sorted({*(2**n for n in range(most.bit_length())), most})
-        answer, _ = _ask(connection, contract, version, 1, 1)
+        answer, _ = _ask(connection, contract, version, one, 1)
         back_bytes = sum(tensor.nbytes for tensor in answer.outputs.values())
         times = []
         for rows in sizes:
             tell(f"requests of {rows} rows")
-            times.append(_median(connection, contract, version, rows, seconds))
+            times.append(
+                _median(connection, contract, version, zeros(contract, rows, length), seconds)
+            )
+        largest = zeros(contract, most, length)
         best, best_out, out = 0.0, 1, 1
         while out <= settings.in_flight:
             tell(f"{out} requests of {most} rows at a time")
             turns = max(4, round(seconds / times[-1]) * out)
-            _, took_s = _ask(connection, contract, version, most, turns, out=out)
+            _, took_s = _ask(connection, contract, version, largest, turns, out=out)
             rate = turns * most / took_s
             if rate < best * _GAIN:
                 break
@@ -152,16 +163,21 @@ def measure(
         rows_per_s=best,
         in_flight=best_out,
         row_bytes=float(sent_bytes + back_bytes),
+        length=length,
     )
 
 
 def _median(
-    connection: Connection, contract: Contract, version: str | None, rows: int, seconds: float
+    connection: Connection,
+    contract: Contract,
+    version: str | None,
+    tensors: Tensors,
+    seconds: float,
 ) -> float:
     times: list[float] = []
     until = time.monotonic() + seconds
     while len(times) < 5 or (time.monotonic() < until and len(times) < 200):
-        times.append(_ask(connection, contract, version, rows, 1)[1])
+        times.append(_ask(connection, contract, version, tensors, 1)[1])
     return statistics.median(times[1:])
 
 
@@ -169,13 +185,13 @@ def _ask(
     connection: Connection,
     contract: Contract,
     version: str | None,
-    rows: int,
+    tensors: Tensors,
     turns: int,
     *,
     out: int = 1,
 ) -> tuple[Answer, float]:
     """Make requests, so many at a time; return the last answer and how long all took."""
-    tensors, outputs = zeros(contract, rows), [spec.name for spec in contract.outputs]
+    outputs = [spec.name for spec in contract.outputs]
     room, over = threading.Semaphore(out), threading.Event()
     answers: deque[Answer] = deque()
     failures: deque[SonicError] = deque()

@@ -20,6 +20,9 @@ def bench(
     *,
     version: Annotated[str | None, typer.Option(help="Of the model.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep the curve.")] = None,
+    length: Annotated[
+        int, typer.Option(min=1, help="Of axes that may have any, as those of constituents.")
+    ] = 64,
     seconds: Annotated[float, typer.Option(min=0.01, help="For each point, about.")] = 1.0,
     token_file: TokenFile = None,
     header: Headers = None,
@@ -33,7 +36,9 @@ def bench(
 
     settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
     with Console(stderr=True).status("measuring") as status:
-        curve = measure(settings, model, version, seconds=seconds, progress=status.update)
+        curve = measure(
+            settings, model, version, length=length, seconds=seconds, progress=status.update
+        )
     if output is not None:
         curve.save(output)
     if as_json:
