@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 LAZY := .venv-lazy
 RESULTS ?= sonic-bench
 
-.PHONY: help demo test lint types pytest test-lazy docs bench bench-quick sample tagger clean
+BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow failover cluster facility
+
+.PHONY: help demo test lint types pytest test-lazy docs bench bench-quick bench-page sample tagger clean
 
 help:
 	@echo "make demo     score the sample's jets on a local Triton and a dask cluster; plots and report"
@@ -15,6 +17,7 @@ help:
 	@echo "make docs     build the documentation as a site, in docs/_build"
 	@echo "make bench    measure, against peers and limits; tables, JSON and figures in $(RESULTS)/"
 	@echo "make bench-quick  the same with little: shows that all of it runs, not how fast"
+	@echo "make bench-page  write the documentation's page of benchmarks from $(RESULTS)/"
 	@echo "make sample   make the committed sample again (Pythia)"
 	@echo "make tagger   train the committed networks again (torch)"
 	@echo "make clean    remove the virtual environment and what the demo made"
@@ -59,10 +62,13 @@ docs: $(VENV)/.docs-installed
 
 bench bench-quick: $(VENV)/.bench-installed
 	$(BIN)/sonic-coffea server install
-	for name in layouts pool shared_memory failover cluster; do \
+	for name in $(BENCHMARKS); do \
 		$(BIN)/python benchmarks/$$name.py $(if $(findstring quick,$@),--quick) \
 			--json $(RESULTS)/$$name.json --figure $(RESULTS)/$$name.png || exit 1; \
 	done
+
+bench-page: $(VENV)/.bench-installed
+	$(BIN)/python benchmarks/document.py $(RESULTS)
 
 sample: $(VENV)/.simulation-installed
 	$(BIN)/python examples/simulation/generate.py --sample src/sonic_coffea/demo/data

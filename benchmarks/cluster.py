@@ -210,6 +210,8 @@ def clients(results: Results, seconds: float) -> None:
     slower = [n for n, m in zip(counts, medians, strict=True) if m > 1.1 * medians[0]]
     fits = max((n for n in counts if not slower or n < slower[0]), default=0)
     results.note("clients until a request takes 10 % longer (0.5 s of CPU, 1,000 rows)", fits)
+    enough = Accelerator().rows_per_s / (work.rows / work.cpu_s)
+    results.note("the same, over the clients that keep it busy all the time", fits / enough)
     name = "clients, median seconds, share of the saturated server"
     results.numbers[name] = [counts, medians, rates]
 

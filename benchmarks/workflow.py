@@ -30,7 +30,7 @@ from sonic_coffea.demo.samples import DATA
 from sonic_coffea.layouts import bind_inputs
 
 MODEL = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
-BATCH, JETS = 256, 512
+BATCH, JETS = 256, 256
 NONE, HERE, BLOCKING, LENT = (
     "no inference",
     "onnxruntime on the worker",
@@ -150,7 +150,7 @@ def main() -> None:
         sonic.build_repository(repository, {"toptagger": DATA / "toptagger.onnx"})
         with sonic.LocalServer(accelerator.stand_in(repository, "toptagger")) as server:
             parts = [0.5] if quick else [0.1, 0.25, 0.5]
-            measure(results, server.url, parts, 4 if quick else 24, 1 if quick else 3)
+            measure(results, server.url, parts, 4 if quick else 16, 1 if quick else 3)
     finish(results, options, draw)
 
 

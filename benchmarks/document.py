@@ -1,0 +1,252 @@
+"""Write the documentation's page of benchmarks, ``docs/benchmarks.md``, from their JSON.
+
+``python benchmarks/document.py FOLDER`` takes the results of ``make bench``, keeps them beside this
+file in ``results``, and draws the figures into ``docs/benchmarks``. Without a folder, it takes what
+is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+HERE = Path(__file__).parent
+RESULTS, DOCS = HERE / "results", HERE.parent / "docs"
+ORDER = (
+    "pool",
+    "workflow",
+    "cluster",
+    "facility",
+    "failover",
+    "layouts",
+    "wire",
+    "shared_memory",
+    "chunk",
+    "startup",
+    "gpu",
+)
+SATURATING = "the same, over the clients that keep it busy all the time"
+Found = dict[str, Any]
+
+_HEAD = """# Benchmarks
+
+How fast is it, compared with what? Each figure is measured in one run with its peers (coffea's
+`triton_wrapper`, the loop that analyses have by hand, PyTriton's client, onnxruntime on the worker)
+or its limit (a copy of the same memory, a load generator on the same server). Ratios carry over to
+other machines; times do not.
+
+{machine}. An accelerator is a stand-in here: a model in a real Triton that sleeps for as long as a
+GPU works, 2 ms and 5 µs a row, so that the two cores are left to the clients.
+
+`make bench` measures all of it again, and `make bench-page` writes this page from the results. Two
+results, files or folders, are compared by `python benchmarks/compare.py BEFORE AFTER`: it says what
+got slower beyond the noise.
+
+"""
+_GPU = """
+No accelerator was at hand for these figures, so only the CPU is shown. On a machine with a GPU and
+a container engine, one command measures both:
+
+```text
+python benchmarks/gpu.py --way docker --json gpu.json --figure gpu.png
+```
+"""
+
+
+def value(found: Found, name: str) -> float:
+    """Return one of the numbers."""
+    return next(f["value"] for f in found["figures"] if f["name"] == name)
+
+
+def ratio(found: Found, name: str) -> float:
+    """Return a time over its peer's."""
+    return next(m["ratio"] for m in found["measurements"] if m["name"] == name)
+
+
+def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
+    """Yield what is asked, what it is here, and what the reference system has reported."""
+    share = all_of["pool"]["share of the saturated server"]
+    best = {
+        name: max(s for way, s in share.items() if way.startswith(name))
+        for name in ("coffea's triton_wrapper", "loop by hand", "PyTriton's client")
+    }
+    peers = ", ".join(f"{name} {part:.0%}" for name, part in best.items())
+    yield (
+        "one process, of what a saturated server does, from jagged arrays to jagged scores",
+        f"{share['sonic-coffea']:.0%} ({peers})",
+        "",
+    )
+    flow = all_of["workflow"]
+    parts = [float(p) for p in flow["throughput over the ideal, by the tagger's part"]]
+    gains = [
+        f"+{value(flow, f'tagger {p:.0%} of a chunk: gain of the whole workflow'):.0%}"
+        for p in parts
+    ]
+    yield (
+        (
+            "throughput of a whole workflow, over inference on the worker's CPU, if that takes "
+            f"{', '.join(f'{p:.0%}' for p in parts)} of the time"
+        ),
+        ", ".join(gains),
+        "+12 % at 10,000 cores",
+    )
+    ideal = [
+        value(flow, f"tagger {p:.0%} of a chunk: service, threads lent, throughput over the ideal")
+        for p in parts
+    ]
+    yield (
+        "throughput as a service, over that without any inference",
+        ", ".join(f"{one:.0%}" for one in ideal),
+        "60 % (local: 10 to 20 %)",
+    )
+    cluster = all_of["cluster"]
+    clients = "clients until a request takes 10 % longer (0.5 s of CPU, 1,000 rows)"
+    yield (
+        (
+            "clients of an accelerator (0.5 s of CPU time and 1,000 rows a chunk) until a request takes "
+            "10 % longer, simulated"
+        ),
+        f"{value(cluster, clients):.0f}, {value(cluster, SATURATING):.0%} of those that keep it busy",
+        "300 or more",
+    )
+    rates = {
+        int(f["name"].split()[0]): f["value"]
+        for f in cluster["figures"]
+        if "simulated workers: rows" in f["name"]
+    }
+    yield (
+        f"rows/s of {max(rates):,} simulated workers, over the saturated server's",
+        f"{rates[max(rates)]:.0%}",
+        "",
+    )
+    wire = all_of["wire"]["MB for 1,000 jets"]
+    yield (
+        "bandwidth, MB for 1,000 jets of 13 features",
+        ", ".join(f"{way}: {size:.2g}" for way, size in wire.items()),
+        "up to 12 GiB/s at 10,000 cores",
+    )
+    errors = [f["value"] for f in all_of["facility"]["figures"] if "planned" in f["name"]]
+    yield "`sonic-coffea plan`, off by at most", f"{max(errors):.0%}", ""
+    recoveries = [f["value"] for f in all_of["failover"]["figures"] if "until 90 %" in f["name"]]
+    yield (
+        "a server killed, started again, stopped: back at 90 % within",
+        f"{max(recoveries):.1f} s",
+        "",
+    )
+
+
+def machine(found: Found) -> str:
+    """Return what it was measured on."""
+    on = found["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
+    return (
+        f"Measured on {on['cores']} cores of a machine that calls itself “{on['processor']}”, "
+        f"{on['memory_gb']} GB, Python {on['python']}; {packages}"
+    )
+
+
+def tables(found: Found) -> Iterator[str]:
+    """Yield a benchmark's tables in Markdown."""
+    if found["measurements"]:
+        yield "| | median | middle half | ratio | to | target |"
+        yield "|---|---:|---:|---:|---|---|"
+        for m in found["measurements"]:
+            yield row(
+                m["name"],
+                duration(m["median_s"]),
+                f"{duration(m['lower_s'])} to {duration(m['upper_s'])}",
+                "" if m["ratio"] is None else f"{m['ratio']:.3g}",
+                m["against"],
+                aim(m),
+            )
+        yield ""
+    if found["figures"]:
+        yield "| | | target |"
+        yield "|---|---:|---|"
+        for f in found["figures"]:
+            number = f"{f['value']:,.0f}" if f["value"] >= 1000 else f"{f['value']:.3g}"
+            yield row(f["name"], number, aim(f))
+        yield ""
+
+
+def row(*cells: str) -> str:
+    """Return a row of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def aim(one: Mapping[str, Any]) -> str:
+    """Return the target and whether it is met."""
+    return f"{one['target']}: {'met' if one['met'] else '**missed**'}" if one["target"] else ""
+
+
+def duration(seconds: float) -> str:
+    """Return a time with its unit."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.0f} µs"
+
+
+def about(name: str) -> str:
+    """Return what a benchmark says of itself."""
+    return ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8"))) or ""
+
+
+def page(all_of: Mapping[str, Found]) -> str:
+    """Return the page."""
+    lines = [_HEAD.format(machine=machine(all_of["pool"]))]
+    lines += ["## Headlines", "", "| | here | reported for SONIC |", "|---|---|---|"]
+    lines += [row(*cells) for cells in headlines(all_of)]
+    lines += [
+        "",
+        (
+            "What was reported for SONIC, in the software of CMS and of others, is of other "
+            "workflows and machines: it says what has been reached, not what to expect here."
+        ),
+    ]
+    for name, found in all_of.items():
+        lines += ["", f"## {found['benchmark']}", "", about(name), ""]
+        lines += [f"![{found['benchmark']}](benchmarks/{name}.svg)", ""]
+        lines += tables(found)
+        if name == "gpu" and not any("accelerator" in f["name"] for f in found["figures"]):
+            lines.append(_GPU)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def load(folder: Path) -> dict[str, Found]:
+    """Read results, in the order of the page."""
+    return {
+        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ORDER
+    }
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=RESULTS)
+    folder = parser.parse_args().folder
+    missing = [name for name in ORDER if not (folder / f"{name}.json").is_file()]
+    if missing:
+        sys.exit(f"{folder} lacks results of {', '.join(missing)}; `make bench` writes them")
+    all_of = load(folder)
+    pictures = DOCS / "benchmarks"
+    pictures.mkdir(exist_ok=True)
+    for name, found in all_of.items():
+        importlib.import_module(name).draw(found).savefig(pictures / f"{name}.svg")
+        if folder != RESULTS:
+            RESULTS.mkdir(exist_ok=True)
+            shutil.copy(folder / f"{name}.json", RESULTS)
+    (DOCS / "benchmarks.md").write_text(page(all_of), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
