@@ -112,10 +112,10 @@ def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
     clients = "clients until a request takes 10 % longer (0.5 s of CPU, 1,000 rows)"
     yield (
         (
-            "clients of an accelerator (0.5 s of CPU time and 1,000 rows a chunk) until a request takes "
+            "clients of an accelerator (0.5 s of CPU, 1,000 rows a chunk) until a request takes "
             "10 % longer, simulated"
         ),
-        f"{value(cluster, clients):.0f}, {value(cluster, SATURATING):.0%} of those that keep it busy",
+        f"{value(cluster, clients):.0f}, {value(cluster, SATURATING):.0%} of those it can bear",
         "300 or more",
     )
     rates = {

@@ -1,45 +1,28 @@
-"""The pool: one dispatcher thread that packs and sends while there is room in flight."""
+"""The pool: the shared servers of one process, and all that is out on them."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import logging
-import math
-import os
-import platform
 import threading
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea import html
 from sonic_coffea.batching import plan
-from sonic_coffea.errors import (
-    ModelNotFoundError,
-    OverloadError,
-    RequestError,
-    ResponseError,
-    ServerLostError,
-    SonicError,
-)
-from sonic_coffea.pool._call import Call, Piece
-from sonic_coffea.pool._endpoint import Attempt, Endpoint, Wanted, choose
+from sonic_coffea.pool._call import Piece
+from sonic_coffea.pool._dispatcher import Dispatcher
 from sonic_coffea.pool._fleet import Fleet, ServerState, Sight
-from sonic_coffea.statistics import Span, Statistics, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
     from types import TracebackType
 
     from sonic_coffea.contract import Contract
+    from sonic_coffea.pool._call import Call
+    from sonic_coffea.pool._endpoint import Wanted
     from sonic_coffea.pool._limits import Share
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Answer, Connection, Timings
-
-logger = logging.getLogger(__name__)
-
-_MOST_ATTEMPTS = 4
+    from sonic_coffea.statistics import Statistics
+    from sonic_coffea.transport import Connection, Timings
 
 
 class Pool:
@@ -50,15 +33,9 @@ class Pool:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.statistics = Statistics()
         self._lock = threading.Condition()
         self._fleet = Fleet(settings, self._lock)
-        self._queues: dict[Wanted, list[tuple[int, Piece]]] = {}
-        self._order = itertools.count()
-        self._out_bytes = 0
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        self._name = uuid.uuid4().hex[:8]
+        self._dispatcher = Dispatcher(self._fleet, self._lock)
 
     def __enter__(self) -> Pool:
         return self
@@ -88,7 +65,7 @@ class Pool:
         return html.table("Pool", rows, header=header, notes=notes)
 
     def __repr__(self) -> str:
-        state = "closed, " if self._closed else ""
+        state = "closed, " if self.closed else ""
         return f"<Pool {state}servers: {', '.join(self.settings.servers)}>"
 
     @property
@@ -99,7 +76,12 @@ class Pool:
     @property
     def closed(self) -> bool:
         """Whether the pool has been closed."""
-        return self._closed
+        return self._dispatcher.closed
+
+    @property
+    def statistics(self) -> Statistics:
+        """What has been scored so far, and how long it took."""
+        return self._dispatcher.statistics
 
     @property
     def servers(self) -> list[ServerState]:
@@ -131,8 +113,7 @@ class Pool:
     def observe(self) -> tuple[list[Sight], dict[Wanted, int]]:
         """Return what was seen of each server since the last call, and how many requests wait."""
         with self._lock:
-            waiting = {wanted: len(queue) for wanted, queue in self._queues.items()}
-            return self._fleet.observe(), waiting
+            return self._fleet.observe(), self._dispatcher.waiting()
 
     def timings(self) -> dict[tuple[str, Wanted], Timings]:
         """Return the servers' own account of the models in use, by server and model."""
@@ -186,356 +167,10 @@ class Pool:
         pieces = [Piece(call, *cut, number) for number, cut in enumerate(cuts)]
         self._fleet.open()
         call.expect(len(pieces))
-        with self._lock:
-            self.statistics += call.statistics
-            for piece in pieces:
-                piece.order = next(self._order)
-                self._queue(piece)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sonic-pool", daemon=True)
-                self._thread.start()
-            self._lock.notify_all()
+        self._dispatcher.submit(call, pieces)
 
     def close(self) -> None:
         """Cancel what is out and let go of all servers. May be called again."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            waiting = [piece for queue in self._queues.values() for _, piece in queue]
-            self._queues.clear()
-            self._lock.notify_all()
-        for piece in waiting:
-            piece.call.cancel()
-        self._fleet.close()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    # The dispatcher: everything below runs in its thread, or in those of the connections.
-
-    def _queue(self, piece: Piece) -> None:
-        heapq.heappush(self._queues.setdefault(piece.call.wanted, []), (piece.order, piece))
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                attempt, quiet, strange = None, [], []
-                while not self._closed:
-                    # One reading of the clock, or a server could come back between two of them.
-                    now = time.monotonic()
-                    self._fleet.look(now)
-                    self._fleet.let_go()
-                    quiet = [e for e in self._fleet.endpoints if e.quiet_until() <= now]
-                    strange = self._strange(now)
-                    attempt = self._next(now) or self._hedge(now)
-                    if attempt is not None or quiet or strange:
-                        break
-                    self._lock.wait(self._pause_s(now))
-                if self._closed:
-                    return
-                for endpoint in quiet:
-                    endpoint.asked = True
-                if attempt is not None:
-                    self._out_bytes += attempt.piece.nbytes
-            for endpoint in quiet:
-                self._ask_life(endpoint)
-            for endpoint, call in strange:
-                self._compare(endpoint, call)
-            if attempt is not None:
-                self._send(attempt)
-
-    def _strange(self, now: float) -> list[tuple[Endpoint, Call]]:
-        """Return servers that have not said yet whether they have the model of what waits."""
-        waiting = {wanted: queue[0][1].call for wanted, queue in self._queues.items() if queue}
-        return [
-            (endpoint, call)
-            for wanted, call in waiting.items()
-            for endpoint in self._fleet.endpoints
-            if endpoint.ask(wanted, now)
-        ]
-
-    def _next(self, now: float) -> Attempt | None:
-        """Take the next piece that may leave now, for a server that has room for it."""
-        for wanted, queue in sorted(self._queues.items(), key=lambda item: item[1][:1]):
-            while queue and queue[0][1].call.over:
-                heapq.heappop(queue)
-            if not queue:
-                continue
-            piece = queue[0][1]
-            if not self._fits(piece):
-                return None
-            endpoint = choose(piece, self._fleet.endpoints, now)
-            if endpoint is not None:
-                heapq.heappop(queue)
-                return endpoint.begin(piece, now)
-            if self._fleet.falls_back_at(wanted, now) <= now:
-                self._fleet.fall_back()
-            gone = not self._fleet.serving(wanted, now)
-            if gone and not self._fleet.waits_for_fallback(wanted, now):
-                heapq.heappop(queue)
-                missing = f"no server has model {wanted[0]!r} any more"
-                self._fail(piece, ModelNotFoundError(missing))
-                return self._next(now)
-        return None
-
-    def _hedge(self, now: float) -> Attempt | None:
-        """Send a request that takes long to another server, too."""
-        if self.settings.hedge_after_s is None:
-            return None
-        late = [a for e in self._fleet.endpoints for a in e.attempts if self._hedged_at(a) <= now]
-        for attempt in late:
-            others = choose(attempt.piece, self._fleet.endpoints, now, but=[attempt.endpoint])
-            if others is not None and self._fits(attempt.piece):
-                return others.begin(attempt.piece, now)
-        return None
-
-    def _hedged_at(self, attempt: Attempt) -> float:
-        after_s = self.settings.hedge_after_s
-        if after_s is None or len(attempt.piece.attempts_out) > 1:
-            return math.inf
-        return attempt.packed_at + after_s
-
-    def _fits(self, piece: Piece) -> bool:
-        # A piece larger than the whole budget travels alone.
-        limit = self.settings.in_flight_bytes
-        return self._out_bytes == 0 or self._out_bytes + piece.nbytes <= limit
-
-    def _pause_s(self, now: float) -> float | None:
-        """Return for how long nothing can change by itself; None if not before an answer."""
-        endpoints = self._fleet.endpoints
-        times = [e.quiet_until() for e in endpoints]
-        times += [e.next_turn(now) for e in endpoints if any(self._queues.values())]
-        if self.settings.hedge_after_s is not None:
-            times += [t for e in endpoints for t in map(self._hedged_at, e.attempts) if t > now]
-        if any(self._queues.values()):
-            times += [e.away_until for e in endpoints if e.away_until > now]
-            times.append(self._fleet.looks_at)
-            waiting = [wanted for wanted, queue in self._queues.items() if queue]
-            times += [self._fleet.falls_back_at(wanted, now) for wanted in waiting]
-        first = min(times, default=math.inf)
-        return None if first == math.inf else max(0.0, first - now)
-
-    def _compare(self, endpoint: Endpoint, call: Call) -> None:
-        """Ask a server for the model; without any for too long, fail what waits for it."""
-        wanted = call.wanted
-
-        def differs(error: SonicError) -> None:
-            with self._lock:
-                now = time.monotonic()
-                lost_since = self._fleet.lost_since(wanted, now)
-                if lost_since is None or now - lost_since < self._patience_s(error):
-                    return
-                waiting = [piece for _, piece in self._queues.pop(wanted, [])]
-            for piece in waiting:
-                if not piece.call.over:
-                    self._give_up_on(piece, endpoint, error)
-
-        self._fleet.compare(endpoint, call.contract, wanted, differs)
-
-    def _patience_s(self, error: SonicError) -> float:
-        passing = isinstance(error, (ServerLostError, OverloadError))
-        return self.settings.retry_for_s if passing else 0.0
-
-    def _ask_life(self, endpoint: Endpoint) -> None:
-        """Ask a server that owes answers whether it lives; one that does not say so is lost."""
-
-        def said(error: SonicError | None) -> None:
-            with self._lock:
-                endpoint.asked = False
-                owed = list(endpoint.attempts)
-                if error is None:
-                    endpoint.lives(time.monotonic())
-                self._lock.notify_all()
-            if error is None:
-                return
-            for attempt in owed:
-                self._lost(attempt, error)
-                if attempt.exchange is not None:
-                    attempt.exchange.cancel()
-
-        endpoint.connections[0].live(said)
-
-    def _send(self, attempt: Attempt) -> None:
-        piece = attempt.piece
-        call = piece.call
-        try:
-            inputs = call.inputs.pack(piece.start, piece.stop)
-            attempt.pack_s = time.monotonic() - attempt.packed_at
-            attempt.exchange = attempt.connection.infer(
-                call.contract,
-                inputs,
-                call.asked,
-                version=call.version,
-                request_id=f"{self._name}-{next(self._order)}",
-                done=lambda outcome: self._ended(attempt, outcome),
-            )
-        except SonicError as error:
-            self._give_up(attempt, error)
-        except Exception as error:
-            logger.debug("a request could not be made", exc_info=True)
-            self._give_up(attempt, RequestError(f"the request could not be made: {error!r}"))
-        else:
-            call.sent(piece, attempt.exchange)
-
-    def _give_up(self, attempt: Attempt, error: SonicError) -> None:
-        if self._settle(attempt):
-            self._fail(attempt.piece, error)
-
-    def _fail(self, piece: Piece, error: SonicError) -> None:
-        lost = piece.call.fail(error, piece)
-        with self._lock:
-            self.statistics.lost += lost
-
-    def _settle(self, attempt: Attempt) -> bool:
-        """End an attempt and make room for others; False if it has ended before."""
-        with self._lock:
-            if not attempt.endpoint.settle(attempt):
-                return False
-            self._out_bytes -= attempt.piece.nbytes
-            self._lock.notify_all()
-            return True
-
-    def _ended(self, attempt: Attempt, outcome: Answer | SonicError) -> None:
-        if isinstance(outcome, SonicError):
-            self._lost(attempt, outcome)
-        else:
-            self._answered(attempt, outcome)
-
-    def _answered(self, attempt: Attempt, answer: Answer) -> None:
-        now = time.monotonic()
-        piece, endpoint = attempt.piece, attempt.endpoint
-        call = piece.call
-        with self._lock:
-            if attempt.settled:  # given up meanwhile; its rows are elsewhere
-                return
-            endpoint.answered(attempt, now)
-            if piece.answered:
-                self._settle(attempt)
-                return
-            piece.answered = True
-            slower = [a for a in piece.attempts_out if a is not attempt]
-        for other in slower:
-            self._settle(other)
-            if other.exchange is not None:
-                other.exchange.cancel()
-
-        def count(tally: Tally) -> None:
-            tally.requests += 1
-            tally.rows += piece.stop - piece.start
-            tally.sent_bytes += answer.sent_bytes
-            tally.received_bytes += answer.received_bytes
-            tally.pack_s += attempt.pack_s
-            tally.wait_s += max(0.0, attempt.packed_at - piece.queued_at)
-            tally.record_trip(now - attempt.packed_at - attempt.pack_s)
-
-        trip_s = now - attempt.packed_at - attempt.pack_s
-        span = Span(
-            worker=_worker(),
-            model=call.contract.model,
-            server=endpoint.url,
-            begun=time.time() - trip_s,
-            seconds=trip_s,
-            rows=piece.stop - piece.start,
-        )
-        self._record(call, endpoint, count, span)
-        # The next request may leave while this answer is put in its place.
-        if not self._settle(attempt):
-            return
-        try:
-            self._fleet.keep(piece, answer, endpoint.url)
-            call.arrived(piece, answer)
-        except SonicError as error:
-            self._fail(piece, error.at(server=endpoint.url))
-        except Exception as error:
-            # The connection would only log it, and the rows would wait for ever.
-            logger.debug("an answer could not be taken", exc_info=True)
-            message = f"the answer could not be taken: {error!r}"
-            self._fail(piece, ResponseError(message, server=endpoint.url))
-        unpacked_s = time.monotonic() - now
-        self._record(call, endpoint, lambda tally: _add_unpack(tally, unpacked_s))
-
-    def _lost(self, attempt: Attempt, error: SonicError) -> None:
-        """Decide what becomes of rows that did not come back."""
-        piece, endpoint = attempt.piece, attempt.endpoint
-        call = piece.call
-        with self._lock:
-            if attempt.settled:
-                return
-            over = call.over or self._closed
-            again = not over and self._tries_again(attempt, error, time.monotonic())
-            self._settle(attempt)
-            elsewhere = bool(piece.attempts_out)
-            if again and not elsewhere:
-                piece.attempts += 1
-                piece.last_server = endpoint.url
-                self._queue(piece)
-        if over:
-            call.cancel()
-        elif again or elsewhere:
-            logger.debug("%s; its rows are sent again", error)
-            self._record(call, endpoint, _add_retry)
-        else:
-            self._give_up_on(piece, endpoint, error)
-
-    def _give_up_on(self, piece: Piece, endpoint: Endpoint, error: SonicError) -> None:
-        """Fail a piece for what a server said last."""
-        self._record(piece.call, endpoint, _add_failure)
-        if piece.attempts:
-            error = error.because(f"tried {piece.attempts + 1} times")
-        self._fail(piece, error)
-
-    def _tries_again(self, attempt: Attempt, error: SonicError, now: float) -> bool:
-        piece, endpoint, wanted = attempt.piece, attempt.endpoint, attempt.wanted
-        piece.first_failed_at = piece.first_failed_at or now
-        if isinstance(error, ModelNotFoundError):
-            endpoint.has(wanted, now, there=False)
-            self._fleet.forget(wanted)
-            there = bool(self._fleet.serving(wanted, now))
-            return there or self._fleet.waits_for_fallback(wanted, now)
-        if isinstance(error, OverloadError):
-            endpoint.refused(error, wanted, now)
-            return now - piece.first_failed_at < self.settings.request_timeout_s
-        if not isinstance(error, ServerLostError):
-            return False
-        if endpoint.partly(attempt):
-            return True
-        endpoint.failed(error, now)
-        lost_since = self._fleet.lost_since(wanted, now)
-        if lost_since is not None:
-            return now - lost_since < self.settings.retry_for_s
-        # Rows that servers lose while they answer others may be what is killing them.
-        return (
-            piece.attempts < _MOST_ATTEMPTS
-            or now - piece.first_failed_at < self.settings.retry_for_s
-        )
-
-    def _record(
-        self,
-        call: Call,
-        endpoint: Endpoint,
-        count: Callable[[Tally], None],
-        span: Span | None = None,
-    ) -> None:
-        """Write to the call's statistics and to the pool's alike."""
-        version = call.version or call.contract.version
-        with self._lock:
-            for statistics in (call.statistics, self.statistics):
-                count(statistics.tally(endpoint.url, call.contract.model, version))
-                if span is not None:
-                    statistics.record_span(span)
-
-
-def _worker() -> str:
-    return f"{platform.node()}:{os.getpid()}"
-
-
-def _add_unpack(tally: Tally, seconds: float) -> None:
-    tally.unpack_s += seconds
-
-
-def _add_retry(tally: Tally) -> None:
-    tally.retries += 1
-
-
-def _add_failure(tally: Tally) -> None:
-    tally.failures += 1
+        if self._dispatcher.stop():
+            self._fleet.close()
+            self._dispatcher.join()
