@@ -663,6 +663,23 @@ def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
     assert not idle.ask(("m", None), 100.0)
 
 
+def test_a_loss_among_answers_is_that_of_the_request() -> None:
+    """As behind a balancer with a dead server; the second loss of the same rows is the server's."""
+    endpoint = Endpoint("grpc://s1:8001", [FakeServer("grpc://s1:8001")], 8)  # type: ignore[list-item]
+    call = SimpleNamespace(wanted=("m", None), contract=SimpleNamespace(max_rows=4))
+    early, late = (Piece(call, 0, 4, 16, number) for number in (0, 1))  # type: ignore[arg-type]
+    endpoint.has(call.wanted, 0.0, there=True)
+    lost, answered = endpoint.begin(early, 1.0), endpoint.begin(late, 2.0)
+    assert not endpoint.partly(lost)
+    endpoint.answered(answered, 3.0)
+    assert endpoint.partly(lost)
+    early.attempts = 1
+    assert not endpoint.partly(lost)
+    early.attempts = 0
+    endpoint.failed(errors.ServerLostError("gone"), 4.0)
+    assert not endpoint.partly(lost)
+
+
 def test_servers_are_changed_while_rows_are_out(servers: dict[str, FakeServer]) -> None:
     one, two = servers.values()
     one.gate.clear()

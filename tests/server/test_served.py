@@ -262,27 +262,31 @@ def test_torchscript_for_either_backend(tmp_path):
 
 
 def test_torchscript_scores_where_the_server_has_torch(tmp_path, installation):
-    make = f"""
+    python = str(installation.python)
+    if subprocess.run([python, "-I", "-c", "import torch"], check=False, timeout=100).returncode:
+        pytest.skip("the server's environment has no torch")
+    # Of code in a file: torch reads it.
+    (tmp_path / "make.py").write_text(f"""
 import torch
 class Net(torch.nn.Module):
     def forward(self, x, w):
         return x * 2, (x * w).sum(1, keepdim=True)
 torch.jit.script(Net()).save({str(tmp_path / "net.pt")!r})
-"""
-    made = subprocess.run(
-        [str(installation.python), "-I", "-c", make], check=False, timeout=100, capture_output=True
-    )
-    if made.returncode:
-        pytest.skip("the server's environment has no torch")
+""")
+    subprocess.run([python, "-I", tmp_path / "make.py"], check=True, timeout=100)
     rows = ("float32", ["N", 3])
     outputs = {"double": rows, "dot": ("float32", ["N", 1])}
     net = Served(tmp_path / "net.pt", inputs={"x": rows, "w": rows}, outputs=outputs)
     path = build_repository(tmp_path / "r", {"net": net})
+    numbered = {f"OUTPUT__{n}": spec for n, spec in enumerate(outputs.values())}
+    native = Served(tmp_path / "net.pt", inputs={"x": rows, "w": rows}, outputs=numbered)
+    build_repository(path, {"native": native}, platform="pytorch")
     x = np.arange(6, dtype="f4").reshape(2, 3)
     with LocalServer(path, installation=installation, threads=1) as server:
-        answer = infer(server, "net", x=x, w=x + 1)
-    np.testing.assert_array_equal(answer["double"], x * 2)
-    np.testing.assert_allclose(answer["dot"], (x * (x + 1)).sum(1, keepdims=True))
+        for name, (double, dot) in {"net": outputs, "native": numbered}.items():
+            answer = infer(server, name, x=x, w=x + 1)
+            np.testing.assert_array_equal(answer[double], x * 2)
+            np.testing.assert_allclose(answer[dot], (x * (x + 1)).sum(1, keepdims=True))
 
 
 def test_rows_are_stacked_where_they_are_called_alike(tmp_path, tracker):
