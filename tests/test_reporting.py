@@ -63,6 +63,14 @@ def test_report_of_nothing_divides_by_nothing() -> None:
     assert "request's time" not in page  # of no server there is nothing to say
 
 
+def test_a_server_that_answered_nothing_has_no_times() -> None:
+    statistics = some_statistics()
+    statistics.tally("grpc://lost:1", "m", "1").retries = 3
+    page = sonic.report(statistics)._repr_html_()
+    assert "grpc://lost:1" in page
+    assert "nan" not in page
+
+
 def bad(**numbers: float) -> Statistics:
     statistics = Statistics(objects=10_000, filled=100)
     tally = statistics.tally("grpc://s:1", "m", "1")

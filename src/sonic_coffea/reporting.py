@@ -235,7 +235,11 @@ def _share(part: int, whole: int) -> str | None:
 
 
 def _mean(stage: str) -> Callable[[Tally], str]:
-    return lambda tally: _ms(getattr(tally, stage) / max(tally.requests, 1))
+    return lambda tally: _ms(getattr(tally, stage) / tally.requests) if tally.requests else ""
+
+
+def _within(quantile: float) -> Callable[[Tally], str]:
+    return lambda tally: _ms(tally.latency_s(quantile)) if tally.requests else ""
 
 
 def _their(*names: str) -> Callable[[Timings], str]:
@@ -252,8 +256,8 @@ _STAGES: tuple[tuple[str, Callable[[Tally], str]], ...] = (
     ("waiting for a place in flight", _mean("wait_s")),
     ("packing", _mean("pack_s")),
     ("network, queue and inference", _mean("trip_s")),
-    ("  half of them within", lambda tally: _ms(tally.latency_s(0.5))),
-    ("  99 of 100 within", lambda tally: _ms(tally.latency_s(0.99))),
+    ("  half of them within", _within(0.5)),
+    ("  99 of 100 within", _within(0.99)),
     ("unpacking", _mean("unpack_s")),
     ("rows", lambda tally: f"{tally.rows:,}"),
     ("requests", lambda tally: f"{tally.requests:,}"),

@@ -5,24 +5,23 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
-import os
 import pkgutil
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
 import yaml
 
 import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA, sample_files
+
+from .support import execute, scored_directly
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -94,32 +93,6 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 def to_run(page: Path) -> list[Block]:
     chosen = [b for b in blocks_of(page) if b.language in ("python", "bash")]
     return [b for b in chosen if not b.installs]
-
-
-@pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A user's environment: this Python first, no display, a place of its own for state."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DASK_SONIC", "PYTEST"))}
-    return {
-        **clean,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "MPLBACKEND": "Agg",
-        "SONIC_COFFEA_STATE_DIR": str(tmp_path_factory.mktemp("state")),
-    }
-
-
-def execute(arguments: list[Any], where: Path, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=where,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -235,44 +208,6 @@ def test_docstring_examples(module: str) -> None:
     assert outcome.failed == 0
 
 
-def scored_directly(path: Path) -> list[float]:
-    """Return the top scores of a sample file by onnxruntime, without servers or layouts' help."""
-    import awkward as ak
-    import onnxruntime
-    import uproot
-
-    from sonic_coffea.demo.features import constituent_features
-
-    with uproot.open(path) as file:
-        names = ("FatJet", "PFCand", "FatJetPFCand")
-        arrays = file["Events"].arrays(filter_name=[f"{n}_*" for n in names])
-    jets, candidates, links = (
-        ak.zip({f.removeprefix(f"{n}_"): arrays[f] for f in arrays.fields if f.startswith(f"{n}_")})
-        for n in names
-    )
-    of_jet = links.jetIdx[:, np.newaxis] == ak.local_index(jets.pt)[:, :, np.newaxis]
-    index = ak.broadcast_arrays(links.pfCandIdx[:, np.newaxis], of_jet)[0][of_jet]
-    nested = ak.unflatten(
-        candidates[ak.flatten(index, axis=2)], ak.flatten(ak.num(index, axis=2)), axis=1
-    )
-    features = ak.to_list(ak.flatten(constituent_features(jets, nested)))
-    preprocess = json.loads((DATA / "toptagger.preprocess.json").read_text(encoding="utf-8"))
-    session = onnxruntime.InferenceSession(DATA / "toptagger.onnx")
-    tensors = {}
-    for name in preprocess["input_names"]:
-        group = preprocess[name]
-        tensor = np.zeros((len(features), len(group["var_names"]), 64), np.float32)
-        for j, jet in enumerate(features):
-            for v, variable in enumerate(group["var_names"]):
-                rule = group["var_infos"][variable]
-                numbers = np.asarray([c[variable] for c in jet[:64]])
-                scaled = (numbers - rule["median"]) * rule["norm_factor"]
-                clipped = np.clip(scaled, rule["lower_bound"], rule["upper_bound"])
-                tensor[j, v, : len(jet)] = clipped
-        tensors[name] = tensor
-    return session.run(["softmax"], tensors)[0][:, 1].tolist()
-
-
 @pytest.fixture(scope="session")
 def analysed(
     tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]
@@ -312,34 +247,3 @@ def test_model_by_hand_equals_the_mixin(
     printed = execute([EXAMPLES / "by_hand.py", DATA / "TTbar_1.root"], tmp_path, environment)
     counts = [int(n) for n in printed.splitlines()[-1].split()]
     assert np.abs(np.asarray(counts) - analysed["top"]["TTbar_1", :].values()).sum() <= 4
-
-
-def test_notebook(tmp_path: Path, environment: dict[str, str]) -> None:
-    notebook = nbformat.read(EXAMPLES / "first_scores.ipynb", as_version=4)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert not cell.outputs, "outputs are cleared before a commit"
-            assert cell.execution_count is None
-    runner = tmp_path / "run.py"
-    runner.write_text(RUN_NOTEBOOK, encoding="utf-8")
-    done = tmp_path / "done.ipynb"
-    # The notebook's own way of drawing, not that of scripts.
-    plain = {k: v for k, v in environment.items() if k != "MPLBACKEND"}
-    execute([runner, EXAMPLES / "first_scores.ipynb", done], tmp_path, plain)
-    outputs = [o for c in nbformat.read(done, as_version=4).cells for o in c.get("outputs", [])]
-    assert not [o for o in outputs if o.output_type == "error"]
-    shown = [o.get("data", {}) for o in outputs]
-    assert any("image/png" in data for data in shown)
-    (report,) = (d["text/html"] for d in shown if "Scoring" in d.get("text/html", ""))
-    assert "1,898 of 1,898" in report
-
-
-RUN_NOTEBOOK = """
-import sys
-import nbformat
-from nbclient import NotebookClient
-
-notebook = nbformat.read(sys.argv[1], as_version=4)
-NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
-nbformat.write(notebook, sys.argv[2])
-"""

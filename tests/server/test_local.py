@@ -23,7 +23,7 @@ import tritonclient.grpc as grpc_client
 from tests.waiting import until
 
 from sonic_coffea import local_state
-from sonic_coffea.errors import ConfigError, ServerError, ServerStartError
+from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, ServerStartError
 from sonic_coffea.server import LocalServer, build_repository
 from sonic_coffea.server._watcher import Watcher
 
@@ -469,12 +469,15 @@ def test_poll_mode_follows_the_repository(tmp_path, classifier, installation):
     path = build_repository(tmp_path / "repository", {"one": classifier})
     with LocalServer(path, installation=installation, model_control="poll", poll_s=1) as server:
         build_repository(path, {"two": classifier})
-        wait_until(
-            lambda: (
-                {m.name for m in server.metadata.models if m.state == "READY"} == {"one", "two"}
-            ),
-            what="the new model",
-        )
+        server.wait_for("two")
+        build_repository(path, {"two": classifier}, add_version=True)
+        server.wait_for("two", 2)
+        ready = {(m.name, m.version) for m in server.metadata.models if m.state == "READY"}
+        assert ready == {("one", "1"), ("two", "1"), ("two", "2")}
+        with pytest.raises(ModelNotFoundError, match=r"after 0 s; the server says: nothing"):
+            server.wait_for("three", timeout_s=0)
+    with pytest.raises(ServerError, match="expected a running server"):
+        server.wait_for("one")
 
 
 def test_the_analysis_python_does_not_leak_in(repository, installation, monkeypatch):

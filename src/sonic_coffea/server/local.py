@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import dask.config
 
 from sonic_coffea import html, local_state
-from sonic_coffea.errors import ConfigError, ServerError, ServerStartError, SonicError
+from sonic_coffea.errors import (
+    ConfigError,
+    ModelNotFoundError,
+    ServerError,
+    ServerStartError,
+    SonicError,
+)
 from sonic_coffea.server import _log, _ways
 from sonic_coffea.server._child import Guard
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata, is_ready
@@ -44,6 +50,7 @@ _HEADER_NAME = "sonic"
 _HEADER = f"triton-grpc-protocol-{_HEADER_NAME}"
 _PORT_TRIES = 5
 _KEPT_LOGS = 20
+_LOOK_S = 0.1
 
 
 class LocalServer:
@@ -264,6 +271,44 @@ class LocalServer:
         if not self.running:
             raise ServerError("expected a running server, got one that is stopped; start() it")
         return fetch_metadata(self.url, self.headers)
+
+    def wait_for(
+        self, model: str, version: str | int | None = None, *, timeout_s: float = 60.0
+    ) -> None:
+        """Return when a model that was added to the repository is served.
+
+        Parameters
+        ----------
+        model : str
+            Its name.
+        version : str or int, optional
+            The version that is wanted; by default any.
+        timeout_s : float
+            How long to wait.
+
+        Raises
+        ------
+        sonic_coffea.errors.ModelNotFoundError
+            If it is not there in time: with what the server says of it.
+        sonic_coffea.errors.ServerError
+            If the server does not run.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            found = [m for m in self.metadata.models if m.name == model]
+            found = [m for m in found if version is None or m.version == str(version)]
+            if any(m.state == "READY" for m in found):
+                return
+            if time.monotonic() > until:
+                break
+            time.sleep(_LOOK_S)
+        said = ", ".join(f"version {m.version} {m.state} {m.reason}".rstrip() for m in found)
+        raise ModelNotFoundError(
+            f"the model was not ready after {timeout_s:g} s; the server says: {said or 'nothing'}",
+            server=self.url,
+            model=model,
+            version=None if version is None else str(version),
+        )
 
     @property
     def log_path(self) -> Path:

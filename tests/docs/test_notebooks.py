@@ -1,0 +1,203 @@
+"""The notebooks of the examples run as they are, and what they show is right."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import awkward as ak
+import nbformat
+import numpy as np
+import pytest
+import uproot
+
+from sonic_coffea.demo.samples import DATA
+
+from .support import execute, scored_directly
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+SAMPLE = json.loads((DATA / "sample.json").read_text(encoding="utf-8"))["files"]
+
+# What is asked of a notebook before its last cell, which tidies up.
+PROBES = {
+    "analysis_on_dask": """
+import json
+mass = {name: out["mass"]["TTbar", name, :].values(flow=True).sum() for name in VARIATIONS}
+print("probed", json.dumps(mass))
+""",
+    "shared_server": """
+print("probed", json.dumps({name: one.tolist() for name, one in served.items()}))
+""",
+}
+RUN = """
+import sys
+import nbformat
+from nbclient import NotebookClient
+
+notebook = nbformat.read(sys.argv[1], as_version=4)
+if sys.argv[3]:
+    notebook.cells.insert(-1, nbformat.v4.new_code_cell(sys.argv[3]))
+NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+nbformat.write(notebook, sys.argv[2])
+"""
+
+
+@dataclass
+class Shown:
+    """What the cells of a notebook show."""
+
+    text: str = ""
+    pages: list[str] = field(default_factory=list)
+    images: int = 0
+    errors: list[str] = field(default_factory=list)
+    probed: Any = None
+
+    def add(self, output: Any) -> None:
+        if output.output_type == "error":
+            self.errors.append(output.evalue)
+        elif output.output_type == "stream":
+            if output.name == "stderr":
+                self.errors.append(output.text)
+            for line in output.text.splitlines():
+                if line.startswith("probed "):
+                    self.probed = json.loads(line.removeprefix("probed "))
+                else:
+                    self.text += f"{line}\n"
+        else:
+            self.images += "image/png" in output.data
+            self.pages += [output.data[kind] for kind in output.data if kind == "text/html"]
+            self.text += output.data.get("text/plain", "") + "\n"
+
+    def report(self, number: int = 0) -> dict[str, str]:
+        """Return what a report says, by label: of the first table, and a server's first column."""
+        page = [one for one in self.pages if "<b>Scoring</b>" in one][number]
+        rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in page.split("<tr>")]
+        return {row[0].strip(): row[1] for row in reversed(rows) if row}
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_outputs_are_cleared(path: Path) -> None:
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            assert not cell.outputs, "outputs are cleared before a commit"
+            assert cell.execution_count is None
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook(path: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "run.py").write_text(RUN, encoding="utf-8")
+    work, scratch = tmp_path / "work", tmp_path / "scratch"
+    work.mkdir()
+    scratch.mkdir()
+    # The notebook's own way of drawing, not that of scripts.
+    plain = {k: v for k, v in environment.items() if k != "MPLBACKEND"} | {"TMPDIR": str(scratch)}
+    done = tmp_path / "done.ipynb"
+    execute([tmp_path / "run.py", path, done, PROBES.get(path.stem, "")], work, plain)
+    shown = Shown()
+    for cell in nbformat.read(done, as_version=4).cells:
+        for output in cell.get("outputs", []):
+            shown.add(output)
+    assert shown.errors == []
+    globals()[f"check_{path.stem}"](shown)
+    assert list(work.iterdir()) == []
+    # dask keeps a folder of its own there.
+    assert [one for one in scratch.iterdir() if one.name.startswith("tmp")] == []
+    servers = execute(["-m", "sonic_coffea", "status", "--json"], work, plain)
+    assert json.loads(servers) == []
+
+
+def check_first_scores(shown: Shown) -> None:
+    assert shown.images == 1
+    jets = SAMPLE["TTbar_1.root"]["fatjets"]
+    assert shown.report()["objects scored"] == f"{jets:,} of {jets:,}"
+
+
+def check_analysis_on_dask(shown: Shown) -> None:
+    assert shown.images == 1
+    shifts = {"nominal": (0.0, 0.0), "jms_up": (0.0, 0.0), "jms_down": (0.0, 0.0)}
+    shifts |= {"jes_barrel_up": (0.02, 0.0), "jes_barrel_down": (-0.02, 0.0)}
+    shifts |= {"jes_endcap_up": (0.0, 0.04), "jes_endcap_down": (0.0, -0.04)}
+    objects, sent, nominal = 0, 0, {}
+    for name in ("TTbar", "QCD"):
+        with uproot.open(DATA / f"{name}_1.root") as file:
+            branches = file["Events"].arrays(["FatJet_pt", "FatJet_eta"])
+        pt = ak.to_numpy(ak.flatten(branches.FatJet_pt)).astype(np.float64)
+        barrel = np.abs(ak.to_numpy(ak.flatten(branches.FatJet_eta))) < 1.3
+        nominal[name] = int((pt > 350).sum())
+        sent += nominal[name]
+        for inside, outside in shifts.values():
+            shift = np.where(barrel, inside, outside)
+            passes = pt * (1 + shift) > 350
+            objects += passes.sum()
+            sent += (passes & (shift != 0)).sum()  # of those that a shift leaves alone, no row
+    for run in (0, 1):
+        report = shown.report(run)
+        assert report["objects scored"] == f"{objects:,} of {objects:,}"
+        assert number(report["not sent, as they repeat others"]) == objects - sent
+    assert number(shown.report(0)["rows"]) == sent
+    assert number(shown.report(1)["not sent, as they were on disk"]) == sent
+    assert shown.report(1)["requests"] == "0"
+    assert f"{objects:,} jets in 7 collections, {sent:,} rows sent" in shown.text
+    assert ast.literal_eval(re.search(r"\{'(QCD|TTbar)': \d.*\}", shown.text)[0]) == nominal
+    for name, weight in shown.probed.items():
+        assert weight > 0, name
+    expected = weight_of_top_jets()
+    assert shown.probed["nominal"] == pytest.approx(expected, rel=0.01)
+    # The soft-drop mass moves between bins, and changes nothing else.
+    assert shown.probed["jms_up"] == pytest.approx(expected, rel=0.01)
+    assert shown.probed["jes_barrel_down"] < expected < shown.probed["jes_barrel_up"]
+
+
+def weight_of_top_jets() -> float:
+    """Return the weights of hard jets of top-quark pairs that onnxruntime scores above 0.5."""
+    path = DATA / "TTbar_1.root"
+    with uproot.open(path) as file:
+        branches = file["Events"].arrays(["FatJet_pt", "genWeight"])
+    pt = ak.to_numpy(ak.flatten(branches.FatJet_pt))
+    weight = ak.flatten(ak.broadcast_arrays(branches.genWeight, branches.FatJet_pt)[0])
+    passes = (pt > 350) & (np.asarray(scored_directly(path)) > 0.5)
+    return float(ak.sum(weight[passes]))
+
+
+def check_shared_server(shown: Shown) -> None:
+    differences = re.findall(r"(\w+): ([\d,]+) jets, largest difference (\S+)", shown.text)
+    assert [name for name, _, _ in differences] == ["QCD_1", "TTbar_1", "TTbar_2"]
+    for name, jets, difference in differences:
+        assert number(jets) == SAMPLE[f"{name}.root"]["fatjets"]
+        assert float(difference) < 1e-5
+    np.testing.assert_allclose(
+        shown.probed["QCD_1"], scored_directly(DATA / "QCD_1.root"), rtol=0, atol=1e-5
+    )
+    jets = sum(SAMPLE[f"TTbar_{n}.root"]["fatjets"] for n in (1, 2))
+    assert shown.report()["objects scored"] == f"{jets:,} of {jets:,}"
+    assert number(shown.report()["retries"]) > 0
+    assert re.search(r"^\d\s+lost\s+grpc://", shown.text, re.MULTILINE)
+    # One server is left.
+    assert len(set(re.findall(r"│ (grpc://\S+)", shown.text))) == 1
+    assert "the script ended with 0" in shown.text
+    assert re.search(r"needed: \d+ such servers", shown.text)
+    assert "✓ declaration of toptagger: fits version 1" in shown.text
+
+
+def check_your_own_model(shown: Shown) -> None:
+    assert shown.images == 1
+    differences = re.findall(r"largest difference (\S+)", shown.text)
+    assert len(differences) == 3
+    assert max(map(float, differences)) < 1e-6
+    jets = sum(SAMPLE[f"{name}_2.root"]["fatjets"] for name in ("TTbar", "QCD"))
+    assert shown.text.count(f"{jets:,} jets; ") == 2
+    assert "input 'features' is FP32 [N, 8], the model takes FP32 [N, 9]" in shown.text
+    assert "no field 'nConstituent'; did you mean 'nConstituents'?" in shown.text
+    digests = re.findall(r"^version (\d), file (\w{12})", shown.text, re.MULTILINE)
+    assert [version for version, _ in digests] == ["1", "2"]
+    assert digests[0][1] != digests[1][1]
+    assert "trees 2 better.ubj {'rounds': 60}" in shown.text
