@@ -32,7 +32,9 @@ def test_build_add_show(tmp_path):
     assert (built["model"], built["version"], built["changes"]) == ("top", 1, [])
     assert built["metadata"] == {"auc": "0.95"}
     assert "user" not in built
-    assert "max_batch_size: 32" in (tmp_path / "r" / "top" / "config.pbtxt").read_text()
+    config = (tmp_path / "r" / "top" / "config.pbtxt").read_text()
+    assert "max_batch_size: 32" in config
+    assert 'backend: "onnxruntime"' in config
 
     done = run("repository", "build", tmp_path / "r", f"top={TAGGER}")
     assert done.returncode == 1

@@ -230,8 +230,14 @@ def test_weights_in_a_file_of_their_own_come_along(tmp_path, classifier):
         size_threshold=0,
     )
     path = build_repository(tmp_path / "r", {"m": file})
-    assert (path / "m" / "1" / "m.weights").read_bytes() == (tmp_path / "m.weights").read_bytes()
-    (tmp_path / "m.weights").unlink()
+    weights = tmp_path / "m.weights"
+    assert (path / "m" / "1" / "m.weights").read_bytes() == weights.read_bytes()
+    # Clients are told of other weights, too, by the checksum.
+    weights.write_bytes(weights.read_bytes()[::-1])
+    build_repository(path, {"n": file})
+    first, other = (config(path, name)["parameters"]["sha256.1"] for name in ("m", "n"))
+    assert first["string_value"] != other["string_value"]
+    weights.unlink()
     with pytest.raises(ConfigError, match=r"expected the weights file 'm\.weights' beside"):
         build_repository(tmp_path / "s", {"m": file})
 
