@@ -1,7 +1,8 @@
 """How long it takes to begin: imports, the first scores of a new process, a local server.
 
-Each is timed as a whole process, which is what a worker of a cluster or a notebook sees; the peers
-are what an analysis has anyway, and tritonclient's blocking call.
+Each is timed as a whole process, which is what a worker of a cluster or a notebook sees. The peers
+are what an analysis has anyway, tritonclient's blocking call, and any loop that numba has compiled
+before: most of the time until the first scores is numba's.
 """
 
 from __future__ import annotations
@@ -53,6 +54,21 @@ with sonic.connect(sys.argv[1]):
 """,
 }
 
+# What numba takes for any function that it has compiled before, with awkward in the process.
+_LOOP = """
+import awkward, numba, numpy as np
+
+@numba.njit(cache=True, nogil=True)
+def add(x):
+    total = 0.0
+    for one in x:
+        total += one
+    return total
+
+add(np.zeros(10))
+"""
+LOOP = "a compiled loop of numba's, from its cache"
+
 
 def run(code: str, *arguments: str) -> None:
     """Run it in a new process."""
@@ -75,10 +91,14 @@ def first(results: Results, repeats: int) -> None:
         repository = accelerator.write(Path(folder), launch_s=0.0, row_s=0.0)
         with sonic.LocalServer(repository) as server:
             ways = {name: partial(run, code, server.url, HERE) for name, code in _FIRST.items()}
+            loop = Path(folder) / "loop.py"
+            loop.write_text(_LOOP)
+            ways[LOOP] = partial(subprocess.run, [sys.executable, loop], check=True)
             times = interleaved(ways, repeats, title="first scores")
-        names = list(ways)
-        results.add(times, names[0])
-        results.add(times, names[1], against=names[0])
+        call, ours, _ = ways
+        results.add(times, call)
+        results.add(times, LOOP)
+        results.add(times, ours, against=LOOP)
         started = []
         for _ in range(max(2, repeats // 3)):
             begun = time.perf_counter()
