@@ -88,7 +88,7 @@ def imports(results: Results, repeats: int) -> None:
 def first(results: Results, repeats: int) -> None:
     """Time processes that score some rows and end, and servers that start and end."""
     with tempfile.TemporaryDirectory() as folder:
-        repository = accelerator.write(Path(folder), launch_s=0.0, row_s=0.0)
+        repository = accelerator.write(Path(folder) / "repository", launch_s=0.0, row_s=0.0)
         with sonic.LocalServer(repository) as server:
             ways = {name: partial(run, code, server.url, HERE) for name, code in _FIRST.items()}
             loop = Path(folder) / "loop.py"
