@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea.drawing import save
 from sonic_coffea.kserve import KServeModel, KServeServer
 from sonic_coffea.measuring import Curve, measure
 from sonic_coffea.planning import plan
@@ -20,7 +22,6 @@ from sonic_coffea.pool import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 LAUNCH_S, ROW_S, ROWS = 5e-3, 1e-4, 256
 
@@ -146,7 +147,17 @@ def test_the_commands(server: KServeServer, tmp_path: Path) -> None:
     found = json.loads(run("plan", file, *options, "--json"))
     assert found["first"] == "cores"
     assert found["servers"] >= 500 * 3 / 0.01 / Curve.load(file).rows_per_s
-    assert json.loads(run("bench", server.url, "m", "--seconds", "0.05", "--json"))["model"] == "m"
+    drawn = [str(tmp_path / name) for name in ("curve.svg", "plan.svg")]
+    as_json = ["--seconds", "0.05", "--json", "--plot", drawn[0]]
+    assert json.loads(run("bench", server.url, "m", *as_json))["model"] == "m"
+    run("plan", file, *options, "--plot", drawn[1])
+    for name, shown in zip(drawn, ("rows of a request", "what the network let pass"), strict=True):
+        assert f"<!-- {shown} -->" in Path(name).read_text()
+
+
+def test_a_picture_has_a_form_that_is_known(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match=r"ends in .png, .pdf or .svg, got curve.doc"):
+        save(CURVE.plot(), tmp_path / "curve.doc")
 
 
 def test_a_real_triton_is_measured(server: Any, repository: Path) -> None:

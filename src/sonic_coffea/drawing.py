@@ -1,4 +1,4 @@
-"""The plots of a report: where time went, how long requests took, and when they were out."""
+"""Plots: of a report, of a measured model, and of plans for a facility."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sonic_coffea.errors import ConfigError
 from sonic_coffea.statistics import latency_edges_s
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from matplotlib.figure import Figure
 
     from sonic_coffea.statistics import Statistics
 
-__all__ = ["draw"]
+__all__ = ["draw", "draw_curve", "draw_plans", "save"]
 
 _STAGES = {
     "wait_s": "waiting for a place in flight",
@@ -27,18 +31,78 @@ _MOST_WORKERS = 40
 
 def draw(report: Any) -> Figure:
     """Draw a `sonic_coffea.Report`."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("the plots of a report need matplotlib: pip install matplotlib") from None
+    figure = _figure(9.0, 7.5)
     statistics: Statistics = report.statistics
-    # A figure by itself: whatever backend a notebook has, it is shown once, by who asked for it.
-    figure = Figure(figsize=(9.0, 7.5), layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=(1.0, 1.2))
     _time(figure.add_subplot(grid[0, 0]), statistics)
     _latency(figure.add_subplot(grid[0, 1]), statistics)
     _timeline(figure.add_subplot(grid[1, :]), statistics)
     return figure
+
+
+def draw_curve(curve: Any) -> Figure:
+    """Draw a `sonic_coffea.measuring.Curve`: time and rate of requests by their rows."""
+    rows, seconds = np.array(curve.rows), np.array(curve.seconds)
+    figure = _figure(9.0, 3.5)
+    times, rates = figure.subplots(1, 2)
+    line = f"{curve.launch_s * 1e3:.3g} ms and {curve.row_s * 1e6:.3g} µs a row"
+    times.loglog(rows, seconds * 1e3, "o", label="one at a time")
+    times.loglog(rows, (curve.launch_s + curve.row_s * rows) * 1e3, "-", color="gray", label=line)
+    times.set(
+        xlabel="rows of a request", ylabel="time (ms)", title=f"{curve.model} v{curve.version}"
+    )
+    rates.loglog(rows, rows / seconds, "o-", label="one at a time")
+    saturated = f"{curve.in_flight} at a time: {curve.rows_per_s:,.0f}"
+    rates.axhline(curve.rows_per_s, color="C1", label=saturated)
+    rates.set(xlabel="rows of a request", ylabel="rows/s")
+    for axes in (times, rates):
+        axes.legend()
+    return figure
+
+
+def draw_plans(plans: Sequence[Any]) -> Figure:
+    """Draw what a run does by the number of servers, of some `sonic_coffea.planning.Plan`."""
+    servers = np.array([one.servers for one in plans])
+    figure = _figure(9.0, 3.5)
+    rates, waits = figure.subplots(1, 2)
+    for name in plans[0].limits:
+        limit = [one.limits[name] for one in plans]
+        rates.plot(servers, limit, "--", label=f"what the {name} let pass")
+    rates.plot(servers, [one.events_per_s for one in plans], color="gray", lw=4, alpha=0.4)
+    if all(one.simulated_rows_per_s is not None for one in plans):
+        # Events are to rows as the limits of servers are to what these are able to.
+        done = [o.simulated_rows_per_s * o.limits["servers"] / o.able_rows_per_s for o in plans]
+        rates.plot(servers, done, "ko", label="simulated")
+        waits.plot(servers, [one.simulated_wait_s * 1e3 for one in plans], "ko-")
+    rates.set(
+        xlabel="servers", ylabel="events/s", ylim=(0, 1.5 * max(o.events_per_s for o in plans))
+    )
+    waits.set(xlabel="servers", ylabel="mean time of a request (ms)", ylim=0)
+    rates.legend()
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure to a file.
+
+    Raises
+    ------
+    ConfigError
+        If the name ends in nothing that a figure can be.
+    """
+    known = figure.canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in known:
+        raise ConfigError(f"expected a name that ends in .png, .pdf or .svg, got {path.name}")
+    figure.savefig(path)
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("plots need matplotlib: pip install matplotlib") from None
+    # By itself: whatever backend a notebook has, it is shown once, by who asked for it.
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _time(axes: Any, statistics: Statistics) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
+    from matplotlib.figure import Figure
+
     from sonic_coffea.contract import Contract
     from sonic_coffea.pool import Settings
     from sonic_coffea.transport import Answer, Connection
@@ -77,6 +79,18 @@ class Curve:
     def _line(self) -> Any:
         # Of relative residuals: small requests count as much as large ones.
         return np.polyfit(self.rows, self.seconds, 1, w=1.0 / np.asarray(self.seconds))
+
+    def plot(self) -> Figure:
+        """Draw the time and the rate of requests by their rows.
+
+        Raises
+        ------
+        ImportError
+            If there is no matplotlib.
+        """
+        from sonic_coffea.drawing import draw_curve
+
+        return draw_curve(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON."""

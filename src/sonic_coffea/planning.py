@@ -6,16 +6,20 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from sonic_coffea.drawing import draw_plans
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.simulation import Accelerator, Simulation, Work
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from sonic_coffea.measuring import Curve
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Plan", "plan", "plot"]
 
 # A queue in front of a server that works so much of the time stays short.
 _BUSY = 0.8
+_PARTS = (0.25, 0.5, 0.75, 1.25, 1.5, 2.0)
 _SIMULATED_S, _WARM_S = 30.0, 10.0
 # Servers are alike, so one of them and its workers tell what all do; that many are simulated.
 _MOST_WORKERS = 2000
@@ -133,6 +137,29 @@ def plan(
         busy=rows_per_s / able,
         simulated_rows_per_s=found[0],
         simulated_wait_s=found[1],
+    )
+
+
+def plot(found: Plan, curve: Curve, **options: Any) -> Figure:
+    """Draw what a run does with fewer and with more servers.
+
+    Parameters
+    ----------
+    found : Plan
+        What was planned; its number of servers is in the middle.
+    curve : Curve
+        What it was planned by.
+    **options
+        Those of `plan`, but for the number of servers.
+
+    Raises
+    ------
+    ImportError
+        If there is no matplotlib.
+    """
+    counts = sorted({max(1, round(found.servers * part)) for part in _PARTS} | {found.servers})
+    return draw_plans(
+        [found if n == found.servers else plan(curve, servers=n, **options) for n in counts]
     )
 
 

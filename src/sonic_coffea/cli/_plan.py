@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,12 +14,13 @@ from rich.table import Table
 from sonic_coffea.cli._connection import AsJson, Headers, Pem, TokenFile, Url, settings_of
 
 
-def bench(
+def bench(  # noqa: PLR0913  each is an option of the command
     url: Url,
     model: Annotated[str, typer.Argument(help="The model to measure.")],
     *,
     version: Annotated[str | None, typer.Option(help="Of the model.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep the curve.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw it: PNG, PDF or SVG.")] = None,
     length: Annotated[
         int, typer.Option(min=1, help="Of axes that may have any, as those of constituents.")
     ] = 64,
@@ -32,6 +33,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure how a server serves a model: the time of requests, and what saturates it."""
+    from sonic_coffea.drawing import save
     from sonic_coffea.measuring import measure
 
     settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
@@ -41,6 +43,8 @@ def bench(
         )
     if output is not None:
         curve.save(output)
+    if plot is not None:
+        save(curve.plot(), Path(plot))
     if as_json:
         typer.echo(json.dumps(asdict(curve)))
         return
@@ -68,24 +72,30 @@ def plan(
         int | None, typer.Option(min=1, help="How many there are; by default as many as needed.")
     ] = None,
     gbps: Annotated[float | None, typer.Option(help="What the network carries [Gb/s].")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw it for fewer and more servers: PNG, PDF or SVG.")
+    ] = None,
     simulate: Annotated[bool, typer.Option(help="Check it in virtual time.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Say how many servers a run needs, what the network carries, and what breaks first."""
+    from sonic_coffea import planning
+    from sonic_coffea.drawing import save
     from sonic_coffea.measuring import Curve
-    from sonic_coffea.planning import plan as make
 
+    measured = Curve.load(Path(curve))
+    given: dict[str, Any] = {
+        "cores": cores,
+        "cpu_s": cpu_ms / 1e3,
+        "rows_per_event": rows_per_event,
+        "events": events,
+        "bytes_per_s": None if gbps is None else gbps * 1e9 / 8,
+        "simulate": simulate,
+    }
     with Console(stderr=True).status("simulating"):
-        found = make(
-            Curve.load(Path(curve)),
-            cores=cores,
-            cpu_s=cpu_ms / 1e3,
-            rows_per_event=rows_per_event,
-            events=events,
-            servers=servers,
-            bytes_per_s=None if gbps is None else gbps * 1e9 / 8,
-            simulate=simulate,
-        )
+        found = planning.plan(measured, servers=servers, **given)
+        if plot is not None:
+            save(planning.plot(found, measured, **given), Path(plot))
     if as_json:
         typer.echo(json.dumps(found.to_dict()))
         return
