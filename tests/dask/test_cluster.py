@@ -268,6 +268,20 @@ def test_the_page_of_the_dashboard(cluster: LocalCluster, slow_server: sonic.Loc
         assert (row["retries"], row["failures"]) == ("0", "0")
 
 
+def test_the_table_of_the_page_is_drawn_anew() -> None:
+    """Bokeh 3.9 does so when the view of the data changes, and not when the data do."""
+    from types import SimpleNamespace
+
+    from sonic_coffea.dask._dashboard import ServersView
+
+    view = ServersView(SimpleNamespace(history=SimpleNamespace(courses={})))  # type: ignore[arg-type]
+    view.update()
+    before = view.table.view.filter
+    view.update()
+    assert view.table.view.filter is not before
+    assert not view.rates.legend.visible  # of nothing
+
+
 def test_an_adaptive_cluster(slow_server: sonic.LocalServer) -> None:
     with (
         LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=None) as cluster,

@@ -112,6 +112,7 @@ class ServersView:
             source=self._lines,
         )
         self.rates.legend.location = "top_left"
+        self.rates.legend.background_fill_alpha = 0.6
         self.split = figure(
             title="Where a request's time goes (ms)",
             y_range=[],
@@ -129,17 +130,21 @@ class ServersView:
         )
         self.split.x_range.start = 0
         self.split.legend.location = "bottom_right"
+        self.split.legend.background_fill_alpha = 0.6
         self.table = DataTable(
             source=self._cells,
             columns=[
                 TableColumn(field=f, title=t, width=_WIDTHS.get(f, 80)) for f, t in _COLUMNS.items()
             ],
             index_position=None,
+            reorderable=False,
             sizing_mode="stretch_both",
         )
 
     def update(self) -> None:
         """Show what is known now."""
+        from bokeh.models import AllIndices
+
         rows = [self._row(*item) for item in sorted(self._plugin.history.courses.items())]
         cells = {name: [row[name] for row in rows] for name in _COLUMNS}
         now = time.monotonic()
@@ -148,6 +153,9 @@ class ServersView:
         self.rates.x_range.start = max(-_SHOWN_S, min(oldest - now, -10.0))
         names = [f"{model} v{version} at {server}" for (server, model, version), _ in courses]
         self._cells.data = cells
+        # Bokeh 3.9 draws a table anew only when the view of its data changes.
+        self.table.view.filter = AllIndices()
+        self.rates.legend.visible = self.split.legend.visible = bool(courses)
         self._lines.data = {
             "t": [[at - now for at, _ in c.rows_per_s] for _, c in courses],
             "rows_s": [[rate for _, rate in c.rows_per_s] for _, c in courses],
@@ -167,12 +175,12 @@ class ServersView:
         return {
             "server": server,
             "model": f"{model} v{version}",
-            "state": f"lost by {lost_by} workers" if lost_by else "up",
+            "state": f"lost by {lost_by} worker{'s'[: lost_by > 1]}" if lost_by else "up",
             "rows_s": f"{course.rows_per_s[-1][1]:,.0f}" if course.rows_per_s else "",
             "in_flight": out,
             "waiting": waiting,
             "limit": f"{shares.capacities[key].value:.0f}" if key is not None else "",
-            "trip_ms": f"{course.trip_s * 1e3:.2f}",
+            "trip_ms": _ms(course.trip_s or None),
             "queue_ms": _ms(course.timings.get("queue_s")),
             "model_ms": _ms(course.timings.get("model_s")),
             "rows": f"{course.sums['rows']:,.0f}",
