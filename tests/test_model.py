@@ -179,6 +179,10 @@ def test_wrong_declarations(tagger: sonic.Model) -> None:
         sonic.Model("m", {}, {"x": ["a"]})
     with pytest.raises(errors.ConfigError, match="expected a layout such as sonic.Padded"):
         sonic.Model("m", {"x": ["pt"]}, {"x": ["a"]})  # type: ignore[dict-item]
+    with pytest.raises(errors.ConfigError, match="a dict for inputs, .* got Row"):
+        sonic.Model("m", sonic.Row(["pt"]), {"x": ["a"]})  # type: ignore[arg-type]
+    with pytest.raises(errors.ConfigError, match="a dict for outputs, .* got list"):
+        sonic.Model("m", {"x": sonic.Row(["pt"])}, ["a"])  # type: ignore[arg-type]
 
 
 def test_import_is_light() -> None:

@@ -109,6 +109,12 @@ def test_advice(numbers: dict[str, float], timings: dict[str, float], said: str 
         assert said.split(":")[0][:20] in report._repr_html_()
 
 
+def test_waiting_for_what_is_packed_is_not_for_servers() -> None:
+    (only,) = sonic.Report(bad(pack_s=4.0, wait_s=5.0)).advice
+    assert "packing and unpacking" in only
+    assert "once in each process" in only
+
+
 def test_a_page_for_a_colleague(tmp_path: Path) -> None:
     statistics = bad(padded=300)
     for worker in ("a:1", "b:2"):

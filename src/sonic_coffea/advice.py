@@ -61,7 +61,8 @@ def advise(statistics: Statistics, timings: Mapping[tuple[str, str], Timings]) -
     if total.pack_s + total.unpack_s > total.trip_s > 0:
         yield (
             "packing and unpacking take longer than the servers: fewer fields, or a shorter "
-            "length, would help; more servers would not"
+            "length, would help; more servers would not. In a short run, most of it is the loading "
+            "of compiled code, once in each process"
         )
     for (server, model, _), tally in statistics:
         yield from _of_server(server, model, tally, timings.get((server, model)))
@@ -70,7 +71,9 @@ def advise(statistics: Statistics, timings: Mapping[tuple[str, str], Timings]) -
 def _of_server(server: str, model: str, tally: Tally, timings: Timings | None) -> Iterator[str]:
     if not tally.requests:
         return
-    waits = tally.wait_s > _LONG_WAIT * tally.trip_s
+    # While others are packed, what waits is not waiting for servers.
+    packs = tally.pack_s + tally.unpack_s > tally.trip_s
+    waits = tally.wait_s > _LONG_WAIT * tally.trip_s and not packs
     if timings is not None and timings.requests:
         queue_s = timings.queue_s / timings.requests
         work_s = (timings.input_s + timings.compute_s + timings.output_s) / timings.requests

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from sonic_coffea.pool import MASKABLE, Pool, Settings, adopt, carried, current,
 from sonic_coffea.reuse import Part, Reuse, Variations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from sonic_coffea.contract import Contract
@@ -73,6 +74,12 @@ class Model:
     ) -> None:
         if not inputs or not outputs:
             raise ConfigError(f"model {name!r} needs at least one input and one output")
+        for what, given in (("inputs", inputs), ("outputs", outputs)):
+            if not isinstance(given, Mapping):
+                raise ConfigError(
+                    f"model {name!r}: expected a dict for {what}, as the server names them, got "
+                    f"{type(given).__name__}"
+                )
         for key, layout in inputs.items():
             if not isinstance(layout, Layout):
                 raise ConfigError(

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.server import LocalServer, build_repository
+from sonic_coffea.server import Ensemble, LocalServer, Served, build_repository
 from sonic_coffea.transport import read_model_config
 
 
@@ -199,6 +199,38 @@ def test_a_request_that_fails_fails_alone(tmp_path, installation):
             assert "out of data bounds" in str(answer)
         else:
             np.testing.assert_array_equal(answer, [[index]])
+
+
+def test_a_model_that_is_there_as_it_would_be_written_stays(tmp_path, classifier):
+    function = tmp_path / "double.py"
+    function.write_text("def double(x):\n    return {'y': 2 * x}\n")
+    rows = ("float32", ["N", 2])
+    double = Served(f"{function}:double", inputs={"x": rows}, outputs={"y": rows})
+    models = {
+        "one": classifier,
+        "double": double,
+        "both": Ensemble(steps=[("double", {"x": "X"}, {"y": "Y"})]),
+    }
+    options = {"labels": {"one": ["a", "b"]}, "metadata": {"epochs": 3}}
+    path = build_repository(tmp_path / "r", models, **options)
+    written = {p: p.stat().st_mtime_ns for p in path.rglob("*") if p.is_file()}
+    build_repository(path, models, **options)
+    build_repository(path, {**models, "more": classifier}, **options)
+    assert {p: p.stat().st_mtime_ns for p in written} == written
+    assert (path / "more" / "1").is_dir()
+
+    for changed in ({"max_batch_size": 8}, {"labels": {}}, {"metadata": {}}):
+        with pytest.raises(ConfigError, match=r"already has .*one.*; overwrite=True"):
+            build_repository(path, models, **{**options, **changed})
+    function.write_text("def double(x):\n    return {'y': x + x}\n")
+    with pytest.raises(ConfigError, match=r"already has .*double.*; overwrite=True"):
+        build_repository(path, models, **options)
+    (path / "more" / "config.pbtxt").write_text("")
+    with pytest.raises(ConfigError, match="already has more; overwrite=True"):
+        build_repository(path, {"more": classifier}, metadata={"epochs": 3})
+    build_repository(path, {"one": classifier}, add_version=True)
+    with pytest.raises(ConfigError, match="already has one; overwrite=True"):
+        build_repository(path, {"one": classifier}, **options)
 
 
 def test_other_models_stay_and_the_same_one_is_not_replaced_unasked(tmp_path, classifier):

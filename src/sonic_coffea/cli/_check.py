@@ -131,7 +131,7 @@ def models(
         return
     table = Table(title=f"models of {settings.servers[0]}", title_justify="left")
     for column in ("model", "version", "state", "inputs", "outputs", "most rows"):
-        table.add_column(column, no_wrap=column in ("inputs", "outputs"), overflow="fold")
+        table.add_column(column, no_wrap=column not in ("model", "state"), overflow="fold")
     for entry, contract in listed:
         tensors = ("", "", "")
         if contract is not None:

@@ -10,8 +10,6 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from sonic_coffea import local_state
 from sonic_coffea.cli._connection import AsJson
@@ -46,15 +44,19 @@ def status(
     if as_json:
         typer.echo(json.dumps(found))
         return
-    table = Table(title="local servers", title_justify="left")
-    for column in ("url", "models", "repository", "pid", "since", "log"):
-        table.add_column(column, no_wrap=column == "url", overflow="fold")
     for one in found:
+        # Not a table: paths are to be copied, and a terminal is narrow.
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["started"]))
         models = ", ".join(one["models"]) if one["ready"] else "(not ready)"
-        row = (one["url"], models, one["repository"], str(one["pid"]), since, one["log"])
-        table.add_row(*row)
-    Console().print(table if found else "no local server of yours runs on this machine")
+        typer.echo(f"{one['url']}  pid {one['pid']}, since {since}")
+        for what, value in (
+            ("models", models),
+            ("repository", one["repository"]),
+            ("log", one["log"]),
+        ):
+            typer.echo(f"  {what:<10}  {value}")
+    if not found:
+        typer.echo("no local server of yours runs on this machine")
 
 
 def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:

@@ -13,7 +13,7 @@ from sonic_coffea.server import _config, _manifest
 from sonic_coffea.server._ensemble import ensemble_config
 from sonic_coffea.server._served import Ensemble, Served
 from sonic_coffea.server._sources import PLATFORMS, TEMPLATE_NAME, Plan, plan
-from sonic_coffea.transport import read_model_config
+from sonic_coffea.transport import read_model_config, write_model_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server._config import Config, Labels, Versions
 
-__all__ = ["CONFIG_FILE", "Job", "Options", "plan_jobs"]
+__all__ = ["CONFIG_FILE", "Job", "Options", "label_texts", "plan_jobs"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +83,10 @@ class Job:
         return f"{self.name}/{self.version}" if self.beside else self.name
 
 
-def plan_jobs(root: Path, models: Mapping[str, Any], options: Options) -> list[Job]:
-    """Return what to write for `models`.
+def plan_jobs(
+    root: Path, models: Mapping[str, Any], options: Options, metadata: Mapping[str, Any]
+) -> list[Job]:
+    """Return what to write for `models`: those that are there as they would be written are not.
 
     Raises
     ------
@@ -96,15 +98,42 @@ def plan_jobs(root: Path, models: Mapping[str, Any], options: Options) -> list[J
         for name, one in models.items()
     }
     _check_names(served, options.labels)
-    _check_target(root, served, options)
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"expected a directory for the repository, got the file {root}")
     jobs = []
     known = _configs(root)
     # Ensembles last: they are made of the others.
     for name, one in sorted(served.items(), key=lambda item: isinstance(item[1], Ensemble)):
         job = _job(root, name, one, known, options)
         known[name] = job.config
-        jobs.append(job)
+        if options.overwrite or not _is_there(root / name, job, metadata):
+            jobs.append(job)
+    present = [job.name for job in jobs if (root / job.name).exists()]
+    if present and not options.overwrite and not options.one_version:
+        raise ConfigError(
+            f"the repository {root} already has {', '.join(present)}; overwrite=True "
+            "(--overwrite) replaces it, add_version=True (--add-version) adds a version"
+        )
     return jobs
+
+
+def _is_there(folder: Path, job: Job, metadata: Mapping[str, Any]) -> bool:
+    """Return whether a model, of this one version, is there as it would be written."""
+    version = folder / str(job.version)
+    if job.beside or [p.name for p in folder.glob("[0-9]*") if p.is_dir()] != [version.name]:
+        return False
+    texts = {CONFIG_FILE: write_model_config(job.config), **label_texts(job)}
+    try:
+        about = _manifest.read(version)
+        if about is None or about.get("metadata") != dict(metadata):
+            return False
+        if _manifest.changes(version, about, shared=True):
+            return False
+        files = {name: _manifest.checksum(path) for name, path in job.plan.files.items()}
+        there = {name: (folder / name).read_text(encoding="utf-8") for name in about["shared"]}
+    except (OSError, ConfigError):
+        return False
+    return files == about["files"] and texts == there
 
 
 def _job(
@@ -138,6 +167,14 @@ def _job(
         digest = {"string_value": _digest(made)}
         config["parameters"] = {**config.get("parameters", {}), f"sha256.{number}": digest}
     return Job(name=name, version=number, plan=made, config=config, labels=labels, beside=beside)
+
+
+def label_texts(job: Job) -> dict[str, str]:
+    """Return the names and contents of a model's files of labels."""
+    return {
+        _config.label_file(output): "".join(f"{name}\n" for name in names)
+        for output, names in job.labels.items()
+    }
 
 
 def _digest(made: Plan) -> str:
@@ -217,17 +254,6 @@ def _check_names(models: Mapping[str, object], labels: Labels) -> None:
             raise ConfigError(
                 f"labels for a model {name!r} that is not built; {nearest(name, models)}"
             )
-
-
-def _check_target(root: Path, models: Mapping[str, object], options: Options) -> None:
-    if root.exists() and not root.is_dir():
-        raise ConfigError(f"expected a directory for the repository, got the file {root}")
-    present = [name for name in models if (root / name).exists()]
-    if present and not options.overwrite and not options.one_version:
-        raise ConfigError(
-            f"the repository {root} already has {', '.join(present)}; overwrite=True replaces it, "
-            "add_version=True adds a version"
-        )
 
 
 def _check_integer(option: str, value: object, least: int) -> None:

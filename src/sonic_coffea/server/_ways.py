@@ -274,7 +274,7 @@ def choose(
         against = None
     if against is not None:
         raise ServerStartError(f"{against}; {install.ALTERNATIVES}")
-    tell = progress if progress is not None else lambda text: logger.info("%s", text)
+    tell = progress if progress is not None else lambda text: logger.warning("%s", text)
     gpu = has_gpu() if gpu is None else gpu
     engine = _engine(way)
     from_pypi = installation is not None or install.find() or install.reason_against() is None

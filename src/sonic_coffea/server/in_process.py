@@ -183,7 +183,7 @@ def _load(path: Path, config: Mapping[str, Any], threads: int, turn: threading.L
         import onnxruntime
     except ImportError:
         raise ServerStartError(
-            "no Triton runs on this machine, and there is no onnxruntime to take its place: "
+            "to serve ONNX files without a Triton, this process needs onnxruntime: "
             "pip install onnxruntime"
         ) from None
     options = onnxruntime.SessionOptions()

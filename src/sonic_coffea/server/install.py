@@ -160,7 +160,8 @@ def _ensure(extras: Sequence[str], progress: Progress | None) -> ServerInstall:
     against = reason_against()
     if against is not None:
         raise ServerStartError(f"{against}; {ALTERNATIVES}")
-    tell = progress if progress is not None else lambda text: logger.info("%s", text)
+    # Once on a machine, and long: a warning, which is shown unless asked otherwise.
+    tell = progress if progress is not None else lambda text: logger.warning("%s", text)
     root = install_root()
     try:
         root.mkdir(parents=True, exist_ok=True)

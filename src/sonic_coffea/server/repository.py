@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.server import _config, _manifest
-from sonic_coffea.server._jobs import CONFIG_FILE, Options, plan_jobs
+from sonic_coffea.server import _manifest
+from sonic_coffea.server._jobs import CONFIG_FILE, Options, label_texts, plan_jobs
 from sonic_coffea.transport import write_model_config
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     record_user : bool
         Whether the manifest names the user and the full path of the source.
     overwrite : bool
-        Whether to replace models of the same name, or versions of the same number.
+        Whether to replace models of the same name, or versions of the same number. A model that is
+        there already, of the same files and options, stays as it is.
 
     Returns
     -------
@@ -120,7 +121,10 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
         overwrite=overwrite,
     )
     metadata = _manifest.metadata_or_raise(metadata)
-    jobs = plan_jobs(root, models, options)
+    jobs = plan_jobs(root, models, options, metadata)
+    if not jobs:
+        logger.info("%s has %s already", root, ", ".join(models))
+        return root
     try:
         _build(root, jobs, metadata, user=record_user)
     except OSError as error:
@@ -152,9 +156,8 @@ def _write(job: Job, stage: Path, root: Path, about: Mapping[str, Any]) -> None:
         (version / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, version / name)
     (folder / CONFIG_FILE).write_text(write_model_config(job.config), encoding="utf-8")
-    for output, names in job.labels.items():
-        text = "".join(f"{name}\n" for name in names)
-        (folder / _config.label_file(output)).write_text(text, encoding="utf-8")
+    for name, text in label_texts(job).items():
+        (folder / name).write_text(text, encoding="utf-8")
     shared = [path for path in folder.iterdir() if path.is_file()]
     if job.beside:
         there = (path for path in (root / job.name).iterdir() if path.is_file())
