@@ -189,7 +189,6 @@ class Pending:
         from rich import get_console
         from rich.progress import (
             BarColumn,
-            MofNCompleteColumn,
             Progress,
             TimeElapsedColumn,
             TimeRemainingColumn,
@@ -199,7 +198,7 @@ class Pending:
         columns = (
             "{task.description}",
             BarColumn(),
-            MofNCompleteColumn(),
+            "{task.completed:,.0f} of {task.total:,.0f} rows",
             TimeElapsedColumn(),
             "<",
             TimeRemainingColumn(),
