@@ -111,8 +111,9 @@ def plan_jobs(
     present = [job.name for job in jobs if (root / job.name).exists()]
     if present and not options.overwrite and not options.one_version:
         raise ConfigError(
-            f"the repository {root} already has {', '.join(present)}; overwrite=True "
-            "(--overwrite) replaces it, add_version=True (--add-version) adds a version"
+            f"the repository {root} already has {', '.join(present)}, of other files or "
+            "options; overwrite=True (--overwrite) replaces it, add_version=True (--add-version) "
+            "adds a version"
         )
     return jobs
 
