@@ -89,3 +89,8 @@ def test_a_circle_of_causes_ends() -> None:
 )
 def test_nearest(name: str, known: list[str], hint: str) -> None:
     assert errors.nearest(name, known) == hint
+
+
+def test_the_place_stands_below_a_table() -> None:
+    error = errors.ContractError("what differs:\n  x  float32", server="grpc://s:1")
+    assert str(error) == "what differs:\n  x  float32\n[server grpc://s:1]"

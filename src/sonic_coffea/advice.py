@@ -61,8 +61,7 @@ def advise(statistics: Statistics, timings: Mapping[tuple[str, str], Timings]) -
     if total.pack_s + total.unpack_s > total.trip_s > 0:
         yield (
             "packing and unpacking take longer than the servers: fewer fields, or a shorter "
-            "length, would help; more servers would not. In a short run, most of it is the loading "
-            "of compiled code, once in each process"
+            "length, would help; more servers would not"
         )
     for (server, model, _), tally in statistics:
         yield from _of_server(server, model, tally, timings.get((server, model)))

@@ -98,7 +98,9 @@ class SonicError(Exception):
                 continue
             shown = f"{value[0]}..{value[1] - 1}" if isinstance(value, tuple) else value
             where.append(f"{name} {shown}")
-        return f"{self.message} [{', '.join(where)}]" if where else self.message
+        # Below a message of several lines, which is a table.
+        between = "\n" if "\n" in self.message else " "
+        return f"{self.message}{between}[{', '.join(where)}]" if where else self.message
 
     def at(self, **context: Any) -> SonicError:
         """Return the same error with more of its context filled in; what is known stays."""

@@ -291,6 +291,7 @@ class Model:
         pending = Pending(self, inputs.rows, outputs)
         if len(inputs) == 0:
             return pending
+        inputs.load()
         pool, lock = current() if pool is None else pool, threading.Lock()
         try:
             for one, some in self._by_version(inputs, version):

@@ -8,9 +8,17 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import awkward as ak
+
+import sonic_coffea as sonic
+from sonic_coffea.layouts import Row, _kernels, bind_inputs
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.testing import FakeModel, FakeServer
+
 if TYPE_CHECKING:
     from pathlib import Path
 
+MODEL = sonic.Model("m", {"x": Row("pt")}, {"y": ["a"]})
 SCRIPT = """
 import json
 import awkward as ak, numpy as np
@@ -43,3 +51,15 @@ def counts(cache: Path) -> list[list[int]]:
 def test_kernels_are_compiled_once(tmp_path: Path) -> None:
     assert counts(tmp_path) == [[0, 1]] * 3
     assert counts(tmp_path) == [[1, 0]] * 3
+
+
+def test_numba_is_ready_before_rows_are_queued() -> None:
+    """What it takes to get ready is no part of the time of packing."""
+    jets = ak.Array([[{"pt": 1.0}]])
+    _kernels.load.cache_clear()
+    bind_inputs({"x": Row("pt")}, jets).load()
+    assert _kernels.load.cache_info().currsize == 1
+    with FakeServer({"m": FakeModel.of(MODEL)}) as server, Pool(Settings.make(server.url)) as pool:
+        _kernels.load.cache_clear()
+        MODEL.submit(jets, pool=pool)
+        assert _kernels.load.cache_info().currsize == 1

@@ -413,6 +413,9 @@ def test_without_any_server_all_is_none(servers: dict[str, FakeServer]) -> None:
         assert pending.result().tolist() == [None] * 8
         assert str(pending.result().type) == "8 * ?{v0: float32}"
         assert pending.statistics.lost == 8
+        hint = r"\(sonic-coffea check grpc://s1:8001 m tries it step by step\)"
+        with pytest.raises(errors.ServerLostError, match=hint):
+            MODEL(objects(8), pool=pool)
 
 
 def test_what_is_wrong_is_not_masked(servers: dict[str, FakeServer]) -> None:

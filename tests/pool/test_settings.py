@@ -85,6 +85,12 @@ def test_secrets_are_in_no_repr_and_no_pickle(tagger: sonic.Model, tmp_path: Pat
         options.token()
 
 
+def test_servers_of_a_closed_pool_are_not_carried(tagger: sonic.Model) -> None:
+    with sonic.connect("grpc://s:1"):
+        assert b"s:1" in pickle.dumps(tagger)
+    assert b"s:1" not in pickle.dumps(tagger)
+
+
 def test_the_same_settings_keep_the_pool() -> None:
     pool = sonic.connect("grpc://a:1")
     assert sonic.connect("grpc://a:1") is pool

@@ -51,6 +51,12 @@ class Inputs:
         """Return the rows at places `start` to `stop`."""
         return slice(start, stop) if self.order is None else self.order[start:stop]
 
+    def load(self) -> None:
+        """Load what packing needs: the first time in a process, it would be taken for packing."""
+        from sonic_coffea.layouts import _kernels
+
+        _kernels.load()
+
     def pack(self, start: int, stop: int) -> dict[str, Tensor]:
         """Return the tensors of the rows at places `start` to `stop`, by input."""
         length = next(s.length for s in self.segments if s.start <= start < s.stop)

@@ -9,6 +9,7 @@ number that cannot be sent, or -1; what is wrong with it is found out by who ask
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numba
@@ -73,6 +74,12 @@ def _apply(function, value):
     elif function == 8:
         value = np.cos(value)
     return value
+
+
+@cache
+def load() -> None:
+    """Have numba get ready, which takes about a second in each process."""
+    _apply(0, 0.0)
 
 
 @_compiled

@@ -338,7 +338,11 @@ class Fleet:
                 back_at = min([e.away_until for e in lost] + [falls_back])
                 self._lock.wait_for(lambda: self._closed, max(0.0, back_at - now))
         missing = [f for f in failures if isinstance(f, ModelNotFoundError)]
-        raise (missing or failures)[0].at(model=model, version=version)
+        error = (missing or failures)[0].at(model=model, version=version)
+        if isinstance(error, ServerLostError):
+            where = error.server or self.settings.servers[0]
+            raise error.because(f"sonic-coffea check {where} {model} tries it step by step")
+        raise error
 
     def compare(
         self,

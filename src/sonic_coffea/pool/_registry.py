@@ -75,7 +75,8 @@ def shared(settings: Settings) -> Pool:
 def carried() -> Settings | None:
     """Return what pickles of models and processors take along."""
     with _lock:
-        return None if _settings is None else _settings.without_secrets()
+        closed = _pool is not None and _pool.closed
+        return None if closed or _settings is None else _settings.without_secrets()
 
 
 def adopt(settings: Settings | None) -> None:
