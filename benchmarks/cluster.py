@@ -278,8 +278,14 @@ def draw(found: dict[str, Any]) -> Figure:
 def main() -> None:
     """Run it."""
     options = parser(__doc__ or "").parse_args()
-    # Chunks of workers that are killed on purpose are not to blame for it.
-    dask.config.set({"distributed.scheduler.allowed-failures": 1000})
+    # Neither chunks nor workers are to blame if workers are killed on purpose: a cluster would else
+    # let a worker go that is down, for whatever time, some seconds after it was lost.
+    dask.config.set(
+        {
+            "distributed.scheduler.allowed-failures": 1000,
+            "distributed.deploy.lost-worker-timeout": "1 hour",
+        }
+    )
     quick = options.quick
     results = Results("Cluster: dask workers and a stand-in accelerator in a real Triton")
     with tempfile.TemporaryDirectory() as name:
