@@ -61,15 +61,38 @@ python benchmarks/gpu.py --way docker --json gpu.json --figure gpu.png
 ```
 """
 
+# What the figures show, and why.
+_NOTES = {
+    "pool": """\
+A small call misses its target: between the call and its scores lie three threads that a
+blocking call does not have (the pool's, and gRPC's for calls that do not block), and on
+this virtual machine each takes up to a millisecond to wake up. The work itself,
+binding, packing and putting the scores back, takes 0.6 ms. To pack and send from the
+thread that asks was tried, and gained nothing. A chunk of some thousand jets does not
+notice.""",
+    "chunk": """\
+Of a large chunk, most is the copy of the tensors into gRPC and on into the socket, in
+gRPC's own threads, and `create`, which takes the message over; packing is less than
+either. Shared memory does without both on one machine; over a network, smaller types
+and `Bucketed` or `Flat` do. Of a small chunk, awkward's own structures and the threads'
+waking up are the larger part; it is why large chunks are better ones. A twentieth of a
+small chunk was in the report's timeline, which drew its sample anew for each call; that
+is gone.""",
+    "startup": """\
+The first scores of a process wait for numba, as any of its compiled loops does; with
+coffea, which uses it, too, that is often done before. To import the package takes a
+tenth of what awkward takes, as nothing is loaded before it is used.""",
+    "wire": """\
+Half precision halves the bytes, and what a flat tensor saves is what is padding in the others.
+Over loopback, bytes cost next to nothing, so that the times here are those of the CPUs at both
+ends: a cast has to be made and undone, and compression takes more than all else together. It pays
+where the network is slow.""",
+}
+
 
 def value(found: Found, name: str) -> float:
     """Return one of the numbers."""
     return next(f["value"] for f in found["figures"] if f["name"] == name)
-
-
-def ratio(found: Found, name: str) -> float:
-    """Return a time over its peer's."""
-    return next(m["ratio"] for m in found["measurements"] if m["name"] == name)
 
 
 def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
@@ -133,6 +156,16 @@ def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
         "bandwidth, MB for 1,000 jets of 13 features",
         ", ".join(f"{way}: {size:.2g}" for way, size in wire.items()),
         "up to 12 GiB/s at 10,000 cores",
+    )
+    packing = {
+        m["against"]: m["ratio"]
+        for m in all_of["layouts"]["measurements"]
+        if m["name"] == "Padded" and m["against"]
+    }
+    yield (
+        "time of packing jagged jets",
+        ", ".join(f"{part:.2g} times {way}" for way, part in packing.items()),
+        "",
     )
     errors = [f["value"] for f in all_of["facility"]["figures"] if "planned" in f["name"]]
     yield "`sonic-coffea plan`, off by at most", f"{max(errors):.0%}", ""
@@ -216,6 +249,8 @@ def page(all_of: Mapping[str, Found]) -> str:
     for name, found in all_of.items():
         lines += ["", f"## {found['benchmark']}", "", about(name), ""]
         lines += [f"![{found['benchmark']}](benchmarks/{name}.svg)", ""]
+        if name in _NOTES:
+            lines += [_NOTES[name], ""]
         lines += tables(found)
         if name == "gpu" and not any("accelerator" in f["name"] for f in found["figures"]):
             lines.append(_GPU)

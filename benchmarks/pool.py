@@ -203,7 +203,7 @@ def throughput(results: Results, url: str, rows: int, repeats: int) -> None:
         results.numbers["share of the saturated server"] = {
             name: rate / rates[best] for name, rate in rates.items()
         }
-        results.numbers["statistics"] = pool.statistics.to_dict()
+        results.numbers["statistics"] = pool.statistics.total().to_dict()
 
 
 def latency(results: Results, url: str, repeats: int) -> None:
