@@ -126,7 +126,7 @@ class Pending:
         try:
             with failures_told(), self._shown_progress(show=progress):
                 for part in self.parts:
-                    self._wait(part.call, until)
+                    self._wait(part.call, until, timeout_s)
                     part.call.raise_failure()
                     part.finish()
         except BaseException as error:
@@ -223,14 +223,12 @@ class Pending:
                 watcher.join()
                 look()
 
-    def _wait(self, call: Call, until: float | None) -> None:
-        started = time.monotonic()
-        if call.wait(None if until is None else max(0.0, until - started)):
+    def _wait(self, call: Call, until: float | None, timeout_s: float | None) -> None:
+        if call.wait(None if until is None else max(0.0, until - time.monotonic())):
             return
-        waited_s = time.monotonic() - started
         call.fail(
             DeadlineError(
-                f"not all of {len(self._rows)} rows were scored within {waited_s:.3g} s",
+                f"not all of {len(self._rows)} rows were scored within {timeout_s:g} s",
                 model=self._model.name,
                 events=self._rows.events_of(0, len(self._rows)),
             )
