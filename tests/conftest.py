@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]
 
 STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, and let every child hear it, also where a shell's `&` made us deaf to it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
