@@ -9,6 +9,7 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, weaver
+from sonic_coffea.layouts import bind_inputs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +64,86 @@ def test_weaver_s_length_between_limits() -> None:
     for n, length in ((0, 2), (2, 2), (3, 4), (5, 7), (9, 7)):
         jets = ak.Array([{"a": [0.5] * n, "b": [0.0] * n}, {"a": [0.5], "b": [1.0]}])[:1]
         assert features.pack(jets).shape == (1, 2, length)
+
+
+def group(*variables: str, length: int) -> dict[str, Any]:
+    return {
+        "var_names": list(variables),
+        "var_infos": {variable: {} for variable in variables},
+        "var_length": length,
+    }
+
+
+GROUPS: dict[str, Any] = {
+    "output_names": ["label_QCD"],
+    "input_names": ["pf_points", "pf_features", "pf_mask", "sv_mask", "sv_points", "sv_features"],
+    "pf_points": group("pf_deta", length=3),
+    "pf_features": group("pf_pt", "pf_deta", length=3),
+    "pf_mask": group("pf_mask", length=3),
+    "sv_mask": group("sv_mask", length=2),
+    "sv_points": group("sv_deta", length=2),
+    "sv_features": group("sv_pt", length=2),
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "of_jet."])
+def test_each_group_has_a_mask_of_its_own(prefix: str) -> None:
+    model = sonic.Model.from_weaver("m", GROUPS, prefix=prefix)
+    counts = {"pf": [3, 0, 1, 5], "sv": [0, 2, 4, 1]}
+    columns = {
+        f"{name}_{variable}": [[1.0] * n for n in numbers]
+        for name, numbers in counts.items()
+        for variable in ("pt", "deta")
+    }
+    jets = ak.Array(
+        [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
+    )
+    inputs = bind_inputs(model.inputs, ak.zip({"of_jet": jets}, depth_limit=1) if prefix else jets)
+    sent = inputs.pack(0, len(inputs))
+    for name, numbers in counts.items():
+        length = GROUPS[f"{name}_mask"]["var_length"]
+        by_hand = [[[float(k < n) for k in range(length)]] for n in numbers]
+        assert sent[f"{name}_mask"].tolist() == by_hand
+        # What is there is 1 and what pads is 0: the mask is what is sent of the constituents.
+        assert sent[f"{name}_points"].tolist() == by_hand
+
+
+def test_the_mask_of_the_first_group_may_be_left_out() -> None:
+    model = sonic.Model.from_weaver("m", PREPROCESS)
+    jets = ak.Array([{"a": [1.0, 2.0], "b": [1.0, 2.0]}])
+    sent = bind_inputs(model.inputs, {"pf_features": jets}).pack(0, 1)
+    assert sent["pf_mask"].tolist() == [[[1.0, 1.0, 0.0]]]
+
+
+@pytest.mark.parametrize(
+    ("names", "of"),
+    [
+        ({"points": "pt", "features": "pt", "mask": "mask"}, None),
+        ({"pf_points": "pt", "pf_features": "pt", "mask": "mask"}, None),
+        ({"features": "pt", "pf_mask": "mask"}, None),
+        ({"pf_features": "pt", "sv_features": "sv_pt", "sv_mask": "pf_mask"}, "sv_pt"),
+    ],
+)
+def test_whose_mask_it_is(names: dict[str, str], of: str | None) -> None:
+    groups = {name: group(variable, length=2) for name, variable in names.items()}
+    inputs, _ = weaver.read({"output_names": ["a"], "input_names": list(names), **groups})
+    mask = inputs[list(names)[-1]]
+    assert isinstance(mask, sonic.Mask)
+    assert mask.of == of
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["pf_features", "sv_features", "mask"], "got 'pf_features', 'sv_features'"),
+        (["pf_features", "sv_features", "lt_mask"], "mask 'lt_mask' of the preprocessing file"),
+        (["pf_mask"], "same text before the last '_', got none"),
+    ],
+)
+def test_nobody_s_mask(names: list[str], message: str) -> None:
+    groups = {n: group("mask" if n.endswith("mask") else n, length=2) for n in names}
+    with pytest.raises(errors.ConfigError, match=message):
+        weaver.read({"output_names": ["a"], "input_names": names, **groups})
 
 
 @pytest.mark.parametrize(

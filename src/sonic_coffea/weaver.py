@@ -23,8 +23,9 @@ def read(
     ``replace_inf_value``, then ``clip((value - median) * norm_factor, lower_bound, upper_bound)``;
     what is missing up to ``var_length`` is ``pad``. Between ``min_length`` and ``max_length`` the
     length follows the row: rows are padded to the next of lengths that double from the least to
-    the most. An input whose only variable is a mask, by its name, is made from the counts and read
-    from no field.
+    the most. An input whose only variable is a mask, by its name, is made from the counts of its
+    group: of ``sv_features`` for ``sv_mask``, that is, of the first input with the same text
+    before the last ``_``.
     """
     content = _load(preprocess)
     inputs: dict[str, Layout] = {}
@@ -42,8 +43,33 @@ def read(
             inputs[name] = Padded(features, lengths[0], fill=fills)
         else:
             inputs[name] = Bucketed(features, lengths, fill=fills)
+    for name, one in inputs.items():
+        if isinstance(one, Mask):
+            inputs[name] = Mask(one.length, _counted(name, inputs))
     labels = [str(n).removeprefix("label_") for n in _get(content, "output_names", "the file")]
     return inputs, labels
+
+
+def _counted(mask: str, inputs: Mapping[str, Layout]) -> str | None:
+    """Return the field whose elements a mask counts, None for those of the first group.
+
+    They are what a `Mask` counts by itself, beside arrays that are given input by input too.
+    """
+    others = [name for name, one in inputs.items() if not isinstance(one, Mask)]
+    group = [name for name in others if _group(name) == _group(mask)]
+    if not group and len({_group(name) for name in others}) == 1:
+        group = others
+    if not group:
+        raise ConfigError(
+            f"mask {mask!r} of the preprocessing file: expected an input of its group, with the "
+            f"same text before the last '_', got {', '.join(map(repr, others)) or 'none'}"
+        )
+    first = inputs[group[0]]
+    return None if _group(group[0]) == _group(others[0]) else first.columns[0]
+
+
+def _group(name: str) -> str:
+    return name.rpartition("_")[0]
 
 
 def _feature(variable: str, info: Mapping[str, Any], prefix: str) -> Feature:
