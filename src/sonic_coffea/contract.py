@@ -86,7 +86,8 @@ class Contract:
     preferred_rows : tuple of int
         Batch sizes that the server's dynamic batcher prefers; may be empty.
     digest : str
-        The checksum of the version's file, if the model's configuration says it.
+        The checksum of what decides the version's outputs, if the model's configuration says it:
+        of an ONNX model the file, of others the files, the function, and the tensors in order.
     """
 
     model: str

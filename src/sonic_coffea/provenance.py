@@ -33,7 +33,7 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``models``: for each, model, version, digest of its file, servers and hash of the
+        ``models``: for each, model, version, its digest, servers and hash of the
         declaration; ``packages``: their versions.
 
     Raises

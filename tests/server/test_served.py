@@ -8,9 +8,11 @@ import subprocess
 import sys
 import zipfile
 
+import awkward as ak
 import numpy as np
 import pytest
 
+import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import LocalServer, Served, build_repository, ensure
 from sonic_coffea.transport import read_model_config
@@ -259,6 +261,64 @@ def test_torchscript_for_either_backend(tmp_path):
     assert (path / "here" / "1" / "model.py").exists()
     with pytest.raises(ConfigError, match="such as OUTPUT__0, got 'y'"):
         build_repository(tmp_path / "s", {"m": Served(net, **ROWS)}, platform="pytorch")
+
+
+def test_the_digest_covers_what_decides_the_outputs(tmp_path):
+    """By it scores are kept: what gives other outputs has another one, and a copy has the same."""
+    source, helper = tmp_path / "twice.py", tmp_path / "helper.py"
+    for file in (source, helper):
+        file.write_text(f"def f(a, b):\n    return {{'y': a, 'z': '{file.stem}'}}\ng = f\n")
+    net, trees = tmp_path / "net.pt", tmp_path / "trees.json"
+    with zipfile.ZipFile(net, "w") as archive:
+        archive.writestr("net/code/__torch__.py", "")
+    trees.write_text("{}")
+    row, wide, double = ("float32", ["N", 2]), ("float32", ["N", 3]), ("float64", ["N", 2])
+    inputs, outputs = {"a": row, "b": row}, {"OUTPUT__0": row, "OUTPUT__1": row}
+    turned = dict(reversed(inputs.items())), dict(reversed(outputs.items()))
+    models = {
+        "f": Served(f"{source}:f", inputs=inputs, outputs=outputs),
+        "g": Served(f"{source}:g", inputs=inputs, outputs=outputs),
+        "more": Served(f"{source}:f", inputs=inputs, outputs=outputs, files=[helper]),
+        "main": Served(f"{helper}:f", inputs=inputs, outputs=outputs, files=[source]),
+        "net": Served(net, inputs=inputs, outputs=outputs),
+        "inputs": Served(net, inputs=turned[0], outputs=outputs),
+        "outputs": Served(net, inputs=inputs, outputs=turned[1]),
+        "types": Served(net, inputs=inputs, outputs={**outputs, "OUTPUT__1": double}),
+        "shapes": Served(net, inputs=inputs, outputs={**outputs, "OUTPUT__1": wide}),
+        "native": Served(net, inputs=inputs, outputs=outputs, platform="pytorch"),
+        "trees": Served(trees, inputs={"x": row}, outputs={"y": row}),
+        "cast": Served(trees, inputs={"x": row}, outputs={"y": double}),
+    }
+    path = build_repository(tmp_path / "r", {**models, "copy": models["f"]})
+    build_repository(tmp_path / "r", models)
+    configs = {
+        name: read_model_config((path / name / "config.pbtxt").read_text())
+        for name in [*models, "copy"]
+    }
+    digests = {n: c["parameters"]["sha256.1"]["string_value"] for n, c in configs.items()}
+    assert digests.pop("copy") == digests["f"]
+    assert len(set(digests.values())) == len(models)
+
+
+def test_scores_of_one_function_are_not_taken_for_those_of_another(tmp_path, installation):
+    (tmp_path / "two.py").write_text(
+        "def once(x):\n    return {'y': x}\ndef twice(x):\n    return {'y': 2 * x}\n"
+    )
+    declared = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["y"]})
+    jets = ak.Array([{"pt": 1.0}, {"pt": 2.0}])
+    rows = ("float32", ["N", 1])
+    found = []
+    for function in ("once", "twice"):
+        source = Served(
+            f"{tmp_path / 'two.py'}:{function}", inputs={"x": rows}, outputs={"y": rows}
+        )
+        build_repository(tmp_path / "r", {"m": source}, overwrite=True)
+        with (
+            LocalServer(tmp_path / "r", installation=installation) as server,
+            sonic.connect(server.url, cache=tmp_path / "cache"),
+        ):
+            found.append(declared(jets).y.tolist())
+    assert found == [[1.0, 2.0], [2.0, 4.0]]
 
 
 def test_torchscript_scores_where_the_server_has_torch(tmp_path, installation):

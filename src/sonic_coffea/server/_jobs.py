@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
 import re
 from typing import TYPE_CHECKING, Any
@@ -164,7 +165,7 @@ def _job(
         versions = "all" if options.versions is None else options.versions
         config["version_policy"] = _config.version_policy(versions)
     if made.file:
-        # With the configuration the hash reaches clients, which can then say what made a score.
+        # With the configuration the digest reaches clients, which can then say what made a score.
         digest = {"string_value": _digest(made)}
         config["parameters"] = {**config.get("parameters", {}), f"sha256.{number}": digest}
     return Job(name=name, version=number, plan=made, config=config, labels=labels, beside=beside)
@@ -179,11 +180,19 @@ def label_texts(job: Job) -> dict[str, str]:
 
 
 def _digest(made: Plan) -> str:
-    """Return the checksum of what a version computes by: its file, or all of them."""
+    """Return the checksum of what decides a version's outputs: of an ONNX model, its files.
+
+    There tensors go by their names. Elsewhere the declaration is as much a part of the model:
+    tensors go by their order, which backends take differently, and a file has many functions.
+    """
     files = {name: path for name, path in made.files.items() if name != TEMPLATE_NAME}
-    if len(files) == 1:
+    if made.kind == "onnx" and len(files) == 1:
         return _manifest.checksum(made.source)
     listed = "".join(f"{n} {_manifest.checksum(path)}\n" for n, path in sorted(files.items()))
+    if made.kind != "onnx":
+        interface, function = made.interface, made.about.get("function")
+        tensors = [[t.to_dict() for t in side] for side in (interface.inputs, interface.outputs)]
+        listed += json.dumps([made.file, function, made.platform, *tensors]) + "\n"
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
