@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import pickle
@@ -48,6 +49,11 @@ def infer(server, x, *, model="top", headers=None):
         return client.infer(model, [tensor], headers=headers).as_numpy("scores")
     finally:
         client.close()
+
+
+def is_another(url, pid):
+    record = local_state.lookup(url)
+    return record is not None and record.pid != pid
 
 
 class Owner:
@@ -505,10 +511,7 @@ def test_a_server_that_ends_by_itself_is_started_again(repository, installation,
     with server:
         url, first = server.url, server.pid
         os.kill(first, signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while local_state.lookup(url) is None or local_state.lookup(url).pid == first:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: is_another(url, first), 60.0, "a second start")
         assert server.url == url
         assert server.metadata.models
     assert "has ended by itself; starting it again" in caplog.text
@@ -521,6 +524,7 @@ def test_a_server_that_ends_again_and_again_is_left(caplog, monkeypatch):
 
     class Failing:
         running = False
+        ended_on_request = False
         starts = 0
 
         def start_again(self):
@@ -533,3 +537,43 @@ def test_a_server_that_ends_again_and_again_is_left(caplog, monkeypatch):
     assert failing.starts == 5
     assert "ended 5 times in a row" in caplog.text
     watcher.stop()
+
+
+def test_a_server_that_was_stopped_on_request_stays_so(repository, installation):
+    command = [sys.executable, "-m", "sonic_coffea"]
+    serving = subprocess.Popen(
+        [*command, "serve", str(repository), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        url = json.loads(serving.stdout.readline())["url"]
+        # One that ends by itself is started again, and then ends on request all the same.
+        first = local_state.lookup(url).pid
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: is_another(url, first), 60.0, "a second start")
+        stop = [*command, "status", "--stop", url]
+        done = subprocess.run(stop, capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout == f"stopped {url}\n"
+        assert serving.wait(30) == 0
+        assert f"{url} was stopped on request" in serving.stderr.read()
+        assert local_state.lookup(url) is None
+    finally:
+        serving.kill()
+        serving.communicate()
+
+
+def test_a_server_that_was_stopped_on_request_can_be_started(repository, installation):
+    with LocalServer(repository, installation=installation, threads=1, restart=True) as server:
+        first = server.pid
+        os.kill(server._guard.pid, signal.SIGTERM)
+        server.wait()
+        assert server.ended_on_request
+        server.start()
+        assert not server.ended_on_request
+        # It is looked after as before.
+        second = server.pid
+        os.kill(second, signal.SIGKILL)
+        wait_until(lambda: server.pid not in (None, first, second), 60.0, "a start by itself")
+    assert not server.ended_on_request

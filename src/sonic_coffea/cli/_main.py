@@ -17,7 +17,7 @@ from sonic_coffea.cli._check import check, models
 from sonic_coffea.cli._plan import bench, plan
 from sonic_coffea.cli._repository import repository_app
 from sonic_coffea.cli._status import status
-from sonic_coffea.errors import SonicError
+from sonic_coffea.errors import ServerError, SonicError
 
 if TYPE_CHECKING:
     from sonic_coffea.server._ways import Way
@@ -131,7 +131,7 @@ def serve(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve a model repository on this machine's loopback, until Ctrl-C."""
+    """Serve a model repository on this machine's loopback, until Ctrl-C or `status --stop`."""
     from sonic_coffea.server import InProcessServer, LocalServer
 
     errors = Console(stderr=True)
@@ -156,7 +156,13 @@ def serve(
             typer.echo(json.dumps({"url": server.url, "models": models}))
         else:
             typer.echo(f"{', '.join(models) or 'no model'} at {server.url}; Ctrl-C stops it")
-        threading.Event().wait()
+        if isinstance(server, InProcessServer):
+            threading.Event().wait()
+        else:
+            server.wait()
+            if not server.ended_on_request:
+                raise ServerError(f"the server ended again and again; its log: {server.log_path}")
+            typer.echo(f"{server.url} was stopped on request", err=True)
 
 
 @server_app.command()

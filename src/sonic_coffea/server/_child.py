@@ -34,6 +34,7 @@ class Guard:
     def __init__(self, python: Path, job: dict[str, Any]) -> None:
         self.server_pid: int | None = None
         self.exit_code: int | None = None
+        self.asked = False
         self._grace_s = float(job["grace_s"])
         self._lock = threading.Lock()
         self._pending = b""
@@ -122,7 +123,7 @@ class Guard:
         if kind == "started":
             self.server_pid = event["pid"]
         elif kind == "exited":
-            self.exit_code = event["code"]
+            self.exit_code, self.asked = event["code"], event["asked"]
         elif kind == "failed":
             raise ServerStartError(f"cannot start the server: {event['message']}")
         elif kind == "hidden" and event["message"]:

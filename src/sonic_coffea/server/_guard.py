@@ -1,8 +1,8 @@
 """The small process between a local server and its owner; run as a script, standard library only.
 
-It starts the server, and ends it and everything it left as soon as the owner says so or is gone,
-however that came about. It reads one line of JSON on standard input, then waits for that pipe to
-close, and reports on standard output, one line of JSON an event.
+It starts the server, and ends it and everything it left as soon as the owner says so, a SIGTERM
+asks for it, or the owner is gone, however that came about. It reads one line of JSON on standard
+input, then waits for that pipe to close, and reports on standard output, one line of JSON an event.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
         _watch(job, server, asked)
     finally:
         _end(job, server)
-    _report(event="exited", code=server.returncode)
+    _report(event="exited", code=server.returncode, asked=bool(asked))
     return 0
 
 

@@ -25,6 +25,10 @@ class Watched(Protocol):
     def running(self) -> bool:
         """Whether it runs."""
 
+    @property
+    def ended_on_request(self) -> bool:
+        """Whether it has ended as it was asked to."""
+
     def start_again(self) -> None:
         """Start it."""
 
@@ -38,6 +42,11 @@ class Watcher:
         self._thread = threading.Thread(target=self._watch, name="sonic-server", daemon=True)
         self._thread.start()
 
+    @property
+    def watching(self) -> bool:
+        """Whether it is looked after: until it is left, or has ended on request."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """Look after it no more."""
         self._over.set()
@@ -49,6 +58,9 @@ class Watcher:
         while not self._over.wait(_LOOK_S):
             if self._server.running:
                 continue
+            if self._server.ended_on_request:
+                logger.info("%s was stopped on request", self._server)
+                return
             if time.monotonic() - started > _LASTED_S:
                 failures = 0
             failures += 1

@@ -85,7 +85,7 @@ class LocalServer:
         How long requests in progress may take to finish before the server is killed.
     restart : bool
         Whether a server that ends by itself is started again, at the same port: a few times, with
-        longer and longer pauses.
+        longer and longer pauses. One that ``sonic-coffea status --stop`` ends is not.
     extra_args : sequence of str
         More arguments of ``tritonserver``.
     env : mapping, optional
@@ -172,7 +172,7 @@ class LocalServer:
         """
         with self._lock:
             self._begin()
-            if self._restart and self._watcher is None:
+            if self._restart and not (self._watcher and self._watcher.watching):
                 self._watcher = Watcher(self)
             return self
 
@@ -225,6 +225,11 @@ class LocalServer:
         if watcher is not None:
             watcher.stop()
         self._end()
+
+    def wait(self) -> None:
+        """Return when the server has ended, and is not about to be started again."""
+        while self.running or (self._watcher is not None and self._watcher.watching):
+            time.sleep(_LOOK_S)
 
     def start_again(self) -> None:
         """Start a server that has ended by itself, at the port that clients know."""
@@ -330,6 +335,12 @@ class LocalServer:
         """Whether the server runs."""
         guard = self._guard
         return guard is not None and os.getpid() == self._owner and guard.running
+
+    @property
+    def ended_on_request(self) -> bool:
+        """Whether another process has ended the server: ``sonic-coffea status --stop``."""
+        guard = self._guard
+        return guard is not None and not self.running and guard.asked
 
     def __enter__(self) -> Self:
         self.start()
