@@ -488,6 +488,63 @@ def test_a_model_that_is_unloaded_is_found_elsewhere(servers: dict[str, FakeServ
             MODEL(objects(100), pool=pool)
 
 
+def test_thousands_of_requests_whose_model_is_gone_are_given_up(
+    servers: dict[str, FakeServer],
+) -> None:
+    (one, _) = servers.values()
+    one.gate.clear()
+    one.behaviour = lambda _: errors.ModelNotFoundError("unloaded")
+    with pool_of("grpc://s1:8001", in_flight=2) as pool:
+        pending = MODEL.submit(objects(12_000), pool=pool, on_error="mask")
+        until(lambda: one.out == 2)
+        one.lacks = True
+        one.gate.set()
+        scores = pending.result(timeout_s=30)
+        assert ak.all(ak.is_none(scores))
+        assert pending.statistics.lost == 12_000
+        with pytest.raises(errors.ModelNotFoundError):
+            MODEL(objects(4), pool=pool, timeout_s=30)
+
+
+def test_what_goes_wrong_in_the_pool_itself_fails_what_waits(
+    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else: neither are rows lost without a word, nor does a later call hang."""
+    real, wrong = choose, iter([True])
+
+    def broken(*given: Any, **options: Any) -> Endpoint | None:
+        if next(wrong, False):
+            raise ZeroDivisionError
+        return real(*given, **options)
+
+    monkeypatch.setattr("sonic_coffea.pool._dispatcher.choose", broken)
+    with pool_of(*servers) as pool:
+        pending = MODEL.submit(objects(40), pool=pool, on_error="mask")
+        with pytest.raises(errors.SonicError, match=r"ZeroDivisionError.*model m"):
+            pending.result(timeout_s=20)
+        assert doubled(MODEL(objects(40), pool=pool, timeout_s=20)) == list(range(40))
+
+
+def test_a_request_that_was_about_to_leave_fails_with_the_pool(
+    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pool_of(*servers) as pool:
+        real, wrong = Endpoint.begin, iter([True])
+
+        def broken(*given: Any) -> Any:
+            attempt = real(*given)
+            if next(wrong, False):
+                raise ZeroDivisionError
+            return attempt
+
+        monkeypatch.setattr(Endpoint, "begin", broken)
+        pending = MODEL.submit(objects(4), pool=pool)
+        with pytest.raises(errors.SonicError, match="ZeroDivisionError"):
+            pending.result(timeout_s=20)
+        assert all(s.in_flight == 0 for s in pool.servers)
+        assert doubled(MODEL(objects(40), pool=pool, timeout_s=20)) == list(range(40))
+
+
 def test_a_server_without_the_model_is_passed_over(servers: dict[str, FakeServer]) -> None:
     (one, _) = servers.values()
     one.lacks = True

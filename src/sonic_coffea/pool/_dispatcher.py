@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_ATTEMPTS = 4
+# After something went wrong here, it is tried again after so long, or when there is more to do.
+_AFTER_FAILURE_S = 1.0
 
 
 class Dispatcher:
@@ -108,32 +110,63 @@ class Dispatcher:
         heapq.heappush(self._queues.setdefault(piece.call.wanted, []), (piece.order, piece))
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                attempt, quiet, strange = None, [], []
-                while not self._closed:
-                    # One reading of the clock, or a server could come back between two of them.
-                    now = time.monotonic()
-                    self._fleet.look(now)
-                    self._fleet.let_go()
-                    quiet = [e for e in self._fleet.endpoints if e.quiet_until() <= now]
-                    strange = self._strange(now)
-                    attempt = self._next(now) or self._hedge(now)
-                    if attempt is not None or quiet or strange:
-                        break
-                    self._lock.wait(self._pause_s(now))
+        while not self._closed:
+            try:
+                self._turn()
+            except Exception as error:
+                # Those who wait would do so for ever, and later calls find no thread.
+                logger.exception("requests could not be sent")
+                self._fail_all(error)
+
+    def _turn(self) -> None:
+        """Wait until there is something to do, and do it."""
+        with self._lock:
+            while True:
                 if self._closed:
                     return
-                for endpoint in quiet:
-                    endpoint.asked = True
-                if attempt is not None:
-                    self._out_bytes += attempt.piece.nbytes
+                # One reading of the clock, or a server could come back between two of them.
+                now = time.monotonic()
+                self._fleet.look(now)
+                self._fleet.let_go()
+                quiet = [e for e in self._fleet.endpoints if e.quiet_until() <= now]
+                attempt = self._next(now) or self._hedge(now)
+                strange = self._strange(now)
+                homeless = self._homeless(now)
+                if attempt is not None or quiet or strange or homeless:
+                    break
+                self._lock.wait(self._pause_s(now))
             for endpoint in quiet:
-                self._ask_life(endpoint)
-            for endpoint, call in strange:
-                self._compare(endpoint, call)
+                endpoint.asked = True
             if attempt is not None:
-                self._send(attempt)
+                self._out_bytes += attempt.piece.nbytes
+        for piece in homeless:
+            missing = f"no server has model {piece.call.wanted[0]!r} any more"
+            self._fail(piece, ModelNotFoundError(missing))
+        for endpoint in quiet:
+            self._ask_life(endpoint)
+        for endpoint, call in strange:
+            self._compare(endpoint, call)
+        if attempt is not None:
+            self._send(attempt)
+
+    def _fail_all(self, error: Exception) -> None:
+        """Fail the calls of all that has not left, for what went wrong here."""
+        failure = SonicError(f"requests could not be sent: {error!r}")
+        with self._lock:
+            left = [piece for queue in self._queues.values() for _, piece in queue]
+            self._queues.clear()
+            unsent = [a for e in self._fleet.endpoints for a in e.attempts if a.exchange is None]
+            for endpoint in self._fleet.endpoints:
+                endpoint.forget_questions()
+        for attempt in unsent:
+            self._settle(attempt)
+            left.append(attempt.piece)
+        for call in {piece.call for piece in left}:
+            call.fail(failure.at(model=call.contract.model))
+        with self._lock:
+            # It may go wrong again at once, and must not fill the log.
+            if not any(self._queues.values()):
+                self._lock.wait(_AFTER_FAILURE_S)
 
     def _strange(self, now: float) -> list[tuple[Endpoint, Call]]:
         """Return servers that have not said yet whether they have the model of what waits."""
@@ -161,13 +194,19 @@ class Dispatcher:
                 return endpoint.begin(piece, now)
             if self._fleet.falls_back_at(wanted, now) <= now:
                 self._fleet.fall_back()
-            gone = not self._fleet.serving(wanted, now)
-            if gone and not self._fleet.waits_for_fallback(wanted, now):
-                heapq.heappop(queue)
-                missing = f"no server has model {wanted[0]!r} any more"
-                self._fail(piece, ModelNotFoundError(missing))
-                return self._next(now)
         return None
+
+    def _homeless(self, now: float) -> list[Piece]:
+        """Take out what no server can have any more."""
+        fleet = self._fleet
+        gone = [
+            wanted
+            for wanted, queue in self._queues.items()
+            if queue
+            and not fleet.serving(wanted, now)
+            and not fleet.waits_for_fallback(wanted, now)
+        ]
+        return [piece for wanted in gone for _, piece in self._queues.pop(wanted)]
 
     def _hedge(self, now: float) -> Attempt | None:
         """Send a request that takes long to another server, too."""

@@ -159,6 +159,11 @@ class Endpoint:
         """Take note that the question is answered, or failed."""
         self._asking.discard(wanted)
 
+    def forget_questions(self) -> None:
+        """Take note that nobody may be about to answer what it was to be asked."""
+        self.asked = False
+        self._asking.clear()
+
     def usable(self, wanted: Wanted, now: float) -> bool:
         """Whether it may get requests for a model, as far as is known."""
         away = self.away_until > now or self.lacks(wanted, now)
