@@ -80,7 +80,10 @@ class Variations(dict[str, Any]):
             if set(one.fields) != set(first.fields):
                 odd = ", ".join(sorted(set(one.fields) ^ set(first.fields)))
                 raise InputError(f"variation {name!r} has other fields than the first: {odd}")
-        return ak.concatenate([one[first.fields] if one.fields else one for one in arrays.values()])
+        # In the order of the first, and with its methods; columns alone would lose them.
+        return ak.concatenate(
+            [one if one.fields == first.fields else one[first.fields] for one in arrays.values()]
+        )
 
 
 @dataclass(frozen=True, slots=True)

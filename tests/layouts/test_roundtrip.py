@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sonic_coffea as sonic
+from sonic_coffea.errors import ResponseError
 from sonic_coffea.layouts import Output, bind_inputs
 
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -88,6 +89,76 @@ def test_padded_is_what_loops_make(data: tuple[list[Any], ak.Array], length: int
     np.testing.assert_array_equal(swapped.pack(array), expected.transpose(0, 2, 1))
     mask = sonic.Mask(length, of="pf.pt").pack(array)
     assert mask.sum(axis=(1, 2)).tolist() == [min(len(r["pf"]), length) for r in rows]
+
+
+FORMS = {
+    "as it is": lambda a: a,
+    "packed": ak.to_packed,
+    "computed": lambda a: a * 1.0,
+    "cut from more": lambda a: ak.concatenate([a[:1], a, a[-1:]])[1 : 1 + len(a)] if len(a) else a,
+    "chosen": lambda a: a[::-1][np.arange(len(a))[::-1]],
+    "marked": lambda a: ak.mask(a, np.ones(len(a), np.bool_)),
+}
+forms = st.sampled_from(sorted(FORMS))
+
+
+@SETTINGS
+@given(jets(), forms, forms, forms, st.booleans())
+def test_columns_may_lie_in_memory_differently(
+    data: tuple[list[Any], ak.Array], one: str, other: str, third: str, sort: bool
+) -> None:
+    """As those do that are computed after a cut, beside those that are cut."""
+    plain, array = data
+    rows = rows_of(plain)
+    columns = {
+        "pt": FORMS[one](array.pf.pt),
+        "id": FORMS[other](array.pf.id),
+        "m": FORMS[third](array.m),
+        "minus": FORMS[third](-array.m),
+    }
+    expected = np.asarray([[r["m"], -r["m"]] for r in rows], np.float32).reshape(-1, 2)
+    np.testing.assert_array_equal(sonic.Row(["m", "minus"]).pack(columns), expected)
+    by_row = {"minus": FORMS[one](-array.m), "m": columns["m"]}
+    np.testing.assert_array_equal(sonic.Row(["m", "minus"]).pack(by_row), expected)
+    if sort:
+        rows = [{"pf": sorted(r["pf"], key=lambda c: -c["pt"])} for r in rows]
+    layout = sonic.Padded(["pt", "id"], 3, fill=-1.0, sort_by="pt" if sort else None)
+    np.testing.assert_array_equal(layout.pack(columns), padded(rows, 3, -1.0))
+    flat = sonic.Flat(["pt", "id"], sort_by="pt" if sort else None).pack(columns)
+    assert flat.tolist() == [[c["pt"], c["id"]] for r in rows for c in r["pf"]]
+
+
+def test_a_property_of_what_was_cut() -> None:
+    """It is computed of what is left, while fields are still read from the file's buffers."""
+    pytest.importorskip("vector").register_awkward()
+    momenta = ak.zip(
+        {"x": np.arange(6.0), "y": np.zeros(6), "z": np.zeros(6), "t": np.arange(6.0)},
+        with_name="Momentum4D",
+    )
+    some = ak.unflatten(momenta, [1, 2, 3])[ak.Array([False, True, True])]
+    assert sonic.Row(["x", "pt"]).pack(some).tolist() == [[n, n] for n in range(1, 6)]
+    together = sonic.Variations(nominal=some, again=some).together()[0]
+    assert sonic.Row("pt").pack(together).tolist() == [[n] for n in (*range(1, 6), *range(1, 6))]
+
+
+def test_what_is_cut_away_may_be_missing_or_of_another_shape() -> None:
+    array = ak.Array([[[1.0, None], [2.0, 3.0]], [[4.0]]])
+    whole = array[~ak.any(ak.is_none(array, axis=2), axis=2)]
+    assert sonic.Padded("x", 2).pack({"x": whole}).tolist() == [[[2.0, 3.0]], [[4.0, 0.0]]]
+    assert sonic.Padded("x", 2).pack({"x": array[[1]]}).tolist() == [[[4.0, 0.0]]]
+    images = ak.Array([[[[1.0, 2.0]]], [[[3.0, 4.0], [5.0, 6.0]]]])
+    second = sonic.Dense("x", shape=(2, 2)).pack({"x": images[1:]})
+    assert second.tolist() == [[[3.0, 4.0], [5.0, 6.0]]]
+
+
+def test_rows_that_overlap_are_sorted_each_by_itself() -> None:
+    lists = ak.contents.ListArray(
+        ak.index.Index64(np.asarray([0, 1])),
+        ak.index.Index64(np.asarray([3, 4])),
+        ak.contents.NumpyArray(np.asarray([1.0, 2.0, 3.0, 4.0])),
+    )
+    tensor = sonic.Padded("x", 3, sort_by="x").pack({"x": ak.Array(lists)})
+    assert tensor.tolist() == [[[3.0, 2.0, 1.0]], [[4.0, 3.0, 2.0]]]
 
 
 @SETTINGS
@@ -199,6 +270,39 @@ def test_bfloat16_rounds_to_nearest() -> None:
     values = np.asarray([1.0, 1.00390625, 3.14159, -7.7], np.float32)
     tensor = sonic.Row("x", dtype="bfloat16").pack({"x": ak.Array(values)})
     np.testing.assert_array_equal(tensor[:, 0], values.astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize("fill", [np.nan, -np.inf])
+def test_what_pads_need_not_be_finite(fill: float) -> None:
+    tensor = sonic.Padded("x", 2, fill=fill).pack({"x": ak.Array([[1.0], [2.0, 3.0], [4.0]])})
+    np.testing.assert_array_equal(tensor, [[[1.0, fill]], [[2.0, 3.0]], [[4.0, fill]]])
+
+
+def test_large_integers_are_exact() -> None:
+    number = 2**60 + 1
+    array = ak.unflatten(np.full(6, number, np.uint64), [1, 1, 4])
+    tensor = sonic.Padded("x", 2, dtype="int64").pack({"x": array})
+    assert tensor.tolist() == [[[number, 0]], [[number, 0]], [[number, number]]]
+
+
+@pytest.mark.parametrize(("length", "lengths"), [(4, ()), (2, ()), (4, (2, 4)), (8, (2, 4))])
+def test_answers_of_another_length_are_refused(length: int, lengths: tuple[int, ...]) -> None:
+    """What was not sent has no score, and what was sent has one."""
+    array = ak.Array([{"x": [1.0, 2.0, 3.0]}, {"x": [4.0]}])
+    x: Any = sonic.Bucketed("x", lengths) if lengths else sonic.Padded("x", 3)
+    inputs = bind_inputs({"in": x}, array)
+    output = Output(per="constituent").assemble("out", inputs)
+    short = inputs.wanted(0, 1) if lengths else slice(0, 1)
+    with pytest.raises(ResponseError, match=r"came back with shape .* for 1 rows of"):
+        output.place(short, 1, {"out": np.zeros((1, length), np.float32)})
+
+
+def test_a_mask_of_its_own_length_beside_buckets() -> None:
+    array = {"a": ak.Array([[1.0, 2.0, 3.0], [4.0]]), "b": ak.Array([[1.0], [2.0, 3.0]])}
+    layouts = {"x": sonic.Bucketed("a", (2, 4)), "m": sonic.Mask(3, of="b")}
+    inputs = bind_inputs(layouts, array)
+    masks = [inputs.pack(s.start, s.stop)["m"].tolist() for s in inputs.segments]
+    assert masks == [[[[1.0, 1.0, 0.0]]], [[[1.0, 0.0, 0.0]]]]
 
 
 def test_sorting_through_an_index_with_gaps() -> None:

@@ -210,6 +210,9 @@ def test_declared_tensors() -> None:
         (lambda: sonic.Output("qcd"), "labels are a list of names"),
         (lambda: sonic.Output(["a", "a"]), "labels must differ"),
         (lambda: sonic.Output(per="jet"), "per row or per constituent"),
+        (lambda: sonic.Padded("x", 2, fill=300, dtype="uint8"), "uint8 cannot hold the fill 300"),
+        (lambda: sonic.Padded("x", 2, fill=0.5, dtype="int32"), "int32 cannot hold the fill 0.5"),
+        (lambda: sonic.Bucketed("x", fill=1e5, dtype="float16"), "float16 cannot hold the fill"),
     ],
 )
 def test_bad_declarations(make: Any, message: str) -> None:
@@ -262,6 +265,37 @@ def test_bad_declarations(make: Any, message: str) -> None:
             InputError,
             "is -500.0 after its transformation in event 1, which int8 cannot hold",
         ),
+        (
+            sonic.Row("x", dtype="float16"),
+            {"x": ak.Array([1.0, 70000.0])},
+            InputError,
+            "is 70000.0 in event 1, which float16 cannot hold",
+        ),
+        (
+            sonic.Padded("x", 2),
+            {"x": ak.Array([[1.0], [1e300]])},
+            InputError,
+            r"is 1e\+300 in event 1, which float32 cannot hold",
+        ),
+        (
+            sonic.Row(sonic.Feature("x", scale=1e30)),
+            {"x": ak.Array([1.0, 1e20])},
+            InputError,
+            r"is 1e\+50 after its transformation in event 1, which float32 cannot hold",
+        ),
+        (
+            sonic.Row(sonic.Feature("x", scale=4.0), dtype="int64"),
+            {"x": ak.Array([1.0, 2.0**61])},
+            InputError,
+            "after its transformation in event 1, which int64 cannot hold",
+        ),
+        (
+            sonic.Dense("x", dtype="int8"),
+            {"x": ak.Array(np.asarray([[5, 6], [5, 300]]))},
+            InputError,
+            "is 300 in event 1, which int8 cannot hold",
+        ),
+        (sonic.Dense("pf"), JETS, InputError, "is a record with fields"),
         (sonic.Dense("pt"), JETS, InputError, "without axes of fixed length"),
         (
             sonic.Dense("x", (2, 2)),

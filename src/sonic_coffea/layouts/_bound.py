@@ -19,8 +19,16 @@ from awkward.index import Index8, Index64
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._columns import Column, Columns, Wanted, _grouped
+from sonic_coffea.layouts._columns import (
+    Column,
+    Columns,
+    Wanted,
+    grouped,
+    not_numbers,
+    readable,
+)
 from sonic_coffea.layouts._memory import empty
+from sonic_coffea.layouts._range import HALF, check_range
 from sonic_coffea.layouts._rows import Int64, Rows, Split, split
 
 if TYPE_CHECKING:
@@ -142,9 +150,7 @@ def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
 
 
 def _empty(n: int, shape: tuple[int, ...], dtype: DType) -> Tensor:
-    # There is no half precision in compiled code: it is made from float32.
-    half = dtype.name in ("float16", "bfloat16")
-    return empty((n, *shape), np.dtype(np.float32) if half else dtype)
+    return empty((n, *shape), np.dtype(np.float32) if dtype.name in HALF else dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -317,7 +323,7 @@ class BoundDense:
         """Read the field, and find out the shape of a row if it was not given."""
         what = f"field {feature.name!r}"
         layout = source.column(feature.name).materialize()
-        inner = _inner_shape(layout)
+        inner = _inner_shape(layout, what)
         if shape is None and not inner:
             raise InputError(
                 f"{what} has type {layout.form.type}, without axes of fixed length; "
@@ -330,11 +336,14 @@ class BoundDense:
         apart = split(layout, jagged=False, what=what, below=axes)
         final = inner if shape is None else shape
         size = math.prod(final)
-        values = _regular(apart.leaf, size, what, final)
-        starts = apart.rows.ids * size
+        # What has been cut away may be of other shapes.
+        leaf = apart.leaf if apart.rows.contiguous else apart.leaf[apart.rows.ids]
+        values = readable(_regular(leaf, size, what, final), what)
+        starts = np.arange(len(apart.rows)) * size
         one = Split(apart.rows, NumpyArray(values), starts, starts + size)
         column = Column(feature, values, None)
-        return cls(dtype, Columns(one, (column,), _grouped([column])), final)
+        check_range(column, one, dtype)
+        return cls(dtype, Columns(one, (column,), grouped([column])), final)
 
     @property
     def rows(self) -> Rows:
@@ -355,11 +364,15 @@ class BoundDense:
         return {name: out.astype(self.dtype, copy=False).reshape(n, *self.shape)}
 
 
-def _inner_shape(layout: Content) -> tuple[int, ...]:
+def _inner_shape(layout: Content, what: str) -> tuple[int, ...]:
     """Return the lengths of the innermost axes that are of fixed length."""
     shape: list[int] = []
     node = layout
     while not node.is_numpy:
+        if node.is_unknown:
+            return tuple(shape)
+        if node.is_record or node.is_union:
+            raise not_numbers(node, what)
         if node.is_regular:
             shape.append(int(node.size))
         elif node.is_list or node.is_option:
@@ -378,5 +391,4 @@ def _regular(leaf: Content, size: int, what: str, shape: Sequence[int]) -> NDArr
         raise InputError(
             f"{what} has {list(values.shape[1:])} numbers a row, expected {list(shape)}"
         )
-    values = values.reshape(-1)
-    return np.ascontiguousarray(values.view(np.uint8) if values.dtype == bool else values)
+    return values.reshape(-1)

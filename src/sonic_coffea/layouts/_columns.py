@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._fields import FUNCTIONS, Feature, Source
+from sonic_coffea.layouts._range import cannot_hold, check_range, too_large
 from sonic_coffea.layouts._rows import Int64, Split, read, split
 
 if TYPE_CHECKING:
@@ -82,9 +83,9 @@ class Columns:
         size = len(values) if index is None else len(index)
         first = (out, group.slots, group.addresses, size, values[:0], index)
         if kernel(*first, *where) >= 0:
-            raise self._misfit(group, wanted)
+            raise self._misfit(group, out, wanted)
 
-    def _misfit(self, group: _Group, wanted: Wanted) -> InputError:
+    def _misfit(self, group: _Group, out: Tensor, wanted: Wanted) -> InputError:
         """Find the number that could not be sent, and say where it is."""
         numbers = np.arange(len(self.split.rows))[wanted]
         for row in numbers:
@@ -92,14 +93,19 @@ class Columns:
             for column in group.columns:
                 where = here if column.index is None else column.index[here]
                 values = column.values[where]
-                if column.feature.function is not None:
+                feature = column.feature
+                if feature.function is not None:
                     with np.errstate(all="ignore"):
-                        values = getattr(np, column.feature.function)(values)
-                if not np.all(np.isfinite(values)):
-                    return self._at(column.feature, int(row))
+                        values = getattr(np, feature.function)(values)
+                if feature.nonfinite is None and not np.all(np.isfinite(values)):
+                    return self._not_finite(feature, int(row))
+                wrong = too_large(column, where, out.dtype)
+                if wrong.any():
+                    rows = self.split.rows
+                    return cannot_hold(column, where, wrong, rows, int(row), out.dtype)
         return InputError("a number that cannot be sent was not found again")
 
-    def _at(self, feature: Feature, row: int) -> InputError:
+    def _not_finite(self, feature: Feature, row: int) -> InputError:
         event = self.split.rows.events_of(row, row + 1)[0]
         after = f" after {feature.function}" if feature.function else ""
         return InputError(
@@ -132,10 +138,11 @@ def bind(
     sort_by : str, optional
         The field by which the elements of a row are sorted, descending.
     """
+    named = [*features, *([Feature(sort_by)] if sort_by else [])]
     used: list[Split] = []
+    leaves: list[Content] = []
     splits: dict[int, Split | None] = {}
-    columns = []
-    for feature in [*features, *([Feature(sort_by)] if sort_by else [])]:
+    for feature in named:
         what = f"field {feature.name!r}"
         records, name = source.collection(feature.name)
         if id(records) not in splits:
@@ -147,17 +154,64 @@ def bind(
             one = split(source.column(feature.name), jagged=jagged, what=what)
             leaf = one.leaf
         used.append(one)
+        leaves.append(leaf)
         _agree(used[0], one, f"field {features[0].name!r}", what)
-        columns.append(_numbers(leaf, feature, what))
-    first = used[0]
+    first, positions = _positions(used, leaves, sort=sort_by is not None)
+    columns = [
+        _numbers(leaf, feature, f"field {feature.name!r}", index)
+        for leaf, feature, index in zip(leaves, named, positions, strict=True)
+    ]
     order = None
     if sort_by:
         order = _sorted(first, columns.pop())
         columns = [replace(c, index=order if c.index is None else c.index[order]) for c in columns]
-    if target.kind in "iu":
-        for column in columns:
-            _check_integers(column, first, target)
-    return Columns(first, tuple(columns), _grouped(columns), order)
+    for column in columns:
+        check_range(column, first, target)
+    return Columns(first, tuple(columns), grouped(columns), order)
+
+
+def _positions(
+    used: Sequence[Split], leaves: Sequence[Content], *, sort: bool
+) -> tuple[Split, list[Int64 | None]]:
+    """Return where the rows lie in all columns alike, and how each column is read for that.
+
+    Columns of one collection have their rows at the same positions, and need nothing. Those of
+    several, such as one that was computed of the rows that are left and one that was read from the
+    file, are read through the positions of their own, row after row.
+    """
+    first = used[0]
+    alike = all(one is first or np.array_equal(one.starts, first.starts) for one in used)
+    if alike and not (sort and _overlap(first)) and not any(map(_has_missing, leaves)):
+        return first, [None] * len(used)
+    from sonic_coffea.layouts import _kernels
+
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(first.counts)))
+    known: list[tuple[Int64, Int64]] = []
+    positions: list[Int64 | None] = []
+    for one in used:
+        index = next(
+            (i for s, i in known if s is one.starts or np.array_equal(s, one.starts)), None
+        )
+        if index is None:
+            index = np.empty(int(offsets[-1]), np.int64)
+            _kernels.positions(index, one.starts, one.stops)
+            known.append((one.starts, index))
+        positions.append(index)
+    return Split(first.rows, first.leaf, offsets[:-1], offsets[1:]), positions
+
+
+def _overlap(rows: Split) -> bool:
+    """Whether some element may be in two rows, at different places of them."""
+    return bool(np.any(rows.starts[1:] < rows.stops[:-1]))
+
+
+def _has_missing(leaf: Content) -> bool:
+    """Whether there is a None among the numbers, be it in a row or in what has been cut away."""
+    while leaf.is_option or leaf.is_indexed:
+        if leaf.is_option and np.any(leaf.mask_as_bool(valid_when=False)):
+            return True
+        leaf = leaf.content
+    return False
 
 
 def _agree(first: Split, other: Split, first_name: str, other_name: str) -> None:
@@ -204,27 +258,35 @@ def _field(leaf: Content, name: str) -> Content | None:
     return field if field.purelist_depth == 1 and not field.is_record else None
 
 
-def _numbers(leaf: Content, feature: Feature, what: str) -> Column:
-    """Return the one-dimensional numbers of a leaf, and the index to read them through."""
-    index: Int64 | None = None
+def _numbers(leaf: Content, feature: Feature, what: str, index: Int64 | None) -> Column:
+    """Return the one-dimensional numbers of a leaf, and the index to read them through.
+
+    `index` is that of the elements of rows, if others are not to be looked at.
+    """
     while not leaf.is_numpy:
         if leaf.is_unknown:
             return Column(feature, np.zeros(leaf.length, np.float64), index)
-        if leaf.is_option:
-            leaf = _without_option(leaf, what)
-        elif leaf.is_indexed:
+        if leaf.is_option and index is None:
+            leaf = leaf.project()  # nothing is missing
+        elif leaf.is_option or leaf.is_indexed:
+            leaf = leaf.to_IndexedOptionArray64() if leaf.is_option else leaf
             here = np.asarray(read(leaf.index), np.int64)
             index = here if index is None else here[index]
+            if leaf.is_option and np.any(index < 0):
+                raise InputError(
+                    f"{what} has None among the constituents of a row; remove them with "
+                    "ak.drop_none or fill them with ak.fill_none"
+                )
             leaf = leaf.content
         elif leaf.is_union:
             leaf = _one_type(leaf, what)
         else:
-            raise _not_numbers(leaf, what)
+            raise not_numbers(leaf, what)
     data = read(leaf)
-    return Column(feature, _readable(data, what), index)
+    return Column(feature, readable(data, what), index)
 
 
-def _readable(data: NDArray[Any], what: str) -> NDArray[Any]:
+def readable(data: NDArray[Any], what: str) -> NDArray[Any]:
     """Return numbers as kernels read them: contiguous, native, of a type that they know."""
     if data.dtype.kind not in "fiub":
         raise InputError(f"{what} has dtype {data.dtype}; expected a number or a bool")
@@ -232,21 +294,15 @@ def _readable(data: NDArray[Any], what: str) -> NDArray[Any]:
         data = data.view(np.uint8)
     elif data.dtype == np.float16:
         data = data.astype(np.float32)
+    elif data.dtype.itemsize > 8:
+        data = data.astype(np.float64)
     elif not data.dtype.isnative:
         data = data.astype(data.dtype.newbyteorder("="))
     return np.ascontiguousarray(data)
 
 
-def _without_option(leaf: Content, what: str) -> Content:
-    if np.any(leaf.mask_as_bool(valid_when=False)):
-        raise InputError(
-            f"{what} has None among the constituents of a row; remove them with "
-            "ak.drop_none or fill them with ak.fill_none"
-        )
-    return leaf.project()
-
-
-def _not_numbers(leaf: Content, what: str) -> InputError:
+def not_numbers(leaf: Content, what: str) -> InputError:
+    """Return the error for what is something else."""
     if leaf.is_record:
         fields = ", ".join(leaf.fields)
         return InputError(f"{what} is a record with fields {fields}; expected one of these fields")
@@ -267,7 +323,8 @@ def _one_type(union: Content, what: str) -> Content:
     return NumpyArray(merged)
 
 
-def _grouped(columns: Sequence[Column]) -> tuple[_Group, ...]:
+def grouped(columns: Sequence[Column]) -> tuple[_Group, ...]:
+    """Put columns together that one kernel can pack."""
     slots: dict[Any, list[int]] = {}
     for slot, column in enumerate(columns):
         key = (column.values.dtype, len(column.values), id(column.index), column.feature.plain)
@@ -319,45 +376,3 @@ def _sorted(rows: Split, key: Column) -> Int64:
             f"event {event}"
         )
     return order
-
-
-def _check_integers(column: Column, rows: Split, target: np.dtype[Any]) -> None:
-    """Refuse numbers that an integer tensor cannot hold."""
-    feature, limits = column.feature, np.iinfo(target)
-    if len(column.values) == 0 or (feature.plain and np.can_cast(column.values.dtype, target)):
-        return
-    sent = column.values if feature.plain else _transformed(column)
-    wrong = (sent < limits.min) | (sent > limits.max)
-    if feature.plain:
-        # A fraction that a transformation leaves is cut off; one in the file is a mistake.
-        with np.errstate(invalid="ignore"):
-            wrong |= sent.astype(target).astype(sent.dtype) != sent
-    if not wrong.any():
-        return
-    for row, (start, stop) in enumerate(zip(rows.starts, rows.stops, strict=True)):
-        where = slice(start, stop) if column.index is None else column.index[start:stop]
-        if wrong[where].any():
-            value = sent[where][wrong[where]][0]
-            after = "" if feature.plain else " after its transformation"
-            event = rows.rows.events_of(row, row + 1)[0]
-            raise InputError(
-                f"field {feature.name!r} is {value}{after} in event {event}, which {target.name} "
-                "cannot hold; declare a wider dtype for the layout"
-            )
-
-
-def _transformed(column: Column) -> NDArray[Any]:
-    """Return what a kernel makes of the numbers of a column."""
-    feature = column.feature
-    real = np.result_type(column.values.dtype, np.float32)
-    values = column.values.astype(real)
-    with np.errstate(all="ignore"):
-        if feature.function is not None:
-            values = getattr(np, feature.function)(values)
-        if feature.nonfinite is not None:
-            values = np.where(np.isfinite(values), values, real.type(feature.nonfinite))
-        values = (values - real.type(feature.shift)) * real.type(feature.scale)
-    lower = -np.inf if feature.lower is None else feature.lower
-    upper = np.inf if feature.upper is None else feature.upper
-    clipped: NDArray[Any] = np.clip(values, lower, upper)
-    return clipped

@@ -66,6 +66,14 @@ class Inputs:
             tensors.update(bound.pack(name, wanted, _length_of(bound, length)))
         return tensors
 
+    def padded_length(self, name: str, wanted: Wanted) -> int:
+        """Return what rows that share a request are padded to, in the input of this name."""
+        bucket = 0
+        if _has_buckets(self.bound):
+            lengths, places = _places(self.bound, np.arange(len(self.rows))[wanted][:1])
+            bucket = lengths[int(places[0])]
+        return _length_of(self.bound[name], bucket)
+
     def events_of(self, start: int, stop: int) -> tuple[int, int]:
         """Return the first and one-past-last event of the rows at places `start` to `stop`."""
         if self.order is None or start == stop:
@@ -154,14 +162,7 @@ def _segments(bound: Mapping[str, Bound], rows: Int64) -> tuple[Int64, tuple[Seg
     """Say in which order rows go, which of them may share a request, and what they weigh."""
     if not _has_buckets(bound):
         return rows, (Segment(0, len(rows), _row_bytes(bound, 0, rows)),) if len(rows) else ()
-    buckets = [b for b in bound.values() if isinstance(b, BoundPadded) and len(b.lengths) > 1]
-    lengths = buckets[0].lengths
-    if any(b.lengths != lengths for b in buckets):
-        raise ConfigError("the Bucketed inputs of a model must have the same lengths")
-    most = buckets[0].columns.split.counts
-    for other in buckets[1:]:
-        most = np.maximum(most, other.columns.split.counts)
-    place = np.minimum(np.searchsorted(lengths, most[rows]), len(lengths) - 1)
+    lengths, place = _places(bound, rows)
     sorting = np.argsort(place, kind="stable")
     order = rows[sorting]
     edges = np.searchsorted(place[sorting], np.arange(len(lengths) + 1))
@@ -171,6 +172,18 @@ def _segments(bound: Mapping[str, Bound], rows: Int64) -> tuple[Int64, tuple[Seg
         if a < b
     )
     return order, segments
+
+
+def _places(bound: Mapping[str, Bound], rows: Int64) -> tuple[tuple[int, ...], Int64]:
+    """Return the lengths of the buckets, and which of them each row is in."""
+    buckets = [b for b in bound.values() if isinstance(b, BoundPadded) and len(b.lengths) > 1]
+    lengths = buckets[0].lengths
+    if any(b.lengths != lengths for b in buckets):
+        raise ConfigError("the Bucketed inputs of a model must have the same lengths")
+    most = buckets[0].columns.split.counts[rows]
+    for other in buckets[1:]:
+        most = np.maximum(most, other.columns.split.counts[rows])
+    return lengths, np.minimum(np.searchsorted(lengths, most), len(lengths) - 1)
 
 
 def _has_buckets(bound: Mapping[str, Bound]) -> bool:
@@ -188,7 +201,7 @@ def _length_of(one: Bound, length: int) -> int:
     """Return what the rows of an input are padded to in a request of bucket `length`."""
     if isinstance(one, BoundPadded) and len(one.lengths) == 1:
         return one.lengths[0]
-    if isinstance(one, BoundMask) and one.length is not None and not length:
+    if isinstance(one, BoundMask) and one.length is not None:
         return one.length
     return length or one.longest
 

@@ -112,21 +112,23 @@ def padded(out, slots, addresses, size, like, index, starts, stops, fills):
                         start : start + length
                     ]
                     for k in range(length):
-                        value = values[k] if np.int32(k) < count else fill
-                        to[k] = value
-                        unfit = np.int32(unfit + (value - value != 0))
+                        value = out.dtype.type(values[k])
+                        inside = np.int32(k) < count
+                        to[k] = value if inside else fill
+                        unfit = np.int32(unfit + (inside and value - value != 0))
                 else:
                     values = carray(_pointer(addresses[j]), size, like.dtype)[start : start + count]
                     for k in range(count):
-                        to[k] = values[k]
-                        unfit = np.int32(unfit + (values[k] - values[k] != 0))
+                        value = out.dtype.type(values[k])
+                        to[k] = value
+                        unfit = np.int32(unfit + (value - value != 0))
                     for k in range(count, length):
                         to[k] = fill
             else:
                 values = carray(_pointer(addresses[j]), size, like.dtype)
                 where = index[start : start + count]
                 for k in range(count):
-                    value = values[where[k]]
+                    value = out.dtype.type(values[where[k]])
                     to[k] = value
                     unfit = np.int32(unfit + (value - value != 0))
                 for k in range(count, length):
@@ -158,8 +160,10 @@ def padded_affine(
                 here = values[start : start + count]
                 for k in range(count):
                     value = here[k]
-                    unfit = np.int32(unfit + (value - value != 0))
-                    to[k] = _clip((value - shift) * scale, lower, upper)
+                    made = out.dtype.type(_clip((value - shift) * scale, lower, upper))
+                    to[k] = made
+                    # The difference of a number that is not finite to itself is NaN.
+                    unfit = np.int32(unfit + ((value - value) + (made - made) != 0))
             else:
                 for k in range(count):
                     if index is None:
@@ -171,7 +175,9 @@ def padded_affine(
                             value = nonfinite[j]
                         else:
                             unfit = np.int32(unfit + 1)
-                    to[k] = _clip((value - shift) * scale, lower, upper)
+                    made = out.dtype.type(_clip((value - shift) * scale, lower, upper))
+                    to[k] = made
+                    unfit = np.int32(unfit + (made - made != 0))
             for k in range(count, length):
                 to[k] = fill
         if bad < 0 and unfit > 0:
@@ -187,7 +193,7 @@ def rows(out, slots, addresses, size, like, index, ids):
     for i in range(out.shape[0]):
         at = ids[i] if index is None else index[ids[i]]
         for j in range(len(slots)):
-            value = carray(_pointer(addresses[j]), size, like.dtype)[at]
+            value = out.dtype.type(carray(_pointer(addresses[j]), size, like.dtype)[at])
             out[i, slots[j]] = value
             unfit = np.int32(unfit + (value - value != 0))
         if bad < 0 and unfit > 0:
@@ -212,7 +218,9 @@ def rows_affine(
                     value = nonfinite[j]
                 else:
                     unfit = np.int32(unfit + 1)
-            out[i, slots[j]] = _clip((value - shifts[j]) * scales[j], lowers[j], uppers[j])
+            made = out.dtype.type(_clip((value - shifts[j]) * scales[j], lowers[j], uppers[j]))
+            out[i, slots[j]] = made
+            unfit = np.int32(unfit + (made - made != 0))
         if bad < 0 and unfit > 0:
             bad = i
     return bad

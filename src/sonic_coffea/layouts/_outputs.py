@@ -177,8 +177,9 @@ class _Constituents:
             raise ConfigError(
                 f"output {name!r} is per constituent of {output.of!r}; {nearest(output.of, jagged)}"
             )
-        self._name, self._output = name, output
-        self._elements, self._flat = jagged[output.of or next(iter(jagged))]
+        self._name, self._output, self._inputs = name, output, inputs
+        self._of = output.of or next(iter(jagged))
+        self._elements, self._flat = jagged[self._of]
         self._scatter: Scatter | None = None
 
     def place(self, wanted: Wanted, rows: int, answer: Mapping[str, Tensor]) -> None:
@@ -187,9 +188,13 @@ class _Constituents:
         axes = 1 if self._flat else 2
         if tensor.ndim == axes:
             tensor = tensor[..., np.newaxis]
-        expected = (int(counts.sum()),) if self._flat else (rows,)
-        if tensor.ndim != axes + 1 or tensor.shape[0] != expected[0]:
-            what = f"{expected[0]} constituents" if self._flat else f"{rows} rows"
+        expected: tuple[int, ...]
+        if self._flat:
+            expected, what = (int(counts.sum()),), f"{int(counts.sum())} constituents"
+        else:
+            length = self._inputs.padded_length(self._of, wanted)
+            expected, what = (rows, length), f"{rows} rows of {length} constituents"
+        if tensor.ndim != axes + 1 or tensor.shape[:axes] != expected:
             raise _misshapen(self._name, tensor, f"for {what}")
         self._output.check_width(tensor.shape[-1], tensor.shape[axes:])
         if self._scatter is None:

@@ -229,6 +229,7 @@ def _with_leaf(node: Content, content: Content) -> Content:
 
 def _same(a: Content, b: Content) -> bool:
     while True:
+        a, b = _present(a), _present(b)
         if a is b:
             return True
         if a.length != b.length:
@@ -243,6 +244,13 @@ def _same(a: Content, b: Content) -> bool:
         elif not np.array_equal(a.offsets.data, b.offsets.data):
             return False
         a, b = a.content, b.content
+
+
+def _present(node: Content) -> Content:
+    """Return what is below options under which nothing is missing."""
+    while node.is_option and not np.any(node.index.data < 0):
+        node = node.content
+    return node
 
 
 def _event_numbers(skeleton: Content) -> Int64:

@@ -182,7 +182,7 @@ class Padded(_Reading):
             self,
             features=features,
             length=_length(length, "Padded"),
-            fill=_fills(fill, features, "Padded"),
+            fill=_fills(fill, features, _target(dtype, "Padded"), "Padded"),
             axis_order=_order(axis_order, "Padded"),
             dtype=_target(dtype, "Padded"),
             sort_by=sort_by,
@@ -258,7 +258,7 @@ class Bucketed(_Reading):
             self,
             features=features,
             lengths=sizes,
-            fill=_fills(fill, features, "Bucketed"),
+            fill=_fills(fill, features, _target(dtype, "Bucketed"), "Bucketed"),
             axis_order=_order(axis_order, "Bucketed"),
             dtype=_target(dtype, "Bucketed"),
             sort_by=sort_by,
@@ -483,7 +483,7 @@ def _order(axis_order: str, layout: str) -> str:
 
 
 def _fills(
-    fill: float | Sequence[float], features: tuple[Feature, ...], layout: str
+    fill: float | Sequence[float], features: tuple[Feature, ...], target: DType, layout: str
 ) -> tuple[float, ...]:
     fills = tuple(fill) if isinstance(fill, Sequence) else (fill,) * len(features)
     if len(fills) != len(features):
@@ -491,4 +491,10 @@ def _fills(
             f"{layout}: expected one fill or one for each of {len(features)} fields, "
             f"got {len(fills)}"
         )
+    for one in fills:
+        with np.errstate(all="ignore"):
+            held = float(np.asarray(one, np.float64).astype(target))
+        exact = target.kind in "iub"
+        if (exact and held != one) or (np.isfinite(one) and not np.isfinite(held)):
+            raise ConfigError(f"{layout}: {target.name} cannot hold the fill {one!r}")
     return tuple(float(f) for f in fills)
