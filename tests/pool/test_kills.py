@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import threading
@@ -36,37 +35,44 @@ def doomed(small_batches: Path) -> Iterator[sonic.LocalServer]:
 
 
 @pytest.fixture
-def kill_at_answer(doomed: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Kill a server when its twentieth answer is here and has not been looked at."""
-    pid, answer = doomed.pid, 20
+def kill_after(doomed: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Kill a server, once it has answered twenty times, while it surely has a request."""
+    pid, answers = doomed.pid, 20
     assert pid is not None
 
     class Watched:
         def __init__(self, connection: Any) -> None:
             self._connection = connection
-            self._answers = itertools.count(1)
+            self._answered = 0
+            self._killed = False
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._connection, name)
 
         def infer(self, *arguments: Any, done: Any, **options: Any) -> Any:
             def counted(outcome: Any) -> None:
-                if next(self._answers) == answer:
-                    os.kill(pid, signal.SIGKILL)
+                self._answered += 1
                 done(outcome)
 
-            return self._connection.infer(*arguments, done=counted, **options)
+            kills = self._answered >= answers and not self._killed
+            if kills:
+                self._killed = True
+                os.kill(pid, signal.SIGSTOP)
+            exchange = self._connection.infer(*arguments, done=counted, **options)
+            if kills:
+                os.kill(pid, signal.SIGKILL)
+            return exchange
 
     def connect(url: str, **options: Any) -> Any:
         connection = connect_transport(url, **options)
         return Watched(connection) if url == doomed.url else connection
 
     monkeypatch.setattr("sonic_coffea.pool._fleet.connect_transport", connect)
-    return answer
+    return answers
 
 
 def test_a_killed_server_is_one_error(
-    doomed: sonic.LocalServer, kill_at_answer: int, tagger: sonic.Model, jets: ak.Array
+    doomed: sonic.LocalServer, kill_after: int, tagger: sonic.Model, jets: ak.Array
 ) -> None:
     threads = threading.active_count()
     with Pool(Settings.make(doomed, retry_for_s=1.0)) as pool:
@@ -79,7 +85,7 @@ def test_a_killed_server_is_one_error(
         assert error.events is not None
         assert 0 <= error.events[0] < error.events[1] <= len(jets)
         total = pool.statistics.total()
-        assert total.requests >= kill_at_answer
+        assert total.requests >= kill_after
         assert total.rows == 4 * total.requests
         assert total.failures >= 1
         # Who tries the same again does not wait for as long again.
@@ -93,7 +99,7 @@ def test_a_killed_server_is_one_error(
 
 def test_what_a_killed_server_had_is_scored_by_another(
     doomed: sonic.LocalServer,
-    kill_at_answer: int,
+    kill_after: int,
     server: sonic.LocalServer,
     tagger: sonic.Model,
     jets: ak.Array,
@@ -110,7 +116,7 @@ def test_what_a_killed_server_had_is_scored_by_another(
         assert total.retries >= 1
         assert total.failures == 0
         by_server = {url: tally.rows for (url, _, _), tally in pending.statistics}
-        assert by_server[doomed.url] >= 4 * (kill_at_answer - 1)
+        assert by_server[doomed.url] >= 4 * (kill_after)
         assert by_server[server.url] > 0
         assert scores.attrs["sonic"]["servers"] == sorted([doomed.url, server.url])
 
@@ -129,7 +135,7 @@ def test_a_server_that_is_started_again_is_used_again(
 
 
 def test_a_processor_goes_on_with_none(
-    doomed: sonic.LocalServer, kill_at_answer: int, tagger: sonic.Model, jets: ak.Array
+    doomed: sonic.LocalServer, kill_after: int, tagger: sonic.Model, jets: ak.Array
 ) -> None:
     class Masking(sonic.SonicProcessor):
         models = {"top": tagger}  # noqa: RUF012
@@ -147,4 +153,4 @@ def test_a_processor_goes_on_with_none(
     assert ak.num(scores).tolist() == ak.num(jets).tolist()
     lost = ak.sum(ak.is_none(scores, axis=1)) - ak.sum(ak.is_none(jets, axis=1))
     assert lost == out.statistics.lost > 0
-    assert ak.count(scores) == out.statistics.total().rows >= 4 * (kill_at_answer - 1)
+    assert ak.count(scores) == out.statistics.total().rows >= 4 * (kill_after)
