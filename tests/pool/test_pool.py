@@ -18,7 +18,7 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.contract import Contract, TensorSpec
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.pool._call import Piece
+from sonic_coffea.pool._call import Call, Piece
 from sonic_coffea.pool._endpoint import Endpoint, choose
 from sonic_coffea.transport import Address, Answer
 
@@ -854,6 +854,69 @@ def test_a_failure_of_the_slower_of_two_is_nothing(servers: dict[str, FakeServer
     with pool_of(*servers, hedge_after_s=0.01, balance="order") as pool:
         assert doubled(MODEL(objects(4), pool=pool)) == list(range(4))
         assert len(one.requests) == 1
+
+
+def test_a_straggler_that_cannot_be_sent_again_is_waited_for(
+    servers: dict[str, FakeServer],
+) -> None:
+    one, two = servers.values()
+    one.gate.clear()
+    tries: list[float] = []
+
+    def infer(*_: Any, **__: Any) -> Any:
+        tries.append(time.monotonic())
+        raise MemoryError
+
+    two.infer = infer  # type: ignore[method-assign]
+    with pool_of(*servers, hedge_after_s=0.02, balance="order") as pool:
+        MODEL.check(pool)
+        begun = time.monotonic()
+        pending = MODEL.submit(objects(4), pool=pool, on_error="mask")
+        until(lambda: len(tries) > 2)
+        one.gate.set()
+        assert doubled(pending.result(timeout_s=20)) == list(range(4))
+        assert pending.statistics.lost == pool.statistics.lost == 0
+        assert pending.statistics.total().failures == len(tries)
+        # It is tried again at its pace only.
+        assert all(at - begun >= 0.02 * n for n, at in enumerate(tries, start=1))
+
+
+class Rows(list[int]):
+    """Rows that are where they are wanted."""
+
+    segments = ()
+
+    def wanted(self, start: int, stop: int) -> range:
+        return range(start, stop)
+
+    def events_of(self, start: int, stop: int) -> tuple[int, int]:
+        return start, stop
+
+    def pack(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        return {"x": np.asarray(self[start:stop])}
+
+
+def test_a_piece_is_over_once() -> None:
+    """Were one counted for another, the other's rows would be left out without a word."""
+    placed: list[Any] = []
+    place = SimpleNamespace(place=lambda wanted, *_: placed.append(wanted))
+    contract = FakeServer("grpc://s1:8001").contract("m", None)
+    call = Call(contract, Rows(range(12)), {"y": place}, ["y"], version=None, mask=True)
+    first, second, third = (Piece(call, 4 * n, 4 * n + 4, 16, n) for n in range(3))
+    answer = Answer(outputs={}, version="1", sent_bytes=0, received_bytes=0)
+    call.expect(3)
+    assert call.fail(LOST, first) == 4
+    assert call.fail(LOST, first) == 0
+    call.arrived(first, answer)
+    call.arrived(second, answer)
+    call.arrived(second, answer)
+    assert call.fail(LOST, second) == 0
+    assert not call.over
+    call.arrived(third, answer)
+    assert call.over
+    assert placed == [range(4, 8), range(8, 12)]
+    assert call.lost == [range(4)]
+    assert call.statistics.lost == 4
 
 
 def test_states(servers: dict[str, FakeServer]) -> None:

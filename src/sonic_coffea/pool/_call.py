@@ -89,6 +89,8 @@ class Piece:
     first_failed_at: float | None = None
     last_server: str | None = None
     answered: bool = False
+    over: bool = False
+    begun_at: float = 0.0
     attempts_out: list[Attempt] = field(default_factory=list)
 
 
@@ -191,17 +193,32 @@ class Call:
         ResponseError
             If it is not what the model declares.
         """
+        if piece.over:
+            return
         wanted = self.inputs.wanted(piece.start, piece.stop)
         with self._placing:
             for output in self.outputs.values():
                 output.place(wanted, piece.stop - piece.start, answer.outputs)
         with self._lock:
-            self._exchanges.pop(piece.number, None)
             self.served_versions.add(answer.version or self.contract.version)
+        self._end(piece)
+
+    def _end(self, piece: Piece, lost: int = 0) -> bool:
+        """Count a piece as over, with the rows that are lost; False if it was."""
+        with self._lock:
+            # Counted twice, another one would be left out: its rows would have no scores.
+            if piece.over:
+                return False
+            piece.over = True
+            if lost:
+                self.lost.append(self.inputs.wanted(piece.start, piece.stop))
+                self.statistics.lost += lost
+            self._exchanges.pop(piece.number, None)
             self._left -= 1
             last = self._left == 0
         if last:
             self._finish()
+        return True
 
     def fail(self, error: SonicError, piece: Piece | None = None) -> int:
         """Give up a piece, and with it the call, unless it shall go on without; or all of it.
@@ -228,18 +245,12 @@ class Call:
         return 0
 
     def _lose(self, piece: Piece, error: SonicError) -> int:
+        if piece.over:
+            return 0
         level = logging.DEBUG if self.lost else logging.WARNING
         logger.log(level, "%s; these rows, and others that are lost, are None", error)
         rows = piece.stop - piece.start
-        with self._lock:
-            self.lost.append(self.inputs.wanted(piece.start, piece.stop))
-            self.statistics.lost += rows
-            self._exchanges.pop(piece.number, None)
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            self._finish()
-        return rows
+        return rows if self._end(piece, lost=rows) else 0
 
     def cancel(self) -> None:
         """Abandon what is not answered yet."""

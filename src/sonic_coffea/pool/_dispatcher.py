@@ -223,7 +223,8 @@ class Dispatcher:
         after_s = self._settings.hedge_after_s
         if after_s is None or len(attempt.piece.attempts_out) > 1:
             return math.inf
-        return attempt.packed_at + after_s
+        # Not again at once, if the other attempt has failed.
+        return attempt.piece.begun_at + after_s
 
     def _fits(self, piece: Piece) -> bool:
         # A piece larger than the whole budget travels alone.
@@ -308,8 +309,17 @@ class Dispatcher:
             call.sent(piece, attempt.exchange)
 
     def _give_up(self, attempt: Attempt, error: SonicError) -> None:
-        if self._settle(attempt):
-            self._fail(attempt.piece, error)
+        """Fail what cannot be sent, unless it has been sent to another server before."""
+        piece = attempt.piece
+        with self._lock:
+            if not self._settle(attempt):
+                return
+            elsewhere = piece.answered or bool(piece.attempts_out)
+        if elsewhere:
+            logger.debug("%s; another server has its rows", error)
+            self._record(piece.call, attempt.endpoint, _add_failure)
+        else:
+            self._fail(piece, error)
 
     def _fail(self, piece: Piece, error: SonicError) -> None:
         lost = piece.call.fail(error, piece)

@@ -233,6 +233,7 @@ class Endpoint:
             share.sent(now)
         attempt = Attempt(piece, self, connection, now, self._out[wanted])
         self.attempts.add(attempt)
+        piece.begun_at = now
         piece.attempts_out.append(attempt)
         return attempt
 
