@@ -689,6 +689,40 @@ def test_close_is_final_idempotent_and_leaves_nothing(servers: dict[str, FakeSer
     until(lambda: threading.active_count() <= before)
 
 
+def test_a_call_that_comes_as_the_pool_is_closed(
+    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pool_of(*servers) as pool:
+        MODEL(objects(4), pool=pool)
+        submit = pool._dispatcher.submit
+
+        def late(*given: Any) -> None:
+            pool.close()
+            submit(*given)
+
+        monkeypatch.setattr(pool._dispatcher, "submit", late)
+        with pytest.raises(errors.ServerLostError, match="has been closed"):
+            MODEL(objects(4), pool=pool, timeout_s=20)
+
+
+def test_a_system_without_threads_for_a_moment(
+    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pool_of(*servers) as pool:
+        MODEL.check(pool)
+        real, wrong = threading.Thread.start, iter([True])
+
+        def start(thread: threading.Thread) -> None:
+            if thread.name == "sonic-pool" and next(wrong, False):
+                raise RuntimeError
+            real(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError):
+            MODEL.submit(objects(4), pool=pool)
+        assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+
+
 def test_calls_share_the_pool(servers: dict[str, FakeServer]) -> None:
     with pool_of(*servers) as pool:
         pending = [MODEL.submit(objects(n), pool=pool) for n in (100, 1, 57)]

@@ -22,6 +22,7 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool._endpoint import Attempt, Endpoint, Wanted, choose
+from sonic_coffea.pool._fleet import CLOSED
 from sonic_coffea.statistics import Span, Statistics, Tally
 
 if TYPE_CHECKING:
@@ -73,15 +74,25 @@ class Dispatcher:
         return {wanted: len(queue) for wanted, queue in self._queues.items()}
 
     def submit(self, call: Call, pieces: Iterable[Piece]) -> None:
-        """Queue the requests of a call; they leave as soon as there is room."""
+        """Queue the requests of a call; they leave as soon as there is room.
+
+        Raises
+        ------
+        ServerLostError
+            If the pool has been closed.
+        """
         with self._lock:
+            if self._closed:
+                raise ServerLostError(CLOSED)
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="sonic-pool", daemon=True)
+                # If the system has no more threads, the next call tries again.
+                thread.start()
+                self._thread = thread
             self.statistics += call.statistics
             for piece in pieces:
                 piece.order = next(self._order)
                 self._queue(piece)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sonic-pool", daemon=True)
-                self._thread.start()
             self._lock.notify_all()
 
     def stop(self) -> bool:

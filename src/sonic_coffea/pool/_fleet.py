@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 # How often a file of servers is looked at.
 _LOOK_S = 1.0
 
+CLOSED = "the pool has been closed; call sonic.connect again"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
@@ -97,7 +99,7 @@ class Fleet:
         """
         with self._lock:
             if self._closed:
-                raise ServerLostError("the pool has been closed; call sonic.connect again")
+                raise ServerLostError(CLOSED)
             if not self.endpoints:
                 self._take_in()
             return [e for e in self.endpoints if not e.leaving]
