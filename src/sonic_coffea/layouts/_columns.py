@@ -316,11 +316,21 @@ def _one_type(union: Content, what: str) -> Content:
     if len(kinds) != len(union.contents):
         raise InputError(f"{what} mixes types ({union.form.type}); expected one numeric type")
     tags, index = read(union.tags), read(union.index)
-    merged = np.empty(union.length, np.result_type(*kinds))
+    merged = np.empty(union.length, _common_type(kinds))
     for tag, content in enumerate(union.contents):
         mine = tags == tag
-        merged[mine] = content.data[index[: len(tags)][mine]]
+        numbers = content.data[index[: len(tags)][mine]]
+        merged[mine] = numbers
+        if merged.dtype.kind == "i" and np.any(numbers > np.iinfo(np.int64).max):
+            raise InputError(f"{what} mixes types ({union.form.type}), too large for int64")
     return NumpyArray(merged)
+
+
+def _common_type(kinds: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return the type of numbers of several; numpy's for uint64 beside int64 is a float."""
+    whole = all(k.kind in "iub" for k in kinds)
+    common = np.result_type(*kinds)
+    return np.dtype(np.int64) if whole and common.kind == "f" else common
 
 
 def grouped(columns: Sequence[Column]) -> tuple[_Group, ...]:
