@@ -37,6 +37,22 @@ CURVE = Curve(
 )
 
 
+OPTIONS = ["--cores", "500", "--cpu-ms", "10", "--rows-per-event", "3", "--gbps", "25"]
+
+
+def command(arguments: list[str], *, code: int) -> str:
+    """Run a command, and return what it says of errors."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sonic_coffea", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stderr
+
+
 def accelerator(inputs: Any) -> dict[str, Any]:
     time.sleep(LAUNCH_S + ROW_S * len(inputs["x"]))
     return {"y": inputs["x"][:, :1]}
@@ -140,19 +156,56 @@ def test_the_commands(server: KServeServer, tmp_path: Path) -> None:
     file = str(tmp_path / "curve.json")
     said = run("bench", server.url, "m", "--seconds", "0.05", "--output", file)
     assert "saturated by" in said
-    options = ["--cores", "500", "--cpu-ms", "10", "--rows-per-event", "3", "--gbps", "25"]
-    shown = run("plan", file, *options)
+    shown = run("plan", file, *OPTIONS)
     assert "breaks first" in shown
     assert "Gb/s" in shown
-    found = json.loads(run("plan", file, *options, "--json"))
+    found = json.loads(run("plan", file, *OPTIONS, "--json"))
     assert found["first"] == "cores"
     assert found["servers"] >= 500 * 3 / 0.01 / Curve.load(file).rows_per_s
     drawn = [str(tmp_path / name) for name in ("curve.svg", "plan.svg")]
     as_json = ["--seconds", "0.05", "--json", "--plot", drawn[0]]
     assert json.loads(run("bench", server.url, "m", *as_json))["model"] == "m"
-    run("plan", file, *options, "--plot", drawn[1])
+    run("plan", file, *OPTIONS, "--plot", drawn[1])
     for name, shown in zip(drawn, ("rows of a request", "what the network let pass"), strict=True):
         assert f"<!-- {shown} -->" in Path(name).read_text()
+
+
+def test_the_commands_make_the_folders_of_their_files(server: KServeServer, tmp_path: Path) -> None:
+    curve, *drawn = (tmp_path / name / "x" / name for name in ("c.json", "bench.svg", "plan.svg"))
+    measured = ["--seconds", "0.01", "--output", str(curve), "--plot", str(drawn[0])]
+    command(["bench", server.url, "m", *measured], code=0)
+    assert Curve.load(curve).model == "m"
+    command(["plan", str(curve), *OPTIONS, "--plot", str(drawn[1])], code=0)
+    assert all(path.read_text().startswith("<?xml") for path in drawn)
+
+
+@pytest.mark.parametrize(
+    ("option", "place", "message"),
+    [
+        ("--output", "file/c.json", "cannot write"),
+        ("--output", "folder", "cannot write"),
+        ("--plot", "file/c.png", "cannot write"),
+        ("--plot", "c.doc", "ends in .png, .pdf or .svg"),
+    ],
+)
+def test_what_cannot_be_written_is_not_measured(
+    option: str, place: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("as it was")
+    (tmp_path / "folder").mkdir()
+    CURVE.save(tmp_path / "curve.json")
+    # Nobody listens there: that is not found out, as it is not asked.
+    commands = [["bench", "grpc://127.0.0.1:1", "m"]]
+    if option == "--plot":
+        commands.append(["plan", str(tmp_path / "curve.json"), *OPTIONS])
+    before = sorted(tmp_path.iterdir())
+    for one in commands:
+        said = command([*one, option, str(tmp_path / place)], code=1)
+        assert said.startswith("error: ConfigError: ")
+        assert message in said
+        assert "Traceback" not in said
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "file").read_text() == "as it was"
 
 
 def test_a_picture_has_a_form_that_is_known(tmp_path: Path) -> None:

@@ -179,6 +179,9 @@ class _Attempt:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             message = f"no address is known for {host!r}: {error.strerror}"
+        except UnicodeError as error:
+            # Of names that cannot be looked up, as with an empty part or one that is too long.
+            message = f"{host!r} is no name of a host: {error}"
         else:
             return ", ".join(sorted({str(entry[4][0]) for entry in found}))
         raise _Failed(message, "check the spelling; some names are known inside a site only")

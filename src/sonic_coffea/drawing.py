@@ -90,10 +90,15 @@ def save(figure: Figure, path: Path) -> None:
     ConfigError
         If the name ends in nothing that a figure can be.
     """
-    known = figure.canvas.get_supported_filetypes()
+    check_name(path)
+    figure.savefig(path)
+
+
+def check_name(path: Path) -> None:
+    """Raise what `save` would, before there is something to draw."""
+    known = _figure(1.0, 1.0).canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in known:
         raise ConfigError(f"expected a name that ends in .png, .pdf or .svg, got {path.name}")
-    figure.savefig(path)
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -123,6 +123,13 @@ def test_a_name_that_nobody_knows() -> None:
     assert "no-such-host.invalid" in step["detail"]
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example"])
+def test_a_name_that_cannot_be(host: str) -> None:
+    step = failed(f"grpc://{host}:1")
+    assert step["name"] == "name"
+    assert f"{host!r} is no name of a host" in step["detail"]
+
+
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -211,12 +218,41 @@ def test_a_model_that_fails() -> None:
         ("grpc://h:1", "--against", "nowhere"),
         ("grpc://h:1", "--against", "nowhere:there"),
         ("grpc://h:1", "--against", "json:dumps"),
+        ("grpc://h:1", "--against", "json:"),
+        ("grpc://h:1", "--against", ":x"),
+        ("grpc://h:1", "--against", ".json:dumps"),
         ("grpc://h:1", "--weaver", DATA / "toptagger.preprocess.json"),
     ],
 )
 def test_wrong_usage(arguments: tuple[Any, ...]) -> None:
     done = run("check", *arguments)
     assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ("x = (", "SyntaxError: '(' was never closed"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("raise SystemExit('no arguments')", "SystemExit: no arguments"),
+    ],
+)
+def test_a_module_that_cannot_be_imported(tmp_path: Path, source: str, error: str) -> None:
+    (tmp_path / "analysis.py").write_text(source)
+    done = run("check", "grpc://h:1", "--against", "analysis:x", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"error: ConfigError: cannot import {tmp_path / 'analysis.py'}: {error}"
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_models_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "analysis.py").write_text("class A:\n    models = property(lambda self: {})\n")
+    done = run("check", "grpc://h:1", "--against", "analysis:A", cwd=tmp_path)
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sonic_coffea.cli._connection import AsJson, Headers, Pem, TokenFile, Url, settings_of
-from sonic_coffea.errors import SonicError
+from sonic_coffea.errors import ConfigError, SonicError
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def _declared(model: str | None, weaver: Path | None, against: str | None) -> li
         found.append(Model.from_weaver(model, weaver))
     if against is not None:
         named = _load(against)
-        models = named.models.values() if hasattr(named, "models") else [named]
+        models = getattr(named, "models", named)
+        models = list(models.values()) if isinstance(models, Mapping) else [models]
         if not all(isinstance(one, Model) for one in models):
             message = f"{against} is neither a Model nor has models"
             raise typer.BadParameter(message, param_hint="--against")
@@ -90,13 +92,19 @@ def _declared(model: str | None, weaver: Path | None, against: str | None) -> li
 
 
 def _load(path: str) -> Any:
-    module, colon, name = path.partition(":")
-    if not colon:
+    module, _, name = path.partition(":")
+    if not module or not name:
         raise typer.BadParameter(f"expected MODULE:NAME, got {path!r}", param_hint="--against")
     sys.path.insert(0, str(Path.cwd()))
+    file = module
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        file = getattr(importlib.util.find_spec(module), "origin", None) or module
+        loaded = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's own code raises
+        raise ConfigError(f"cannot import {file}: {type(error).__name__}: {error}") from None
+    try:
+        return getattr(loaded, name)
+    except AttributeError as error:
         raise typer.BadParameter(str(error), param_hint="--against") from None
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sonic_coffea.cli._connection import AsJson, Headers, Pem, TokenFile, Url, settings_of
+from sonic_coffea.cli._output import make_place, writing
 
 
 def bench(  # noqa: PLR0913  each is an option of the command
@@ -33,18 +34,26 @@ def bench(  # noqa: PLR0913  each is an option of the command
     as_json: AsJson = False,
 ) -> None:
     """Measure how a server serves a model: the time of requests, and what saturates it."""
-    from sonic_coffea.drawing import save
+    from sonic_coffea.drawing import check_name, save
     from sonic_coffea.measuring import measure
 
     settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
+    # Now, and not when there is a measurement to lose.
+    if output is not None:
+        make_place(output)
+    if plot is not None:
+        check_name(plot)
+        make_place(plot)
     with Console(stderr=True).status("measuring") as status:
         curve = measure(
             settings, model, version, length=length, seconds=seconds, progress=status.update
         )
     if output is not None:
-        curve.save(output)
+        with writing(output):
+            curve.save(output)
     if plot is not None:
-        save(curve.plot(), Path(plot))
+        with writing(plot):
+            save(curve.plot(), plot)
     if as_json:
         typer.echo(json.dumps(asdict(curve)))
         return
@@ -80,10 +89,13 @@ def plan(
 ) -> None:
     """Say how many servers a run needs, what the network carries, and what breaks first."""
     from sonic_coffea import planning
-    from sonic_coffea.drawing import save
+    from sonic_coffea.drawing import check_name, save
     from sonic_coffea.measuring import Curve
 
     measured = Curve.load(Path(curve))
+    if plot is not None:
+        check_name(plot)
+        make_place(plot)
     given: dict[str, Any] = {
         "cores": cores,
         "cpu_s": cpu_ms / 1e3,
@@ -95,7 +107,8 @@ def plan(
     with Console(stderr=True).status("simulating"):
         found = planning.plan(measured, servers=servers, **given)
         if plot is not None:
-            save(planning.plot(found, measured, **given), Path(plot))
+            with writing(plot):
+                save(planning.plot(found, measured, **given), plot)
     if as_json:
         typer.echo(json.dumps(found.to_dict()))
         return
