@@ -320,6 +320,72 @@ def test_a_server_that_hangs_is_found_out(
         assert sum(len(r) for r in two.requests) == 50
 
 
+def test_a_server_that_answers_while_it_is_asked_whether_it_lives(
+    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes of the question, it is not lost."""
+    (one, _) = servers.values()
+    monkeypatch.setattr("sonic_coffea.pool._endpoint._QUIET_S", 0.05)
+    answers = {row: threading.Event() for row in (0, 4)}
+    one.behaviour = lambda x: 2 * x if answers[int(x[0, 0])].wait(20) else LOST
+    asked: list[Any] = []
+    one.live = asked.append  # type: ignore[method-assign]
+    with pool_of("grpc://s1:8001") as pool:
+        pending = MODEL.submit(objects(8), pool=pool)
+        until(lambda: bool(asked) and one.out == 2)
+        answers[0].set()
+        until(lambda: pool.statistics.total().requests == 1)
+        asked[0](LOST)
+        assert pool.servers[0].usable
+        answers[4].set()
+        assert doubled(pending.result(timeout_s=20)) == list(range(8))
+        assert len(one.requests) == 2
+
+
+def test_what_is_answered_cannot_be_lost_any_more(
+    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may find out at this moment that the server is silent."""
+    (one, _) = servers.values()
+    with pool_of("grpc://s1:8001") as pool:
+        MODEL.check(pool)
+        dispatcher = pool._dispatcher
+        real, first = dispatcher._record, iter([True])
+        taken: list[Any] = []
+
+        def begin(*given: Any) -> Any:
+            taken.append(begun(*given))
+            return taken[-1]
+
+        def record(*given: Any) -> None:
+            if next(first, False):
+                thread = threading.Thread(target=dispatcher._ended, args=(taken[0], LOST))
+                thread.start()
+                thread.join()
+            real(*given)
+
+        begun = Endpoint.begin
+        monkeypatch.setattr(Endpoint, "begin", begin)
+        monkeypatch.setattr(dispatcher, "_record", record)
+        assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+        assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+        assert len(one.requests) == 2
+        assert pool.statistics.total().retries == 0
+
+
+def test_whatever_a_loss_does_nobody_waits_for_ever(
+    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one, _) = servers.values()
+    one.behaviour = lambda _: LOST
+    with pool_of("grpc://s1:8001") as pool:
+        MODEL.check(pool)
+        monkeypatch.setattr(Endpoint, "failed", lambda *_: 1 / 0)
+        with pytest.raises(errors.ResponseError, match="division by zero"):
+            MODEL(objects(4), pool=pool, timeout_s=20)
+        until(lambda: all(s.in_flight == 0 for s in pool.servers))
+
+
 def test_a_server_that_is_slow_and_lives_is_waited_for(
     servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

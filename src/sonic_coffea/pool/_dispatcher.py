@@ -280,18 +280,19 @@ class Dispatcher:
 
     def _ask_life(self, endpoint: Endpoint) -> None:
         """Ask a server that owes answers whether it lives; one that does not say so is lost."""
+        asked_at = time.monotonic()
 
         def said(error: SonicError | None) -> None:
             with self._lock:
                 endpoint.asked = False
-                owed = list(endpoint.attempts)
+                self._lock.notify_all()
                 if error is None:
                     endpoint.lives(time.monotonic())
-                self._lock.notify_all()
-            if error is None:
-                return
+                    return
+                # What it has answered meanwhile says more.
+                owed = list(endpoint.attempts) if endpoint.heard_at <= asked_at else []
             for attempt in owed:
-                self._lost(attempt, error)
+                self._ended(attempt, error)
                 if attempt.exchange is not None:
                     attempt.exchange.cancel()
 
@@ -347,10 +348,17 @@ class Dispatcher:
             return True
 
     def _ended(self, attempt: Attempt, outcome: Answer | SonicError) -> None:
-        if isinstance(outcome, SonicError):
-            self._lost(attempt, outcome)
-        else:
-            self._answered(attempt, outcome)
+        try:
+            if isinstance(outcome, SonicError):
+                self._lost(attempt, outcome)
+            else:
+                self._answered(attempt, outcome)
+        except Exception as error:
+            # The connection would only log it, and the rows would wait for ever.
+            logger.debug("what came back could not be taken", exc_info=True)
+            self._settle(attempt)
+            message = f"what came back could not be taken: {error!r}"
+            self._fail(attempt.piece, ResponseError(message, server=attempt.endpoint.url))
 
     def _answered(self, attempt: Attempt, answer: Answer) -> None:
         now = time.monotonic()
@@ -360,13 +368,12 @@ class Dispatcher:
             if attempt.settled:  # given up meanwhile; its rows are elsewhere
                 return
             endpoint.answered(attempt, now)
-            if piece.answered:
-                self._settle(attempt)
-                return
             piece.answered = True
+            # From here on, nobody else decides what becomes of its rows. Others may leave.
             slower = [a for a in piece.attempts_out if a is not attempt]
+            for one in (attempt, *slower):
+                self._settle(one)
         for other in slower:
-            self._settle(other)
             if other.exchange is not None:
                 other.exchange.cancel()
 
@@ -389,19 +396,11 @@ class Dispatcher:
             rows=piece.stop - piece.start,
         )
         self._record(call, endpoint, count, span)
-        # The next request may leave while this answer is put in its place.
-        if not self._settle(attempt):
-            return
         try:
             self._fleet.keep(piece, answer, endpoint.url)
             call.arrived(piece, answer)
         except SonicError as error:
             self._fail(piece, error.at(server=endpoint.url))
-        except Exception as error:
-            # The connection would only log it, and the rows would wait for ever.
-            logger.debug("an answer could not be taken", exc_info=True)
-            message = f"the answer could not be taken: {error!r}"
-            self._fail(piece, ResponseError(message, server=endpoint.url))
         unpacked_s = time.monotonic() - now
         self._record(call, endpoint, lambda tally: _add_unpack(tally, unpacked_s))
 
@@ -410,11 +409,10 @@ class Dispatcher:
         piece, endpoint = attempt.piece, attempt.endpoint
         call = piece.call
         with self._lock:
-            if attempt.settled:
+            if not self._settle(attempt) or piece.answered:
                 return
             over = call.over or self._closed
             again = not over and self._tries_again(attempt, error, time.monotonic())
-            self._settle(attempt)
             elsewhere = bool(piece.attempts_out)
             if again and not elsewhere:
                 piece.attempts += 1
