@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
 import pytest
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -21,7 +24,7 @@ from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import _shared_memory as shm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 # Two inputs of different types and widths; answers after 10 ms.
@@ -206,20 +209,166 @@ def test_letting_go_of_a_dead_server_is_no_error(wide: Path) -> None:
 
 
 def test_nothing_is_registered_after_closing(wide_server: sonic.LocalServer) -> None:
+    with pool_of(wide_server) as pool, registered(wide_server) as regions:
+        check(model()(objects(4000), pool=pool), objects(4000))
+        assert regions()
+        pool.close()
+        until(lambda: regions() == [])
+
+
+@contextmanager
+def registered(server: sonic.LocalServer) -> Iterator[Callable[..., list[str]]]:
+    """Say which regions of a process the server has, by a connection that makes none."""
     from tritonclient.grpc import service_pb2
 
-    with pool_of(wide_server) as pool:
-        check(model()(objects(4000), pool=pool), objects(4000))
-        request = service_pb2.SystemSharedMemoryStatusRequest()
-        with pool_of(wide_server, shared_memory=False) as other:
-            (watching,) = other.connections()
-            ask = watching._ask  # type: ignore[attr-defined]
-            assert ask("SystemSharedMemoryStatus", request).regions
-            pool.close()
-            for _ in range(1000):
-                if not ask("SystemSharedMemoryStatus", request).regions:
-                    break
-            assert not ask("SystemSharedMemoryStatus", request).regions
+    request = service_pb2.SystemSharedMemoryStatusRequest()
+    with pool_of(server, shared_memory=False) as other:
+        (watching,) = other.connections()
+
+        def regions(pid: int | None = None) -> list[str]:
+            told = watching._ask("SystemSharedMemoryStatus", request)  # type: ignore[attr-defined]
+            mine = f"{shm.PREFIX}-{os.getuid()}-*-{os.getpid() if pid is None else pid}-*"
+            return fnmatch.filter(told.regions, mine)
+
+        yield regions
+
+
+# It works on a request until a file is removed, and makes another to say so.
+_HELD = """
+import os
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        open("{folder}/begun", "w").close()
+        while os.path.exists("{folder}/held"):
+            time.sleep(0.002)
+        rows = [len(pb_utils.get_input_tensor_by_name(r, "x").as_numpy()) for r in requests]
+        answers = [np.zeros((n, 2), np.float32) for n in rows]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]) for y in answers]
+"""
+
+
+class Held:
+    """A server whose model works on a request for as long as one wants."""
+
+    def __init__(self, folder: Path) -> None:
+        self.repository = folder / "repository"
+        self._begun, self._held = folder / "begun", folder / "held"
+        (self.repository / "one" / "1").mkdir(parents=True)
+        model_file = self.repository / "one" / "1" / "model.py"
+        model_file.write_text(_HELD.format(folder=folder))
+        (self.repository / "one" / "config.pbtxt").write_text(_CONFIG.format(name="one"))
+
+    def hold(self) -> None:
+        self._begun.unlink(missing_ok=True)
+        self._held.touch()
+
+    def release(self) -> None:
+        self._held.unlink()
+
+    def wait(self) -> None:
+        until(self._begun.exists)
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
+    return Held(tmp_path_factory.mktemp("held"))
+
+
+@pytest.fixture(scope="module")
+def held_server(held: Held) -> Iterator[sonic.LocalServer]:
+    with sonic.LocalServer(held.repository, stop_timeout_s=1.0) as running:
+        yield running
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> list[str]:
+    """Return what will be the regions that the server refused to let go of."""
+    (connection,) = pool.connections()
+    shared = connection._shared  # type: ignore[attr-defined]
+    ask, refusals = shared._ask, []
+
+    def noted(method: str, request: Any, timeout_s: float) -> Any:
+        try:
+            return ask(method, request, timeout_s)
+        except errors.RequestError as error:
+            refusals.append(request.name if "currently in use" in str(error) else str(error))
+            raise
+
+    monkeypatch.setattr(shared, "_ask", noted)
+    return refusals
+
+
+def test_the_server_lets_go_of_what_was_abandoned(
+    held: Held, held_server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that is cancelled while it runs; nothing else is asked of the pool then."""
+    with pool_of(held_server) as pool, registered(held_server) as regions:
+        model()(objects(1), pool=pool)
+        refusals = refused(monkeypatch, pool)
+        held.hold()
+        pending = model().submit(objects(2000), pool=pool)
+        held.wait()
+        (region,) = regions()
+        pending.cancel()
+        until(lambda: len(refusals) > 1)
+        assert regions() == [region]
+        assert ours() == []
+        held.release()
+        until(lambda: regions() == [])
+        assert set(refusals) == {region}
+        assert len(model()(objects(2000), pool=pool)) == 2000
+
+
+@pytest.mark.parametrize("within_s", [0.05, 20.0])
+def test_closing_lets_go_of_what_is_out(
+    held: Held,
+    held_server: sonic.LocalServer,
+    monkeypatch: pytest.MonkeyPatch,
+    within_s: float,
+) -> None:
+    """It waits for the server for a moment; then a thread does, and the channel is open for it."""
+    monkeypatch.setattr(shm, "_CLOSES_WITHIN_S", within_s)
+    with pool_of(held_server) as pool, registered(held_server) as regions:
+        model()(objects(1), pool=pool)
+        refusals = refused(monkeypatch, pool)
+        held.hold()
+        pending = model().submit(objects(2000), pool=pool)
+        held.wait()
+        closing = threading.Thread(target=pool.close)
+        closing.start()
+        until(lambda: len(refusals) > 0)
+        if within_s < 1:
+            closing.join()
+            assert regions()
+        with pytest.raises(errors.CancelledError):
+            pending.result()
+        held.release()
+        closing.join()
+        until(lambda: regions() == [])
+
+
+def test_a_pool_that_was_closed_too_soon_leaves_it_to_the_next(
+    held: Held, held_server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shm, "_CLOSES_WITHIN_S", 0.01)
+    monkeypatch.setattr(shm, "_LINGERS_S", 0.0)
+    with registered(held_server) as regions:
+        with pool_of(held_server) as pool:
+            model()(objects(1), pool=pool)
+            held.hold()
+            pending = model().submit(objects(2000), pool=pool)
+            held.wait()
+        pending.cancel()
+        (left,) = regions()
+        held.release()
+        with pool_of(held_server) as pool:
+            model()(objects(2000), pool=pool)
+            until(lambda: left not in regions())
+            assert regions()
 
 
 _KILLED = """
@@ -241,11 +390,14 @@ def test_what_a_killed_client_left_is_removed(wide_server: sonic.LocalServer) ->
     foreign = shm.FOLDER / f"{shm.PREFIX}-{os.getuid() + 1}-1-1-1-1"
     foreign.touch()
     try:
-        with pool_of(wide_server) as pool:
+        with pool_of(wide_server) as pool, registered(wide_server) as regions:
+            assert regions(client.pid)
             check(model()(objects(4000), pool=pool), objects(4000))
             assert ours(client.pid) == []
             assert mine.path.exists()
             assert foreign.exists()
+            until(lambda: regions(client.pid) == [])
+            assert regions()
     finally:
         foreign.unlink()
         mine.remove()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from pathlib import Path
@@ -82,13 +81,14 @@ class GrpcConnection:
         self._address = address
         self._options = options
         self._closed = threading.Event()
+        self._out: set[Any] = set()
         self._local_headers = _local_secret(address)
         self._channel = _channel(address, options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._shared: SharedMemory | None = None
         if shares(address, wanted=options.shared_memory):
             demanded = options.shared_memory is True
-            self._shared = SharedMemory(self._ask_soon, self._tell, address, demanded=demanded)
+            self._shared = SharedMemory(self._ask_by, address, demanded=demanded)
         # Requests are serialized here, which saves three copies of every tensor.
         self._infer = self._channel.unary_unary(
             "/inference.GRPCInferenceService/ModelInfer",
@@ -234,6 +234,14 @@ class GrpcConnection:
         done: Callable[[Answer | SonicError], None],
     ) -> Exchange:
         """Send a request; `done` is called once, on a thread of the connection."""
+        context: dict[str, Any] = {
+            "server": str(self._address),
+            "model": contract.model,
+            "version": version or contract.version,
+            "request": request_id,
+        }
+        if self._closed.is_set():
+            raise CancelledError("the connection is closed", **context)
         request = service_pb2.ModelInferRequest(
             model_name=contract.model, model_version=version or "", id=request_id
         )
@@ -241,27 +249,15 @@ class GrpcConnection:
             request.inputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
         for name in outputs:
             request.outputs.add(name=name)
-        region = None
-        if self._shared is not None:
-            region = self._shared.place(inputs, request.inputs)
+        region = None if self._shared is None else self._shared.place(inputs, request.inputs)
         message = with_contents(request, () if region else inputs.values())
         sent_bytes = len(message) + (sum(t.nbytes for t in inputs.values()) if region else 0)
-        context: dict[str, Any] = {
-            "server": str(self._address),
-            "model": contract.model,
-            "version": version or contract.version,
-            "request": request_id,
-        }
         local = self._local_headers
-        future = self._infer.future(
-            message,
-            timeout=self._options.request_timeout_s,
-            metadata=self._headers(local),
-            compression=COMPRESSIONS[self._options.compression],
-        )
+        future = self._send(message, local)
 
         def finished(call: Any) -> None:
             # gRPC would only log what is raised here, and the rows would wait for ever.
+            self._out.discard(call)
             if region is not None:
                 self._read(region, call)
             try:
@@ -275,29 +271,37 @@ class GrpcConnection:
             done(outcome)
 
         future.add_done_callback(finished)
+        if self._closed.is_set():
+            future.cancel()
         return _Exchange(future)
 
     def close(self) -> None:
         """Let go of the channel; what is out is cancelled. May be called again."""
         if not self._closed.is_set():
             self._closed.set()
-            if self._shared is not None:
-                self._shared.close()
-            self._channel.close()
+            if self._shared is None:
+                self._channel.close()
+                return
+            # The channel is still of use: the server is to let go of what these used.
+            for future in list(self._out):
+                future.cancel()
+            self._shared.close(done=self._channel.close)
+
+    def _send(self, message: bytes, local: Mapping[str, str]) -> Any:
+        future = self._infer.future(
+            message,
+            timeout=self._options.request_timeout_s,
+            metadata=self._headers(local),
+            compression=COMPRESSIONS[self._options.compression],
+        )
+        self._out.add(future)
+        return future
 
     def _read(self, region: Region, call: Any) -> None:
         """Use a region again if the server has surely read it."""
         assert self._shared is not None  # noqa: S101  there is a region
         answered = not call.cancelled() and call.code() == grpc.StatusCode.OK
         (self._shared.release if answered else self._shared.discard)(region)
-
-    def _tell(self, method: str, request: Any) -> None:
-        """Make a call whose answer does not matter."""
-        # A closed channel, a dead server, a token that fails: cleaning up never raises.
-        with contextlib.suppress(Exception):
-            getattr(self._stub, method).future(
-                request, timeout=_LIFE_S, metadata=self._headers(self._local_headers)
-            )
 
     def _outcome(
         self, call: Any, sent_bytes: int, local: Mapping[str, str], context: dict[str, Any]
@@ -358,9 +362,8 @@ class GrpcConnection:
             f"{what}; {hint}", server=str(self._address), model=model, version=version
         )
 
-    def _ask_soon(self, method: str, request: Any) -> Any:
-        """Ask what delays requests."""
-        return self._ask(method, request, timeout_s=_LIFE_S)
+    def _ask_by(self, method: str, request: Any, timeout_s: float) -> Any:
+        return self._ask(method, request, timeout_s=timeout_s)
 
     def _ask(
         self, method: str, request: Any, *, timeout_s: float | None = None, **context: Any
