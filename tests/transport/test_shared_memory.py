@@ -371,6 +371,27 @@ def test_a_pool_that_was_closed_too_soon_leaves_it_to_the_next(
             assert regions()
 
 
+def test_a_request_that_cannot_be_sent_leaves_its_region(
+    wide_server: sonic.LocalServer, calls: list[str]
+) -> None:
+    fails = threading.Event()
+
+    def token() -> str:
+        if fails.is_set():
+            raise RuntimeError("no token")
+        return "any"
+
+    with pool_of(wide_server, token=token) as pool:
+        check(model()(objects(2000), pool=pool), objects(2000))
+        fails.set()
+        for _ in range(3):
+            with pytest.raises(errors.ConfigError, match="no token"):
+                model()(objects(2000), pool=pool)
+        fails.clear()
+        check(model()(objects(2000), pool=pool), objects(2000))
+    assert len(calls) == 1
+
+
 _KILLED = """
 import os, signal, sys
 import sonic_coffea as sonic

@@ -253,7 +253,7 @@ class GrpcConnection:
         message = with_contents(request, () if region else inputs.values())
         sent_bytes = len(message) + (sum(t.nbytes for t in inputs.values()) if region else 0)
         local = self._local_headers
-        future = self._send(message, local)
+        future = self._send(message, local, region)
 
         def finished(call: Any) -> None:
             # gRPC would only log what is raised here, and the rows would wait for ever.
@@ -287,13 +287,19 @@ class GrpcConnection:
                 future.cancel()
             self._shared.close(done=self._channel.close)
 
-    def _send(self, message: bytes, local: Mapping[str, str]) -> Any:
-        future = self._infer.future(
-            message,
-            timeout=self._options.request_timeout_s,
-            metadata=self._headers(local),
-            compression=COMPRESSIONS[self._options.compression],
-        )
+    def _send(self, message: bytes, local: Mapping[str, str], region: Region | None) -> Any:
+        """Send a request; what it cannot take along can be used for the next."""
+        try:
+            future = self._infer.future(
+                message,
+                timeout=self._options.request_timeout_s,
+                metadata=self._headers(local),
+                compression=COMPRESSIONS[self._options.compression],
+            )
+        except BaseException:  # a token that cannot be had, a closed channel
+            if self._shared is not None and region is not None:
+                self._shared.release(region)
+            raise
         self._out.add(future)
         return future
 
