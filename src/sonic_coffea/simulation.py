@@ -233,8 +233,8 @@ class Simulation:
 
     def _wake(self, worker: _Worker) -> None:
         """Look again when a share lets the next request leave."""
-        turns = [s.next_at for s in worker.shares if s is not None and s.next_at > self.now]
-        turn = min(turns, default=math.inf)
+        shares = [s for s in worker.shares if s is not None]
+        turn = min((s.wakes_at(self.now) for s in shares), default=math.inf)
         if turn < worker.wakes_at:
             worker.wakes_at = turn
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import heapq
 import itertools
+import math
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sonic_coffea.pool._limits import Limit
+from sonic_coffea.pool._limits import Limit, Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -238,3 +239,13 @@ def test_the_bounds_hold() -> None:
     limit.lost()
     assert limit.value == 4
     assert Limit(1).value == 1
+
+
+def test_a_share_is_waited_for_until_its_turn_or_its_end() -> None:
+    def share(next_at: float, until: float) -> Share:
+        return Share(1, 5.0, turn_at=next_at, until=until, next_at=next_at)
+
+    assert share(3.0, until=8.0).wakes_at(1.0) == 3.0
+    assert share(9.0, until=8.0).wakes_at(1.0) == 8.0
+    for now in (3.0, 8.0):
+        assert share(3.0, until=8.0).wakes_at(now) == math.inf

@@ -17,7 +17,7 @@ from tests.waiting import until
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.contract import Contract, TensorSpec
-from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.pool import Pool, Settings, Share
 from sonic_coffea.pool._call import Call, Piece
 from sonic_coffea.pool._endpoint import Endpoint, choose
 from sonic_coffea.transport import Address, Answer
@@ -1017,6 +1017,16 @@ def test_a_piece_is_over_once() -> None:
     assert placed == [range(4, 8), range(8, 12)]
     assert call.lost == [range(4)]
     assert call.statistics.lost == 4
+
+
+def test_a_share_that_ends_before_its_turn_holds_nobody(servers: dict[str, FakeServer]) -> None:
+    """The scheduler has fallen silent: the worker goes by what it sees itself."""
+    with pool_of("grpc://s1:8001") as pool:
+        MODEL.check(pool)
+        now = time.monotonic()
+        share = Share(most=1, every_s=1000.0, turn_at=now + 900.0, until=now + 0.1)
+        pool.allow({("grpc://s1:8001", ("m", None)): share}, [], 0.1)
+        assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
 
 
 def test_states(servers: dict[str, FakeServer]) -> None:

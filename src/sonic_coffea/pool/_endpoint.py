@@ -189,9 +189,8 @@ class Endpoint:
         self._shares[wanted] = share.after(self._share(wanted, now))
 
     def next_turn(self, now: float) -> float:
-        """Return when a share lets the next request leave, if nothing else does."""
-        turns = [s.next_at for s in self._shares.values() if now < s.next_at < s.until]
-        return min(turns, default=float("inf"))
+        """Return when a share lets the next request leave, or ends, if nothing else does."""
+        return min((s.wakes_at(now) for s in self._shares.values()), default=float("inf"))
 
     def observe(self) -> dict[Wanted, tuple[int, Observed]]:
         """Return what is out and what was seen, by model, and begin anew."""

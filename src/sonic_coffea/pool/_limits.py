@@ -153,6 +153,11 @@ class Share:
             turns = math.ceil((now - self.turn_at) / self.every_s + _HALF_A_TURN)
             self.next_at = self.turn_at + turns * self.every_s
 
+    def wakes_at(self, now: float) -> float:
+        """Return when it lets the next request leave, or ends and does not hold it any more."""
+        waits = now < self.next_at and now < self.until
+        return min(self.next_at, self.until) if waits else math.inf
+
     def after(self, old: Share | None) -> Share:
         """Return this share, as it goes on from another: a turn that is due is not lost."""
         due = old is not None and old.next_at <= self.turn_at - self.every_s
