@@ -319,6 +319,8 @@ def test_inputs_must_have_the_same_objects() -> None:
 def test_inputs_are_named_when_they_fail() -> None:
     with pytest.raises(FieldError, match="input 'a': no field 'ptt'"):
         bind_inputs({"a": sonic.Row("ptt")}, JETS)
+    with pytest.raises(FieldError, match="no field 'pt', as the array has none; give records, or"):
+        bind_inputs({"a": sonic.Row("pt")}, {"a": JETS.pt})
     with pytest.raises(FieldError, match="no input 'aa'; did you mean 'a'"):
         bind_inputs({"a": sonic.Row("pt"), "b": sonic.Row("pt")}, {"a": JETS, "aa": JETS})
     with pytest.raises(ConfigError, match="input 'm': Mask needs of="):

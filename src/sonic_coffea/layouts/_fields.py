@@ -166,4 +166,9 @@ def _property(layout: Content, array: Any, name: str, path: str) -> Content:
 
 def _missing(name: str, path: str, known: list[str]) -> FieldError:
     inside = f" (in {path!r})" if name != path else ""
+    if not known:
+        return FieldError(
+            f"no field {name!r}{inside}, as the array has none; give records, or a dict of columns "
+            f"such as {{{name!r}: array}}"
+        )
     return FieldError(f"no field {name!r}{inside}; {nearest(name, known)}")
