@@ -840,6 +840,38 @@ def test_a_loss_among_answers_is_that_of_the_request() -> None:
     assert not endpoint.partly(lost)
 
 
+def test_what_others_have_lost_counts_for_as_long_as_they_say_it(
+    servers: dict[str, FakeServer],
+) -> None:
+    """An idle worker would have no patience with the same server an hour later."""
+    wanted = ("m", None)
+    with pool_of("grpc://s1:8001", fallback=lambda: "grpc://s2:8001") as pool:
+        MODEL.check(pool)
+        fleet = pool._fleet
+        (endpoint,) = fleet.endpoints
+        for now in (100.0, 101.5, 103.0, 104.5, 106.0):
+            endpoint.spare(LOST, now + 2.0, now)
+            # It is tried after a while, whatever others say.
+            assert endpoint.away_until == min(now + 2.0, 105.0)
+        assert fleet.falls_back_at(wanted, 107.0) == 100.0 + pool.settings.fallback_after_s
+        # What was heard is not told as seen.
+        assert not any(sight.lost for sight in fleet.observe())
+        assert endpoint.lost_since(107.0) == 100.0
+        assert endpoint.lost_since(108.0) is None
+        assert fleet.falls_back_at(wanted, 108.0) == float("inf")
+        # Later, others lose it again, and have it back.
+        endpoint.spare(LOST, 3602.0, 3600.0)
+        assert endpoint.away_until == 3602.0
+        endpoint.try_again(3601.0)
+        assert endpoint.lost_since(3601.0) is None
+        # Then this process does.
+        endpoint.failed(LOST, 7200.0)
+        assert endpoint.lost_since(7201.0) == 7200.0
+        assert all(sight.lost for sight in fleet.observe())
+        endpoint.heard(7202.0)
+        assert endpoint.lost_since(7202.0) is None
+
+
 def test_servers_are_changed_while_rows_are_out(servers: dict[str, FakeServer]) -> None:
     one, two = servers.values()
     one.gate.clear()

@@ -105,6 +105,7 @@ class Endpoint:
     attempts: set[Attempt] = field(default_factory=set)
     taken: int = 0
     failing_since: float | None = None
+    hearsay: bool = False
     away_until: float = 0.0
     last_error: SonicError | None = None
     heard_at: float = 0.0
@@ -198,15 +199,26 @@ class Endpoint:
         self._observed = {}
         return observed
 
+    def lost_since(self, now: float) -> float | None:
+        """Return since when it is lost; what others say counts for as long as they say it."""
+        over = self.hearsay and now >= self._spared_until
+        return None if over else self.failing_since
+
+    @property
+    def lost(self) -> bool:
+        """Whether this process has lost it itself."""
+        return self.failing_since is not None and not self.hearsay
+
     def spare(self, error: SonicError, until: float, now: float) -> None:
         """Leave it alone for a while: another client has lost it.
 
         Not for ever, as it may be that one's network that is lost.
         """
-        if self.failing_since is None:
+        if self.lost_since(now) is None:
             self.failed(error, now)
-        lost_at = self.failing_since or now
-        self.away_until = self._spared_until = min(until, lost_at + _SPARED_S)
+            self.hearsay = True
+        self._spared_until = until
+        self.away_until = min(until, (self.failing_since or now) + _SPARED_S)
 
     def try_again(self, now: float) -> None:
         """Take note that others do not think it lost any more."""
@@ -267,7 +279,7 @@ class Endpoint:
         self.away_until = 0.0
         if self.failing_since is not None:
             logger.warning("%s answers again", self.url)
-            self.failing_since = None
+            self.failing_since, self.hearsay = None, False
 
     def partly(self, attempt: Attempt) -> bool:
         """Whether a request is lost while others are not, as by a balancer with a dead server."""
@@ -277,9 +289,9 @@ class Endpoint:
     def failed(self, error: SonicError, now: float) -> None:
         """Take note of a loss: nothing goes out to it for a while, then one request."""
         self.last_error = error
-        if self.failing_since is None:
+        if not self.lost:
             logger.warning("%s; what was asked of it is asked again", error)
-            self.failing_since = now
+            self.failing_since, self.hearsay = now, False
             # What comes back may be another server, with another model.
             self._limits.clear()
             self._compared.clear()

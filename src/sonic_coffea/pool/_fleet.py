@@ -27,7 +27,7 @@ from sonic_coffea.pool._settings import read_servers
 from sonic_coffea.transport import Address, connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from sonic_coffea.contract import Contract
     from sonic_coffea.pool._call import Piece
@@ -189,7 +189,7 @@ class Fleet:
         """Return what was seen of each server since the last call."""
         with self._lock:
             return [
-                Sight(url=e.url, lost=e.failing_since is not None, models=e.observe())
+                Sight(url=e.url, lost=e.lost, models=e.observe())
                 for e in self.endpoints
                 if not e.leaving
             ]
@@ -243,11 +243,8 @@ class Fleet:
         coming = self.settings.fallback is not None and self._fallback_error is None
         if not coming or self._falling_back:
             return math.inf
-        serving = self.serving(wanted, now)
-        if any(e.failing_since is None for e in serving):
-            return math.inf
-        since = max((e.failing_since or now for e in serving), default=-math.inf)
-        return since + self.settings.fallback_after_s
+        since = self._all_lost_since(self.serving(wanted, now), now)
+        return math.inf if since is None else since + self.settings.fallback_after_s
 
     def waits_for_fallback(self, wanted: Wanted, now: float) -> bool:
         """Whether rows of a model may still be scored by one."""
@@ -291,7 +288,10 @@ class Fleet:
         """
         if self.waits_for_fallback(wanted, now):
             return None
-        since = [e.failing_since for e in self.serving(wanted, now)]
+        return self._all_lost_since(self.serving(wanted, now), now)
+
+    def _all_lost_since(self, endpoints: Iterable[Endpoint], now: float) -> float | None:
+        since = [e.lost_since(now) for e in endpoints]
         lost = [s for s in since if s is not None]
         return max(lost, default=-math.inf) if len(lost) == len(since) else None
 
@@ -325,8 +325,8 @@ class Fleet:
             passing = any(isinstance(f, (ServerLostError, OverloadError)) for f in failures)
             with self._lock:
                 now = time.monotonic()
-                lost = [e for e in self.endpoints if e.failing_since is not None]
-                since = max((e.failing_since or now for e in lost), default=-math.inf)
+                lost = [e for e in self.endpoints if e.lost_since(now) is not None]
+                since = max((e.lost_since(now) or now for e in lost), default=-math.inf)
                 falls_back = self.falls_back_at(wanted, now)
                 if falls_back <= now:
                     self.fall_back()
