@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
@@ -84,6 +85,8 @@ class Fleet:
         self.first_at = 0.0
         self.looks_at = math.inf if settings.servers_file is None else 0.0
         self._changed: int | None = None
+        self._listed = settings.servers
+        self._unreadable = ""
         self._samples: dict[Wanted, Sample] = {}
         self._fallback_url: str | None = None
         self._falling_back = False
@@ -101,60 +104,79 @@ class Fleet:
             if self._closed:
                 raise ServerLostError(CLOSED)
             if not self.endpoints:
-                self._take_in()
+                self._take_in(self.settings)
             return [e for e in self.endpoints if not e.leaving]
 
     def use(self, settings: Settings) -> None:
-        """Take in and let go of servers; those that are let go of answer what they have."""
+        """Take in and let go of servers; those that are let go of answer what they have.
+
+        Raises
+        ------
+        SonicError
+            If a server cannot be connected; all stay as they are.
+        """
         with self._lock:
-            self.settings = settings
             if self.endpoints:
-                self._take_in()
+                self._take_in(settings)
+            self.settings = settings
             self._lock.notify_all()
 
     def look(self, now: float) -> None:
-        """Read the file of servers again, if it is time and it has changed."""
-        path = self.settings.servers_file
-        if path is None or now < self.looks_at:
-            return
-        self.looks_at = now + _LOOK_S
+        """Have the file of servers read again, if it is time, on another thread: it may hang."""
+        if now >= self.looks_at:
+            threading.Thread(target=self._look, name="sonic-servers", daemon=True).start()
+            self.looks_at = math.inf
+
+    def _look(self) -> None:
+        path = str(self.settings.servers_file)
         try:
             changed = Path(path).stat().st_mtime_ns
-            if changed == self._changed:
-                return
-            first, self._changed = self._changed is None, changed
-            servers = read_servers(path)
-        except (OSError, ConfigError) as error:
-            logger.warning("the servers stay as they are: %s", error)
-            return
-        if not first and servers != self.settings.servers:
-            logger.warning("the servers are now %s", ", ".join(servers))
-            self.use(replace(self.settings, servers=servers))
+            if changed != self._changed:
+                servers = read_servers(path)
+                if servers != self._listed:
+                    self.use(replace(self.settings, servers=servers))
+                    logger.warning("the servers are now %s", ", ".join(servers))
+                self._changed, self._listed, self._unreadable = changed, servers, ""
+        except Exception as error:  # noqa: BLE001  whatever is in it, the servers go on
+            # What is missing, such as a certificate, may come later: it is tried again, said once.
+            if str(error) != self._unreadable:
+                self._unreadable = str(error)
+                logger.warning("the servers stay as they are, %s: %s", path, error)
+        with self._lock:
+            self.looks_at = time.monotonic() + _LOOK_S
+            self._lock.notify_all()
 
-    def _take_in(self) -> None:
-        urls = list(self.settings.servers)
+    def _take_in(self, settings: Settings) -> None:
+        urls = list(settings.servers)
         if self._fallback_url is not None:
             urls.append(self._fallback_url)
-        for endpoint in self.endpoints:
-            endpoint.leaving = endpoint.url not in urls
         known = {e.url for e in self.endpoints}
-        new = [self._endpoint(url) for url in urls if url not in known]
+        new = self._connected([url for url in urls if url not in known], settings)
         # Many processes start at the same time, and must not all turn to the same server.
         random.shuffle(new)
         self.endpoints += new
         for endpoint in self.endpoints:
-            ordered = self.settings.balance == "order" and not endpoint.leaving
+            endpoint.leaving = endpoint.url not in urls
+            ordered = settings.balance == "order" and not endpoint.leaving
             endpoint.rank = urls.index(endpoint.url) if ordered else 0
             if endpoint.url == self._fallback_url:
                 endpoint.rank = RANK
         self.let_go()
 
-    def _endpoint(self, url: str) -> Endpoint:
-        options = self.settings.connection_options()
-        connections = [
-            connect_transport(url, options=options) for _ in range(self.settings.channels)
-        ]
-        return Endpoint(url, connections, self.settings.in_flight)
+    @staticmethod
+    def _connected(urls: Iterable[str], settings: Settings) -> list[Endpoint]:
+        """Return new servers with their connections: all, or none."""
+        options = settings.connection_options()
+        with contextlib.ExitStack() as made:
+            endpoints = []
+            for url in urls:
+                endpoint = Endpoint(url, [], settings.in_flight)
+                made.callback(endpoint.close)
+                for _ in range(settings.channels):
+                    endpoint.connections.append(connect_transport(url, options=options))
+                endpoints.append(endpoint)
+            made.pop_all()
+        return endpoints
 
     def let_go(self) -> None:
         """Close those that leave and owe nothing."""
@@ -276,7 +298,7 @@ class Fleet:
                 logger.warning("it cannot be compared: no server has scored rows before")
             with self._lock:
                 self._fallback_url = url
-                self._take_in()
+                self._take_in(self.settings)
         with self._lock:
             self._falling_back = False
             self._lock.notify_all()

@@ -257,8 +257,9 @@ def read_servers(path: str) -> tuple[str, ...]:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        message = f"cannot read the file of servers {path!r}: {error.strerror}"
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        message = f"cannot read the file of servers {path!r}: {reason}"
     else:
         lines = (line.partition("#")[0].strip() for line in text.splitlines())
         return _urls([line for line in lines if line])
