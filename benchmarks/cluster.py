@@ -24,11 +24,11 @@ import awkward as ak
 import dask
 import numpy as np
 from coffea import processor
-from distributed import Client, LocalCluster, get_worker
-from harness import Results, finish, interleaved, parser
+from distributed import Client, LocalCluster
+from harness import Results, common_rates, finish, interleaved, parser
 from layouts import FIELDS, LENGTH, collection
 from matplotlib.figure import Figure
-from pool import load
+from pool import saturated
 
 import sonic_coffea as sonic
 from sonic_coffea.simulation import Accelerator, Simulation, Work, fairness
@@ -37,6 +37,7 @@ MODEL = sonic.Model(
     "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}
 )
 ROWS = accelerator.MAX_ROWS
+CHUNK = 4 * ROWS
 
 
 def compute(seconds: float) -> None:
@@ -76,7 +77,7 @@ def waiting(results: Results, folder: Path, chunks: int, cpu_s: float) -> None:
         ):
             walls = {}
             for way, most in {"without scores": 0, "blocking": 0, "threads lent": 4}.items():
-                with sonic.connect(server, client=client, waiting_chunks=most):
+                with sonic.connect(server, client=client, waiting_chunks=most, shared_memory=False):
                     run = partial(client.map, chunk, pure=False, scores=way != "without scores")
                     client.gather(run(range(2), cpu_s=0.0))
                     start = time.perf_counter()
@@ -118,45 +119,50 @@ def overhead(results: Results, server: sonic.LocalServer, repeats: int) -> None:
     results.add(times, "empty chunk", within_s=3e-3)
 
 
-def score_for(seconds: float) -> tuple[str, int, list[float]]:
-    """Score without pause; return where, how many rows, and how long each chunk took."""
-    jets = collection(4 * ROWS, fields=FIELDS, mean=10, seed=1)
+def score_for(seconds: float) -> np.ndarray:
+    """Score without pause; return when each chunk began and when it ended."""
+    jets = collection(CHUNK, fields=FIELDS, mean=10, seed=1)
     MODEL(jets)
-    rows, waits = 0, []
+    times = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        start = time.monotonic()
-        rows += int(ak.count(MODEL(jets).a))
-        waits.append(time.monotonic() - start)
-    return get_worker().address, rows, waits
+        begun = time.monotonic()
+        assert ak.count(MODEL(jets).a) == CHUNK
+        times.append((begun, time.monotonic()))
+    return np.array(times)
 
 
 def scaling(results: Results, url: str, counts: list[int], seconds: float) -> None:
     """Compare the rows of all workers with those of a load generator, and with each other's."""
-    saturated = max(load(url, ROWS, 50 * ROWS, n) for n in (4, 8))
+    limits = [saturated(url, seconds=seconds / 8)]
+    found = {}
     for workers in counts:
         with (
             local(workers) as cluster,
             Client(cluster) as client,
-            sonic.connect(url, client=client, waiting_chunks=0),
+            sonic.connect(url, client=client, waiting_chunks=0, shared_memory=False),
         ):
             names = list(client.scheduler_info(n_workers=-1)["workers"])
             for lasts_s in (0.0, seconds):  # the first time, they import what they need
                 futures = [
                     client.submit(score_for, lasts_s, workers=[n], pure=False) for n in names
                 ]
-                out = client.gather(futures)
-        rows = [rows for _, rows, _ in out]
-        waits = np.concatenate([waits for *_, waits in out])
-        name = f"{workers} worker processes"
-        goal = 0.9 if workers > 1 else None
+                found[workers] = client.gather(futures)
+    limits.append(saturated(url, seconds=seconds / 8))
+    results.numbers["rows a second of the saturated server, before and after"] = limits
+    for workers, times in found.items():
+        each = [CHUNK * rate for rate in common_rates(times)]
+        waits = np.diff(np.concatenate(times))
+        name, several = f"{workers} worker processes", workers > 1
         results.note(
             f"{name}: rows/s over the saturated server's",
-            sum(rows) / seconds / saturated,
-            at_least=goal,
+            sum(each) / max(limits),
+            at_least=0.9 if several else None,
         )
-        results.note(f"{name}: fairness", fairness(rows), at_least=0.95 if workers > 1 else None)
-        results.note(f"{name}: 99 % of 4096-row chunks within, s", float(np.quantile(waits, 0.99)))
+        results.note(f"{name}: fairness", fairness(each), at_least=0.95 if several else None)
+        results.note(
+            f"{name}: 99 % of {CHUNK}-row chunks within, s", float(np.quantile(waits, 0.99))
+        )
 
 
 def simulated(results: Results, counts: list[int]) -> None:

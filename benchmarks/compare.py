@@ -3,7 +3,8 @@
 What was measured against a peer or a limit is compared by that ratio, as a machine that is slower
 today is so for both, and else by its time. It has changed if the middle halves of both runs do not
 overlap and the medians differ by more than a twentieth. Numbers that are no times are compared by
-their targets. Ends with status 1 if anything got slower, or misses a target that it met.
+their targets. What is measured no longer, or against something else, is named. Ends with status 1
+if anything got slower, or misses a target that it met.
 """
 
 from __future__ import annotations
@@ -23,26 +24,29 @@ if TYPE_CHECKING:
 LEAST, FEWEST = 1.05, 5
 SLOWER, FASTER, SAME = "[red]slower[/]", "[green]faster[/]", ""
 TOO_FEW = "measured too few times to tell"
+GONE = "[yellow]not measured any more[/]"
 MISSES, MEETS = "[red]misses its target now[/]", "[green]meets its target now[/]"
 
 
-def spread(one: dict[str, Any], all_of_run: dict[str, dict[str, Any]]) -> tuple[float, ...]:
-    """Return lower quartile, median and upper quartile of a time, or of its ratio."""
-    own = one["lower_s"], one["median_s"], one["upper_s"]
-    peer = all_of_run.get(one["against"])
-    if peer is None:
-        return own
-    return tuple(t / peer[k] for t, k in zip(own, ("upper_s", "median_s", "lower_s"), strict=True))
+def spread(one: dict[str, Any]) -> tuple[float, float, float]:
+    """Return lower quartile, median and upper quartile of a ratio, or else of a time."""
+    if one["ratio"] is not None:
+        return one["lower_ratio"], one["ratio"], one["upper_ratio"]
+    return one["lower_s"], one["median_s"], one["upper_s"]
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the name of each number that both have, its ratio, and what became of it."""
-    earlier, later = ({m["name"]: m for m in run["measurements"]} for run in (before, after))
-    for name in (name for name in earlier if name in later):
-        then, now = spread(earlier[name], earlier), spread(later[name], later)
+    """Yield the name of each number that there was, its ratio, and what became of it."""
+    later = {(m["name"], m["against"]): m for m in after["measurements"]}
+    for one in before["measurements"]:
+        name, other = one["name"], later.get((one["name"], one["against"]))
+        if other is None:
+            yield name, "", GONE
+            continue
+        then, now = spread(one), spread(other)
         ratio = now[1] / then[1]
         verdict = SAME
-        if min(earlier[name]["repeats"], later[name]["repeats"]) < FEWEST:
+        if min(one["repeats"], other["repeats"]) < FEWEST:
             verdict = TOO_FEW
         elif now[0] > then[2] and ratio > LEAST:
             verdict = SLOWER
@@ -85,7 +89,7 @@ def main() -> None:
             sys.exit(f"{one} or {other} is not what a benchmark writes: {error!r}")
         if before["machine"] != after["machine"]:
             console.print(f"{other.name}: [yellow]measured on another machine[/]")
-        compared += len(found)
+        compared += sum(verdict != GONE for *_, verdict in found)
         worse += sum(verdict in (SLOWER, MISSES) for *_, verdict in found)
         shown = [one for one in found if options.all or one[2]]
         if shown:

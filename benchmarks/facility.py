@@ -46,7 +46,10 @@ def chunk(number: int) -> tuple[float, int]:
 def cpu_s(turns: int) -> float:
     """Return the time of a chunk if scores come at once."""
     model = FakeModel.of(MODEL, lambda inputs: {"y": inputs["x"][:, :2, 0]}, max_rows=ROWS)
-    with FakeServer({"accelerator": model}) as fake, sonic.connect(fake.url):
+    with (
+        FakeServer({"accelerator": model}) as fake,
+        sonic.connect(fake.url, shared_memory=False),
+    ):
         times = []
         for number in range(turns + 1):
             begun = time.perf_counter()
@@ -58,7 +61,11 @@ def cpu_s(turns: int) -> float:
 def rate(workers: int, url: str, seconds: float) -> float:
     """Return the rows a second of so many workers, when they have settled."""
     number = round(workers * seconds / SLEEP_S) + 8 * workers
-    with local(workers) as cluster, Client(cluster) as client, sonic.connect(url, client=client):
+    with (
+        local(workers) as cluster,
+        Client(cluster) as client,
+        sonic.connect(url, client=client, shared_memory=False),
+    ):
         client.gather(client.map(chunk, range(2 * workers), pure=False))
         out = client.gather(client.map(chunk, range(number), pure=False))
     at, rows = (np.array(column) for column in zip(*sorted(out), strict=True))
@@ -107,7 +114,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         repository = accelerator.write(Path(folder), launch_s=LAUNCH_S, row_s=ROW_S, max_rows=ROWS)
         with sonic.LocalServer(repository) as server:
-            curve = measure(Settings.make(server), "accelerator", seconds=0.1 if quick else 1.0)
+            settings = Settings.make(server, shared_memory=False)
+            curve = measure(settings, "accelerator", seconds=0.1 if quick else 1.0)
             counts = [1, 2] if quick else [1, 2, 4, 8, 12, 16]
             compare(results, curve, server.url, counts, 2.0 if quick else 20.0)
     finish(results, options, draw)

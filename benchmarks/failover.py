@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import psutil
 from harness import Results, finish, parser
 from layouts import FIELDS, LENGTH, collection
 from matplotlib.figure import Figure
-from pool import load
+from pool import saturated
 
 import sonic_coffea as sonic
 
@@ -69,16 +70,16 @@ def unequal(results: Results, folder: Path, seconds: float) -> None:
     slow = accelerator.write(folder / "slow", launch_s=0.04, row_s=2e-5)
     fast = accelerator.write(folder / "fast", launch_s=0.02, row_s=1e-5)
     with sonic.LocalServer(slow) as one, sonic.LocalServer(fast) as two:
-        saturated = [load(server.url, ROWS, 40 * ROWS, 4) for server in (one, two)]
-        jets = collection(2 * int(seconds * sum(saturated) / 2), fields=FIELDS, mean=5)
-        with sonic.connect([one, two]) as pool:
+        limit = sum(saturated(server.url, seconds=seconds / 5) for server in (one, two))
+        jets = collection(2 * int(seconds * limit / 2), fields=FIELDS, mean=5)
+        with sonic.connect([one, two], shared_memory=False) as pool:
             MODEL(jets[: 2 * ROWS])
             start = time.perf_counter()
             scores = MODEL(jets)
             rate = len(ak.flatten(jets)) / (time.perf_counter() - start)
             check(scores, jets)
             rows = {url: tally.rows for (url, *_), tally in pool.statistics}
-    results.note("two unequal servers: rows/s over the sum", rate / sum(saturated), at_least=0.9)
+    results.note("two unequal servers: rows/s over the sum", rate / limit, at_least=0.9)
     results.note("their rows, the fast one's over the slow one's", rows[two.url] / rows[one.url])
 
 
@@ -94,9 +95,9 @@ def disturbed(results: Results, folder: Path, seconds: float) -> None:
     repository = accelerator.write(folder / "equal", launch_s=0.02, row_s=1e-5)
     one, two = sonic.LocalServer(repository).start(), sonic.LocalServer(repository).start()
     with one, two:
-        each = load(two.url, ROWS, 40 * ROWS, 4)
+        each = saturated(two.url, seconds=seconds / 3)
         jets = collection(2 * int(5 * seconds * 0.8 * each), fields=FIELDS, mean=2)
-        with sonic.connect([one, two]) as pool, Course(pool) as course:
+        with sonic.connect([one, two], shared_memory=False) as pool, Course(pool) as course:
             MODEL(jets[:ROWS])
             assert one.pid is not None
             pending = MODEL.submit(jets)
@@ -156,7 +157,7 @@ import sonic_coffea as sonic
 from layouts import FIELDS, collection
 
 jets = collection(int(sys.argv[3]), fields=FIELDS, mean=2)
-with sonic.connect(sys.argv[2], in_flight_bytes=256_000_000):
+with sonic.connect(sys.argv[2], in_flight_bytes=256_000_000, shared_memory=False):
     failover.MODEL(jets[:5000])
     process = psutil.Process()
     before = process.memory_info().rss
@@ -188,20 +189,21 @@ def memory(results: Results, url: str, rows: int) -> None:
 def rest(results: Results, url: str, seconds: float) -> None:
     """Measure what a pool does that waits."""
     process = psutil.Process()
+    time.sleep(2)  # until what gRPC still has from the server's start has ended
     threads, sockets = process.num_threads(), len(process.net_connections())
-    with sonic.connect(url):
+    with sonic.connect(url, shared_memory=False):
         MODEL(collection(1000, fields=FIELDS, mean=2))
         time.sleep(1)
-        results.note("threads of a pool that waits", process.num_threads() - threads)
+        results.note("threads of a pool that waits, with gRPC's", process.num_threads() - threads)
         results.note("connections of it", len(process.net_connections()) - sockets)
-        switches, cpu = process.num_ctx_switches(), process.cpu_times()
+        # Of all threads: psutil's switches are those of the main one.
+        before, begun = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
         time.sleep(seconds)
-        later, cpu_later = process.num_ctx_switches(), process.cpu_times()
-        wakeups = (later.voluntary - switches.voluntary) / seconds
-        used = cpu_later.user + cpu_later.system - cpu.user - cpu.system
-        results.note("wake-ups a second", wakeups)
+        used = time.process_time() - begun
+        wakeups = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before.ru_nvcsw
+        results.note("wake-ups a second", wakeups / seconds)
         results.note("per mille of a core", 1e3 * used / seconds)
-    time.sleep(1)
+    time.sleep(2)
     results.note("threads left after close", process.num_threads() - threads, at_most=0)
     results.note("connections left", len(process.net_connections()) - sockets, at_most=0)
 

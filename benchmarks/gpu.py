@@ -1,9 +1,10 @@
 """A jet tagger and a FACILE-like network on an accelerator and on this CPU, in real Tritons.
 
 The rows a second by batch size, the rate of the saturated server, and from jagged arrays to scores,
-whose equality is checked. The accelerator is this machine's GPU in NVIDIA's container
-(``--way docker``, or apptainer, singularity, podman), or that of a server elsewhere (``--gpu URL``,
-which serves what ``--write FOLDER`` has written). Without either, only the CPU is measured.
+whose equality is checked. Tensors travel in messages, to both. The accelerator is this machine's
+GPU in NVIDIA's container (``--way docker``, or apptainer, singularity, podman), or that of a server
+elsewhere (``--gpu URL``, which serves what ``--write FOLDER`` has written). Without either, only
+the CPU is measured.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def servers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def curves(results: Results, server: Any, where: str, seconds: float) -> None:
     """Measure rows a second by batch size."""
+    settings = Settings.make(server, shared_memory=False)
     for name in MODELS:
-        curve: Curve = measure(Settings.make(server), name, seconds=seconds)
+        curve: Curve = measure(settings, name, seconds=seconds)
         results.note(f"{name} on the {where}: rows a second, saturated", curve.rows_per_s)
         results.numbers.setdefault("batch, seconds", {}).setdefault(name, {})[where] = [
             curve.rows,
@@ -89,7 +91,7 @@ def end_to_end(results: Results, found: dict[str, Any], repeats: int, *, quick: 
     """Score jagged arrays on all, and compare the scores."""
     with contextlib.ExitStack() as opened:
         pools = {
-            where: opened.enter_context(Pool(Settings.make(server)))
+            where: opened.enter_context(Pool(Settings.make(server, shared_memory=False)))
             for where, server in found.items()
         }
         for name, array in objects(quick=quick).items():

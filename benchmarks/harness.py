@@ -16,14 +16,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 _VERDICTS = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}
 
@@ -48,7 +50,9 @@ class Measurement:
     median_s, lower_s, upper_s : float
         Median and quartiles of `repeats` calls.
     ratio : float
-        `median_s` divided by that of `against` in the same run.
+        `median_s` divided by that of `against` in the same turns.
+    lower_ratio, upper_ratio : float
+        What it is between the quartiles of both.
     target : str
         What is aimed at; empty if the number is only for information.
     """
@@ -60,6 +64,8 @@ class Measurement:
     repeats: int
     against: str = ""
     ratio: float | None = None
+    lower_ratio: float | None = None
+    upper_ratio: float | None = None
     target: str = ""
     met: bool | None = None
 
@@ -88,6 +94,7 @@ class Results:
         times: Mapping[str, list[float]],
         name: str,
         *,
+        called: str = "",
         against: str = "",
         at_most: float | None = None,
         at_least: float | None = None,
@@ -99,25 +106,33 @@ class Results:
         ----------
         times : mapping
             Of `interleaved`.
+        called : str
+            What the results call it, if that is not how it is called among the times. Each has a
+            name of its own: by that, later results are compared with these.
         against : str
             The way that it is compared with.
         at_most, at_least : float, optional
             Target for the ratio; `at_least` for how many times faster it shall be.
         within_s : float, optional
             Target for the time.
+
+        Raises
+        ------
+        ValueError
+            If there is one of this name.
         """
-        median = statistics.median(times[name])
-        lower, _, upper = statistics.quantiles([*times[name], median], n=4, method="inclusive")
-        one = Measurement(name, median, lower, upper, len(times[name]), against)
+        lower, median, upper = _quartiles(times[name])
+        one = Measurement(called or name, median, lower, upper, len(times[name]), against)
         if against:
-            one.ratio = median / statistics.median(times[against])
+            low, middle, high = _quartiles(times[against])
+            one.lower_ratio, one.ratio, one.upper_ratio = lower / high, median / middle, upper / low
         if at_most is not None:
             one.target, one.met = f"≤ {at_most:g} x", one.ratio <= at_most
         if at_least is not None:
             one.target, one.met = f"≥ {at_least:g} x faster", 1 / one.ratio >= at_least
         if within_s is not None:
             one.target, one.met = f"≤ {within_s * 1e6:g} µs", median <= within_s
-        self.measurements.append(one)
+        _append(self.measurements, one)
         return one
 
     def note(
@@ -128,19 +143,25 @@ class Results:
         at_least: float | None = None,
         at_most: float | None = None,
     ) -> None:
-        """Add a number."""
+        """Add a number.
+
+        Raises
+        ------
+        ValueError
+            If there is one of this name.
+        """
         one = Number(name, float(value))
         if at_least is not None:
             one.target, one.met = f"≥ {at_least:g}", one.value >= at_least
         if at_most is not None:
             one.target, one.met = f"≤ {at_most:g}", one.value <= at_most
-        self.figures.append(one)
+        _append(self.figures, one)
 
     def figure_table(self) -> Table:
         """Return the numbers, for a terminal."""
         table = Table(title=self.benchmark, title_justify="left")
         for column, justify in (("", "left"), ("", "right"), ("target", "left"), ("", "left")):
-            table.add_column(column, justify=justify, no_wrap=True)
+            table.add_column(column, justify=justify, no_wrap=justify == "right")
         for one in self.figures:
             table.add_row(one.name, f"{one.value:.3g}", one.target, _VERDICTS[one.met])
         return table
@@ -156,7 +177,7 @@ class Results:
             ("target", "left"),
             ("", "left"),
         ):
-            table.add_column(column, justify=justify, no_wrap=True)
+            table.add_column(column, justify=justify, no_wrap=justify == "right")
         for one in self.measurements:
             ratio = "" if one.ratio is None else f"{one.ratio:.3g}"
             table.add_row(
@@ -210,6 +231,22 @@ def interleaved(
     return times
 
 
+def common_rates(workers: Sequence[NDArray[np.float64]]) -> list[float]:
+    """Return what each worker did in a second, while all of them were at it.
+
+    They neither begin nor end at the same time, and who is alone has the server to itself. Of what
+    was under way when the last began, or the first ended, a part counts.
+
+    Parameters
+    ----------
+    workers : sequence of array
+        When each thing that a worker did began, and when it ended, in two columns.
+    """
+    start, stop = max(w[0, 0] for w in workers), min(w[-1, 1] for w in workers)
+    parts = [np.diff(np.clip(w, start, stop)) / np.diff(w) for w in workers]
+    return [float(part.sum() / (stop - start)) for part in parts]
+
+
 def peak_bytes(way: Callable[[], Any]) -> int:
     """Return the most memory that a call held at a time, its result included."""
     gc.collect()
@@ -258,6 +295,18 @@ def finish(
     if options.figure is not None:
         options.figure.parent.mkdir(parents=True, exist_ok=True)
         draw(json.loads(json.dumps(found))).savefig(options.figure, dpi=150)
+
+
+def _append(to: list[Any], one: Any) -> None:
+    if any(other.name == one.name for other in to):
+        raise ValueError(f"there is a result {one.name!r} already")
+    to.append(one)
+
+
+def _quartiles(times: list[float]) -> tuple[float, float, float]:
+    median = statistics.median(times)
+    lower, _, upper = statistics.quantiles([*times, median], n=4, method="inclusive")
+    return lower, median, upper
 
 
 def _time(seconds: float) -> str:

@@ -2,18 +2,21 @@
 
 The limit is a plain load generator that sends prebuilt tensors and does nothing with the answers.
 The peers are coffea's `triton_wrapper`, the loop that analyses have by hand, PyTriton's client, and
-a blocking call of tritonclient.
+a blocking call of tritonclient. All send messages, as to a server elsewhere. What sonic-coffea does
+by itself with a server on its own machine, which is to use shared memory, is shown beside.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 import threading
 import time
 import warnings
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import accelerator
 import awkward as ak
@@ -26,11 +29,18 @@ from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
 from sonic_coffea import local_state
+from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.server import install
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 MODEL = sonic.Model(
     "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}
 )
+ROWS = accelerator.MAX_ROWS
+IN_FLIGHT = (2, 4, 8, 16)
+OURS, SHARED = "sonic-coffea", "sonic-coffea, shared memory as chosen by itself"
 
 
 class Secret:
@@ -60,31 +70,48 @@ def input_of(tensor: np.ndarray) -> list[triton.InferInput]:
     return [one]
 
 
-def load(url: str, rows: int, total: int, in_flight: int) -> float:
-    """Send prebuilt tensors, `in_flight` at a time, and return rows a second."""
+@contextlib.contextmanager
+def generator(url: str) -> Iterator[Callable[[int, int], float]]:
+    """Lend a warm load generator: it sends so many requests, so many at a time.
+
+    What it returns is rows a second. To connect, and to disconnect, is not part of it.
+    """
     client = client_of(url)
-    tensor = np.zeros((rows, accelerator.FEATURES, accelerator.LENGTH), np.float32)
-    inputs = input_of(tensor)
-    free = threading.Semaphore(in_flight)
-    failures: list[Any] = []
+    inputs = input_of(np.zeros((ROWS, accelerator.FEATURES, accelerator.LENGTH), np.float32))
 
-    def done(result: Any, error: Any) -> None:
-        del result
-        if error is not None:
-            failures.append(error)
-        free.release()
+    def send(requests: int, in_flight: int) -> float:
+        free = threading.Semaphore(in_flight)
+        failures: list[Any] = []
 
-    start = time.perf_counter()
-    for _ in range(total // rows):
-        free.acquire()
-        client.async_infer("accelerator", inputs, done)
-    for _ in range(in_flight):
-        free.acquire()
-    elapsed = time.perf_counter() - start
-    client.close()
-    if failures:
-        raise failures[0]
-    return rows * (total // rows) / elapsed
+        def done(result: Any, error: Any) -> None:
+            del result
+            if error is not None:
+                failures.append(error)
+            free.release()
+
+        start = time.perf_counter()
+        for _ in range(requests):
+            free.acquire()
+            client.async_infer("accelerator", inputs, done)
+        for _ in range(in_flight):
+            free.acquire()
+        elapsed = time.perf_counter() - start
+        if failures:
+            raise failures[0]
+        return ROWS * requests / elapsed
+
+    try:
+        send(2 * max(IN_FLIGHT), max(IN_FLIGHT))
+        yield send
+    finally:
+        client.close()
+
+
+def saturated(url: str, *, seconds: float = 2.0, turns: int = 3) -> float:
+    """Return the rows a second of a server that is never without work: the best of some turns."""
+    with generator(url) as send:
+        requests = round(max(20, seconds * send(20, 4) / ROWS))
+        return max(send(requests, number) for _ in range(turns) for number in IN_FLIGHT)
 
 
 class ByHand(triton_wrapper):
@@ -169,41 +196,37 @@ def check(scores: ak.Array, jets: ak.Array) -> None:
 def throughput(results: Results, url: str, rows: int, repeats: int) -> None:
     """Compare rows a second with those of the load generator."""
     jets = collection(rows, fields=FIELDS, mean=45)
-    in_flight = (1, 2, 4, 8, 16)
-    with sonic.connect(url) as pool:
-        check(MODEL(jets), jets)
+    messages = Settings.make(url, shared_memory=False)
+    with generator(url) as send, Pool(messages) as pool, Pool(Settings.make(url)) as as_chosen:
+        check(MODEL(jets, pool=pool), jets)
         ways: dict[str, Any] = {
-            f"load generator, {n} in flight": lambda n=n: load(url, 1024, rows, n)
-            for n in in_flight
+            f"load generator, {n} in flight": partial(send, rows // ROWS, n)
+            for n in (1, *IN_FLIGHT)
         }
-        ways["sonic-coffea"] = lambda: MODEL(jets)
+        ways[OURS] = partial(MODEL, jets, pool=pool)
+        ways[SHARED] = partial(MODEL, jets, pool=as_chosen)
         times = interleaved(ways, repeats, title="throughput")
-        sent = rows // 1024 * 1024
-        best = min(times, key=lambda w: np.median(times[w]) if w.startswith("load") else np.inf)
-        rates = {
-            name: (rows if "sonic" in name else sent) / np.median(t) for name, t in times.items()
-        }
-        for name in times:
-            results.add(times, name)
-        peers = {
-            f"{name}, batch {size}, a tenth of the jets": make(url, size)
-            for name, make in {
-                "coffea's triton_wrapper": wrapper,
-                "loop by hand": loop,
-                "PyTriton's client": pytriton,
-            }.items()
-            for size in (256, 1024)
-        }
-        small = jets[: len(jets) // 10]
-        slow = interleaved({n: lambda w=w: w(small) for n, w in peers.items()}, max(1, repeats - 2))
-        for name, taken in slow.items():
-            results.add(slow, name)
-            rates[name.removesuffix(", a tenth of the jets")] = rows / 10 / np.median(taken)
-        results.numbers["rows a second"] = rates
-        results.numbers["share of the saturated server"] = {
-            name: rate / rates[best] for name, rate in rates.items()
-        }
         results.numbers["statistics"] = pool.statistics.total().to_dict()
+    rates = {name: rows / np.median(taken) for name, taken in times.items()}
+    best = max(rate for name, rate in rates.items() if name.startswith("load"))
+    small = jets[: len(jets) // 10]
+    peers = {
+        f"{name}, batch {size}": partial(make(url, size), small)
+        for name, make in {
+            "coffea's triton_wrapper": wrapper,
+            "loop by hand": loop,
+            "PyTriton's client": pytriton,
+        }.items()
+        for size in (256, 1024)
+    }
+    slow = interleaved(peers, max(1, repeats - 2), title="peers")
+    rates |= {name: len(ak.flatten(small)) / np.median(taken) for name, taken in slow.items()}
+    for name in times:
+        results.add(times, name)
+    for name in slow:
+        results.add(slow, name, called=f"{name}, a tenth of the jets")
+    results.numbers["rows a second"] = rates
+    results.numbers["share of the saturated server"] = {n: rate / best for n, rate in rates.items()}
 
 
 def latency(results: Results, url: str, repeats: int) -> None:
@@ -211,7 +234,7 @@ def latency(results: Results, url: str, repeats: int) -> None:
     jets = collection(100, fields=FIELDS, mean=45)
     client = client_of(url)
     inputs = input_of(MODEL.inputs["x"].pack(jets))
-    with sonic.connect(url):
+    with sonic.connect(url, shared_memory=False):
         times = interleaved(
             {
                 "blocking call, 100 rows": lambda: client.infer("accelerator", inputs),

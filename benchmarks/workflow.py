@@ -1,9 +1,10 @@
 """What a whole analysis gains from a shared accelerator, over inference on the worker's own core.
 
 A chunk of the sample has CPU work and a jet tagger, which runs either in onnxruntime on the
-worker's one core, or on a stand-in accelerator behind a real Triton: by a blocking call, and with
-threads lent. The limit is the same without any inference. The CPU work is chosen so that the
-tagger is a tenth, a quarter and a half of a chunk on the worker's core.
+worker's one core, or on a stand-in accelerator behind a real Triton, to which tensors travel in
+messages: by a blocking call, and with threads lent. The limit is the same without any inference.
+The CPU work is chosen so that the tagger is a tenth, a quarter and a half of a chunk on the
+worker's core.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ def measure(results: Results, url: str, parts: list[float], chunks: int, turns: 
             for _ in range(turns):
                 for way, taken in walls.items():
                     most = 4 if way == LENT else 0
-                    with sonic.connect(url, client=client, waiting_chunks=most):
+                    with sonic.connect(
+                        url, client=client, waiting_chunks=most, shared_memory=False
+                    ):
                         client.gather(client.map(chunk, range(2), cpu_s=0.0, way=way, pure=False))
                         begun = time.perf_counter()
                         futures = client.map(chunk, range(chunks), cpu_s=cpu_s, way=way, pure=False)

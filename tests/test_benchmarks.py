@@ -9,7 +9,24 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def script(name: str) -> Any:
+    """Import one of the scripts."""
+    spec = spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # which dataclasses ask
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[name]
+    return module
 
 
 def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -35,7 +52,7 @@ def test_layouts(tmp_path: Path) -> None:
     assert aimed == [
         "Padded",
         "Padded, shift scale clip",
-        "Padded",
+        "Padded, over awkward by hand",
         "Padded, 100 rows",
         "scores to jets",
         "values to constituents",
@@ -64,25 +81,23 @@ def compared(folder: Path, before: dict[str, Any], after: dict[str, Any]) -> tup
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
-def result(times: dict[str, tuple[float, float, float]], met: bool = True) -> dict[str, Any]:
-    """Return a result with quartiles of times, the first of which is the peer of the others."""
-    peer = next(iter(times))
-    return {
-        "benchmark": "Layouts",
-        "machine": {"processor": "one"},
-        "measurements": [
-            {
-                "name": name,
-                "lower_s": lower,
-                "median_s": median,
-                "upper_s": upper,
-                "repeats": 9,
-                "against": "" if name == peer else peer,
-            }
-            for name, (lower, median, upper) in times.items()
-        ],
-        "figures": [{"name": "fairness", "value": 1.0, "target": "≥ 0.9", "met": met}],
-    }
+Times = dict[str, tuple[float, float, float]]
+
+
+def result(*groups: Times, met: bool = True) -> dict[str, Any]:
+    """Return a result with quartiles of times, the first of each group the peer of its others."""
+    results = script("harness").Results("Layouts")
+    for group in groups:
+        # So many of each that the quartiles are these.
+        times = {name: sorted(4 * quartiles) for name, quartiles in group.items()}
+        peer, *others = times
+        if all(one.name != peer for one in results.measurements):
+            results.add(times, peer)
+        for name in others:
+            results.add(times, name, against=peer)
+    results.note("fairness", 1.0 if met else 0.8, at_least=0.9)
+    found: dict[str, Any] = results.to_dict()
+    return found
 
 
 def test_what_got_slower_is_told_from_noise(tmp_path: Path) -> None:
@@ -98,8 +113,64 @@ def test_what_got_slower_is_told_from_noise(tmp_path: Path) -> None:
     assert (status, said) == (0, "4 compared; 0 got worse")
 
 
+def test_a_ratio_is_to_the_peer_of_the_same_turns(tmp_path: Path) -> None:
+    """The machine may have been slower in one of them, which is no news."""
+    before = result(
+        {"copy": (0.9, 1.0, 1.1), "pack": (1.9, 2.0, 2.1)},
+        {"copy": (0.9, 1.0, 1.1), "sort": (3.9, 4.0, 4.1)},
+    )
+    after = result(
+        {"copy": (0.9, 1.0, 1.1), "pack": (1.9, 2.0, 2.1)},
+        {"copy": (1.8, 2.0, 2.2), "sort": (7.8, 8.0, 8.2)},
+    )
+    assert compared(tmp_path, before, after) == (0, "4 compared; 0 got worse")
+    # As fast as before, but the copy beside it took half as long.
+    slower = result(
+        {"copy": (0.9, 1.0, 1.1), "pack": (1.9, 2.0, 2.1)},
+        {"copy": (0.45, 0.5, 0.55), "sort": (3.9, 4.0, 4.1)},
+    )
+    status, said = compared(tmp_path, before, slower)
+    assert status == 1
+    assert "sort │ 2.00 │ slower" in said
+    assert "pack" not in said
+
+
+def test_what_has_another_peer_is_not_compared_but_named(tmp_path: Path) -> None:
+    times = {"copy": (0.9, 1.0, 1.1), "pack": (1.9, 2.0, 2.1)}
+    before, after = result(times), result({"by hand": (8.9, 9.0, 9.1), "pack": (1.9, 2.0, 2.1)})
+    status, said = compared(tmp_path, before, after)
+    assert status == 0
+    assert "pack │ │ not measured any more" in said
+    assert "1 compared; 0 got worse" in said
+
+
+def test_each_result_has_a_name_of_its_own() -> None:
+    results = script("harness").Results("Layouts")
+    times = {"copy": [1.0, 2.0, 3.0], "by hand": [9.0], "pack": [2.0, 2.0, 2.0]}
+    results.add(times, "pack", against="copy")
+    with pytest.raises(ValueError, match="'pack' already"):
+        results.add(times, "pack", against="by hand")
+    one = results.add(times, "pack", called="pack, over by hand", against="by hand")
+    assert (one.name, one.against, one.ratio) == ("pack, over by hand", "by hand", 2 / 9)
+    assert (one.lower_ratio, one.upper_ratio) == (2 / 9, 2 / 9)
+    results.note("fairness", 1.0)
+    with pytest.raises(ValueError, match="'fairness' already"):
+        results.note("fairness", 1.0)
+
+
+def test_what_counts_is_done_while_all_are_at_it() -> None:
+    """Both have the server from 1 s to 3 s; before and after, one has it alone."""
+    one = np.array([(0.0, 0.5), (0.5, 1.0), (1.0, 2.0), (2.0, 3.0)])
+    other = np.array([(1.0, 2.0), (2.0, 3.0), (3.0, 3.5)])
+    common_rates = script("harness").common_rates
+    assert common_rates([one, other]) == [1.0, 1.0]
+    # From 1.5 s, half of what was under way counts.
+    assert common_rates([one, other + 0.5]) == [1.0, 1.0]
+    assert common_rates([one]) == [4 / 3]
+
+
 def test_targets_that_are_missed_and_strange_files(tmp_path: Path) -> None:
-    good, bad = (result({"copy": (0.9, 1.0, 1.1)}, met) for met in (True, False))
+    good, bad = (result({"copy": (0.9, 1.0, 1.1)}, met=met) for met in (True, False))
     status, said = compared(tmp_path, good, bad)
     assert status == 1
     assert "misses its target now" in said
@@ -113,11 +184,7 @@ def test_targets_that_are_missed_and_strange_files(tmp_path: Path) -> None:
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
     """If not, run ``make bench-page``."""
-    spec = spec_from_file_location("document", BENCHMARKS / "document.py")
-    assert spec is not None
-    assert spec.loader is not None
-    document = module_from_spec(spec)
-    spec.loader.exec_module(document)
+    document = script("document")
     docs = BENCHMARKS.parent / "docs"
     shown = (docs / "benchmarks.md").read_text(encoding="utf-8")
     assert shown == document.page(document.load(document.RESULTS))
