@@ -140,8 +140,8 @@ class Dispatcher:
                 self._fleet.look(now)
                 self._fleet.let_go()
                 quiet = [e for e in self._fleet.endpoints if e.quiet_until() <= now]
-                attempt = self._next(now) or self._hedge(now)
                 strange = self._strange(now)
+                attempt = self._next(now) or self._hedge(now)
                 homeless = self._homeless(now)
                 if attempt is not None or quiet or strange or homeless:
                     break
