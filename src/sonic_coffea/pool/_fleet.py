@@ -90,6 +90,7 @@ class Fleet:
         self._samples: dict[Wanted, Sample] = {}
         self._fallback_url: str | None = None
         self._falling_back = False
+        self._fell_back_at = -math.inf
         self._fallback_error: SonicError | None = None
 
     def open(self) -> list[Endpoint]:
@@ -189,6 +190,7 @@ class Fleet:
         with self._lock:
             self._closed = True
             endpoints, self.endpoints = self.endpoints, []
+            self._lock.notify_all()
         for endpoint in endpoints:
             endpoint.close()
 
@@ -265,6 +267,11 @@ class Fleet:
         coming = self.settings.fallback is not None and self._fallback_error is None
         if not coming or self._falling_back:
             return math.inf
+        for fallback in (e for e in self.endpoints if e.url == self._fallback_url):
+            lost_since = fallback.lost_since(now)
+            # It is there, whatever it has, or it has been started again in vain.
+            if lost_since is None or lost_since <= self._fell_back_at:
+                return math.inf
         since = self._all_lost_since(self.serving(wanted, now), now)
         return math.inf if since is None else since + self.settings.fallback_after_s
 
@@ -274,11 +281,11 @@ class Fleet:
 
     def fall_back(self) -> None:
         """Start the fallback, or find the one of this machine, on another thread."""
-        self._falling_back = True
         threading.Thread(target=self._start_fallback, name="sonic-fallback", daemon=True).start()
+        self._falling_back = True
 
     def _start_fallback(self) -> None:
-        given = self.settings.fallback
+        given, before = self.settings.fallback, self._fallback_url
         try:
             if callable(given):
                 url = given()
@@ -287,20 +294,20 @@ class Fleet:
 
                 url = serve_for_machine(str(given))
             url = Address.parse(url).url
-        except Exception as error:  # noqa: BLE001  a function of the user's among others
-            failure = error if isinstance(error, SonicError) else ConfigError(repr(error))
-            logger.error("no fallback: %s", failure)  # noqa: TRY400  it says enough
             with self._lock:
-                self._fallback_error = failure
-        else:
+                self._fallback_url = url
+                if not self._closed:
+                    self._take_in(self.settings)
             logger.warning("rows are scored by the fallback %s until a server is back", url)
             if not self._samples:
                 logger.warning("it cannot be compared: no server has scored rows before")
+        except BaseException as error:  # noqa: BLE001  a user's function, and rows that wait for it
+            failure = error if isinstance(error, SonicError) else ConfigError(repr(error))
+            logger.error("no fallback: %s", failure)  # noqa: TRY400  it says enough
             with self._lock:
-                self._fallback_url = url
-                self._take_in(self.settings)
+                self._fallback_url, self._fallback_error = before, failure
         with self._lock:
-            self._falling_back = False
+            self._falling_back, self._fell_back_at = False, time.monotonic()
             self._lock.notify_all()
 
     def lost_since(self, wanted: Wanted, now: float) -> float | None:
