@@ -42,7 +42,8 @@ def by_hand(jets: ak.Array, length: int) -> np.ndarray:
     """Pad as coffea's documentation of its Triton client does."""
     flat = ak.flatten(jets)
     padded = [ak.fill_none(ak.pad_none(flat[f], length, axis=1, clip=True), 0) for f in FIELDS]
-    return ak.to_numpy(ak.concatenate([p[:, np.newaxis, :] for p in padded], axis=1))
+    tensor = ak.concatenate([p[:, np.newaxis, :] for p in padded], axis=1)
+    return ak.to_numpy(ak.values_astype(tensor, "float32"))
 
 
 def by_hand_in_numpy(jets: ak.Array, length: int) -> np.ndarray:
@@ -72,7 +73,7 @@ def packing(results: Results, rows: int, repeats: int) -> None:
     peak = peak_bytes(lambda: plain.pack(jets))
     tensor = plain.pack(jets)
     results.numbers["peak memory of Padded, over its result"] = peak / tensor.nbytes
-    np.testing.assert_array_equal(tensor, by_hand(jets, LENGTH))
+    np.testing.assert_array_equal(tensor, by_hand(jets, LENGTH), strict=True)
     np.testing.assert_allclose(
         moving.pack(jets), transformed_by_hand(jets, LENGTH), rtol=1e-6, atol=1e-6
     )
