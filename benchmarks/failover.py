@@ -57,12 +57,15 @@ class Course:
             self.points.append((time.perf_counter(), self._pool.statistics.total().rows))
 
     def recovery_s(self, change: float, until: float, rate: float) -> float:
-        """Return how long after a change the rate of a second is 90 % of what it can be."""
+        """Return how long after a change the rate of a second is 90 % of what it can be.
+
+        It is infinite if that has not been so: the longest of several then says it, too.
+        """
         width = round(1.0 / STEP_S)
         for (start, before), (stop, after) in zip(self.points, self.points[width:], strict=False):
             if start >= change and stop <= until and after - before >= 0.9 * rate * (stop - start):
                 return start - change
-        return float("nan")
+        return float("inf")
 
 
 def unequal(results: Results, folder: Path, seconds: float) -> None:
