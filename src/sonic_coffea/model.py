@@ -24,7 +24,17 @@ from sonic_coffea.errors import (
 from sonic_coffea.layouts import Flat, Layout, Output, bind_inputs, declared, is_tracer, trace
 from sonic_coffea.lazy import is_lazy, over_partitions
 from sonic_coffea.pending import Deferred, Pending, Varied
-from sonic_coffea.pool import MASKABLE, Pool, Settings, adopt, carried, current, failures_told
+from sonic_coffea.pool import (
+    MASKABLE,
+    NEVER,
+    Deadline,
+    Pool,
+    Settings,
+    adopt,
+    carried,
+    current,
+    failures_told,
+)
 from sonic_coffea.reuse import Part, Reuse, Variations
 
 if TYPE_CHECKING:
@@ -171,8 +181,15 @@ class Model:
         """
         return self._check(current() if pool is None else pool, self.version)
 
-    def _check(self, pool: Pool, version: str | None, *, anew: bool = False) -> Contract:
-        contract = pool.contract(self.name, version, anew=anew)
+    def _check(
+        self,
+        pool: Pool,
+        version: str | None,
+        *,
+        anew: bool = False,
+        deadline: Deadline = NEVER,
+    ) -> Contract:
+        contract = pool.contract(self.name, version, anew=anew, deadline=deadline)
         self.compare(contract, server=", ".join(pool.settings.servers))
         return contract
 
@@ -210,11 +227,18 @@ class Model:
         version: Any = None,
         deduplicate: bool = False,
     ) -> Any:
-        """Score objects and wait for the result; see `submit`."""
-        pending = self.submit(
-            objects, pool=pool, on_error=on_error, version=version, deduplicate=deduplicate
+        """Score objects and wait for the result; see `submit`.
+
+        Raises
+        ------
+        DeadlineError
+            If `timeout_s` was not enough for all of it, from the question what the model is.
+        """
+        deadline = Deadline.after(timeout_s)
+        pending = self._send(
+            objects, pool, on_error, version, deduplicate=deduplicate, deadline=deadline
         )
-        return pending.result(timeout_s=timeout_s)
+        return pending.result_by(deadline)
 
     def submit(
         self,
@@ -258,6 +282,18 @@ class Model:
         ContractError
             If the server's model is another one.
         """
+        return self._send(objects, pool, on_error, version, deduplicate=deduplicate)
+
+    def _send(
+        self,
+        objects: Any,
+        pool: Pool | None,
+        on_error: str,
+        version: Any,
+        *,
+        deduplicate: bool,
+        deadline: Deadline = NEVER,
+    ) -> Pending:
         if on_error not in ON_ERROR:
             raise ConfigError(f"no on_error {on_error!r}; {nearest(on_error, ON_ERROR)}")
         if version is not None and self.version is not None:
@@ -268,8 +304,8 @@ class Model:
             together, lengths = objects.together()
             if not _is_one(version):
                 version = ak.concatenate([version] * len(lengths))
-            pending = self.submit(
-                together, pool=pool, on_error=on_error, version=version, deduplicate=True
+            pending = self._send(
+                together, pool, on_error, version, deduplicate=True, deadline=deadline
             )
             return Varied(pending, lengths)
         if is_lazy(objects):
@@ -280,11 +316,23 @@ class Model:
             return Deferred(self, trace(self.inputs, self.outputs, objects))
         with failures_told():
             return self._submit(
-                objects, pool, mask=on_error == "mask", version=version, deduplicate=deduplicate
+                objects,
+                pool,
+                mask=on_error == "mask",
+                version=version,
+                deduplicate=deduplicate,
+                deadline=deadline,
             )
 
     def _submit(
-        self, objects: Any, pool: Pool | None, *, mask: bool, version: Any, deduplicate: bool
+        self,
+        objects: Any,
+        pool: Pool | None,
+        *,
+        mask: bool,
+        version: Any,
+        deduplicate: bool,
+        deadline: Deadline,
     ) -> Pending:
         inputs = bind_inputs(self.inputs, objects)
         outputs = {name: o.assemble(name, inputs) for name, o in self.outputs.items()}
@@ -296,9 +344,10 @@ class Model:
         try:
             for one, some in self._by_version(inputs, version):
                 try:
-                    contract = self._check(pool, one, anew=pool.settings.cache is not None)
+                    anew = pool.settings.cache is not None
+                    contract = self._check(pool, one, anew=anew, deadline=deadline)
                 except MASKABLE as error:
-                    if not mask or isinstance(error, ModelNotFoundError):
+                    if not mask or isinstance(error, ModelNotFoundError) or deadline.over:
                         raise
                     logger.warning("%s; all %d rows are None", error, len(some))
                     pending.lose(some.wanted(0, len(some)), len(some))

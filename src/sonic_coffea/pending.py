@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import awkward as ak
@@ -13,7 +12,7 @@ from awkward.contents import RecordArray
 from sonic_coffea import html
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import DeadlineError
-from sonic_coffea.pool import failures_told
+from sonic_coffea.pool import Deadline, failures_told
 from sonic_coffea.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -122,11 +121,14 @@ class Pending:
         SonicError
             If rows could not be scored, naming server, model, request and events.
         """
-        until = None if timeout_s is None else time.monotonic() + timeout_s
+        return self.result_by(Deadline.after(timeout_s), progress=progress)
+
+    def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
+        """Return the scores of what may have begun before it was sent; see `result`."""
         try:
             with failures_told(), self._shown_progress(show=progress):
                 for part in self.parts:
-                    self._wait(part.call, until, timeout_s)
+                    self._wait(part.call, deadline)
                     part.call.raise_failure()
                     part.finish()
         except BaseException as error:
@@ -223,12 +225,12 @@ class Pending:
                 watcher.join()
                 look()
 
-    def _wait(self, call: Call, until: float | None, timeout_s: float | None) -> None:
-        if call.wait(None if until is None else max(0.0, until - time.monotonic())):
+    def _wait(self, call: Call, deadline: Deadline) -> None:
+        if call.wait(deadline.left_s):
             return
         call.fail(
             DeadlineError(
-                f"not all of {len(self._rows)} rows were scored within {timeout_s:g} s",
+                f"not all of {len(self._rows)} rows were scored within {deadline.timeout_s:g} s",
                 model=self._model.name,
                 events=self._rows.events_of(0, len(self._rows)),
             )
@@ -266,11 +268,9 @@ class Varied(Pending):
     def _repr_html_(self) -> str:
         return self._pending._repr_html_()
 
-    def result(
-        self, timeout_s: float | None = None, *, progress: bool = False
-    ) -> dict[str, ak.Array]:
+    def result_by(self, deadline: Deadline, *, progress: bool = False) -> dict[str, ak.Array]:
         """Return the scores of each variation; see `Pending.result`."""
-        together = self._pending.result(timeout_s, progress=progress)
+        together = self._pending.result_by(deadline, progress=progress)
         found, start = {}, 0
         for name, length in self._lengths.items():
             found[name] = together[start : start + length]
@@ -297,7 +297,7 @@ class Deferred(Pending):
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
 
-    def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Any:
+    def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
         """Return the array without data; nothing is waited for."""
-        del timeout_s, progress
+        del deadline, progress
         return self._scores

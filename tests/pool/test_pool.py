@@ -309,6 +309,92 @@ def test_a_server_that_does_not_say_what_it_has_holds_up_nobody(
     released.set()
 
 
+@pytest.fixture
+def slow(servers: dict[str, FakeServer]) -> Iterator[SimpleNamespace]:
+    """What of a model is asked of the first server, which does not say until it is released."""
+    (one, _) = servers.values()
+    answer, asked, released = one.contract, [], threading.Event()
+
+    def contract(model: str, version: str | None) -> Contract:
+        asked.append(model)
+        if model == "slow":
+            released.wait(60)
+        return answer(model, version)
+
+    one.contract = contract  # type: ignore[method-assign]
+    yield SimpleNamespace(asked=asked, released=released)
+    released.set()
+
+
+SLOW = sonic.Model("slow", MODEL.inputs, MODEL.outputs)
+
+
+def soon(call: Callable[[], Any]) -> Any:
+    """Return what a call gives, unless it takes too long."""
+    found: list[Any] = []
+    threading.Thread(target=lambda: found.append(call()), daemon=True).start()
+    until(lambda: bool(found))
+    return found[0]
+
+
+def test_a_model_does_not_wait_for_what_is_asked_about_another(slow: SimpleNamespace) -> None:
+    third = sonic.Model("third", MODEL.inputs, MODEL.outputs)
+    with pool_of("grpc://s1:8001") as pool:
+        MODEL.check(pool)
+        checked: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda: checked.append(SLOW.check(pool))) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        until(lambda: "slow" in slow.asked)
+        for model in (MODEL, third):
+            assert doubled(soon(lambda model=model: model(objects(4), pool=pool))) == [0, 1, 2, 3]
+        slow.released.set()
+        for thread in threads:
+            thread.join()
+        assert len(checked) == 4
+        assert slow.asked.count("slow") == 1
+
+
+@pytest.mark.parametrize("on_error", ["raise", "mask"])
+def test_the_deadline_is_that_of_the_whole_call(slow: SimpleNamespace, on_error: str) -> None:
+    with pool_of("grpc://s1:8001") as pool:
+
+        def late() -> Any:
+            with pytest.raises(errors.DeadlineError, match=r"within 0.05 s.*model slow") as caught:
+                SLOW(objects(4), pool=pool, timeout_s=0.05, on_error=on_error)
+            return caught.value
+
+        assert soon(late)
+        # Also of one who waits for what another asks.
+        waiting = threading.Thread(target=lambda: SLOW.check(pool))
+        waiting.start()
+        until(lambda: len(slow.asked) == 2)
+        assert soon(late)
+        assert len(slow.asked) == 2
+        slow.released.set()
+        waiting.join()
+        assert doubled(SLOW(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+
+
+def test_the_deadline_is_over_before_lost_servers_are_given_up(
+    servers: dict[str, FakeServer],
+) -> None:
+    (one, _) = servers.values()
+
+    def lost(*_: Any) -> Any:
+        raise LOST
+
+    one.contract = lost  # type: ignore[method-assign]
+    variations = sonic.Variations(up=objects(2), down=objects(3))
+    with (
+        pool_of("grpc://s1:8001", retry_for_s=600) as pool,
+        pytest.raises(errors.DeadlineError, match=r"within 0.05 s.*gone.*model m"),
+    ):
+        MODEL(variations, pool=pool, timeout_s=0.05)
+
+
 def test_a_server_that_hangs_is_found_out(
     servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

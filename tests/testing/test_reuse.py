@@ -307,11 +307,11 @@ def test_a_deadline_does_not_wait_for_the_cache(
 ) -> None:
     ask, asked, go_on = Pool.contract, threading.Event(), threading.Event()
 
-    def contract(self: Any, model: str, version: str | None, *, anew: bool = False) -> Any:
+    def contract(self: Any, *given: Any, **options: Any) -> Any:
         if server.statistics["m", "rows"]:
             asked.set()
             go_on.wait(60)
-        return ask(self, model, version, anew=anew)
+        return ask(self, *given, **options)
 
     monkeypatch.setattr(Pool, "contract", contract)
     with cached(server, tmp_path, in_flight=1) as pool:
@@ -331,9 +331,9 @@ def test_what_a_model_that_changes_in_between_gave_is_not_kept(
 ) -> None:
     real, asked = Pool.contract, []
 
-    def contract(self: Any, model: str, version: str | None, *, anew: bool = False) -> Any:
-        asked.append(anew)
-        found = real(self, model, version, anew=anew)
+    def contract(self: Any, *given: Any, **options: Any) -> Any:
+        asked.append(options["anew"])
+        found = real(self, *given, **options)
         return dataclasses.replace(found, digest=str(len(asked)))
 
     monkeypatch.setattr(Pool, "contract", contract)

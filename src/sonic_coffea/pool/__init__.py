@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sonic_coffea.pool._call import MASKABLE, Call
+from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._endpoint import Observed, Wanted
 from sonic_coffea.pool._fleet import ServerState, Sight
 from sonic_coffea.pool._hooks import failures_told, take_part
@@ -13,7 +14,9 @@ from sonic_coffea.pool._settings import Settings
 
 __all__ = [
     "MASKABLE",
+    "NEVER",
     "Call",
+    "Deadline",
     "Limit",
     "Observed",
     "Pool",

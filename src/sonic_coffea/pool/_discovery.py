@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sonic_coffea.contract import Contract
+    from sonic_coffea.pool._deadline import Deadline
     from sonic_coffea.pool._endpoint import Endpoint, Wanted
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ _OTHERS_S = 1.0
 
 
 def ask_contract(
-    endpoints: Sequence[Endpoint], wanted: Wanted, lock: threading.Condition
+    endpoints: Sequence[Endpoint], wanted: Wanted, lock: threading.Condition, deadline: Deadline
 ) -> tuple[Contract | None, list[SonicError]]:
     """Ask all servers at the same time what a model takes and gives.
 
@@ -37,11 +38,14 @@ def ask_contract(
         The model, and the version if one is asked for.
     lock : Condition
         Guards the endpoints.
+    deadline : Deadline
+        When nobody waits for their answers any more.
 
     Returns
     -------
     Contract or None
-        What those that have the model say, with the limits of the strictest.
+        What those that have the model say, with the limits of the strictest; None also if the time
+        was not enough to hear them.
     list of SonicError
         What the others failed with.
 
@@ -58,7 +62,7 @@ def ask_contract(
     left: set[Future[Contract]] = set(asked)
     until: float | None = None
     while left:
-        patience_s = None if until is None else max(0.0, until - time.monotonic())
+        patience_s = deadline.left_s if until is None else deadline.within(until - time.monotonic())
         done, left = wait(left, patience_s, return_when=FIRST_COMPLETED)
         if not done:
             break
@@ -75,6 +79,8 @@ def ask_contract(
                 with lock:
                     note(endpoint, wanted, None)
                 until = until or time.monotonic() + _OTHERS_S
+    if left and deadline.over:
+        return None, failures
     for future in left:
         url = asked[future].url
         logger.warning("%s did not say within %.0f s what model %s is", url, _OTHERS_S, wanted[0])

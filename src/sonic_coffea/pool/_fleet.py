@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sonic_coffea.errors import (
     ConfigError,
     ContractError,
+    DeadlineError,
     ModelNotFoundError,
     OverloadError,
     RequestError,
@@ -28,10 +29,11 @@ from sonic_coffea.pool._settings import read_servers
 from sonic_coffea.transport import Address, connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from sonic_coffea.contract import Contract
     from sonic_coffea.pool._call import Piece
+    from sonic_coffea.pool._deadline import Deadline
     from sonic_coffea.pool._endpoint import Observed
     from sonic_coffea.pool._limits import Share
     from sonic_coffea.pool._settings import Settings
@@ -80,7 +82,7 @@ class Fleet:
         self.endpoints: list[Endpoint] = []
         self._lock = lock
         self._contracts: dict[Wanted, Contract] = {}
-        self._asking = threading.Lock()
+        self._asking: dict[Wanted, threading.Lock] = {}
         self._closed = False
         self.first_at = 0.0
         self.looks_at = math.inf if settings.servers_file is None else 0.0
@@ -324,31 +326,43 @@ class Fleet:
         lost = [s for s in since if s is not None]
         return max(lost, default=-math.inf) if len(lost) == len(since) else None
 
-    def contract(self, wanted: Wanted) -> Contract:
+    def contract(self, wanted: Wanted, deadline: Deadline) -> Contract:
         """Return what a model takes and gives, asked once.
 
         Raises
         ------
+        DeadlineError
+            If the time was not enough.
         SonicError
             If no server says so.
         """
-        with self._asking:
+        known = self._contracts.get(wanted)
+        if known is not None:
+            return known
+        # Another model, and who has less time, does not wait for this one.
+        asking = self._asking.setdefault(wanted, threading.Lock())
+        left_s = deadline.left_s
+        if not asking.acquire(timeout=-1 if left_s is None else left_s):
+            raise _too_late(wanted, deadline)
+        try:
             known = self._contracts.get(wanted)
             if known is None:
-                known = self._contracts[wanted] = self._ask(wanted)
+                known = self._contracts[wanted] = self._ask(wanted, deadline)
             return known
+        finally:
+            asking.release()
 
     def forget(self, wanted: Wanted) -> None:
         """Have whoever asks next for a model ask the servers anew."""
         self._contracts.pop(wanted, None)
 
-    def _ask(self, wanted: Wanted) -> Contract:
+    def _ask(self, wanted: Wanted, deadline: Deadline) -> Contract:
         """Ask every server; if none has the model, those that are lost are asked again."""
-        model, version = wanted
         with self._lock:
-            self._lock.wait_for(lambda: self._closed, max(0.0, self.first_at - time.monotonic()))
-        while True:
-            found, failures = ask_contract(self.open(), wanted, self._lock)
+            self._wait(self.first_at, deadline)
+        failures: list[SonicError] = []
+        while not deadline.over:
+            found, failures = ask_contract(self.open(), wanted, self._lock, deadline)
             if found is not None:
                 return found
             passing = any(isinstance(f, (ServerLostError, OverloadError)) for f in failures)
@@ -360,20 +374,29 @@ class Fleet:
                 if falls_back <= now:
                     self.fall_back()
                 if self._falling_back:
-                    self._lock.wait_for(lambda: self._closed or not self._falling_back)
+                    self._lock.wait_for(
+                        lambda: self._closed or not self._falling_back, deadline.left_s
+                    )
                     continue
-                if falls_back == math.inf and (
-                    not passing or now - since >= self.settings.retry_for_s
-                ):
-                    break
-                back_at = min([e.away_until for e in lost] + [falls_back])
-                self._lock.wait_for(lambda: self._closed, max(0.0, back_at - now))
+                given_up = not passing or now - since >= self.settings.retry_for_s
+                if falls_back == math.inf and given_up and not deadline.over:
+                    raise self._nobody(wanted, failures)
+                self._wait(min([e.away_until for e in lost] + [falls_back]), deadline)
+        raise _too_late(wanted, deadline, failures)
+
+    def _wait(self, until: float, deadline: Deadline) -> None:
+        """Wait for a time, or for the end."""
+        self._lock.wait_for(lambda: self._closed, deadline.within(until - time.monotonic()))
+
+    def _nobody(self, wanted: Wanted, failures: Sequence[SonicError]) -> SonicError:
+        """Return the error for a model that no server has."""
+        model, version = wanted
         missing = [f for f in failures if isinstance(f, ModelNotFoundError)]
         error = (missing or failures)[0].at(model=model, version=version)
         if isinstance(error, ServerLostError):
             where = error.server or self.settings.servers[0]
-            raise error.because(f"sonic-coffea check {where} {model} tries it step by step")
-        raise error
+            return error.because(f"sonic-coffea check {where} {model} tries it step by step")
+        return error
 
     def compare(
         self,
@@ -417,6 +440,18 @@ class Fleet:
                 done(error)
 
         threading.Thread(target=ask, name="sonic-contract", daemon=True).start()
+
+
+def _too_late(
+    wanted: Wanted, deadline: Deadline, failures: Sequence[SonicError] = ()
+) -> SonicError:
+    model, version = wanted
+    error: SonicError = DeadlineError(
+        f"no server has said within {deadline.timeout_s:g} s what the model is",
+        model=model,
+        version=version,
+    )
+    return error.because(str(failures[0])) if failures else error
 
 
 def _another(endpoint: Endpoint, wanted: Wanted) -> SonicError:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sonic_coffea import html
 from sonic_coffea.batching import plan
 from sonic_coffea.pool._call import Piece
+from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._dispatcher import Dispatcher
 from sonic_coffea.pool._fleet import Fleet, ServerState, Sight
 
@@ -142,11 +143,20 @@ class Pool:
         """Return a connection for each server."""
         return [e.connections[0] for e in self._fleet.open()]
 
-    def contract(self, model: str, version: str | None, *, anew: bool = False) -> Contract:
+    def contract(
+        self,
+        model: str,
+        version: str | None,
+        *,
+        anew: bool = False,
+        deadline: Deadline = NEVER,
+    ) -> Contract:
         """Return what a model takes and gives, asked once per process, or anew.
 
         Raises
         ------
+        DeadlineError
+            If the time was not enough.
         ModelNotFoundError
             If no server has it.
         ServerLostError
@@ -154,7 +164,7 @@ class Pool:
         """
         if anew:
             self._fleet.forget((model, version))
-        return self._fleet.contract((model, version))
+        return self._fleet.contract((model, version), deadline)
 
     def submit(self, call: Call) -> None:
         """Queue a call; it leaves as soon as there is room."""
