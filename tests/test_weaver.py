@@ -108,28 +108,31 @@ def test_each_group_has_a_mask_of_its_own(prefix: str) -> None:
         assert sent[f"{name}_points"].tolist() == by_hand
 
 
-def test_the_mask_of_the_first_group_may_be_left_out() -> None:
-    model = sonic.Model.from_weaver("m", PREPROCESS)
-    jets = ak.Array([{"a": [1.0, 2.0], "b": [1.0, 2.0]}])
-    sent = bind_inputs(model.inputs, {"pf_features": jets}).pack(0, 1)
-    assert sent["pf_mask"].tolist() == [[[1.0, 1.0, 0.0]]]
+def test_masks_may_be_left_out() -> None:
+    names = {"pf_features": "pt", "pf_mask": "mask", "sv_features": "x", "sv_mask": "mask"}
+    groups = {name: group(variable, length=2) for name, variable in names.items()}
+    inputs, _ = weaver.read({"output_names": ["a"], "input_names": list(names), **groups})
+    jets = {"pf_features": {"pt": [[1.0, 2.0]]}, "sv_features": {"x": [[3.0]]}}
+    sent = bind_inputs(inputs, {n: ak.Array(a) for n, a in jets.items()}).pack(0, 1)
+    assert sent["pf_mask"].tolist() == [[[1.0, 1.0]]]
+    assert sent["sv_mask"].tolist() == [[[1.0, 0.0]]]
 
 
 @pytest.mark.parametrize(
-    ("names", "of"),
+    ("names", "beside"),
     [
-        ({"points": "pt", "features": "pt", "mask": "mask"}, None),
-        ({"pf_points": "pt", "pf_features": "pt", "mask": "mask"}, None),
-        ({"features": "pt", "pf_mask": "mask"}, None),
-        ({"pf_features": "pt", "sv_features": "sv_pt", "sv_mask": "pf_mask"}, "sv_pt"),
+        ({"points": "pt", "features": "pt", "mask": "mask"}, "points"),
+        ({"pf_points": "pt", "pf_features": "pt", "mask": "mask"}, "pf_points"),
+        ({"features": "pt", "pf_mask": "mask"}, "features"),
+        ({"pf_features": "pt", "sv_features": "sv_pt", "sv_mask": "pf_mask"}, "sv_features"),
     ],
 )
-def test_whose_mask_it_is(names: dict[str, str], of: str | None) -> None:
+def test_whose_mask_it_is(names: dict[str, str], beside: str) -> None:
     groups = {name: group(variable, length=2) for name, variable in names.items()}
     inputs, _ = weaver.read({"output_names": ["a"], "input_names": list(names), **groups})
     mask = inputs[list(names)[-1]]
     assert isinstance(mask, sonic.Mask)
-    assert mask.of == of
+    assert mask.beside == beside
 
 
 @pytest.mark.parametrize(

@@ -45,16 +45,13 @@ def read(
             inputs[name] = Bucketed(features, lengths, fill=fills)
     for name, one in inputs.items():
         if isinstance(one, Mask):
-            inputs[name] = Mask(one.length, _counted(name, inputs))
+            inputs[name] = Mask(one.length, beside=_counted(name, inputs))
     labels = [str(n).removeprefix("label_") for n in _get(content, "output_names", "the file")]
     return inputs, labels
 
 
-def _counted(mask: str, inputs: Mapping[str, Layout]) -> str | None:
-    """Return the field whose elements a mask counts, None for those of the first group.
-
-    They are what a `Mask` counts by itself, beside arrays that are given input by input too.
-    """
+def _counted(mask: str, inputs: Mapping[str, Layout]) -> str:
+    """Return the input whose elements a mask counts."""
     others = [name for name, one in inputs.items() if not isinstance(one, Mask)]
     group = [name for name in others if _group(name) == _group(mask)]
     if not group and len({_group(name) for name in others}) == 1:
@@ -64,8 +61,7 @@ def _counted(mask: str, inputs: Mapping[str, Layout]) -> str | None:
             f"mask {mask!r} of the preprocessing file: expected an input of its group, with the "
             f"same text before the last '_', got {', '.join(map(repr, others)) or 'none'}"
         )
-    first = inputs[group[0]]
-    return None if _group(group[0]) == _group(others[0]) else first.columns[0]
+    return group[0]
 
 
 def _group(name: str) -> str:

@@ -305,10 +305,18 @@ def test_answers_of_another_length_are_refused(length: int, lengths: tuple[int, 
 
 def test_a_mask_of_its_own_length_beside_buckets() -> None:
     array = {"a": ak.Array([[1.0, 2.0, 3.0], [4.0]]), "b": ak.Array([[1.0], [2.0, 3.0]])}
-    layouts = {"x": sonic.Bucketed("a", (2, 4)), "m": sonic.Mask(3, of="b")}
+    layouts = {
+        "x": sonic.Bucketed("a", (2, 4)),
+        "v": sonic.Padded("b", 3),
+        "of b": sonic.Mask(3, of="b"),
+        "beside v": sonic.Mask(beside="v"),
+        "beside x": sonic.Mask(beside="x"),
+    }
     inputs = bind_inputs(layouts, array)
-    masks = [inputs.pack(s.start, s.stop)["m"].tolist() for s in inputs.segments]
-    assert masks == [[[[1.0, 1.0, 0.0]]], [[[1.0, 0.0, 0.0]]]]
+    sent = [inputs.pack(s.start, s.stop) for s in inputs.segments]
+    for name in ("of b", "beside v"):
+        assert [t[name].tolist() for t in sent] == [[[[1.0, 1.0, 0.0]]], [[[1.0, 0.0, 0.0]]]]
+    assert [t["beside x"].tolist() for t in sent] == [[[[1.0, 0.0]]], [[[1.0, 1.0, 1.0, 0.0]]]]
 
 
 def test_sorting_through_an_index_with_gaps() -> None:

@@ -209,6 +209,10 @@ def test_declared_tensors() -> None:
         (lambda: sonic.Feature("pt", function="logg"), "did you mean 'log'"),
         (lambda: sonic.Output("qcd"), "labels are a list of names"),
         (lambda: sonic.Output(["a", "a"]), "labels must differ"),
+        (
+            lambda: sonic.Mask(2, of="a", beside="b"),
+            "Mask: expected of='a' or beside='b', got both",
+        ),
         (lambda: sonic.Output(per="jet"), "per row or per constituent"),
         (lambda: sonic.Padded("x", 2, fill=300, dtype="uint8"), "uint8 cannot hold the fill 300"),
         (lambda: sonic.Padded("x", 2, fill=0.5, dtype="int32"), "int32 cannot hold the fill 0.5"),
@@ -325,6 +329,8 @@ def test_inputs_are_named_when_they_fail() -> None:
         bind_inputs({"a": sonic.Row("pt"), "b": sonic.Row("pt")}, {"a": JETS, "aa": JETS})
     with pytest.raises(ConfigError, match="input 'm': Mask needs of="):
         bind_inputs({"a": sonic.Row("pt"), "m": sonic.Mask(2)}, JETS)
+    with pytest.raises(ConfigError, match="Mask beside 'aa', which is no .* did you mean 'a'"):
+        bind_inputs({"a": sonic.Padded("pf.pt", 2), "m": sonic.Mask(beside="aa")}, JETS)
 
 
 def test_transformed_numbers_in_integer_tensors() -> None:

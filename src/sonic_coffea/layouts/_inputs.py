@@ -16,7 +16,7 @@ from sonic_coffea.layouts._specs import Bucketed, DType, Flat, Layout, Mask, Pad
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sonic_coffea.layouts._columns import Columns, Wanted
+    from sonic_coffea.layouts._columns import Wanted
     from sonic_coffea.layouts._rows import Int64, Rows
 
 
@@ -116,27 +116,19 @@ def bind_inputs(layouts: Mapping[str, Layout], arrays: Any) -> Inputs:
         Input names and their layouts.
     arrays : awkward array or dict
         One array of records that every input reads from, or a dict with an array for each input.
-        A `Mask` may be left out of the dict.
+        A `Mask` of another input may be left out of the dict.
     """
     sources = arrays_by_input(layouts, arrays)
+    masks = masked(layouts)
     bound: dict[str, Bound] = {}
-    counted: Columns | None = None
     for name, layout in layouts.items():
-        if isinstance(layout, Mask) and layout.of is None:
+        if name in masks:
             continue
         try:
             bound[name] = layout.bind(sources[name])
         except InputError as error:
             raise error.within(f"input {name!r}") from None
-        if counted is None and isinstance(layout, (Padded, Bucketed, Flat)):
-            counted = bound[name].columns  # type: ignore[attr-defined]
-    for name, layout in layouts.items():
-        if isinstance(layout, Mask) and layout.of is None:
-            if counted is None:
-                raise ConfigError(
-                    f"input {name!r}: Mask needs of=, as the model has no jagged input"
-                )
-            bound[name] = layout.beside(counted)
+    bound.update({name: one.bind_beside(bound[of]) for name, (one, of) in masks.items()})
     bound = {name: bound[name] for name in layouts}
     rows = _common_rows(bound)
     order, segments = _segments(bound, np.arange(len(rows)))
@@ -206,6 +198,31 @@ def _length_of(one: Bound, length: int) -> int:
     return length or one.longest
 
 
+def masked(layouts: Mapping[str, Layout]) -> dict[str, tuple[Mask, str]]:
+    """Return the masks that belong to another input, and that input's name.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such input.
+    """
+    jagged = [n for n, one in layouts.items() if isinstance(one, (Padded, Bucketed, Flat))]
+    found = {}
+    for name, one in layouts.items():
+        if isinstance(one, Mask) and one.of is None:
+            if not jagged:
+                raise ConfigError(
+                    f"input {name!r}: Mask needs of=, as the model has no jagged input"
+                )
+            if one.beside is not None and one.beside not in jagged:
+                raise ConfigError(
+                    f"input {name!r}: Mask beside {one.beside!r}, which is no jagged input; "
+                    f"{nearest(one.beside, jagged)}"
+                )
+            found[name] = (one, one.beside or jagged[0])
+    return found
+
+
 def arrays_by_input(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
     if isinstance(arrays, dict) and set(arrays) & set(layouts):
         unknown = [name for name in arrays if name not in layouts]
@@ -213,7 +230,7 @@ def arrays_by_input(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Sou
             raise FieldError(
                 f"the model has no input {unknown[0]!r}; {nearest(unknown[0], layouts)}"
             )
-        free = {n for n, one in layouts.items() if isinstance(one, Mask) and one.of is None}
+        free = masked(layouts)
         missing = [name for name in layouts if name not in arrays and name not in free]
         if missing:
             raise FieldError(

@@ -346,9 +346,11 @@ class Mask:
     Parameters
     ----------
     length : int, optional
-        As that of the `Padded` input which it belongs to; that of the request beside `Bucketed`.
+        By default that of the input which it belongs to: of each request beside `Bucketed`.
     of : str, optional
-        The field whose elements are counted; by default the first jagged input of the model.
+        The field whose elements are counted, instead of those of an input.
+    beside : str, optional
+        The model's input whose elements are counted; by default the first one that is jagged.
     dtype : dtype
         Type of the tensor, float32 by default.
 
@@ -361,13 +363,21 @@ class Mask:
 
     length: int | None
     of: str | None
+    beside: str | None
     dtype: DType
 
     def __init__(
-        self, length: int | None = None, of: str | None = None, *, dtype: DTypeLike = "float32"
+        self,
+        length: int | None = None,
+        of: str | None = None,
+        *,
+        beside: str | None = None,
+        dtype: DTypeLike = "float32",
     ) -> None:
+        if of is not None and beside is not None:
+            raise ConfigError(f"Mask: expected of={of!r} or beside={beside!r}, got both")
         checked = None if length is None else _length(length, "Mask")
-        _set(self, length=checked, of=of, dtype=_target(dtype, "Mask"))
+        _set(self, length=checked, of=of, beside=beside, dtype=_target(dtype, "Mask"))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -386,11 +396,12 @@ class Mask:
                 "or use it beside a Padded input"
             )
         counted = bind(source, (Feature(self.of),), jagged=True, target=self.dtype)
-        return self.beside(counted)
-
-    def beside(self, counted: Columns) -> BoundMask:
-        """Bind the layout to columns that have been read already."""
         return BoundMask(self.dtype, counted, self.length)
+
+    def bind_beside(self, other: Any) -> BoundMask:
+        """Bind the layout to an input that has been bound, and has a jagged axis."""
+        fixed = other.lengths[0] if len(other.lengths) == 1 else None
+        return BoundMask(self.dtype, other.columns, self.length or fixed)
 
     def pack(self, array: Any) -> Tensor:
         """Return the tensor of `array`, shape ``[N, 1, L]``."""

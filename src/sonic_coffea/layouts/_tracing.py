@@ -20,7 +20,7 @@ from awkward.forms import (
 )
 
 from sonic_coffea.errors import ConfigError, InputError
-from sonic_coffea.layouts._inputs import arrays_by_input
+from sonic_coffea.layouts._inputs import arrays_by_input, masked
 from sonic_coffea.layouts._rows import too_shallow
 from sonic_coffea.layouts._specs import Bucketed, Dense, Flat, Mask, Padded
 
@@ -57,7 +57,10 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
     sources = arrays_by_input(layouts, arrays)
     above: Form | None = None
     content = _content(outputs)
+    masks = masked(layouts)
     for name, layout in layouts.items():
+        if name in masks:
+            continue
         try:
             for field in layout.columns:
                 column = sources[name].column(field)
