@@ -342,7 +342,7 @@ class BoundDense:
         starts = np.arange(len(apart.rows)) * size
         one = Split(apart.rows, NumpyArray(values), starts, starts + size)
         column = Column(feature, values, None)
-        check_range(column, one, dtype)
+        check_range([column], one, dtype)
         return cls(dtype, Columns(one, (column,), grouped([column])), final)
 
     @property

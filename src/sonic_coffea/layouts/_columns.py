@@ -165,8 +165,7 @@ def bind(
     if sort_by:
         order = _sorted(first, columns.pop())
         columns = [replace(c, index=order if c.index is None else c.index[order]) for c in columns]
-    for column in columns:
-        check_range(column, first, target)
+    check_range(columns, first, target)
     return Columns(first, tuple(columns), grouped(columns), order)
 
 

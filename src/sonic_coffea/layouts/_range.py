@@ -9,6 +9,8 @@ import numpy as np
 from sonic_coffea.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from sonic_coffea.layouts._columns import Column
@@ -18,23 +20,22 @@ HALF = ("float16", "bfloat16")
 """Types that compiled code lacks: tensors of them are made from float32."""
 
 
-def check_range(column: Column, rows: Split, target: np.dtype[Any]) -> None:
+def check_range(columns: Sequence[Column], rows: Split, target: np.dtype[Any]) -> None:
     """Refuse numbers that a tensor of integers, or of half precision, cannot hold.
 
     Those that other tensors cannot hold are found as they are packed.
     """
-    if target.kind in "iu":
-        wrong = _no_integer(column, target)
-    elif target.name in HALF:
-        wrong = too_large(column, slice(None), target)
-    else:
+    whole = target.kind in "iu"
+    if not whole and target.name not in HALF:
         return
-    if not wrong.any():
-        return
-    for row, (start, stop) in enumerate(zip(rows.starts, rows.stops, strict=True)):
-        where = slice(start, stop) if column.index is None else column.index[start:stop]
-        if wrong[where].any():
-            raise cannot_hold(column, where, wrong[where], rows.rows, row, target)
+    for column in columns:
+        wrong = _no_integer(column, target) if whole else too_large(column, slice(None), target)
+        if not wrong.any():
+            continue
+        for row, (start, stop) in enumerate(zip(rows.starts, rows.stops, strict=True)):
+            where = slice(start, stop) if column.index is None else column.index[start:stop]
+            if wrong[where].any():
+                raise cannot_hold(column, where, wrong[where], rows.rows, row, target)
 
 
 def cannot_hold(
