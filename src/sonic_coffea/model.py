@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -163,7 +163,7 @@ class Model:
         settings: Settings | None = state["settings"]
         adopt(settings)
 
-    @property
+    @cached_property
     def config_hash(self) -> str:
         """A hash of the declaration: inputs, transformations, outputs and pinned version."""
         declared = repr((self.name, self.version, self.inputs, self.outputs))

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-import awkward as ak
 from awkward.contents import RecordArray
 
 from sonic_coffea import html
@@ -17,6 +16,8 @@ from sonic_coffea.statistics import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    import awkward as ak
 
     from sonic_coffea.layouts import Assembly, Rows
     from sonic_coffea.pool import Call
@@ -143,8 +144,8 @@ class Pending:
         else:
             content = RecordArray(list(contents.values()), list(contents), length=len(self._rows))
         lost = [*self._lost, *(rows for part in self.parts for rows in part.lost)]
-        scores = self._rows.unflatten(self._rows.without(content, lost))
-        return ak.with_name(scores, None, attrs={"sonic": self.provenance()})
+        there = self._rows.without(content, lost)
+        return self._rows.unflatten(there, attrs={"sonic": self.provenance()})
 
     def provenance(self) -> dict[str, Any]:
         """Return what produced the scores: model, version, servers and the declaration's hash."""
@@ -155,7 +156,7 @@ class Pending:
             "model": self._model.name,
             "version": self._model.version or ", ".join(sorted(served)) or None,
             "digest": ", ".join(sorted(digests)) or None,
-            "servers": sorted({server for (server, _, _), _ in self.statistics}),
+            "servers": sorted({s for call in calls for (s, _, _), _ in call.statistics}),
             "config_hash": self._model.config_hash,
             "sonic_coffea": __version__,
         }

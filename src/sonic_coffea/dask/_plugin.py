@@ -8,14 +8,22 @@ import time
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
+from distributed.core import clean_exception
 from tornado.ioloop import PeriodicCallback
 
 from sonic_coffea.dask._messages import FINAL, JOIN, REPORT, SHARES, read_shares, written_report
 from sonic_coffea.dask._metrics import offer_metrics
 from sonic_coffea.dask._waiting import ThreadLoan, current_task
+from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import Pool, Settings, forget, install, take_part
 
 logger = logging.getLogger(__name__)
+
+# Tasks in which a model has failed, by the worker's address and the key, while they run. Not in the
+# plugin, as another may take its place meanwhile.
+_failed: set[tuple[str, Any]] = set()
+# dask's states of a task whose function has not returned.
+_RUNNING = ("executing", "long-running", "cancelled", "resumed")
 
 
 class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -45,7 +53,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         """Open the pool; nothing is contacted yet."""
         self._worker = worker
         self._pool = install(self.settings)
-        take_part(ThreadLoan(self.settings.waiting_chunks).wait, _tell_of_failure)
+        take_part(ThreadLoan(self.settings.waiting_chunks).wait, _note_failure)
         offer_metrics(worker, self._pool)
         worker.stream_handlers[SHARES] = self._allow
         worker.loop.add_callback(self._join)
@@ -77,11 +85,23 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         worker.periodic_callbacks[self.name] = callback
         callback.start()
 
-    def failed_for_good(self, key: Any) -> None:
-        """Have the scheduler not try a task again: its pool has done what can be done."""
-        if self._joined:
-            message = {"op": FINAL, "key": key}
-            self._worker.loop.add_callback(self._worker.batched_send, message)
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Have the scheduler not try a task again that its pool has given up.
+
+        A task may catch that, and fail later for what another try mends. dask tells of the failure
+        after this, in the same stream, so that the scheduler reads this first.
+        """
+        del start, finish, kwargs
+        failed = self._worker.address, key
+        if failed not in _failed:
+            return
+        task = self._worker.state.tasks.get(key)
+        if task is not None and task.state in _RUNNING:
+            return
+        _failed.discard(failed)
+        erred = task is not None and task.state == "error"
+        if erred and self._joined and _given_up(task.exception.data):
+            self._worker.batched_send({"op": FINAL, "key": key})
 
     def _report(self) -> None:
         """Say what was seen since the last time; nothing, if it is nothing again."""
@@ -119,9 +139,16 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
             callback.callback_time = every_s * 1000
 
 
-def _tell_of_failure() -> None:
-    """Tell the plugin of the worker whose task this thread runs."""
+def _note_failure() -> None:
+    """Note that a model has failed in the task that this thread runs."""
     worker, key = current_task()
-    plugin = None if worker is None else worker.plugins.get(SonicPlugin.name)
-    if plugin is not None:
-        plugin.failed_for_good(key)
+    if worker is not None:
+        _failed.add((worker.address, key))
+
+
+def _given_up(exception: bytes) -> bool:
+    """Whether what a task raised is a model's failure, or was raised from one."""
+    _, error, _ = clean_exception(exception)
+    while error is not None and not isinstance(error, SonicError):
+        error = error.__cause__
+    return error is not None

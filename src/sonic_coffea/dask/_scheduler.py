@@ -97,9 +97,9 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
 
     def final(self, worker: str, key: Any) -> None:
         """Have a task that failed for good not be tried again: the pool has done what can be."""
-        del worker
         task = self._scheduler.tasks.get(key)
-        if task is not None:
+        # It may be elsewhere by now, if the worker had been thought lost.
+        if task is not None and task.processing_on and task.processing_on.address == worker:
             task.retries = 0
 
     def round(self) -> None:

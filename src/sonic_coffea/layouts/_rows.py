@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sonic_coffea.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from awkward.forms import Form
 
@@ -54,9 +54,9 @@ class Rows:
         """Length of the outermost axis."""
         return int(self.skeleton.length)
 
-    def unflatten(self, content: Content) -> ak.Array:
+    def unflatten(self, content: Content, attrs: Mapping[str, Any] | None = None) -> ak.Array:
         """Return `content`, one element per row, in the structure that the rows came from."""
-        return ak.Array(_with_leaf(self.skeleton, content))
+        return ak.Array(_with_leaf(self.skeleton, content), attrs=attrs)
 
     def without(self, content: Content, lost: Sequence[Any]) -> Content:
         """Return `content` with None at the rows that were lost, each a slice or numbers."""

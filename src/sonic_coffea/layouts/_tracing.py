@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def is_tracer(arrays: Any) -> bool:
     """Whether arrays, or those of a dict, have a type and no data."""
     each = arrays.values() if isinstance(arrays, dict) else [arrays]
-    return any(isinstance(a, ak.Array) and ak.backend(a) == "typetracer" for a in each)
+    return any(isinstance(a, ak.Array) and a.layout.backend.name == "typetracer" for a in each)
 
 
 def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: Any) -> ak.Array:

@@ -22,7 +22,8 @@ def take_part(wait: Wait, on_failure: Callable[[], None]) -> None:
     wait : callable
         Waits for an event, at most so many seconds, and returns whether it happened.
     on_failure : callable
-        Called in the thread of a task that could not be scored, before the error is raised.
+        Called in the thread of a task that could not be scored, before the error is raised; the
+        task may still catch it.
     """
     global _wait, _on_failure
     _wait, _on_failure = wait, on_failure
