@@ -862,6 +862,22 @@ def test_a_call_that_comes_as_the_pool_is_closed(
             MODEL(objects(4), pool=pool, timeout_s=20)
 
 
+def test_what_cannot_be_sent_as_the_pool_is_closed_is_cancelled(
+    servers: dict[str, FakeServer],
+) -> None:
+    """The servers have not lost it, so that it is an error also where losses are None."""
+    (one, _) = servers.values()
+    pool = pool_of("grpc://s1:8001")
+
+    def infer(*_: Any, **__: Any) -> Any:
+        pool.close()
+        raise ValueError("a closed channel")
+
+    one.infer = infer  # type: ignore[method-assign]
+    with pytest.raises(errors.CancelledError):
+        MODEL(objects(4), pool=pool, timeout_s=20, on_error="mask")
+
+
 def test_a_system_without_threads_for_a_moment(
     servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

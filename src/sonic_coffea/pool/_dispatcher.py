@@ -330,6 +330,8 @@ class Dispatcher:
         if elsewhere:
             logger.debug("%s; another server has its rows", error)
             self._record(piece.call, attempt.endpoint, _add_failure)
+        elif self._closed:
+            piece.call.cancel()
         else:
             self._fail(piece, error)
 

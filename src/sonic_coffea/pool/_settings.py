@@ -31,7 +31,8 @@ class Settings:
         URLs: ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``triton+grpc://host:port``.
     servers_file : str or None
         A file with a URL on each line, from which the servers are; it is read again when it
-        changes. Lines may be empty, or comments that begin with ``#``.
+        changes. Lines may be empty, or comments that begin with ``#``. One that cannot be used
+        changes nothing, and the log says so.
     token : str, path, callable or None
         Bearer token; a `pathlib.Path` is read again for every call, as tokens expire.
     headers : mapping
