@@ -302,6 +302,20 @@ def test_what_a_fallback_gave_is_not_kept(server: FakeServer, tmp_path: Path) ->
     assert len(ScoreCache(tmp_path / "scores", 10**6)) == 1
 
 
+def test_scores_of_a_type_that_awkward_lacks(tmp_path: Path) -> None:
+    """They are float32, which has the same numbers, also if they come from the cache."""
+    output = sonic.Output(["twice"], dtype="bfloat16")
+    model = sonic.Model("b", {"x": sonic.Row("pt")}, {"y": output})
+    served = FakeModel.of(model, lambda x: {"y": (2 * x["x"]).astype(output.dtype)})
+    with FakeServer({"b": served}) as server:
+        for _ in range(2):
+            with cached(server, tmp_path) as pool:
+                scores = model(objects([[1.0, 3.0], []]), pool=pool)
+                assert scores.twice.tolist() == [[2.0, 6.0], []]
+                assert str(ak.type(scores.twice)) == "2 * var * float32"
+        assert server.statistics["b", "rows"] == 2
+
+
 def test_a_deadline_does_not_wait_for_the_cache(
     server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import ml_dtypes
 import numpy as np
 from awkward.contents import Content, ListArray, ListOffsetArray, NumpyArray, RecordArray
 from awkward.index import Index64
@@ -33,7 +34,8 @@ class Output:
     labels : sequence of str, optional
         Names of the values; without them there is a number, or an array of fixed shape.
     dtype : dtype
-        What the model gives, float32 by default; checked against the server.
+        What the model gives, float32 by default; checked against the server. Scores have the same,
+        of bfloat16 float32.
     per : {"row", "constituent"}
         Whether the model gives one for each row, or one for each element of the axis that the row
         consumes: ``[N, L, K]`` for `Padded`, ``[sum n, K]`` for `Flat`. The latter return with the
@@ -74,12 +76,17 @@ class Output:
         names = None if labels is None else tuple(labels)
         for name, value in (
             ("labels", names),
-            ("dtype", np.dtype(dtype)),
+            ("dtype", np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)),
             ("per", per),
             ("of", of),
             ("splits", splits),
         ):
             object.__setattr__(self, name, value)
+
+    @property
+    def score_dtype(self) -> np.dtype[Any]:
+        """The type of the scores."""
+        return np.dtype(np.float32) if self.dtype.name == "bfloat16" else self.dtype
 
     @property
     def width(self) -> int | None:
@@ -114,7 +121,8 @@ class Output:
 
     def blank(self, rows: int) -> Tensor:
         """Return the tensor of rows without answers."""
-        return np.zeros((rows,) if self.labels is None else (rows, len(self.labels)), self.dtype)
+        shape = (rows,) if self.labels is None else (rows, len(self.labels))
+        return np.zeros(shape, self.score_dtype)
 
 
 class Assembly(Protocol):
@@ -206,7 +214,7 @@ class _Constituents:
 
     def content(self) -> Content:
         scatter = self._scatter or Scatter(
-            self._elements, self._output.width or 1, self._output.dtype
+            self._elements, self._output.width or 1, self._output.score_dtype
         )
         return scatter.content(None if self._output.labels is None else list(self._output.labels))
 

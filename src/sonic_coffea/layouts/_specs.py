@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import awkward as ak
+import ml_dtypes
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, nearest
@@ -469,8 +470,6 @@ def _jagged(layout: Padded | Bucketed | Flat, source: Source) -> Columns:
 
 def _target(dtype: DTypeLike, layout: str) -> DType:
     if dtype == "bfloat16":
-        import ml_dtypes
-
         dtype = ml_dtypes.bfloat16
     try:
         target = np.dtype(dtype)

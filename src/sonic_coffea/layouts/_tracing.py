@@ -113,7 +113,7 @@ def _content(outputs: Mapping[str, Output]) -> Form:
 
 
 def _output(output: Output) -> Form:
-    number = NumpyForm(output.dtype.name)
+    number = NumpyForm(output.score_dtype.name)
     labels = output.labels
     values = number if labels is None else RecordForm([number] * len(labels), list(labels))
     if output.per == "constituent":

@@ -36,10 +36,12 @@ def tensors_of(answer: Any) -> dict[str, NDArray[Any]] | None:
     return tensors
 
 
-def check_types(
+def checked(
     tensors: Mapping[str, NDArray[Any]], contract: Contract, context: Mapping[str, Any]
-) -> None:
-    """Refuse tensors of other types than the model's: their numbers would be taken as they are.
+) -> Mapping[str, NDArray[Any]]:
+    """Return tensors of the model's types; bfloat16, which awkward lacks, as float32.
+
+    Those of other types are refused: their numbers would be taken as they are.
 
     Raises
     ------
@@ -54,6 +56,10 @@ def check_types(
                 f"output {spec.name!r} came back as {found}, the model declares {spec.datatype}"
             )
             raise ResponseError(message, **context)
+    return {
+        name: t.astype(np.float32) if t.dtype.name == "bfloat16" else t
+        for name, t in tensors.items()
+    }
 
 
 def with_contents(request: Any, tensors: Iterable[NDArray[Any]]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from sonic_coffea.errors import (
     SonicError,
     nearest,
 )
-from sonic_coffea.transport._contents import check_types, tensors_of, with_contents
+from sonic_coffea.transport._contents import checked, tensors_of, with_contents
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._protocol import (
     Answer,
@@ -263,7 +264,8 @@ class GrpcConnection:
             try:
                 outcome = self._outcome(call, sent_bytes, local, context)
                 if isinstance(outcome, Answer):
-                    check_types(outcome.outputs, contract, context)
+                    found = checked(outcome.outputs, contract, context)
+                    outcome = replace(outcome, outputs=found)
             except ResponseError as error:
                 outcome = error
             except Exception as error:  # noqa: BLE001
