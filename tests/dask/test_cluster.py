@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def one_thread() -> Iterator[Client]:
     with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,
     ):
         yield client
@@ -90,7 +90,7 @@ def test_a_full_memory_keeps_the_thread(
             threads_per_worker=1,
             processes=False,
             memory_limit="8 GiB",
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
         ) as cluster,
         Client(cluster) as client,
         sonic.connect(slow_server, client=client),
@@ -102,7 +102,7 @@ def test_a_full_memory_keeps_the_thread(
 def test_workers_of_one_process_share_its_pool(slow_server: sonic.LocalServer) -> None:
     with (
         LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
         ) as cluster,
         Client(cluster) as client,
         sonic.connect(slow_server, client=client) as pool,
@@ -178,6 +178,35 @@ def test_what_the_pool_has_given_up_is_not_tried_again(
         with pytest.raises(ZeroDivisionError):
             one_thread.submit(clumsy, str(tmp_path / "clumsy"), retries=3).result()
         assert len(list((tmp_path / "clumsy").iterdir())) == 4
+
+
+@pytest.mark.parametrize(("why", "tries"), [("caught", 3), ("instead", 3), ("because", 1)])
+def test_what_a_task_catches_is_its_own_business(
+    one_thread: Client, tmp_path: Path, why: str, tries: int
+) -> None:
+    """A task that goes on without a model, and cannot read a file after that."""
+    absent = sonic.Model("absent", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+
+    def careful() -> int:
+        (tmp_path / str(time.monotonic_ns())).touch()
+        number = len(list(tmp_path.iterdir()))
+        hiccup = OSError("cannot read") if number < 3 else None
+        try:
+            absent(jets(0, 1))
+        except errors.ModelNotFoundError as error:
+            if hiccup is not None and why == "instead":
+                raise hiccup  # noqa: B904  it is no consequence
+            if hiccup is not None and why == "because":
+                raise hiccup from error
+        if hiccup is not None:
+            raise hiccup
+        return number
+
+    with FakeServer({}) as server, sonic.connect(server.url, client=one_thread):
+        future = one_thread.submit(careful, retries=5)
+        until(future.done)
+        assert future.status == ("finished" if tries == 3 else "error")
+        assert len(list(tmp_path.iterdir())) == tries
 
 
 def test_a_killed_worker_counts_nothing_twice(
@@ -284,7 +313,7 @@ def test_the_table_of_the_page_is_drawn_anew() -> None:
 
 def test_an_adaptive_cluster(slow_server: sonic.LocalServer) -> None:
     with (
-        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,
         sonic.connect(slow_server, client=client),
     ):
