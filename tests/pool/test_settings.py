@@ -85,6 +85,16 @@ def test_secrets_are_in_no_repr_and_no_pickle(tagger: sonic.Model, tmp_path: Pat
         options.token()
 
 
+def test_a_token_file_that_is_no_text_is_not_quoted(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"hush-\xff")
+    options = Settings.make("grpc://s:1", token=tmp_path / "token").connection_options()
+    assert callable(options.token)
+    with pytest.raises(errors.ConfigError, match="bytes that are not UTF-8") as caught:
+        options.token()
+    assert "hush" not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
 def test_servers_of_a_closed_pool_are_not_carried(tagger: sonic.Model) -> None:
     with sonic.connect("grpc://s:1"):
         assert b"s:1" in pickle.dumps(tagger)

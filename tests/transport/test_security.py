@@ -229,3 +229,15 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         options = ConnectionOptions(**{name: str(tmp_path / file)})
         with pytest.raises(errors.ConfigError, match=message):
             connect_transport("grpcs://h:1", options=options)
+
+
+def test_an_error_does_not_show_the_token() -> None:
+    def token() -> str:
+        return b"hush-\xff".decode()
+
+    options = ConnectionOptions(token=token)
+    with (
+        contextlib.closing(connect_transport("grpc://127.0.0.1:9", options=options)) as connection,
+        pytest.raises(errors.ConfigError, match=r"token= names failed: UnicodeDecodeError$"),
+    ):
+        connection.info()

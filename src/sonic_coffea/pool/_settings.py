@@ -230,10 +230,13 @@ class Settings:
 
             def token() -> str:
                 try:
-                    return path.read_text().strip()
+                    return path.read_text(encoding="utf-8").strip()
                 except OSError as error:
-                    message = f"cannot read the token file {str(path)!r}: {error.strerror}"
-                raise ConfigError(message)
+                    reason = error.strerror
+                except UnicodeDecodeError:
+                    # Its own words quote the token.
+                    reason = "expected text, got bytes that are not UTF-8"
+                raise ConfigError(f"cannot read the token file {str(path)!r}: {reason}")
 
         return ConnectionOptions(
             token=token,

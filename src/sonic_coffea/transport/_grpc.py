@@ -428,7 +428,7 @@ def _said(token: Callable[[], str]) -> str:
     except SonicError:
         raise
     except Exception as error:  # noqa: BLE001  it is the user's
-        message = f"the function that token= names failed: {error!r}"
+        message = f"the function that token= names failed: {type(error).__name__}"
     else:
         if isinstance(said, str):
             return said
