@@ -11,6 +11,7 @@ import uproot
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, provenance
+from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +33,35 @@ def test_what_is_said(scores: Any, server: sonic.LocalServer, tagger: sonic.Mode
     assert about["packages"]["sonic-coffea"] == sonic.__version__
     assert {"python", "coffea", "awkward", "numpy", "tritonclient"} <= about["packages"].keys()
     json.dumps(about)
+
+
+def test_of_scores_that_are_put_together(tmp_path: Path) -> None:
+    """All that made them is said, however they are put together, and also in files."""
+    declared = [
+        sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]}, version=number)
+        for number in (1, 2)
+    ]
+    jets = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], []])
+    served = FakeModel.of(declared[0], versions=("1", "2"))
+    with FakeServer({"m": served}) as server, sonic.connect(server.url):
+        one, two = (model(jets) for model in declared)
+    expected = provenance.of_scores(one, two)
+    assert [made["version"] for made in expected["models"]] == ["1", "2"]
+    for together in (
+        ak.concatenate([one, two]),
+        ak.concatenate([one, two, one]),
+        ak.zip({"one": one.top, "two": two.top}),
+        one.top - two.top,
+        ak.with_field(one, two.top, "other")[:1],
+    ):
+        assert provenance.of_scores(together) == expected
+    provenance.to_parquet(together, tmp_path / "x.parquet", together)
+    assert provenance.read(tmp_path / "x.parquet") == expected
+    assert len(provenance.of_scores(ak.concatenate([one, one]))["models"]) == 1
+    inside = ak.Array({"jets": jets})
+    inside["jets", "top"] = one.top
+    with pytest.raises(errors.ConfigError, match="fields that are set in another array"):
+        provenance.of_scores(inside)
 
 
 def test_in_a_parquet_file(scores: Any, tmp_path: Path) -> None:

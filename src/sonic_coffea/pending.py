@@ -12,6 +12,7 @@ from sonic_coffea import html
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import DeadlineError
 from sonic_coffea.pool import Deadline, failures_told
+from sonic_coffea.provenance import attributes
 from sonic_coffea.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Pending:
             content = RecordArray(list(contents.values()), list(contents), length=len(self._rows))
         lost = [*self._lost, *(rows for part in self.parts for rows in part.lost)]
         there = self._rows.without(content, lost)
-        return self._rows.unflatten(there, attrs={"sonic": self.provenance()})
+        return self._rows.unflatten(there, attrs=attributes(self.provenance()))
 
     def provenance(self) -> dict[str, Any]:
         """Return what produced the scores: model, version, servers and the declaration's hash."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import platform
@@ -16,10 +17,28 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
-__all__ = ["of_scores", "read", "to_parquet", "to_root"]
+__all__ = ["attributes", "of_scores", "read", "to_parquet", "to_root"]
 
 KEY = "sonic"
 _PACKAGES = ("sonic-coffea", "coffea", "awkward", "numpy", "tritonclient")
+
+
+def attributes(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of scores that say what made them.
+
+    Parameters
+    ----------
+    made : mapping
+        Model, version and so on.
+
+    Returns
+    -------
+    dict
+        It, by two keys: ``sonic``, and one that nothing else has.
+    """
+    # Of arrays that are put together, awkward keeps all keys, but of equal ones the first value.
+    text = json.dumps(made, sort_keys=True)
+    return {KEY: made, f"{KEY}:{hashlib.sha256(text.encode()).hexdigest()[:16]}": made}
 
 
 def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +47,8 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
     Parameters
     ----------
     *scores : awkward array or mapping
-        As `Model` returned them, or slices of that; or what `read` has found in other files.
+        As `Model` returned them, or what was made of them: by slices, arithmetic, `ak.zip`,
+        `ak.concatenate`; or what `read` has found in other files.
 
     Returns
     -------
@@ -43,13 +63,15 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
     """
     made: list[dict[str, Any]] = []
     for number, one in enumerate(scores):
-        if isinstance(one, ak.Array) and KEY not in one.attrs:
+        models = _made(one) if isinstance(one, ak.Array) else one["models"]
+        if not models:
             raise ConfigError(
                 f"array {number} does not say what made it; pass the scores as a model returned "
-                "them, as arithmetic and ak.zip forget it"
+                "them, as fields that are set in another array, and NumPy arrays, forget it"
             )
-        models = [dict(one.attrs[KEY])] if isinstance(one, ak.Array) else one["models"]
-        made += [model for model in models if model not in made]
+        for model in models:
+            if model not in made:
+                made.append(model)
     return {"models": made, "packages": _versions()}
 
 
@@ -108,6 +130,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"{path} does not say what made its scores")
     about: dict[str, Any] = json.loads(text)
     return about
+
+
+def _made(scores: ak.Array) -> list[dict[str, Any]]:
+    """Return all that an array says of what made it."""
+    return [dict(made) for key, made in scores.attrs.items() if key.split(":")[0] == KEY]
 
 
 def _versions() -> dict[str, str]:
