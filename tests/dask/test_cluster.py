@@ -8,6 +8,7 @@ import pickle
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
@@ -243,6 +244,30 @@ def test_a_lost_server_is_an_event(cluster: LocalCluster, slow_repository: Path)
         assert all("worker" in event for event in lost())
 
 
+def test_idle_workers_hear_that_a_server_is_back() -> None:
+    sent: dict[str, list[str]] = {}
+    plugin = SonicSchedulerPlugin()
+    plugin._scheduler = SimpleNamespace(
+        workers={"a", "b", "c"},
+        periodic_callbacks={plugin.name: SimpleNamespace(callback_time=0)},
+        worker_send=lambda worker, message: sent.update({worker: message["lost"]}),
+        log_event=lambda topic, event: None,
+    )
+
+    def rounds(**lost: bool) -> dict[str, list[str]]:
+        sent.clear()
+        plugin.report("a", [], lost, [], [])
+        plugin.round()
+        return dict(sent)
+
+    for worker in "bc":
+        plugin.join(worker)
+    assert rounds() == {}
+    assert sorted(rounds(server=True).values()) == [[], [], ["server"]]  # two of them try it
+    assert rounds(server=False) == {"a": [], "b": [], "c": []}
+    assert rounds() == {}
+
+
 def test_figures_are_where_dask_shows_them(
     cluster: LocalCluster, slow_server: sonic.LocalServer
 ) -> None:
@@ -299,8 +324,6 @@ def test_the_page_of_the_dashboard(cluster: LocalCluster, slow_server: sonic.Loc
 
 def test_the_table_of_the_page_is_drawn_anew() -> None:
     """Bokeh 3.9 does so when the view of the data changes, and not when the data do."""
-    from types import SimpleNamespace
-
     from sonic_coffea.dask._dashboard import ServersView
 
     view = ServersView(SimpleNamespace(history=SimpleNamespace(courses={})))  # type: ignore[arg-type]

@@ -39,6 +39,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     def __init__(self) -> None:
         self.shares = Shares()
         self.history = History()
+        self._some_lost = False
         self._scheduler: Any = None
 
     async def start(self, scheduler: Scheduler) -> None:
@@ -108,10 +109,13 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         shares = self.shares.hand_out(now)
         lost = self.shares.lost_servers()
         self.history.round(now)
+        # When the last one is back, all hear of it once, also who has nothing out.
+        tells = bool(lost) or self._some_lost
+        self._some_lost = bool(lost)
         asks = next((name for name, allowed in shares.items() if allowed), None)
         for worker, allowed in shares.items():
             spared = [server for server, scouts in lost.items() if worker not in scouts]
-            if worker in self._scheduler.workers and (allowed or lost):
+            if worker in self._scheduler.workers and (allowed or tells):
                 message = {
                     "op": SHARES,
                     "shares": written_shares(allowed),
