@@ -74,6 +74,8 @@ def test_in_a_parquet_file(scores: Any, tmp_path: Path) -> None:
     provenance.to_parquet(table, both, provenance.read(one), provenance.read(two))
     assert provenance.read(both) == provenance.read(one)
     assert {p.name for p in tmp_path.iterdir()} == {"one.parquet", "two.parquet", "both.parquet"}
+    nothing = {"models": [], "packages": {}}
+    assert provenance.of_scores(nothing, scores) == provenance.of_scores(scores)
 
 
 def test_in_a_root_file(scores: Any, tmp_path: Path) -> None:

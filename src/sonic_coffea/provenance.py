@@ -64,7 +64,7 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
     made: list[dict[str, Any]] = []
     for number, one in enumerate(scores):
         models = _made(one) if isinstance(one, ak.Array) else one["models"]
-        if not models:
+        if isinstance(one, ak.Array) and not models:
             raise ConfigError(
                 f"array {number} does not say what made it; pass the scores as a model returned "
                 "them, as fields that are set in another array, and NumPy arrays, forget it"
