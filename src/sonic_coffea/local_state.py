@@ -26,6 +26,7 @@ __all__ = [
     "ServerRecord",
     "directory",
     "lookup",
+    "machine",
     "process_start_ticks",
     "records",
     "register",
@@ -137,7 +138,7 @@ def records() -> list[ServerRecord]:
     """Return the records of this user's servers that run on this machine."""
     found = []
     for folder in _folders():
-        for path in sorted(folder.glob(f"{_machine()}-*.json")):
+        for path in sorted(folder.glob(f"{machine()}-*.json")):
             record = _read_live(path)
             if record is not None:
                 found.append(record)
@@ -247,8 +248,8 @@ def _local_port(url: str) -> int | None:
 
 
 @functools.cache
-def _machine() -> str:
-    """Name what a loopback address and a process number mean something in.
+def machine() -> str:
+    """Return a name of what a loopback address and a process number mean something in.
 
     The directory may be shared between machines (home on a network) and between containers.
     """
@@ -262,7 +263,7 @@ def _machine() -> str:
 
 
 def _file_name(port: int) -> str:
-    return f"{_machine()}-{port}.json"
+    return f"{machine()}-{port}.json"
 
 
 def _read_live(path: Path) -> ServerRecord | None:

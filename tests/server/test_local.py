@@ -25,7 +25,7 @@ from tests.waiting import until
 
 from sonic_coffea import local_state
 from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, ServerStartError
-from sonic_coffea.server import LocalServer, build_repository
+from sonic_coffea.server import LocalServer, build_repository, local
 from sonic_coffea.server._watcher import Watcher
 
 from .support import family, is_gone, listening, shared_memory, wait_until
@@ -577,3 +577,40 @@ def test_a_server_that_was_stopped_on_request_can_be_started(repository, install
         os.kill(second, signal.SIGKILL)
         wait_until(lambda: server.pid not in (None, first, second), 60.0, "a start by itself")
     assert not server.ended_on_request
+
+
+def written_before(paths, days):
+    then = time.time() - days * 86400
+    for path in paths:
+        os.utime(path, (then, then))
+
+
+def test_the_log_of_a_server_that_is_starting_is_kept(tmp_path):
+    logs = {local._new_log(tmp_path) for _ in range(30)}
+    assert logs == set(tmp_path.iterdir())
+
+
+def test_old_logs_of_this_machine_are_removed(tmp_path):
+    logs = [local._new_log(tmp_path) for _ in range(30)]
+    other = tmp_path / "triton-0000000000000000-abc.log"
+    other.touch()
+    written_before([*logs, other], days=2)
+    written_before(logs[:5], days=3)
+    newest = local._new_log(tmp_path)
+    left = set(tmp_path.iterdir())
+    assert {newest, other} < left
+    assert len(left) == 22
+    assert left.isdisjoint(logs[:5])
+
+
+def test_logs_that_another_process_removes_at_the_same_time(tmp_path, monkeypatch):
+    path = local._new_log(tmp_path)
+    real = Path.stat
+
+    def stat_of(self, **options):
+        if self == path:
+            raise FileNotFoundError
+        return real(self, **options)
+
+    monkeypatch.setattr(Path, "stat", stat_of)
+    assert local._new_log(tmp_path).exists()

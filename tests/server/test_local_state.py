@@ -162,13 +162,13 @@ def test_lookup_works_where_there_is_no_proc(monkeypatch):
     def missing(*_, **__):
         raise FileNotFoundError
 
-    local_state._machine.cache_clear()
+    local_state.machine.cache_clear()
     try:
         with monkeypatch.context() as patch:
             patch.setattr(local_state.Path, "read_text", missing)
             assert local_state.lookup(URL) is None
     finally:
-        local_state._machine.cache_clear()
+        local_state.machine.cache_clear()
 
 
 def test_a_record_that_cannot_be_written_is_a_warning(monkeypatch, caplog):

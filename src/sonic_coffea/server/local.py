@@ -50,6 +50,7 @@ _HEADER_NAME = "sonic"
 _HEADER = f"triton-grpc-protocol-{_HEADER_NAME}"
 _PORT_TRIES = 5
 _KEPT_LOGS = 20
+_KEPT_FOR_S = 86400.0
 _LOOK_S = 0.1
 
 
@@ -529,17 +530,30 @@ def _new_log(folder: Path | None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _prune_logs(folder)
-        fd, name = tempfile.mkstemp(dir=folder, prefix="triton-", suffix=".log")
+        fd, name = tempfile.mkstemp(dir=folder, prefix=_log_prefix(), suffix=".log")
     except OSError as error:
         raise ServerStartError(f"cannot write the server's log in {folder}: {error}") from None
     os.close(fd)
     return Path(name).absolute()
 
 
+def _log_prefix() -> str:
+    return f"triton-{local_state.machine()}-"
+
+
 def _prune_logs(folder: Path) -> None:
+    """Remove old logs of this machine's servers.
+
+    A server that is starting is in no record yet and its log is read, so no log is removed within a
+    day; what other machines with the same home use cannot be known here.
+    """
     in_use = {record.log for record in local_state.records()}
-    logs = sorted(folder.glob("triton-*.log"), key=lambda path: path.stat().st_mtime)
-    for path in logs[:-_KEPT_LOGS]:
-        if str(path) not in in_use:
+    written = {}
+    for path in folder.glob(f"{_log_prefix()}*.log"):
+        # Another process may be removing the same ones.
+        with contextlib.suppress(OSError):
+            written[path] = path.stat().st_mtime
+    for path in sorted(written, key=written.__getitem__)[:-_KEPT_LOGS]:
+        if str(path) not in in_use and written[path] < time.time() - _KEPT_FOR_S:
             with contextlib.suppress(OSError):
                 path.unlink()
