@@ -105,6 +105,23 @@ def test_backends_that_lost_a_part_are_redone(root, fake_pip):
     assert fake_pip.count("installing it") == 1
 
 
+def test_backends_that_another_process_makes_meanwhile_are_not_removed(root, fake_pip, monkeypatch):
+    made = install.ensure()
+    shutil.rmtree(made.backend_directory)
+    removed = []
+
+    def rmtree(path, **options):
+        removed.append(path)
+        real(path, **options)
+
+    real = shutil.rmtree
+    monkeypatch.setattr(install.shutil, "rmtree", rmtree)
+    assert install.ensure() == made
+    assert install.find() == made
+    # There was none, so any that is found there by now is another's.
+    assert made.backend_directory not in removed
+
+
 def test_an_installation_for_all_by_another_version_of_the_package(
     root, fake_pip, monkeypatch, tmp_path
 ):

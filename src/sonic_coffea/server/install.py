@@ -301,10 +301,13 @@ def _add_backends(install: ServerInstall) -> None:
             (stage / name).mkdir()
             shutil.copyfile(_BACKEND, stage / name / "model.py")
         stage.chmod(0o755)
-        if not _stub(install).exists():
-            shutil.rmtree(target, ignore_errors=True)
+        # Nothing is removed before this has failed: it may be what another process has just made.
         with contextlib.suppress(OSError):
             stage.rename(target)
+        if not _stub(install).exists():
+            shutil.rmtree(target, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                stage.rename(target)
         if not _stub(install).exists():
             raise OSError("another process removes what this one makes")
     finally:
