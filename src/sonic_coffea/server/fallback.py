@@ -66,13 +66,21 @@ def _new(path: str) -> LocalServer | InProcessServer:
 
 
 @contextlib.contextmanager
-def _alone_on_machine(path: str) -> Iterator[None]:
-    """Hold a lock against other processes of this user, or none without a private directory."""
+def _alone_on_machine(repository: str) -> Iterator[None]:
+    """Hold a lock against other processes of this user, or none where there can be none.
+
+    Two servers are then started where one would do.
+    """
     folder = local_state.directory()
     if folder is None:
         yield
         return
-    name = hashlib.sha256(path.encode()).hexdigest()[:16]
-    with (folder / f"fallback-{name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    name = hashlib.sha256(repository.encode()).hexdigest()[:16]
+    # The directory may be that of many machines, which need not wait for each other.
+    path = folder / f"fallback-{local_state.machine()}-{name}.lock"
+    with contextlib.ExitStack() as held:
+        try:
+            fcntl.flock(held.enter_context(path.open("w")), fcntl.LOCK_EX)
+        except OSError as error:
+            logger.warning("cannot lock %s: %s", path, error)
         yield

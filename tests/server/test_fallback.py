@@ -1,0 +1,40 @@
+"""The lock by which one local server is started for all processes of a machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from sonic_coffea import local_state
+from sonic_coffea.server import fallback
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("SONIC_COFFEA_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def test_machines_with_the_same_home_do_not_wait_for_each_other(monkeypatch):
+    monkeypatch.setattr(local_state, "machine", lambda: "this")
+    with fallback._alone_on_machine("/models"):
+        monkeypatch.setattr(local_state, "machine", lambda: "other")
+        monkeypatch.setattr(
+            fallback.fcntl, "LOCK_EX", fallback.fcntl.LOCK_EX | fallback.fcntl.LOCK_NB
+        )
+        monkeypatch.setattr(fallback.logger, "warning", pytest.fail)
+        with fallback._alone_on_machine("/models"):
+            pass
+
+
+def test_where_files_cannot_be_locked(monkeypatch, caplog):
+    def unsupported(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fallback.fcntl, "flock", unsupported)
+    done = []
+    with fallback._alone_on_machine("/models"):
+        done.append("work")
+    assert done == ["work"]
+    assert "cannot lock" in caplog.text
+    with pytest.raises(OSError, match="of the work"), fallback._alone_on_machine("/models"):
+        raise OSError("of the work")
