@@ -149,8 +149,7 @@ def directory() -> Path | None:
     """Return the private directory for state, made if need be; None where there can be none."""
     for candidate in _candidates():
         try:
-            candidate.mkdir(mode=0o700, parents=True, exist_ok=True)
-            candidate.chmod(0o700)
+            _make_private(candidate)
         except OSError as error:
             logger.debug("cannot use %s for state: %s", candidate, error)
             continue
@@ -166,12 +165,11 @@ def record_path(url: str) -> Path | None:
         return None
     folder = base / "servers"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        folder.chmod(0o700)
+        _make_private(folder)
     except OSError as error:
         logger.warning("cannot make %s: %s", folder, error)
         return None
-    return folder / _file_name(port)
+    return folder / _file_name(port) if _is_private(folder) else None
 
 
 def process_start_ticks(pid: int) -> int | None:
@@ -221,6 +219,13 @@ def _candidates() -> list[Path]:
         platformdirs.user_state_path("sonic-coffea"),
         Path(tempfile.gettempdir()) / f"sonic-coffea-{os.getuid()}",
     ]
+
+
+def _make_private(folder: Path) -> None:
+    """Make a directory for this user alone; one that is there stays as it is."""
+    # What others share is not to be taken from them, be it by a link.
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
 
 
 def _folders() -> list[Path]:

@@ -98,6 +98,33 @@ def test_a_directory_that_others_can_reach_is_ignored(state, caplog):
     assert "mode 0700" in caplog.text
 
 
+@pytest.mark.parametrize("way", ["itself", "link"])
+def test_a_directory_of_others_stays_as_it_is(way, tmp_path, monkeypatch, caplog):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o775)
+    named = shared
+    if way == "link":
+        named = tmp_path / "link"
+        named.symlink_to(shared)
+    monkeypatch.setenv("SONIC_COFFEA_STATE_DIR", str(named))
+    with caplog.at_level(logging.WARNING):
+        assert local_state.directory() is None
+        assert local_state.register(record()) is None
+    assert f"ignoring {named}: expected a directory of this user with mode 0700" in caplog.text
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o775
+    assert list(shared.iterdir()) == []
+
+
+def test_the_directory_of_records_is_not_made_private_by_force(state, caplog):
+    (state / "servers").mkdir(parents=True)
+    state.chmod(0o700)
+    (state / "servers").chmod(0o755)
+    with caplog.at_level(logging.WARNING):
+        assert local_state.register(record()) is None
+    assert stat.S_IMODE((state / "servers").stat().st_mode) == 0o755
+
+
 def test_a_link_is_not_followed(tmp_path, caplog):
     path = local_state.register(record())
     path.rename(tmp_path / "elsewhere.json")
