@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
+import pyarrow.parquet as pq
 import pytest
 import uproot
 
@@ -76,6 +77,38 @@ def test_in_a_parquet_file(scores: Any, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"one.parquet", "two.parquet", "both.parquet"}
     nothing = {"models": [], "packages": {}}
     assert provenance.of_scores(nothing, scores) == provenance.of_scores(scores)
+
+
+def test_two_that_write_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes a whole file, and the last one stays."""
+    path, about, write = tmp_path / "x.parquet", {"models": [], "packages": {}}, pq.write_table
+
+    def write_while_another_does(*arguments: Any) -> None:
+        write(*arguments)
+        monkeypatch.setattr(pq, "write_table", write)
+        provenance.to_parquet(ak.Array({"x": [1, 2]}), path, about)
+        assert ak.from_parquet(path).x.tolist() == [1, 2]
+
+    monkeypatch.setattr(pq, "write_table", write_while_another_does)
+    provenance.to_parquet(ak.Array({"x": [3]}), path, about)
+    assert ak.from_parquet(path).x.tolist() == [3]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_not_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(table: Any, path: Path) -> None:
+        path.write_text("half of it")
+        raise OSError("no space left")
+
+    path, about = tmp_path / "x.parquet", {"models": [], "packages": {}}
+    provenance.to_parquet(ak.Array({"x": [1]}), path, about)
+    monkeypatch.setattr(pq, "write_table", fail)
+    with pytest.raises(OSError, match="no space left"):
+        provenance.to_parquet(ak.Array({"x": [2]}), path, about)
+    assert ak.from_parquet(path).x.tolist() == [1]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_in_a_root_file(scores: Any, tmp_path: Path) -> None:

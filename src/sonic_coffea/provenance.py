@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,9 +96,13 @@ def to_parquet(
     about = json.dumps(of_scores(*scores)).encode()
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: about})
     target = Path(path)
-    half = target.with_name(f".{target.name}.part")
-    pq.write_table(table, half)
-    half.replace(target)
+    # Others may write the same file at the same time. tempfile would hide it from the group.
+    half = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    try:
+        pq.write_table(table, half)
+        half.replace(target)
+    finally:
+        half.unlink(missing_ok=True)
 
 
 def to_root(file: Any, *scores: ak.Array | Mapping[str, Any]) -> None:
