@@ -19,8 +19,8 @@ from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.dask import SonicSchedulerPlugin
-from sonic_coffea.pool import current
+from sonic_coffea.dask import SonicPlugin, SonicSchedulerPlugin
+from sonic_coffea.pool import _registry, current
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
@@ -242,6 +242,39 @@ def test_a_lost_server_is_an_event(cluster: LocalCluster, slow_repository: Path)
         until(lambda: any(event["action"] == "lost" for event in lost()))
         assert {event["server"] for event in lost()} == {server.url}
         assert all("worker" in event for event in lost())
+
+
+def test_connecting_again_keeps_what_is_out(one_thread: Client) -> None:
+    served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})
+
+    def score(number: int) -> list[float]:
+        return twice(MODEL(jets(number, 2)))
+
+    def closed() -> bool:
+        """Whether the worker has no pool, without opening one."""
+        return _registry._pool is None
+
+    with (
+        FakeServer({"double": served}) as server,
+        FakeServer({"double": served}) as other,
+        sonic.connect(server.url, client=one_thread),
+    ):
+        assert one_thread.submit(score, 1).result() == [2.0, 4.0]
+        before = one_thread.run(lambda: id(current()))
+        server.hold()
+        future = one_thread.submit(score, 2)
+        until(lambda: one_thread.run(lambda: current().servers[0].in_flight).popitem()[1] > 0)
+        sonic.connect(server.url, client=one_thread)
+        assert one_thread.run(lambda: id(current())) == before
+        server.release()
+        assert future.result() == [4.0, 6.0]
+        # Other settings take another pool, and no plugin has none.
+        with sonic.connect(other.url, client=one_thread):
+            used = one_thread.run(lambda: current().settings.servers)
+            assert list(used.values()) == [(other.url,)]
+            assert one_thread.submit(score, 3).result() == [6.0, 8.0]
+            one_thread.unregister_worker_plugin(SonicPlugin.name)
+            until(lambda: all(one_thread.run(closed).values()))
 
 
 def test_idle_workers_hear_that_a_server_is_back() -> None:

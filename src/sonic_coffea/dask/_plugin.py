@@ -64,6 +64,12 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         if callback is not None:
             callback.stop()
         if worker.nanny is not None:
+            # dask adds the plugin that replaces this one right after. With the same settings, it
+            # keeps the pool, and what is out.
+            worker.loop.add_callback(self._close_unless_replaced)
+
+    def _close_unless_replaced(self) -> None:
+        if self.name not in self._worker.plugins:
             forget(self._pool)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -77,7 +83,8 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         except Exception:
             logger.debug("the scheduler deals out no shares", exc_info=True)
             return
-        if self._pool is None:
+        # Meanwhile, another may have taken its place.
+        if self._pool is None or worker.plugins.get(self.name) is not self:
             return
         self._joined = True
         self._pool.wait_for_turn(random.uniform(0.0, reply["spread_s"]))
