@@ -20,7 +20,9 @@ from tests.waiting import until
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.dask import SonicPlugin, SonicSchedulerPlugin
+from sonic_coffea.dask._metrics import _Rate
 from sonic_coffea.pool import _registry, current
+from sonic_coffea.statistics import Statistics
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
@@ -275,6 +277,14 @@ def test_connecting_again_keeps_what_is_out(one_thread: Client) -> None:
             assert one_thread.submit(score, 3).result() == [6.0, 8.0]
             one_thread.unregister_worker_plugin(SonicPlugin.name)
             until(lambda: all(one_thread.run(closed).values()))
+
+
+def test_the_rate_is_not_of_rows_from_before() -> None:
+    """As when a cluster is connected again, and the pool has scored many."""
+    statistics = Statistics()
+    statistics.tally("grpc://a:1", "m", "1").rows = 10**6
+    pool = SimpleNamespace(statistics=statistics)
+    assert _Rate(pool)() == 0  # type: ignore[arg-type]
 
 
 def test_idle_workers_hear_that_a_server_is_back() -> None:

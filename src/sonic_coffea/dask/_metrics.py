@@ -28,7 +28,7 @@ class _Rate:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._last = time.monotonic(), 0
+        self._last = time.monotonic(), pool.statistics.total().rows
 
     def __call__(self) -> float:
         now, rows = time.monotonic(), self._pool.statistics.total().rows
