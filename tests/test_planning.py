@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import sonic_coffea as sonic
-from sonic_coffea import errors
+from sonic_coffea import errors, measuring
 from sonic_coffea.drawing import save
 from sonic_coffea.kserve import KServeModel, KServeServer
 from sonic_coffea.measuring import Curve, measure
@@ -99,6 +100,24 @@ def test_axes_of_any_length_have_the_length_that_is_named() -> None:
         curve = measure(Settings.make(running.url), "m", length=40, seconds=0.01)
     assert lengths == {40}
     assert (curve.length, curve.row_bytes) == (40, 4 * 2 * 40 + 4 * 2)
+
+
+def test_slow_models_are_saturated_too(
+    server: KServeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of ten times what is measured for; 32 of them at a time are served."""
+    request_s, served = 0.1, 32
+    ask = measuring._ask
+
+    def timed(*arguments: Any, out: int = 1) -> tuple[Any, float]:
+        *others, turns = arguments
+        answer, _ = ask(*others, 1)
+        return answer, request_s * math.ceil(turns / min(out, served))
+
+    monkeypatch.setattr(measuring, "_ask", timed)
+    curve = measure(Settings.make(server.url), "m", seconds=0.01)
+    assert curve.in_flight == served
+    assert curve.rows_per_s == pytest.approx(served * ROWS / request_s)
 
 
 def test_a_straight_line() -> None:

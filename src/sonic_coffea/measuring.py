@@ -160,7 +160,8 @@ def measure(
         best, best_out, out = 0.0, 1, 1
         while out <= settings.in_flight:
             tell(f"{out} requests of {most} rows at a time")
-            turns = max(4, round(seconds / times[-1]) * out)
+            # Of slow models too, as many as shall be out at a time.
+            turns = max(4, max(1, round(seconds / times[-1])) * out)
             _, took_s = _ask(connection, contract, version, largest, turns, out=out)
             rate = turns * most / took_s
             if rate < best * _GAIN:
