@@ -297,7 +297,7 @@ class Fleet:
                 url = serve_for_machine(str(given))
             url = Address.parse(url).url
             with self._lock:
-                self._fallback_url = url
+                self._fallback_url, self._fell_back_at = url, time.monotonic()
                 if not self._closed:
                     self._take_in(self.settings)
             logger.warning("rows are scored by the fallback %s until a server is back", url)
@@ -309,7 +309,7 @@ class Fleet:
             with self._lock:
                 self._fallback_url, self._fallback_error = before, failure
         with self._lock:
-            self._falling_back, self._fell_back_at = False, time.monotonic()
+            self._falling_back = False
             self._lock.notify_all()
 
     def lost_since(self, wanted: Wanted, now: float) -> float | None:
