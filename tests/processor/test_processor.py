@@ -8,6 +8,7 @@ import json
 import operator
 import os
 import signal
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -19,7 +20,7 @@ from coffea import processor
 from coffea.processor.accumulator import accumulate
 
 import sonic_coffea as sonic
-from sonic_coffea import errors
+from sonic_coffea import errors, testing
 from sonic_coffea.demo import features
 from sonic_coffea.demo.analysis import Schema, toptagger
 from sonic_coffea.demo.samples import DATA
@@ -160,6 +161,60 @@ def test_blocks_of_a_chunk(top_server: Any, expected: dict[Any, Any]) -> None:
         out = runner(processor.IterativeExecutor(status=False), 400)(FILES, tagging)
     check(out, expected)
     assert sonic.report(out).statistics.chunks == 4
+
+
+class InBlocks(sonic.SonicProcessor, processor.ProcessorABC):
+    """Remembers in acquire what it compares in produce, and says where in the file it was."""
+
+    models = MappingProxyType({"m": sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["gev"]})})
+
+    def __init__(self, block_size: int | None) -> None:
+        self.block_size = block_size
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        self.jets = events.FatJet if "FatJet" in events.fields else events
+        return {"m": self.jets}
+
+    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+        sent, found = ak.ravel(self.jets.pt), ak.ravel(scores["m"].gev)
+        assert np.allclose(sent, found)
+        metadata = getattr(events, "metadata", {})
+        return {metadata.get("entrystart"): [metadata.get("entrystop"), len(events)]}
+
+    def postprocess(self, accumulator: Any) -> Any:
+        return accumulator
+
+
+@pytest.fixture
+def same_server() -> Iterator[testing.FakeServer]:
+    """Answers with what is sent."""
+    same = testing.FakeModel.of(InBlocks.models["m"], lambda inputs: {"y": inputs["x"]})
+    with testing.FakeServer({"m": same}) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("block_size", "expected"),
+    [
+        (None, {0: [500, 500], 500: [1000, 500]}),
+        (300, {0: [300, 300], 300: [500, 200], 500: [800, 300], 800: [1000, 200]}),
+    ],
+)
+def test_a_block_knows_where_it_is(
+    same_server: testing.FakeServer, block_size: int | None, expected: dict[int, list[int]]
+) -> None:
+    files = {"TTbar": FILES["TTbar"]}
+    with sonic.connect(same_server.url):
+        out = runner(processor.IterativeExecutor(status=False), 500)(files, InBlocks(block_size))
+    assert out == expected
+
+
+def test_blocks_do_not_share_what_is_set_on_the_processor(same_server: testing.FakeServer) -> None:
+    analysis = InBlocks(2)
+    with sonic.connect(same_server.url):
+        out = analysis.process(ak.Array({"pt": [1.0, 2.0, 3.0, 4.0, 5.0]}))
+    assert out == {None: [None, 2, None, 2, None, 1]}
+    assert vars(analysis) == {"block_size": 2}
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -13,6 +13,7 @@ import awkward as ak
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
+from sonic_coffea.layouts import is_tracer
 from sonic_coffea.lazy import is_lazy
 from sonic_coffea.pending import Deferred
 from sonic_coffea.pool import Settings, adopt, carried
@@ -44,8 +45,9 @@ class Scores(dict[str, Any]):
 
 @dataclass(slots=True)
 class _Block:
-    """Events whose scores are on their way."""
+    """Events whose scores are on their way, and the processor that works on them."""
 
+    owner: SonicProcessor
     events: Any
     pending: dict[str, Pending]
     scores: Scores
@@ -82,8 +84,10 @@ class SonicProcessor:
     block_size : int or None
         With coffea's local executors, a chunk may be worked on in blocks of so many events: the
         next one is sent before the scores of one are waited for, so that the core works while the
-        servers infer. `acquire`, `overlap` and `produce` see a block at a time, and what `produce`
-        returns is accumulated. On dask, waiting chunks lend their threads instead.
+        servers infer. `acquire`, `overlap` and `produce` see a block at a time, with its own
+        ``entrystart`` and ``entrystop`` in the metadata, and what `produce` returns is accumulated.
+        Each block has a copy of the processor: what is set on ``self`` is not there in the next.
+        On dask, waiting chunks lend their threads instead.
     """
 
     models: Mapping[str, Model] = MappingProxyType({})
@@ -122,11 +126,13 @@ class SonicProcessor:
         started: deque[_Block] = deque()
         outputs: list[Any] = []
         try:
-            for block in self._blocks(events):
-                started.append(self._start(block, first=not started and not outputs))
+            for owner, some in self._blocks(events):
+                first = not started and not outputs
+                started.append(SonicProcessor._start(owner, some, first=first))
                 if len(started) > 1:
-                    outputs.append(self._finish(started.popleft()))
-            outputs += [self._finish(block) for block in started]
+                    block = started.popleft()
+                    outputs.append(SonicProcessor._finish(block.owner, block))
+            outputs += [SonicProcessor._finish(block.owner, block) for block in started]
         finally:
             for block in started:
                 block.cancel()
@@ -136,21 +142,31 @@ class SonicProcessor:
 
         return accumulate(outputs)
 
-    def _blocks(self, events: Any) -> Iterator[Any]:
+    def _blocks(self, events: Any) -> Iterator[tuple[SonicProcessor, Any]]:
+        """Yield the events in blocks, and the processor that works on each."""
         size = self.block_size
-        if size is None or is_lazy(events) or len(events) <= size:
-            yield events
+        if size is None or is_lazy(events) or is_tracer(events) or len(events) <= size:
+            yield self, events
             return
         if size < 1:
             raise ConfigError(f"block_size: expected at least 1 event, or None, got {size}")
         for start in range(0, len(events), size):
-            yield events[start : start + size]
+            yield self._twin(), _block_of(events, start, min(start + size, len(events)))
+
+    def _twin(self) -> SonicProcessor:
+        """Return a copy, as the next block's acquire runs before the produce of one.
+
+        Not by `copy.copy`, which would take the pickle's ways.
+        """
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
 
     def _start(self, events: Any, *, first: bool) -> _Block:
         """Send what a block's events have, and do what needs no scores."""
         with _missing_fields_explained():
             sent = self.acquire(events)
-        block = _Block(events, self._submit(sent), Scores(), first)
+        block = _Block(self, events, self._submit(sent), Scores(), first)
         try:
             with _missing_fields_explained():
                 block.scores.overlap = self.overlap(events)
@@ -260,6 +276,17 @@ class SonicFilter(SonicProcessor):
         )
         kept.passed = passed
         return self.produce(events[passed] if ak.any(passed) else _nothing_of(events), kept)
+
+
+def _block_of(events: Any, start: int, stop: int) -> Any:
+    """Return some events, with metadata that say where in the file they are."""
+    some = events[start:stop]
+    metadata = ak.parameters(events).get("metadata")
+    if not isinstance(metadata, Mapping) or "entrystart" not in metadata:
+        return some
+    first = metadata["entrystart"]
+    own = {**metadata, "entrystart": first + start, "entrystop": first + stop}
+    return ak.with_parameter(some, "metadata", own)
 
 
 def _cut(scores: Any, passed: ak.Array) -> Any:
