@@ -303,7 +303,7 @@ class Model:
         if isinstance(objects, Variations):
             together, lengths = objects.together()
             if not _is_one(version):
-                version = ak.concatenate([version] * len(lengths))
+                version = _repeated(version, lengths)
             pending = self._send(
                 together, pool, on_error, version, deduplicate=True, deadline=deadline
             )
@@ -444,6 +444,17 @@ def _say_that_nothing_is_kept(model: str, version: str) -> None:
 def _is_one(version: Any) -> bool:
     """Whether it is a version, or None, rather than one for each event."""
     return version is None or isinstance(version, (str, int, np.integer))
+
+
+def _repeated(version: Any, lengths: Mapping[str, int]) -> ak.Array:
+    """Return the version of each event of all variations, one after another."""
+    for name, length in lengths.items():
+        if length != len(version):
+            raise InputError(
+                f"variation {name!r} has {length} events, and there are {len(version)} versions; "
+                "vary the objects of all events, or score variations one by one"
+            )
+    return ak.concatenate([version] * len(lengths))
 
 
 def _shown(dtype: Any, shape: tuple[int, ...] | None) -> str:

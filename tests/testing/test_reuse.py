@@ -195,6 +195,13 @@ def test_versions_that_cannot_be(pool: Pool, version: Any, message: str) -> None
         MODEL(objects([[1], [2], [3]]), pool=pool, version=version)
 
 
+def test_each_variation_has_an_event_for_each_version(pool: Pool) -> None:
+    """As many in total would be scored by those of others."""
+    varied = sonic.Variations(nominal=objects([[1], [2]]), up=objects([[3], [4], [5], [6]]))
+    with pytest.raises(errors.InputError, match="variation 'nominal' has 2 events, .* 3 versions"):
+        MODEL(varied, pool=pool, version=ak.Array([1, 2, 1]))
+
+
 def test_a_version_that_is_not_there(server: FakeServer, pool: Pool) -> None:
     with pytest.raises(errors.ModelNotFoundError, match="version 7"):
         MODEL(objects([[1], [2]]), pool=pool, version=ak.Array([1, 7]))
