@@ -1257,12 +1257,20 @@ def test_a_piece_is_over_once() -> None:
 
 def test_a_share_that_ends_before_its_turn_holds_nobody(servers: dict[str, FakeServer]) -> None:
     """The scheduler has fallen silent: the worker goes by what it sees itself."""
+    wanted = ("m", None)
     with pool_of("grpc://s1:8001") as pool:
         MODEL.check(pool)
-        now = time.monotonic()
-        share = Share(most=1, every_s=1000.0, turn_at=now + 900.0, until=now + 0.1)
-        pool.allow({("grpc://s1:8001", ("m", None)): share}, [], 0.1)
-        assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+
+        def allow(lasts_s: float) -> None:
+            now = time.monotonic()
+            share = Share(most=1, every_s=1000.0, turn_at=now + 900.0, until=now + lasts_s)
+            pool.allow({("grpc://s1:8001", wanted): share}, [], lasts_s)
+
+        allow(1000.0)
+        pending = MODEL.submit(objects(4), pool=pool)
+        until(lambda: pool.observe()[1] == {wanted: 1})
+        allow(0.1)
+        assert doubled(pending.result(timeout_s=20)) == list(range(4))
 
 
 def test_a_fallback_that_is_lost_as_well_is_started_again_once(
