@@ -4,6 +4,8 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
+import awkward as ak
+import grpc
 import pytest
 from rich.console import Console
 
@@ -11,9 +13,11 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.processor import Scored
 from sonic_coffea.statistics import Span, Statistics, Tally
+from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import Timings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -61,6 +65,41 @@ def test_report_of_nothing_divides_by_nothing() -> None:
     page = sonic.report(Statistics(), wall_s=0.0)._repr_html_()
     assert "0 of 0" in page
     assert "request's time" not in page  # of no server there is nothing to say
+
+
+def lose_all(server: FakeServer) -> None:
+    server.fail(grpc.StatusCode.INTERNAL, "no", times=99)
+
+
+def lose_the_first(server: FakeServer) -> None:
+    server.fail(grpc.StatusCode.INTERNAL, "no", times=1)
+
+
+def answer_wrongly(server: FakeServer) -> None:
+    server.answer_wrongly(Wrong.shape, times=99)
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+@pytest.mark.parametrize(
+    ("break_it", "lost"), [(lose_all, 10), (answer_wrongly, 10), (lose_the_first, 5)]
+)
+def test_what_is_lost_is_not_scored(
+    break_it: Callable[[FakeServer], None], lost: int, deduplicate: bool
+) -> None:
+    """Two different rows, five times each, in requests of one or of five."""
+    model = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+    served = FakeModel.of(model, max_rows=1 if deduplicate else 5)
+    jets = ak.Array([[{"pt": 1.0}] * 5, [{"pt": 2.0}] * 5])
+    with FakeServer({"m": served}) as server, sonic.connect(server.url):
+        break_it(server)
+        pending = model.submit(jets, on_error="mask", deduplicate=deduplicate)
+        scores = pending.result()
+        report = sonic.report(pending)
+    assert ak.count(scores.top, axis=None) == 10 - lost
+    assert (report.statistics.scored, report.statistics.lost) == (10 - lost, lost)
+    assert f"{10 - lost} of 10" in report._repr_html_()
+    assert report.to_dict()["scored"] == 10 - lost
+    assert f"{10 - lost}, {(10 - lost) / 10:.0%}" in pending._repr_html_()
 
 
 def test_a_server_that_answered_nothing_has_no_times() -> None:

@@ -86,8 +86,7 @@ class Pending:
     @property
     def _scored(self) -> int:
         """How many rows have their scores, by whatever way."""
-        s = self.statistics
-        return s.total().rows + s.repeated + s.cached
+        return self.statistics.scored
 
     def lose(self, wanted: Any, rows: int) -> None:
         """Give up rows before they are sent."""

@@ -154,7 +154,7 @@ class Report:
         rows = [
             ("chunks", f"{s.chunks:,}" if s.chunks else None),
             ("events", f"{s.events:,}" if s.events else None),
-            ("objects scored", f"{total.rows + s.repeated + s.cached:,} of {s.objects:,}"),
+            ("objects scored", f"{s.scored:,} of {s.objects:,}"),
             ("lost, and None", f"{s.lost:,}" if s.lost else None),
             ("not sent, as they repeat others", f"{s.repeated:,}" if s.repeated else None),
             ("not sent, as they were on disk", f"{s.cached:,}" if s.cached else None),

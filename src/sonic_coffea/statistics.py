@@ -169,6 +169,12 @@ class Statistics:
     spans_share: float = 1.0
     tallies: dict[Served, Tally] = field(default_factory=dict)
 
+    @property
+    def scored(self) -> int:
+        """How many objects have their scores, by whatever way."""
+        # What repeats a lost row has no scores, nor have rows of an answer that was of no use.
+        return min(self.total().rows + self.repeated + self.cached, self.objects - self.lost)
+
     def tally(self, server: str, model: str, version: str) -> Tally:
         """Return the tally of a served model, a new one if need be."""
         return self.tallies.setdefault((server, model, version), Tally())
@@ -223,6 +229,7 @@ class Statistics:
         """Return plain numbers, for JSON."""
         return {
             **{name: getattr(self, name) for name in _COUNTS},
+            "scored": self.scored,
             "total": self.total().to_dict(),
             "spans": [asdict(span) for span in self.spans],
             "served": [_served(served, tally) for served, tally in sorted(self.tallies.items())],
