@@ -1347,8 +1347,9 @@ def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(
     wait_for = threading.Condition.wait_for.__get__(pool._lock)
     threading.Thread(target=ask, daemon=True).start()
     assert waiting.wait(20)
-    pool.close()
+    pool._fleet.close()
     until(lambda: bool(found))
+    pool.close()
 
 
 def test_states(servers: dict[str, FakeServer]) -> None:
