@@ -256,7 +256,8 @@ class Model:
         objects : awkward array, dict or Variations
             ``events * jets * {fields}``, in any nesting, or a dict with an array for each input.
             Of a dask-awkward array, nothing is sent: the result is another such array, which is
-            scored when it is computed. Of `Variations`, the result is a dict of arrays.
+            scored when it is computed. Of `Variations`, the result is a dict of arrays; of lazy
+            ones, each is scored by itself.
         pool : Pool, optional
             Where to send them; by default to the pool of this process.
         on_error : {"raise", "mask"}
@@ -301,6 +302,13 @@ class Model:
                 f"model {self.name!r} is declared with version {self.version}; leave that out"
             )
         if isinstance(objects, Variations):
+            if objects.deferred:
+                # How many events each has is not known, so that they cannot be sent together.
+                each = {
+                    name: self._send(one, pool, on_error, version, deduplicate=deduplicate).result()
+                    for name, one in objects.items()
+                }
+                return Deferred(self, each)
             together, lengths = objects.together()
             if not _is_one(version):
                 version = _repeated(version, lengths)
@@ -313,6 +321,8 @@ class Model:
                 raise ConfigError("lazy arrays are scored by one version; compute them first")
             return self._lazy(objects, pool, on_error, version, deduplicate=deduplicate)
         if is_tracer(objects):
+            if not _is_one(version):
+                ak.typetracer.touch_data(version)
             return Deferred(self, trace(self.inputs, self.outputs, objects))
         with failures_told():
             return self._submit(

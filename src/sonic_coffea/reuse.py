@@ -11,6 +11,8 @@ import numpy as np
 import xxhash
 
 from sonic_coffea.errors import ConfigError, InputError, SonicError
+from sonic_coffea.layouts import is_tracer
+from sonic_coffea.lazy import is_lazy
 from sonic_coffea.pool import Call
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ class Variations(dict[str, Any]):
     """The same objects under systematic variations, to be scored in one call.
 
     Rows that a variation does not change are sent once. The scores come back as a dict of arrays,
-    each in the structure of its variation.
+    each in the structure of its variation. Those of dask-awkward arrays are scored one by one.
 
     Parameters
     ----------
@@ -52,6 +54,23 @@ class Variations(dict[str, Any]):
     >>> list(sonic.Variations(nominal=jets, up=up))
     ['nominal', 'up']
     """
+
+    @property
+    def deferred(self) -> bool:
+        """Whether they have no data yet: lazy arrays, or typetracers.
+
+        Raises
+        ------
+        sonic_coffea.errors.InputError
+            If only some have none.
+        """
+        without = {name for name, one in self.items() if is_lazy(one) or is_tracer(one)}
+        for name in self:
+            if without and name not in without:
+                raise InputError(
+                    f"variation {name!r} is not lazy, as others are; compute all or none"
+                )
+        return bool(without)
 
     def together(self) -> tuple[Any, dict[str, int]]:
         """Return all of them, one after another, and how many events each has.

@@ -202,6 +202,22 @@ def test_each_variation_has_an_event_for_each_version(pool: Pool) -> None:
         MODEL(varied, pool=pool, version=ak.Array([1, 2, 1]))
 
 
+def test_variations_and_versions_without_data() -> None:
+    """No server is asked: there is none."""
+    events = ak.Array({"jets": objects([[1], [2]]), "fold": [1, 2]})
+    tracer, report = ak.typetracer.typetracer_with_report(
+        ak.forms.form_with_unique_keys(events.layout.form, ("events",)), highlevel=True
+    )
+    with Pool(Settings.make("grpc://127.0.0.1:9", retry_for_s=0.1)) as pool:
+        varied = sonic.Variations(nominal=tracer.jets, up=tracer.jets)
+        scores = MODEL(varied, pool=pool, version=tracer.fold)
+        assert list(scores) == ["nominal", "up"]
+        assert str(scores["up"].type.content) == "var * {twice: float32}"
+        assert any("fold" in key for key in report.data_touched)
+        with pytest.raises(errors.InputError, match="variation 'up' is not lazy, as others are"):
+            MODEL(sonic.Variations(nominal=tracer.jets, up=events.jets), pool=pool)
+
+
 def test_a_version_that_is_not_there(server: FakeServer, pool: Pool) -> None:
     with pytest.raises(errors.ModelNotFoundError, match="version 7"):
         MODEL(objects([[1], [2]]), pool=pool, version=ak.Array([1, 7]))
