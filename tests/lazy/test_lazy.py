@@ -185,6 +185,62 @@ def test_a_processor(server: sonic.LocalServer, lazy: Any, events: ak.Array) -> 
     assert out["top"] == pytest.approx(np.sum(ak.flatten(eager.top, axis=None)), rel=1e-5)
 
 
+class Varied(sonic.SonicProcessor):
+    models = {"top": MODEL}  # noqa: RUF012
+    block_size = 10
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        up = ak.with_field(events.jets, events.jets.ht * 2, "ht")
+        return {"top": sonic.Variations(nominal=events.jets, up=up)}
+
+    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+        return {name: ak.sum(one.top) for name, one in scores["top"].items()}
+
+
+class OfNothing(Varied):
+    def acquire(self, events: Any) -> dict[str, Any]:
+        return {}
+
+    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+        return {"ht": ak.sum(events.jets.ht)}
+
+
+def of_unknown_length(lazy: Any) -> Any:
+    """Return events whose number is only known when they are computed."""
+    return lazy[dak.sum(lazy.jets.ht, axis=1) > 1]
+
+
+@pytest.mark.usefixtures("no_connection")
+def test_variations_are_as_lazy(lazy: Any) -> None:
+    jets = of_unknown_length(lazy).jets
+    with sonic.connect("grpc://nowhere.example:1"):
+        scores = MODEL(sonic.Variations(nominal=jets, up=jets))
+        assert {name: type(one) for name, one in scores.items()} == dict.fromkeys(
+            ("nominal", "up"), dak.Array
+        )
+        with pytest.raises(errors.InputError, match="variation 'up' is not lazy"):
+            MODEL(sonic.Variations(nominal=jets, up=ak.Array([{"pf": []}])))
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_processor_of_variations(server: sonic.LocalServer, lazy: Any, cut: bool) -> None:
+    events = of_unknown_length(lazy) if cut else lazy
+    whole = events.compute(scheduler="sync")
+    with sonic.connect(server):
+        (out,) = dask.compute(Varied().process(events), scheduler="sync")
+        top = ak.sum(MODEL(whole.jets).top)
+    assert out == {"nominal": pytest.approx(top, rel=1e-5), "up": pytest.approx(top, rel=1e-5)}
+
+
+@pytest.mark.usefixtures("no_connection")
+def test_a_processor_that_sends_nothing(lazy: Any) -> None:
+    events = of_unknown_length(lazy)
+    out = OfNothing().process(events)
+    assert type(out) is dict
+    expected = ak.sum(events.compute(scheduler="sync").jets.ht)
+    assert out["ht"].compute(scheduler="sync") == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.fixture
 def nano() -> Any:
     from coffea.nanoevents import NanoEventsFactory
@@ -212,6 +268,16 @@ def test_branches_of_a_nanoaod_file(nano: Any) -> None:
         "nPFCand",
         "PFCand_pt",
     }
+
+
+@pytest.mark.usefixtures("no_connection")
+def test_branches_of_variations_of_a_nanoaod_file(nano: Any) -> None:
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["a", "b"]})
+    jets = ak.zip({"pt": nano.FatJet["pt"]})
+    up = ak.zip({"pt": nano.FatJet["pt"] + nano.FatJet["msoftdrop"]})
+    scores = model(sonic.Variations(nominal=jets, up=up))
+    assert _branches(scores["nominal"]) == {"FatJet_pt", "nFatJet"}
+    assert _branches(scores["up"]) == {"FatJet_pt", "FatJet_msoftdrop", "nFatJet"}
 
 
 def _branches(array: Any) -> set[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from coffea import processor
 from coffea.nanoevents import NanoAODSchema, NanoEventsFactory
+from coffea.nanoevents.trace import trace_with_typetracer
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -165,3 +166,62 @@ def test_scores_and_overlap_are_of_what_passes() -> None:
     ).events()
     assert 0 < Kept(500).process(events)["events"] < 1000
     assert Kept(1e9).process(events) == {"events": 0}
+
+
+def traced(analysis: sonic.SonicProcessor) -> set[str]:
+    """Return the branches that coffea finds without data; no server may be asked."""
+    events = NanoEventsFactory.from_root(
+        {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema, mode="virtual"
+    ).events()
+    with sonic.connect("grpc://127.0.0.1:9", retry_for_s=0.1):
+        found: set[str] = trace_with_typetracer(analysis.process, events, throw=True)
+    return found
+
+
+class Plain(sonic.SonicProcessor, processor.ProcessorABC):
+    """Scores jets as they are, and shifted by another column."""
+
+    models = MappingProxyType({"m": MODEL})
+    block_size = 10
+
+    def acquire(self, events: Any) -> Any:
+        jets = ak.zip({"pt": events.FatJet["pt"]})
+        up = ak.zip({"pt": events.FatJet["pt"] + events.FatJet["msoftdrop"]})
+        return {"m": sonic.Variations(nominal=jets, up=up)}
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        return {name: ak.sum(one.gev) for name, one in scores["m"].items()}
+
+
+class OfNothing(Plain):
+    def acquire(self, events: Any) -> Any:
+        return {}
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        return {"tau1": ak.sum(events.FatJet["tau1"])}
+
+
+class Flagged(Hard):
+    """Decides by a column that nothing else reads."""
+
+    def acquire(self, events: Any) -> Any:
+        return {"m": ak.zip({"pt": events.FatJet["pt"]})}
+
+    def decide(self, events: Any, scores: Any) -> Any:
+        return events.run == 1
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        assert scores.passed is not None
+        return {"tau1": ak.sum(events.FatJet["tau1"]), "scores": ak.sum(scores["m"].gev)}
+
+
+def test_a_trace_finds_the_branches_of_variations() -> None:
+    assert traced(Plain()) == {"nFatJet", "FatJet_pt", "FatJet_msoftdrop"}
+
+
+def test_a_trace_finds_the_branches_of_a_processor_that_sends_nothing() -> None:
+    assert traced(OfNothing()) == {"nFatJet", "FatJet_tau1"}
+
+
+def test_a_trace_finds_what_a_filter_reads_before_and_after_the_cut() -> None:
+    assert traced(Flagged(1)) == {"run", "nFatJet", "FatJet_pt", "FatJet_tau1"}

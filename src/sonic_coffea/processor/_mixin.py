@@ -15,7 +15,6 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts import is_tracer
 from sonic_coffea.lazy import is_lazy
-from sonic_coffea.pending import Deferred
 from sonic_coffea.pool import Settings, adopt, carried
 from sonic_coffea.processor._accumulate import Scored
 from sonic_coffea.statistics import Statistics
@@ -145,7 +144,7 @@ class SonicProcessor:
     def _blocks(self, events: Any) -> Iterator[tuple[SonicProcessor, Any]]:
         """Yield the events in blocks, and the processor that works on each."""
         size = self.block_size
-        if size is None or is_lazy(events) or is_tracer(events) or len(events) <= size:
+        if size is None or _has_no_data(events) or len(events) <= size:
             yield self, events
             return
         if size < 1:
@@ -184,8 +183,7 @@ class SonicProcessor:
                 output = self._produce(block.events, block.scores)
         finally:
             block.cancel()
-        waits = any(isinstance(one, Deferred) for one in block.pending.values())
-        if type(output) is not dict or waits:
+        if type(output) is not dict or _has_no_data(block.events):
             return output
         statistics = Statistics(chunks=int(block.first), events=len(block.events))
         for one in block.pending.values():
@@ -261,6 +259,11 @@ class SonicFilter(SonicProcessor):
                 "in the produce of a SonicProcessor"
             )
         decided = self.decide(events, scores)
+        if is_tracer(events):
+            # All that produce reads, were there events that pass.
+            ak.typetracer.touch_data(decided)
+            scores.passed = decided
+            return self.produce(events, scores)
         passed = ak.Array([] if decided is None else decided)
         # Of numbers, or with None, the cut would be another one than was meant.
         if str(passed.type) != f"{len(events)} * bool":
@@ -276,6 +279,11 @@ class SonicFilter(SonicProcessor):
         )
         kept.passed = passed
         return self.produce(events[passed] if ak.any(passed) else _nothing_of(events), kept)
+
+
+def _has_no_data(events: Any) -> bool:
+    """Whether events are those of a graph or of a trace, which have no length."""
+    return is_lazy(events) or is_tracer(events)
 
 
 def _block_of(events: Any, start: int, stop: int) -> Any:
