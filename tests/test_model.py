@@ -10,6 +10,7 @@ import awkward as ak
 import numpy as np
 import onnxruntime
 import pytest
+import xxhash
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -108,6 +109,27 @@ def test_hash_changes_with_the_declaration(tagger: sonic.Model) -> None:
     ]
     assert len({m.config_hash for m in (tagger, *others)}) == 4
     assert pickle.loads(pickle.dumps(tagger)).config_hash == tagger.config_hash
+
+
+def test_hash_is_that_of_the_declaration_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, real = [], xxhash.xxh3_64_hexdigest
+
+    def count(data: bytes) -> str:
+        made.append(data)
+        return real(data)
+
+    monkeypatch.setattr(xxhash, "xxh3_64_hexdigest", count)
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["a"]})
+    first = model.config_hash
+    assert [model.config_hash, model.config_hash] == [first, first]
+    assert len(made) == 1
+    assert first.encode() not in pickle.dumps(model)
+    model.version = "2"
+    model.inputs["x"] = sonic.Row("eta")
+    model.outputs["y"] = sonic.Output(["b"])
+    same = sonic.Model("m", {"x": sonic.Row("eta")}, {"y": ["b"]}, version=2)
+    assert model.config_hash == same.config_hash != first
+    assert pickle.loads(pickle.dumps(model)).config_hash == same.config_hash
 
 
 def test_contract_is_checked_before_anything_is_sent(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -74,6 +74,8 @@ class Model:
     >>> model
     Model('toptagger', inputs: features, mask; outputs: scores (qcd, top))
     """
+
+    _hashed: tuple[Any, str] | None = None
 
     def __init__(
         self,
@@ -156,18 +158,25 @@ class Model:
         return html.table(f"Model {self.name}{version}", rows, notes=[note])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"declared": self.__dict__, "settings": carried()}
+        # Not the hash: another release may make another one.
+        declared = {key: value for key, value in self.__dict__.items() if key != "_hashed"}
+        return {"declared": declared, "settings": carried()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state["declared"])
         settings: Settings | None = state["settings"]
         adopt(settings)
 
-    @cached_property
+    @property
     def config_hash(self) -> str:
         """A hash of the declaration: inputs, transformations, outputs and pinned version."""
-        declared = repr((self.name, self.version, self.inputs, self.outputs))
-        return xxhash.xxh3_64_hexdigest(declared.encode())
+        # The repr would take 0.15 ms of each call. Layouts are frozen; what else changes is seen.
+        now = (self.name, self.version, *self.inputs.items(), *self.outputs.items())
+        hashed = self._hashed
+        if hashed is None or hashed[0] != now:
+            declared = repr((self.name, self.version, self.inputs, self.outputs))
+            self._hashed = hashed = now, xxhash.xxh3_64_hexdigest(declared.encode())
+        return hashed[1]
 
     def check(self, pool: Pool | None = None) -> Contract:
         """Compare the declaration with the server's model, and return what the server says.
