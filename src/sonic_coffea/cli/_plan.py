@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,13 @@ from rich.table import Table
 
 from sonic_coffea.cli._connection import AsJson, Headers, Pem, TokenFile, Url, settings_of
 from sonic_coffea.cli._output import make_place, writing
+from sonic_coffea.errors import ConfigError
+
+
+def _finite(value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise typer.BadParameter(f"expected a finite number above 0, got {value:g}")
+    return value
 
 
 def bench(  # noqa: PLR0913  each is an option of the command
@@ -74,13 +82,19 @@ def plan(
     curve: Annotated[Path, typer.Argument(exists=True, help="What bench --output wrote.")],
     *,
     cores: Annotated[int, typer.Option(min=1, help="Workers, of one thread each.")],
-    cpu_ms: Annotated[float, typer.Option(help="CPU time of an event without inference [ms].")],
-    rows_per_event: Annotated[float, typer.Option(help="Objects of an event that are scored.")],
-    events: Annotated[float, typer.Option(help="Of the whole run.")] = 1e9,
+    cpu_ms: Annotated[
+        float, typer.Option(callback=_finite, help="CPU time of an event without inference [ms].")
+    ],
+    rows_per_event: Annotated[
+        float, typer.Option(callback=_finite, help="Objects of an event that are scored.")
+    ],
+    events: Annotated[float, typer.Option(callback=_finite, help="Of the whole run.")] = 1e9,
     servers: Annotated[
         int | None, typer.Option(min=1, help="How many there are; by default as many as needed.")
     ] = None,
-    gbps: Annotated[float | None, typer.Option(help="What the network carries [Gb/s].")] = None,
+    gbps: Annotated[
+        float | None, typer.Option(callback=_finite, help="What the network carries [Gb/s].")
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw it for fewer and more servers: PNG, PDF or SVG.")
     ] = None,
@@ -93,6 +107,9 @@ def plan(
     from sonic_coffea.measuring import Curve
 
     measured = Curve.load(Path(curve))
+    numbers = (measured.rows_per_s, measured.row_bytes, *measured.rows, *measured.seconds)
+    if not all(isinstance(n, int | float) and 0 < n < math.inf for n in numbers):
+        raise ConfigError(f"expected finite numbers above 0 in the curve {curve}, got {numbers}")
     if plot is not None:
         check_name(plot)
         make_place(plot)
