@@ -208,11 +208,7 @@ class _Attempt:
         return self._speak_tls() if self._address.tls else self._speak_plainly()
 
     def _speak_tls(self) -> str:
-        settings, host = self._settings, self._address.host
-        context = ssl.create_default_context(cafile=settings.tls_root)
-        context.set_alpn_protocols(["h2"])
-        if settings.tls_cert:
-            context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        host, context = self._address.host, self._tls_context()
         place = (host, self._address.port)
         try:
             with (
@@ -233,6 +229,20 @@ class _Attempt:
         except OSError as error:
             raise _Failed(f"no TLS: {error}", "the server ended the connection") from None
         return detail
+
+    def _tls_context(self) -> ssl.SSLContext:
+        settings = self._settings
+        used = f"the certificate authority {settings.tls_root!r}"
+        try:
+            context = ssl.create_default_context(cafile=settings.tls_root)
+            context.set_alpn_protocols(["h2"])
+            if settings.tls_cert:
+                used = f"the certificate {settings.tls_cert!r} with the key {settings.tls_key!r}"
+                context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        except OSError as error:
+            remedy = "files for TLS are in PEM format, which begins with -----BEGIN"
+            raise _Failed(f"cannot use {used}: {error.strerror or error}", remedy) from None
+        return context
 
     def _speak_plainly(self) -> str:
         said = self._answer_to(_PREFACE)

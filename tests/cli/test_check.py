@@ -190,6 +190,25 @@ def test_tls_and_none(tls: tuple[int, Path], fake: FakeServer) -> None:
     assert f"try {fake.url}" in step["remedy"]
 
 
+@pytest.mark.parametrize("option", ["root", "cert", "key"])
+def test_files_for_tls_that_cannot_be_used(
+    option: str, tls: tuple[int, Path], tmp_path: Path
+) -> None:
+    issued = trustme.CA().issue_cert("client@example.org")
+    files = {name: tmp_path / f"{name}.pem" for name in ("root", "cert", "key")}
+    files["root"] = tls[1]
+    issued.cert_chain_pems[0].write_to_path(str(files["cert"]))
+    issued.private_key_pem.write_to_path(str(files["key"]))
+    files[option] = tmp_path / "notes.txt"
+    files[option].write_text("no certificate")
+    options = [part for name, file in files.items() for part in (f"--tls-{name}", file)]
+    step = failed(f"grpcs://127.0.0.1:{tls[0]}", *options)
+    assert step["name"] == "TLS"
+    assert "cannot use the certificate" in step["detail"]
+    assert str(files[option]) in step["detail"]
+    assert "PEM" in step["remedy"]
+
+
 def test_access(fake: FakeServer, tmp_path: Path) -> None:
     fake.headers["authorization"] = "Bearer let-me-in"
     step = failed(fake.url, "m")
