@@ -107,7 +107,9 @@ def plan(
     from sonic_coffea.measuring import Curve
 
     measured = Curve.load(Path(curve))
-    numbers = (measured.rows_per_s, measured.row_bytes, *measured.rows, *measured.seconds)
+    # They are as the file has them, which may be anything.
+    numbers: list[Any] = [measured.rows_per_s, measured.row_bytes, *measured.rows]
+    numbers += measured.seconds
     if not all(isinstance(n, int | float) and 0 < n < math.inf for n in numbers):
         raise ConfigError(f"expected finite numbers above 0 in the curve {curve}, got {numbers}")
     if plot is not None:
