@@ -30,8 +30,18 @@ def demo_json(*arguments: str | Path) -> dict[str, Any]:
     return result
 
 
-def rewrite(target: Path, keep: Any, rename: Any = lambda name: name, *, events: int = 300) -> Path:
-    """Write the first events of a sample file with some of its branches, under other names."""
+def rewrite(
+    target: Path,
+    keep: Any,
+    rename: Any = lambda name: name,
+    *,
+    events: int = 300,
+    jets: int | None = None,
+) -> Path:
+    """Write the first events of a sample file with some of its branches, under other names.
+
+    Of each event, so many of the first large-radius jets are kept.
+    """
     with uproot.open(DATA / "TTbar_1.root") as source:
         names = [b for b in source["Events"].keys() if keep(b) and not b.startswith("n")]  # noqa: SIM118
         arrays = {b: source["Events"][b].array(entry_stop=events) for b in names}
@@ -40,7 +50,8 @@ def rewrite(target: Path, keep: Any, rename: Any = lambda name: name, *, events:
     for name, array in arrays.items():
         if array.ndim > 1:
             collection, _, field = rename(name).partition("_")
-            jagged.setdefault(collection, {})[field] = array
+            kept = array[:, :jets] if collection == "FatJet" else array
+            jagged.setdefault(collection, {})[field] = kept
     branches = {**single, **{c: ak.zip(f) for c, f in jagged.items()}}
     types = {name: np.asarray(a).dtype if a.ndim == 1 else a.type for name, a in branches.items()}
     with uproot.recreate(target) as file:

@@ -197,3 +197,19 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "cannot read notes.root as a ROOT file" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def bare(branch: str) -> bool:
+    return "PFCand" not in branch
+
+
+@pytest.mark.parametrize("less", [{"events": 0}, {"events": 20, "jets": 0}], ids=["events", "jets"])
+def test_a_file_of_which_nothing_is_scored(tmp_path: Path, less: dict[str, int]) -> None:
+    path = rewrite(tmp_path / "nano.root", bare, **less)
+    done = demo("--file", path, "--output", tmp_path / "out", "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    assert "there is nothing to plot" in done.stdout
+    result = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (result["events"], result["n_scored"]) == (less["events"], 0)
+    assert result["plots"] == []
+    assert len(ak.from_parquet(result["jets"])) == 0

@@ -104,10 +104,11 @@ def demo(
             f"Merged top quarks against other jets: AUC {result.area_under_roc:.3f} "
             f"({result.network})."
         )
+    plots = ", ".join(_shown(p) for p in result.plots)
     console.print(
         f"{result.n_scored:,} jets of {result.events:,} events were scored in "
-        f"{result.wall_s:.1f} s. The scored jets are in {_shown(result.jets)}, the plots are "
-        f"{', '.join(_shown(p) for p in result.plots)}, the report is "
+        f"{result.wall_s:.1f} s. The scored jets are in {_shown(result.jets)}, "
+        f"{f'the plots are {plots}' if plots else 'there is nothing to plot'}, the report is "
         f"{_shown(result.directory / 'report.html')}.",
         soft_wrap=True,
     )

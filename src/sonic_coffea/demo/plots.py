@@ -37,10 +37,12 @@ def draw(
     Returns
     -------
     list of Path
-        What was written.
+        What was written: nothing if no jet was scored.
     float or None
         The area under the ROC curve; None for data, or if all jets are of one kind.
     """
+    if not list(output["score"].axes["dataset"]):
+        return [], None
     import matplotlib as mpl
 
     mpl.use("Agg")
