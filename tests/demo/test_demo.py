@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,19 @@ def test_a_file_of_which_nothing_is_scored(tmp_path: Path, less: dict[str, int])
     assert (result["events"], result["n_scored"]) == (less["events"], 0)
     assert result["plots"] == []
     assert len(ak.from_parquet(result["jets"])) == 0
+
+
+def test_copies_of_a_file_are_all_kept(tmp_path: Path) -> None:
+    path = rewrite(tmp_path / "nano.root", bare, events=20)
+    (tmp_path / "copy").mkdir()
+    again = shutil.copy(path, tmp_path / "copy")
+    result = demo_json("-f", path, "-f", again, "--output", tmp_path / "out", "--workers", "1")
+    assert len(ak.from_parquet(result["jets"])) == result["n_jets"] > 0
+
+
+def test_a_file_that_is_given_twice(tmp_path: Path) -> None:
+    path = rewrite(tmp_path / "nano.root", bare, events=20)
+    (tmp_path / "link.root").symlink_to(path)
+    done = demo("-f", path, "-f", tmp_path / "link.root", "--output", tmp_path / "out")
+    assert done.returncode == 1
+    assert "expected each file once, got more than once" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,10 @@ class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[
 
     def _write(self, jets: ak.Array, metadata: Any, scores: ak.Array) -> None:
         """Write the chunk's jets under a name of its own, with what made their scores."""
-        name = "{dataset}-{fileuuid}-{entrystart}-{entrystop}.parquet".format(**metadata)
+        # Copies of a file have its uuid.
+        place = hashlib.sha256(metadata["filename"].encode()).hexdigest()[:8]
+        name = "{dataset}-{fileuuid}-{place}-{entrystart}-{entrystop}.parquet"
+        name = name.format(**metadata, place=place)
         jets = ak.drop_none(ak.with_field(jets, metadata["dataset"], "dataset"), axis=0)
         provenance.to_parquet(jets, Path(self.jets_dir) / name, scores)
 

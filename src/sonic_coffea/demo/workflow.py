@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +107,7 @@ def run(
     FieldError
         If a file lacks jets.
     ConfigError
-        If a file cannot be read.
+        If a file cannot be read or is given twice.
     SonicError
         If jets could not be scored; no output is left then.
     """
@@ -159,6 +160,10 @@ def _fileset(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Any], b
     else:
         paths = [Path(f).expanduser().absolute() for f in files]
         named = {}
+        given = Counter(path.resolve() for path in paths)
+        again = [str(path) for path, times in given.items() if times > 1]
+        if again:
+            raise ConfigError(f"expected each file once, got more than once: {', '.join(again)}")
         for path in paths:
             named.setdefault(re.sub(r"[^\w.+-]", "_", path.stem), []).append(path)
     kinds = {path: _inspect(path) for paths in named.values() for path in paths}
