@@ -230,3 +230,12 @@ def test_a_file_that_is_given_twice(tmp_path: Path) -> None:
     done = demo("-f", path, "-f", tmp_path / "link.root", "--output", tmp_path / "out")
     assert done.returncode == 1
     assert "expected each file once, got more than once" in done.stderr
+
+
+def test_results_cannot_be_written_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("as it was")
+    done = demo("--output", tmp_path / "out")
+    assert done.returncode == 1
+    assert "cannot write in the directory" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "out").read_text() == "as it was"

@@ -107,7 +107,7 @@ def run(
     FieldError
         If a file lacks jets.
     ConfigError
-        If a file cannot be read or is given twice.
+        If a file cannot be read or is given twice, or `output` cannot be written in.
     SonicError
         If jets could not be scored; no output is left then.
     """
@@ -116,8 +116,7 @@ def run(
     console = console or Console(stderr=True)
     fileset, with_constituents = _fileset(files)
     network = "toptagger" if with_constituents else "substructure"
-    directory = Path(output).absolute()
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = _made(output)
     console.print(_description(fileset, network))
     with contextlib.ExitStack() as stack:
         parts = Path(
@@ -151,6 +150,19 @@ def run(
     (directory / "report.json").write_text(json.dumps(result.to_dict(), indent=1), encoding="utf-8")
     result.report.save(directory / "report.html")
     return result
+
+
+def _made(output: str | os.PathLike[str]) -> Path:
+    """Make a directory, and try whether it can be written in."""
+    directory = Path(output).absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        message = f"cannot write in the directory {directory}: {error.strerror}"
+    else:
+        return directory
+    raise ConfigError(message)
 
 
 def _fileset(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Any], bool]:
