@@ -385,7 +385,7 @@ def test_a_request_that_cannot_be_sent_leaves_its_region(
         check(model()(objects(2000), pool=pool), objects(2000))
         fails.set()
         for _ in range(3):
-            with pytest.raises(errors.ConfigError, match="no token"):
+            with pytest.raises(errors.ConfigError, match="token= names failed"):
                 model()(objects(2000), pool=pool)
         fails.clear()
         check(model()(objects(2000), pool=pool), objects(2000))
