@@ -20,6 +20,7 @@ from tests.waiting import until
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.dask import SonicPlugin, SonicSchedulerPlugin
+from sonic_coffea.dask._messages import JOIN
 from sonic_coffea.dask._metrics import _Rate
 from sonic_coffea.pool import _registry, current
 from sonic_coffea.statistics import Statistics
@@ -285,6 +286,27 @@ def test_the_rate_is_not_of_rows_from_before() -> None:
     statistics.tally("grpc://a:1", "m", "1").rows = 10**6
     pool = SimpleNamespace(statistics=statistics)
     assert _Rate(pool)() == 0  # type: ignore[arg-type]
+
+
+def test_workers_have_joined_before_their_first_task(one_thread: Client) -> None:
+    def answer_late(dask_scheduler: Any) -> None:
+        import asyncio
+
+        join = dask_scheduler.handlers[JOIN]
+
+        async def joined(worker: str) -> Any:
+            await asyncio.sleep(0.2)
+            return join(worker)
+
+        dask_scheduler.handlers[JOIN] = joined
+
+    with sonic.connect("grpc://127.0.0.1:1", client=one_thread):
+        one_thread.run_on_scheduler(answer_late)
+        with sonic.connect("grpc://127.0.0.1:2", client=one_thread):
+            joined = one_thread.run(
+                lambda dask_worker: dask_worker.plugins[SonicPlugin.name]._joined
+            )
+            assert list(joined.values()) == [True]
 
 
 def test_idle_workers_hear_that_a_server_is_back() -> None:

@@ -49,14 +49,15 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         self._asks = False
         self._timings: dict[Any, Any] = {}
 
-    def setup(self, worker: Worker) -> None:
-        """Open the pool; nothing is contacted yet."""
+    async def setup(self, worker: Worker) -> None:
+        """Open the pool, and hear from the scheduler how to use it; no server is contacted yet."""
         self._worker = worker
         self._pool = install(self.settings)
         take_part(ThreadLoan(self.settings.waiting_chunks).wait, _note_failure)
         offer_metrics(worker, self._pool)
         worker.stream_handlers[SHARES] = self._allow
-        worker.loop.add_callback(self._join)
+        # Waited for, as the first task may fail for good, or contact the servers.
+        await self._join()
 
     def teardown(self, worker: Worker) -> None:
         """Close the pool, unless the worker shares a process with others or with the client."""
@@ -83,8 +84,9 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         except Exception:
             logger.debug("the scheduler deals out no shares", exc_info=True)
             return
-        # Meanwhile, another may have taken its place.
-        if self._pool is None or worker.plugins.get(self.name) is not self:
+        # One that does not know the question answers nothing. Meanwhile, another plugin may have
+        # taken the place of this one.
+        if reply is None or self._pool is None or worker.plugins.get(self.name) is not self:
             return
         self._joined = True
         self._pool.wait_for_turn(random.uniform(0.0, reply["spread_s"]))
