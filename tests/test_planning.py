@@ -151,11 +151,28 @@ def test_the_simulation_agrees(cores: int, servers_of_needed: float) -> None:
     assert found.simulated_rows_per_s == pytest.approx(found.events_per_s * 2.0, rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["cpu_s", "rows_per_event", "events", "servers", "bytes_per_s"])
-def test_numbers_that_cannot_be(name: str) -> None:
+@pytest.mark.parametrize("part", [0.1, 0.5, 2.0])
+def test_the_simulation_knows_the_network(part: float) -> None:
+    """It asks for what the network carries: a part of what the cores could ask for."""
+    given: dict[str, Any] = {"cores": 100, "cpu_s": 0.01, "rows_per_event": 2.0, "events": 1e6}
+    free = plan(CURVE, **given)
+    thin = plan(CURVE, bytes_per_s=part * free.sent_bytes_per_s, servers=free.servers, **given)
+    assert thin.first == ("network" if part < 1 else "cores")
+    assert thin.simulated_rows_per_s == pytest.approx(thin.events_per_s * 2.0, rel=0.1)
+    assert thin.simulated_wait_s is not None
+    assert free.simulated_wait_s is not None
+    assert thin.simulated_wait_s <= free.simulated_wait_s
+
+
+@pytest.mark.parametrize("number", [0])
+@pytest.mark.parametrize(
+    "name", ["cores", "cpu_s", "rows_per_event", "events", "servers", "bytes_per_s"]
+)
+def test_numbers_that_cannot_be(name: str, number: float) -> None:
     given: dict[str, Any] = {"cores": 10, "cpu_s": 0.1, "rows_per_event": 1.0, "events": 10.0}
-    with pytest.raises(errors.ConfigError, match=f"{name}: expected more than 0, got 0"):
-        plan(CURVE, **{**given, name: 0})
+    message = f"{name}: expected more than 0, got {number}"
+    with pytest.raises(errors.ConfigError, match=message):
+        plan(CURVE, **{**given, name: number})
 
 
 @pytest.mark.parametrize("text", ["no json", "{}", '{"rows": [1], "seconds": [1]}'])

@@ -46,7 +46,7 @@ class Plan:
     simulated_rows_per_s : float or None
         What the simulation of one server and its share of the cores does, for all servers.
     simulated_wait_s : float or None
-        From the send to the answer there, in the mean.
+        From the send to the answer there, in the mean; without waiting for the network.
     """
 
     cores: int
@@ -124,7 +124,9 @@ def plan(
     rows_per_s = events_per_s * rows_per_event
     found: tuple[float | None, float | None] = (None, None)
     if simulate:
-        found = _simulate(curve, cores / there, cpu_s / rows_per_event, there)
+        # As many ask as the network lets work: the rest waits for it.
+        working = min(cores, limits.get("network", math.inf) * cpu_s)
+        found = _simulate(curve, working / there, cpu_s / rows_per_event, there)
     return Plan(
         cores=cores,
         servers=there,
