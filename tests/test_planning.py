@@ -164,13 +164,13 @@ def test_the_simulation_knows_the_network(part: float) -> None:
     assert thin.simulated_wait_s <= free.simulated_wait_s
 
 
-@pytest.mark.parametrize("number", [0])
+@pytest.mark.parametrize("number", [0, -1, math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
     "name", ["cores", "cpu_s", "rows_per_event", "events", "servers", "bytes_per_s"]
 )
 def test_numbers_that_cannot_be(name: str, number: float) -> None:
     given: dict[str, Any] = {"cores": 10, "cpu_s": 0.1, "rows_per_event": 1.0, "events": 10.0}
-    message = f"{name}: expected more than 0, got {number}"
+    message = f"{name}: expected a finite number above 0, got {number}"
     with pytest.raises(errors.ConfigError, match=message):
         plan(CURVE, **{**given, name: number})
 

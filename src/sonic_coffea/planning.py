@@ -111,8 +111,8 @@ def plan(
     """
     given = {"cores": cores, "cpu_s": cpu_s, "rows_per_event": rows_per_event, "events": events}
     for name, value in {**given, "servers": servers, "bytes_per_s": bytes_per_s}.items():
-        if value is not None and not value > 0:
-            raise ConfigError(f"{name}: expected more than 0, got {value!r}")
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{name}: expected a finite number above 0, got {value!r}")
     wanted = cores * rows_per_event / cpu_s
     needed = math.ceil(wanted / (curve.rows_per_s * _BUSY))
     there = needed if servers is None else servers
