@@ -593,8 +593,11 @@ def test_the_log_of_a_server_that_is_starting_is_kept(tmp_path):
 def test_old_logs_of_this_machine_are_removed(tmp_path):
     logs = [local._new_log(tmp_path) for _ in range(30)]
     other = tmp_path / "triton-0000000000000000-abc.log"
+    older = tmp_path / "triton-1111111111111111-abc.log"
     other.touch()
+    older.touch()
     written_before([*logs, other], days=2)
+    written_before([older], days=40)
     written_before(logs[:5], days=3)
     newest = local._new_log(tmp_path)
     left = set(tmp_path.iterdir())

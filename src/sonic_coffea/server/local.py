@@ -50,7 +50,9 @@ _HEADER_NAME = "sonic"
 _HEADER = f"triton-grpc-protocol-{_HEADER_NAME}"
 _PORT_TRIES = 5
 _KEPT_LOGS = 20
-_KEPT_FOR_S = 86400.0
+_DAY_S = 86400.0
+# Of other machines, of containers that are gone, and of before this machine started.
+_STRANGE_KEPT_FOR_S = 30 * _DAY_S
 _LOOK_S = 0.1
 
 
@@ -542,18 +544,22 @@ def _log_prefix() -> str:
 
 
 def _prune_logs(folder: Path) -> None:
-    """Remove old logs of this machine's servers.
+    """Remove old logs: this machine's of another day beyond the newest, and others' after a month.
 
     A server that is starting is in no record yet and its log is read, so no log is removed within a
     day; what other machines with the same home use cannot be known here.
     """
     in_use = {record.log for record in local_state.records()}
     written = {}
-    for path in folder.glob(f"{_log_prefix()}*.log"):
+    for path in folder.glob("triton-*.log"):
         # Another process may be removing the same ones.
         with contextlib.suppress(OSError):
             written[path] = path.stat().st_mtime
-    for path in sorted(written, key=written.__getitem__)[:-_KEPT_LOGS]:
-        if str(path) not in in_use and written[path] < time.time() - _KEPT_FOR_S:
+    now = time.time()
+    own = [path for path in written if path.name.startswith(_log_prefix())]
+    kept = set(sorted(own, key=written.__getitem__)[-_KEPT_LOGS:])
+    for path in written.keys() - kept:
+        most_s = _DAY_S if path in own else _STRANGE_KEPT_FOR_S
+        if str(path) not in in_use and written[path] < now - most_s:
             with contextlib.suppress(OSError):
                 path.unlink()
