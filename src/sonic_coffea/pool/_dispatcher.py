@@ -253,7 +253,9 @@ class Dispatcher:
             times += [e.away_until for e in endpoints if e.away_until > now]
             times.append(self._fleet.looks_at)
             waiting = [wanted for wanted, queue in self._queues.items() if queue]
-            times += [self._fleet.falls_back_at(wanted, now) for wanted in waiting]
+            # One that is due, and does not fit beside what is out, waits for an answer.
+            due = [self._fleet.falls_back_at(wanted, now) for wanted in waiting]
+            times += [at for at in due if at > now]
         first = min(times, default=math.inf)
         return None if first == math.inf else max(0.0, first - now)
 
