@@ -185,7 +185,8 @@ class Fleet:
         """Close those that leave and owe nothing."""
         for endpoint in [e for e in self.endpoints if e.leaving and not e.out]:
             self.endpoints.remove(endpoint)
-            endpoint.close()
+            # It may ask the server to let go of memory, and the lock is held here.
+            threading.Thread(target=endpoint.close, name="sonic-leave", daemon=True).start()
 
     def close(self) -> None:
         """Close all."""
