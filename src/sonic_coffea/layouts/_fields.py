@@ -136,7 +136,7 @@ class Source:
         return self._follow(path)
 
     def _root(self) -> Content:
-        return ak.to_layout(self._array)
+        return _layout(self._array)
 
     def _follow(self, path: str) -> Content:
         parts = path.split(".")
@@ -145,11 +145,16 @@ class Source:
             if parts[0] not in array:
                 raise _missing(parts[0], path, list(array))
             array, parts = array[parts[0]], parts[1:]
-        layout = ak.to_layout(array)
+        layout = _layout(array)
         for part in parts:
             known = part in layout.fields
             layout = layout[part] if known else _property(layout, array, part, path)
         return layout
+
+
+def _layout(array: Any) -> Content:
+    # What awkward does for everything else costs more than the rest of a small input.
+    return array.layout if isinstance(array, ak.Array) else ak.to_layout(array)
 
 
 def _property(layout: Content, array: Any, name: str, path: str) -> Content:

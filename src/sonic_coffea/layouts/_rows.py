@@ -136,8 +136,12 @@ def split(layout: Content, *, jagged: bool, what: str, below: int = 0) -> Split:
     if leaf.is_unknown:
         nothing = np.zeros(len(rows), np.int64)
         return Split(rows, leaf, nothing, nothing)
-    starts = np.asarray(read(leaf.starts), np.int64)
-    stops = np.asarray(read(leaf.stops), np.int64)
+    if isinstance(leaf, ListOffsetArray):
+        offsets = np.asarray(read(leaf.offsets), np.int64)
+        starts, stops = offsets[:-1], offsets[1:]
+    else:
+        starts = np.asarray(read(leaf.starts), np.int64)
+        stops = np.asarray(read(leaf.stops), np.int64)
     if not rows.contiguous:
         starts, stops = starts[rows.ids], stops[rows.ids]
     return Split(rows, leaf.content, starts, stops)
