@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -771,29 +770,6 @@ def test_deadline_cancels_what_is_out(servers: dict[str, FakeServer]) -> None:
         with pytest.raises(errors.DeadlineError, match="within 0.2 s"):
             pending.result(timeout_s=0.2)
         assert all(e.cancelled.wait(20) for e in one.exchanges)
-
-
-@pytest.fixture
-def interrupts() -> Iterator[Callable[[], None]]:
-    """Press Ctrl-C until the main thread has heard it, once."""
-    heard = threading.Event()
-
-    def handler(*_: Any) -> None:
-        if not heard.is_set():
-            heard.set()
-            raise KeyboardInterrupt
-
-    main = threading.get_ident()
-
-    def press() -> None:
-        while not heard.is_set():
-            # One that comes as a wait begins is heard only when the wait ends.
-            signal.pthread_kill(main, signal.SIGINT)
-            heard.wait(0.05)
-
-    before = signal.signal(signal.SIGINT, handler)
-    yield press
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("timeout_s", [None, 60.0])

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import grpc
 import numpy as np
 import pytest
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -21,7 +20,7 @@ from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 MODEL = sonic.Model(
@@ -109,31 +108,40 @@ def test_a_local_server_shows_what_it_serves(repository: Path) -> None:
         assert server.headers["triton-grpc-protocol-sonic"] not in page
 
 
-def test_what_is_interrupted_is_not_lost(server: FakeServer, tmp_path: Path) -> None:
+def test_what_is_interrupted_is_not_lost(
+    server: FakeServer,
+    tmp_path: Path,
+    interrupts: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ctrl-C ends the call; the same call again sends what was not answered."""
     options: dict[str, Any] = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
     with Pool(Settings.make(server.url, in_flight=1, **options)) as pool:
-        pending = ROW.submit(objects(400), pool=pool)
+        pending = ROW.submit(objects(2000), pool=pool)
+        until(lambda: server.statistics["m", "rows"] >= 40)
+        server.hold()
+        (call,) = (part.call for part in pending.parts)
+        wait, waiting = call.wait, threading.Event()
 
-        def interrupt() -> None:
-            deadline = time.monotonic() + 30
-            while server.statistics["m", "rows"] < 40 and time.monotonic() < deadline:
-                time.sleep(0.001)
-            server.hold()
-            # A real signal, which ends a wait; _thread.interrupt_main would be noticed after it.
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        def noticed(timeout_s: float | None) -> bool:
+            waiting.set()
+            return wait(timeout_s)
 
-        threading.Thread(target=interrupt).start()
+        monkeypatch.setattr(call, "wait", noticed)
+        thread = threading.Thread(target=lambda: waiting.wait(30) and interrupts())
+        thread.start()
         with pytest.raises(KeyboardInterrupt) as interrupted:
             pending.result(progress=True)
+        thread.join()
         if sys.version_info >= (3, 11):
             (note,) = interrupted.value.__notes__
             assert re.fullmatch(
-                r"\d+ of 400 rows of m were scored; what is in the cache is not sent again", note
+                r"[\d,]+ of 2,000 rows of m were scored; what is in the cache is not sent again",
+                note,
             )
         server.release()
         before = server.statistics["m", "rows"]
-        again = ROW.submit(objects(400), pool=pool)
-        assert again.result().twice.tolist() == [2.0 * n for n in range(400)]
+        again = ROW.submit(objects(2000), pool=pool)
+        assert again.result().twice.tolist() == [2.0 * n for n in range(2000)]
         assert again.statistics.cached >= 30
-        assert server.statistics["m", "rows"] - before <= 400 - 30
+        assert server.statistics["m", "rows"] - before <= 2000 - 30
