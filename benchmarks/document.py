@@ -64,11 +64,11 @@ python benchmarks/gpu.py --way docker --json gpu.json --figure gpu.png
 # What the figures show, and why.
 _NOTES = {
     "pool": """\
-A small call misses its target: between the call and its scores lie three threads that a
-blocking call does not have (the pool's, and gRPC's for calls that do not block), and on
-this virtual machine each takes up to a millisecond to wake up. The work itself,
-binding, packing and putting the scores back, takes 0.6 ms. To pack and send from the
-thread that asks was tried, and gained nothing. A chunk of some thousand jets does not
+A call of 100 rows costs what its Python costs, some 2 ms by the clock of each step: before the
+message is sent (arrays are bound, the model is compared), for the tensor and the message, to take
+the answer and wake the caller up, and to put the scores back. In a loop the same steps take a third
+of that; here, a server has used the same two cores and their caches in between. To wait for the
+answer on gRPC's own thread costs little more than to block. A chunk of some thousand jets does not
 notice.
 
 The limit is that of messages. With a server on its own machine, sonic-coffea puts large tensors
@@ -80,13 +80,11 @@ out of the server. Workers send messages as it does, and their rows count while 
 it. They share the machine's cores with the server, which the limit's one process does, too, but it
 neither packs nor unpacks.""",
     "chunk": """\
-Of a large chunk, most is the copy of the tensors into gRPC and on into the socket, in
-gRPC's own threads, and `create`, which takes the message over; packing is less than
-either. Shared memory does without both on one machine; over a network, smaller types
-and `Bucketed` or `Flat` do. Of a small chunk, awkward's own structures and the threads'
-waking up are the larger part; it is why large chunks are better ones. A twentieth of a
-small chunk was in the report's timeline, which drew its sample anew for each call; that
-is gone.""",
+Of a large chunk, nearly half is gRPC's, which copies the message on its way into the socket: most
+of it in the call that takes the message over, a fifth in threads of its own. Layouts, which pack
+and put the scores back, take half as much. Shared memory does without both of gRPC's on one
+machine; over a network, smaller types and `Bucketed` or `Flat` send less. Of a small chunk, no part
+is more than a fifth; it is why large chunks are better ones.""",
     "startup": """\
 The first scores of a process wait for numba, as any of its compiled loops does; with
 coffea, which uses it, too, that is often done before. To import the package takes a
