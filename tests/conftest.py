@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from onnx import TensorProto, helper
 import sonic_coffea as sonic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 # These have an environment of their own: dask-awkward needs an older dask.
@@ -47,29 +46,6 @@ def state_of_this_folder(private_state: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STATE_VARIABLE, str(private_state))
         yield
-
-
-@pytest.fixture
-def interrupts() -> Iterator[Callable[[], None]]:
-    """Press Ctrl-C until the main thread has heard it, once."""
-    heard = threading.Event()
-
-    def handler(*_: Any) -> None:
-        if not heard.is_set():
-            heard.set()
-            raise KeyboardInterrupt
-
-    main = threading.get_ident()
-
-    def press() -> None:
-        while not heard.is_set():
-            # One that comes as a wait begins is heard only when the wait ends.
-            signal.pthread_kill(main, signal.SIGINT)
-            heard.wait(0.05)
-
-    before = signal.signal(signal.SIGINT, handler)
-    yield press
-    signal.signal(signal.SIGINT, before)
 
 
 def _save(path: Path, nodes: list[Any], inputs: Any, outputs: Any, constants: Any = ()) -> Path:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
@@ -15,3 +18,39 @@ def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def ctrl_c_in(waiting: Any) -> Iterator[None]:
+    """Press Ctrl-C once ``waiting.wait()`` is called, until this thread has heard it, once."""
+    wait, called, heard = waiting.wait, threading.Event(), threading.Event()
+    main = threading.get_ident()
+
+    def noticed(timeout_s: float | None) -> bool:
+        called.set()
+        return wait(timeout_s)
+
+    def handler(*_: Any) -> None:
+        if not heard.is_set():
+            heard.set()
+            raise KeyboardInterrupt
+
+    def press() -> None:
+        called.wait(30)
+        while called.is_set() and not heard.is_set():
+            # One that comes as a wait begins is heard only when the wait ends.
+            signal.pthread_kill(main, signal.SIGINT)
+            heard.wait(0.05)
+
+    before = signal.signal(signal.SIGINT, handler)
+    waiting.wait = noticed
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        yield
+    finally:
+        heard.set()
+        called.set()
+        thread.join()
+        waiting.wait = wait
+        signal.signal(signal.SIGINT, before)

@@ -17,8 +17,10 @@ from sonic_coffea.cache import ScoreCache
 from sonic_coffea.errors import (
     ConfigError,
     ContractError,
+    DeadlineError,
     InputError,
     ModelNotFoundError,
+    ServerError,
     nearest,
 )
 from sonic_coffea.layouts import Flat, Layout, Output, bind_inputs, declared, is_tracer, trace
@@ -365,9 +367,11 @@ class Model:
                 try:
                     anew = pool.settings.cache is not None
                     contract = self._check(pool, one, anew=anew, deadline=deadline)
-                except MASKABLE as error:
-                    if not mask or isinstance(error, ModelNotFoundError) or deadline.over:
-                        raise
+                except (ServerError, DeadlineError) as problem:
+                    error = problem.at(events=some.events_of(0, len(some)))
+                    masked = mask and isinstance(error, MASKABLE) and not deadline.over
+                    if not masked or isinstance(error, ModelNotFoundError):
+                        raise error from problem.__cause__
                     logger.warning("%s; all %d rows are None", error, len(some))
                     pending.lose(some.wanted(0, len(some)), len(some))
                     continue

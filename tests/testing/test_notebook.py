@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import grpc
 import numpy as np
 import pytest
-from tests.waiting import until
+from tests.waiting import ctrl_c_in, until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -20,7 +19,7 @@ from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 MODEL = sonic.Model(
@@ -108,12 +107,7 @@ def test_a_local_server_shows_what_it_serves(repository: Path) -> None:
         assert server.headers["triton-grpc-protocol-sonic"] not in page
 
 
-def test_what_is_interrupted_is_not_lost(
-    server: FakeServer,
-    tmp_path: Path,
-    interrupts: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_interrupted_is_not_lost(server: FakeServer, tmp_path: Path) -> None:
     """Ctrl-C ends the call; the same call again sends what was not answered."""
     options: dict[str, Any] = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
     with Pool(Settings.make(server.url, in_flight=1, **options)) as pool:
@@ -121,18 +115,8 @@ def test_what_is_interrupted_is_not_lost(
         until(lambda: server.statistics["m", "rows"] >= 40)
         server.hold()
         (call,) = (part.call for part in pending.parts)
-        wait, waiting = call.wait, threading.Event()
-
-        def noticed(timeout_s: float | None) -> bool:
-            waiting.set()
-            return wait(timeout_s)
-
-        monkeypatch.setattr(call, "wait", noticed)
-        thread = threading.Thread(target=lambda: waiting.wait(30) and interrupts())
-        thread.start()
-        with pytest.raises(KeyboardInterrupt) as interrupted:
+        with pytest.raises(KeyboardInterrupt) as interrupted, ctrl_c_in(call):
             pending.result(progress=True)
-        thread.join()
         if sys.version_info >= (3, 11):
             (note,) = interrupted.value.__notes__
             assert re.fullmatch(

@@ -225,13 +225,13 @@ class Call:
 
         Returns the number of rows that are lost while the call goes on.
         """
-        if piece is not None:
-            error = error.at(
-                model=self.contract.model,
-                version=self.version or self.contract.version,
-                rows=(piece.start, piece.stop),
-                events=self.inputs.events_of(piece.start, piece.stop),
-            )
+        start, stop = (0, len(self.inputs)) if piece is None else (piece.start, piece.stop)
+        error = error.at(
+            model=self.contract.model,
+            version=self.version or self.contract.version,
+            rows=None if piece is None else (start, stop),
+            events=self.inputs.events_of(start, stop),
+        )
         if piece is not None and self._mask and isinstance(error, MASKABLE):
             return self._lose(piece, error)
         with self._lock:
@@ -254,7 +254,7 @@ class Call:
 
     def cancel(self) -> None:
         """Abandon what is not answered yet."""
-        self.fail(CancelledError("the call was cancelled", model=self.contract.model))
+        self.fail(CancelledError("the call was cancelled"))
 
     def _finish(self) -> None:
         with self._lock:

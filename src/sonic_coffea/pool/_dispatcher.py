@@ -173,7 +173,7 @@ class Dispatcher:
             self._settle(attempt)
             left.append(attempt.piece)
         for call in {piece.call for piece in left}:
-            call.fail(failure.at(model=call.contract.model))
+            call.fail(failure)
         with self._lock:
             # It may go wrong again at once, and must not fill the log.
             if not any(self._queues.values()):

@@ -1,0 +1,137 @@
+"""Servers that answer, hold back and fail as they are told, in place of connections."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import awkward as ak
+import numpy as np
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.contract import Contract, TensorSpec
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.transport import Address, Answer
+
+MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
+
+Behaviour = Callable[[np.ndarray], Any]
+
+
+class FakeExchange:
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+class FakeServer:
+    """Answers ``y = 2 x`` on a thread of its own, or what `behaviour` says."""
+
+    def __init__(self, url: str, *, max_rows: int | None = 4) -> None:
+        self.address = Address.parse(url)
+        self.max_rows = max_rows
+        self.behaviour: Behaviour = lambda x: 2 * x
+        self.gate = threading.Event()
+        self.gate.set()
+        self.lacks = False
+        self.requests: list[np.ndarray] = []
+        self.exchanges: list[FakeExchange] = []
+        self.out = self.most_out = 0
+        self.out_bytes = self.most_bytes = 0
+        self.width = 1
+        self.outputs: tuple[str, ...] = ("y",)
+        self.closed = False
+        self.lives = True
+        self.asked = 0
+        self._lock = threading.Lock()
+
+    def contract(self, model: str, version: str | None) -> Contract:
+        if self.lacks:
+            raise errors.ModelNotFoundError("no such model", server=str(self.address))
+        x = TensorSpec(name="x", datatype="FP32", shape=(1,))
+        outputs = tuple(
+            TensorSpec(name=name, datatype="FP32", shape=(self.width,)) for name in self.outputs
+        )
+        return Contract(
+            model=model,
+            version=version or "1",
+            inputs=(x,),
+            outputs=outputs,
+            max_rows=self.max_rows,
+        )
+
+    def infer(
+        self, contract: Contract, inputs: Mapping[str, np.ndarray], outputs: Any, **options: Any
+    ) -> FakeExchange:
+        x = inputs["x"].copy()
+        exchange = FakeExchange()
+        with self._lock:
+            self.requests.append(x)
+            self.exchanges.append(exchange)
+            self.out += 1
+            self.out_bytes += x.nbytes
+            self.most_out = max(self.most_out, self.out)
+            self.most_bytes = max(self.most_bytes, self.out_bytes)
+        arguments = (x, exchange, options["done"])
+        threading.Thread(target=self._answer, args=arguments, daemon=True).start()
+        return exchange
+
+    def _answer(self, x: np.ndarray, exchange: FakeExchange, done: Any) -> None:
+        while not self.gate.wait(0.01):
+            if exchange.cancelled.is_set():
+                break
+        cancelled = exchange.cancelled.is_set()
+        answer = errors.CancelledError("cancelled") if cancelled else self.behaviour(x)
+        with self._lock:
+            self.out -= 1
+            self.out_bytes -= x.nbytes
+        if isinstance(answer, errors.SonicError):
+            done(answer.at(server=str(self.address)))
+            return
+        outputs = answer if isinstance(answer, dict) else {"y": answer}
+        done(Answer(outputs=outputs, version="1", sent_bytes=x.nbytes, received_bytes=8))
+
+    def live(self, done: Any) -> None:
+        self.asked += 1
+        lives = self.lives
+        threading.Thread(target=done, args=(None if lives else LOST,), daemon=True).start()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def pool_of(*urls: str, **options: Any) -> Pool:
+    return Pool(Settings.make(urls, **options))
+
+
+def objects(n: int) -> ak.Array:
+    return ak.zip({"pt": np.arange(n, dtype=np.float32)})
+
+
+def doubled(scores: ak.Array) -> list[float]:
+    return (scores.v0 / 2).tolist()
+
+
+def inferred(x: np.ndarray) -> np.ndarray:
+    """Double, in a server's time."""
+    time.sleep(0.01)
+    return 2 * x
+
+
+LOST = errors.ServerLostError("the connection to the server was lost: gone")
+
+
+def refuses(*rows: int) -> Behaviour:
+    """Fail requests that hold one of these rows."""
+
+    def behave(x: np.ndarray) -> Any:
+        if set(x.ravel().astype(int)) & set(rows):
+            return errors.RequestError("out of memory")
+        return 2 * x
+
+    return behave

@@ -1,0 +1,188 @@
+"""Servers that come, leave and return while rows are out."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.pool.fakes import LOST, MODEL, FakeServer, doubled, inferred, objects, pool_of
+from tests.waiting import until
+
+from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.pool._settings import read_servers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sonic_coffea.contract import Contract
+
+
+def test_servers_are_changed_while_rows_are_out(servers: dict[str, FakeServer]) -> None:
+    one, two = servers.values()
+    one.gate.clear()
+    with pool_of(str(one.address), in_flight=2) as pool:
+        pending = MODEL.submit(objects(40), pool=pool)
+        until(lambda: one.out == 2)
+        pool.use(str(two.address))
+        until(lambda: len(two.requests) == 8)
+        assert [s.url for s in pool.servers] == [str(two.address)]
+        assert not one.closed
+        one.gate.set()
+        assert doubled(pending.result()) == list(range(40))
+        until(lambda: one.closed)
+        assert len(one.requests) == 2
+        assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
+        with pytest.raises(errors.ConfigError, match="did you mean 'grpc://s1:8001'"):
+            pool.use("s1:8001")
+
+
+def written(path: Path, text: str | bytes) -> None:
+    """Write a file at once, later than it was written before."""
+    at = path.stat().st_mtime_ns if path.exists() else 0
+    new = path.with_suffix(".new")
+    new.write_bytes(text if isinstance(text, bytes) else text.encode())
+    os.utime(new, ns=(at + 10**9, at + 10**9))
+    new.replace(path)
+
+
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of servers, which is looked at often."""
+    monkeypatch.setattr("sonic_coffea.pool._fleet._LOOK_S", 0.001)
+    path = tmp_path / "servers.txt"
+    written(path, "grpc://s1:8001\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"# caf\xe9\ngrpc://s2:8001\n", "can't decode byte 0xe9"),
+        ("s2:8001\n", "did you mean 'grpc://s2:8001'"),
+        ("grpc://s2:8001\ngrpc://s3:8001\n", "certificate is gone"),
+    ],
+)
+def test_a_file_of_servers_that_cannot_be_used_changes_nothing(
+    servers: dict[str, FakeServer],
+    listed: Path,
+    text: str | bytes,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, two = servers.values()
+    reads = []
+
+    def connect(url: str, **_: Any) -> FakeServer:
+        if url not in servers:
+            raise OSError("the certificate is gone")
+        return servers[url]
+
+    def read(path: str) -> tuple[str, ...]:
+        reads.append(path)
+        return read_servers(path)
+
+    monkeypatch.setattr("sonic_coffea.pool._fleet.connect_transport", connect)
+    monkeypatch.setattr("sonic_coffea.pool._fleet.read_servers", read)
+
+    def scored() -> bool:
+        return doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+
+    with Pool(Settings.make(listed)) as pool:
+        until(lambda: scored() and len(reads) == 1)
+        written(listed, text)
+        until(lambda: scored() and len(reads) > 4)
+        said = [r.getMessage() for r in caplog.records if "stay as they are" in r.getMessage()]
+        assert len(said) == 1
+        assert str(listed) in said[0]
+        assert reason in said[0]
+        assert pool.settings.servers == ("grpc://s1:8001",)
+        assert [s.url for s in pool.servers] == ["grpc://s1:8001"]
+        assert not two.requests
+        assert two.closed == ("s3" in str(text))  # it was connected, and is let go of
+        written(listed, "grpc://s2:8001\n")
+        until(lambda: scored() and bool(two.requests))
+        assert pool.settings.servers == ("grpc://s2:8001",)
+
+
+def test_a_file_of_servers_that_cannot_be_reached_holds_up_nobody(
+    servers: dict[str, FakeServer], listed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, reading = threading.Event(), threading.Event()
+
+    def read(_: str) -> tuple[str, ...]:
+        reading.set()
+        released.wait(60)
+        return ("grpc://s1:8001",)
+
+    with Pool(Settings.make(listed)) as pool:
+        monkeypatch.setattr("sonic_coffea.pool._fleet.read_servers", read)
+        assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+        assert reading.wait(20)
+        assert pool.observe()[1] == {("m", None): 0}
+        assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+        released.set()
+
+
+def test_a_file_of_servers_that_changed_before_the_first_call(
+    servers: dict[str, FakeServer], listed: Path
+) -> None:
+    _, two = servers.values()
+    with Pool(Settings.make(listed)) as pool:
+        written(listed, "grpc://s2:8001\n")
+        until(lambda: len(MODEL(objects(4), pool=pool)) == 4 and bool(two.requests))
+
+
+def test_a_server_that_is_taken_in_must_have_the_same_model(
+    servers: dict[str, FakeServer],
+) -> None:
+    one, two = servers.values()
+    one.behaviour = inferred
+    two.width = 2
+    with pool_of(str(one.address)) as pool:
+        pending = MODEL.submit(objects(400), pool=pool)
+        pool.use(list(servers))
+        assert doubled(pending.result()) == list(range(400))
+        assert two.requests == []
+        with pytest.raises(errors.ContractError, match="different models"):
+            MODEL(objects(3), pool=pool)
+
+
+def test_a_server_that_returns_with_another_model_gets_no_rows(
+    servers: dict[str, FakeServer],
+) -> None:
+    one, two = servers.values()
+    two.gate.clear()
+
+    def replaced(_: np.ndarray) -> Any:
+        one.width = 2
+        one.behaviour = lambda x: np.hstack([x, x])
+        two.gate.set()
+        return LOST
+
+    one.behaviour = replaced
+    with pool_of(*servers, in_flight=1) as pool:
+        assert doubled(MODEL(objects(200), pool=pool)) == list(range(200))
+    assert sum(len(x) for x in two.requests) == 200
+
+
+def test_what_a_returning_server_refuses_is_said(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+
+    def locked(model: str, version: str | None) -> Contract:
+        raise errors.AccessError("another token, please", server="grpc://s1:8001")
+
+    def lost(_: np.ndarray) -> Any:
+        one.contract = locked  # type: ignore[method-assign]
+        return LOST
+
+    one.behaviour = lost
+    with (
+        pool_of("grpc://s1:8001", retry_for_s=60) as pool,
+        pytest.raises(errors.AccessError, match=r"another token.*server grpc://s1:8001, model m"),
+    ):
+        MODEL(objects(20), pool=pool)

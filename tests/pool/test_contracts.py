@@ -1,0 +1,207 @@
+"""What a pool asks about a model before it sends rows, and how long it waits for that."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.pool.fakes import LOST, MODEL, FakeServer, doubled, objects, pool_of
+from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sonic_coffea.contract import Contract
+
+
+def test_the_first_question_is_asked_again(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    answer = one.contract
+    failures = iter([LOST, errors.OverloadError("busy")])
+
+    def contract(model: str, version: str | None) -> Contract:
+        for failure in failures:
+            raise failure
+        return answer(model, version)
+
+    one.contract = contract  # type: ignore[method-assign]
+    with pool_of("grpc://s1:8001") as pool:
+        assert doubled(MODEL(objects(5), pool=pool)) == list(range(5))
+        assert pool.servers[0].usable
+
+
+def test_nobody_is_asked_for_ever(servers: dict[str, FakeServer]) -> None:
+    asked = []
+
+    def contract(model: str, version: str | None) -> Contract:
+        asked.append(model)
+        raise LOST
+
+    for one in servers.values():
+        one.contract = contract  # type: ignore[method-assign]
+    with pool_of(*servers, retry_for_s=0.3) as pool:
+        with pytest.raises(errors.ServerLostError):
+            MODEL(objects(5), pool=pool)
+        first = len(asked)
+        assert first > 2
+        # A runner that tries again learns at once that they are still gone.
+        with pytest.raises(errors.ServerLostError):
+            MODEL(objects(5), pool=pool)
+        assert len(asked) == first + 2
+
+
+def test_the_strictest_server_sets_the_limit(servers: dict[str, FakeServer]) -> None:
+    one, two = servers.values()
+    one.max_rows, two.max_rows = 7, 3
+    with pool_of(*servers) as pool:
+        assert doubled(MODEL(objects(50), pool=pool)) == list(range(50))
+    assert max(len(r) for r in one.requests + two.requests) == 3
+
+
+def test_servers_with_different_models_of_a_name_are_refused(
+    servers: dict[str, FakeServer],
+) -> None:
+    _one, two = servers.values()
+    two.width = 2
+    with (
+        pool_of(*servers) as pool,
+        pytest.raises(errors.ContractError, match="different models of this name"),
+    ):
+        MODEL(objects(5), pool=pool)
+
+
+def test_a_server_that_does_not_say_what_it_has_holds_up_nobody(
+    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = servers.values()
+    released = threading.Event()
+
+    def contract(model: str, version: str | None) -> Contract:
+        released.wait(60)
+        raise LOST
+
+    one.contract = contract  # type: ignore[method-assign]
+    monkeypatch.setattr("sonic_coffea.pool._discovery._OTHERS_S", 0.05)
+    with pool_of(*servers) as pool:
+        assert doubled(MODEL(objects(50), pool=pool)) == list(range(50))
+    released.set()
+
+
+@pytest.fixture
+def slow(servers: dict[str, FakeServer]) -> Iterator[SimpleNamespace]:
+    """What of a model is asked of the first server, which does not say until it is released."""
+    (one, _) = servers.values()
+    answer, asked, released = one.contract, [], threading.Event()
+
+    def contract(model: str, version: str | None) -> Contract:
+        asked.append(model)
+        if model == "slow":
+            released.wait(60)
+        return answer(model, version)
+
+    one.contract = contract  # type: ignore[method-assign]
+    yield SimpleNamespace(asked=asked, released=released)
+    released.set()
+
+
+SLOW = sonic.Model("slow", MODEL.inputs, MODEL.outputs)
+
+
+def soon(call: Callable[[], Any]) -> Any:
+    """Return what a call gives, unless it takes too long."""
+    found: list[Any] = []
+    threading.Thread(target=lambda: found.append(call()), daemon=True).start()
+    until(lambda: bool(found))
+    return found[0]
+
+
+def test_a_model_does_not_wait_for_what_is_asked_about_another(slow: SimpleNamespace) -> None:
+    third = sonic.Model("third", MODEL.inputs, MODEL.outputs)
+    with pool_of("grpc://s1:8001") as pool:
+        MODEL.check(pool)
+        checked: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda: checked.append(SLOW.check(pool))) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        until(lambda: "slow" in slow.asked)
+        for model in (MODEL, third):
+            assert doubled(soon(lambda model=model: model(objects(4), pool=pool))) == [0, 1, 2, 3]
+        slow.released.set()
+        for thread in threads:
+            thread.join()
+        assert len(checked) == 4
+        assert slow.asked.count("slow") == 1
+
+
+@pytest.mark.parametrize("on_error", ["raise", "mask"])
+def test_the_deadline_is_that_of_the_whole_call(slow: SimpleNamespace, on_error: str) -> None:
+    with pool_of("grpc://s1:8001") as pool:
+
+        def late() -> Any:
+            with pytest.raises(errors.DeadlineError, match=r"within 0.05 s.*model slow") as caught:
+                SLOW(objects(4), pool=pool, timeout_s=0.05, on_error=on_error)
+            return caught.value
+
+        assert soon(late)
+        # Also of one who waits for what another asks.
+        waiting = threading.Thread(target=lambda: SLOW.check(pool))
+        waiting.start()
+        until(lambda: len(slow.asked) == 2)
+        assert soon(late)
+        assert len(slow.asked) == 2
+        slow.released.set()
+        waiting.join()
+        assert doubled(SLOW(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+
+
+def test_the_deadline_is_over_before_lost_servers_are_given_up(
+    servers: dict[str, FakeServer],
+) -> None:
+    (one, _) = servers.values()
+
+    def lost(*_: Any) -> Any:
+        raise LOST
+
+    one.contract = lost  # type: ignore[method-assign]
+    variations = sonic.Variations(up=objects(2), down=objects(3))
+    with (
+        pool_of("grpc://s1:8001", retry_for_s=600) as pool,
+        pytest.raises(errors.DeadlineError, match=r"within 0.05 s.*gone.*model m"),
+    ):
+        MODEL(variations, pool=pool, timeout_s=0.05)
+
+
+def test_a_server_without_the_model_is_passed_over(servers: dict[str, FakeServer]) -> None:
+    (one, _) = servers.values()
+    one.lacks = True
+    with pool_of(*servers) as pool:
+        assert doubled(MODEL(objects(10), pool=pool)) == list(range(10))
+    assert one.requests == []
+
+
+def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(
+    servers: dict[str, FakeServer],
+) -> None:
+    pool = pool_of(*servers)
+    pool.wait_for_turn(3600)
+    waiting, found = threading.Event(), []
+    pool._lock.wait_for = lambda *_: waiting.set() or wait_for(*_)  # type: ignore[method-assign]
+
+    def ask() -> None:
+        with pytest.raises(errors.ServerLostError, match="closed") as caught:
+            MODEL.check(pool)
+        found.append(caught.value)
+
+    wait_for = threading.Condition.wait_for.__get__(pool._lock)
+    threading.Thread(target=ask, daemon=True).start()
+    assert waiting.wait(20)
+    pool._fleet.close()
+    until(lambda: bool(found))
+    pool.close()

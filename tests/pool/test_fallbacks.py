@@ -1,0 +1,70 @@
+"""A fallback that is lost, lacks the model, or cannot be connected."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from tests.pool.fakes import LOST, MODEL, FakeServer, objects, pool_of
+from tests.waiting import until
+
+from sonic_coffea import errors
+
+
+def test_a_fallback_that_is_lost_as_well_is_started_again_once(
+    servers: dict[str, FakeServer],
+) -> None:
+    started = []
+
+    def fallback() -> str:
+        started.append(True)
+        return "grpc://s2:8001"
+
+    def lost(*_: Any) -> Any:
+        raise LOST
+
+    options = {"fallback": fallback, "fallback_after_s": 0.1, "retry_for_s": 0.3}
+    with pool_of("grpc://s1:8001", **options) as pool:
+        MODEL.check(pool)
+        for one in servers.values():
+            one.behaviour = lambda _: LOST
+            one.contract = lost  # type: ignore[method-assign]
+        with pytest.raises(errors.ServerLostError, match="gone"):
+            MODEL(objects(4), pool=pool, timeout_s=30)
+        assert len(started) == 2
+
+
+def test_a_fallback_without_the_model_is_one_clear_error(servers: dict[str, FakeServer]) -> None:
+    one, two = servers.values()
+    one.lacks = two.lacks = True
+    with pool_of("grpc://s1:8001", fallback=lambda: "grpc://s2:8001") as pool:
+        found: list[Any] = []
+
+        def ask() -> None:
+            with pytest.raises(errors.ModelNotFoundError) as caught:
+                MODEL.check(pool)
+            found.append(caught.value)
+
+        threading.Thread(target=ask, daemon=True).start()
+        until(lambda: bool(found))
+
+
+@pytest.mark.parametrize("error", [errors.ConfigError("no certificate"), SystemExit(3)])
+def test_a_fallback_that_cannot_be_connected_is_not_waited_for(
+    servers: dict[str, FakeServer], error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = servers.values()
+
+    def connect(url: str, **_: Any) -> FakeServer:
+        if url not in servers:
+            raise error
+        return servers[url]
+
+    monkeypatch.setattr("sonic_coffea.pool._fleet.connect_transport", connect)
+    options = {"fallback": lambda: "grpc://s3:8001", "fallback_after_s": 0.1, "retry_for_s": 0.3}
+    with pool_of("grpc://s1:8001", **options) as pool:
+        MODEL.check(pool)
+        one.behaviour = lambda _: LOST
+        with pytest.raises(errors.ServerLostError, match="gone"):
+            MODEL(objects(4), pool=pool, timeout_s=30)

@@ -1,0 +1,73 @@
+"""Requests that are sent to a second server, when the first takes long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from tests.pool.fakes import LOST, MODEL, FakeServer, doubled, inferred, objects, pool_of
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def test_a_straggler_is_sent_to_another_server(servers: dict[str, FakeServer]) -> None:
+    one, two = servers.values()
+    one.gate.clear()
+    with pool_of(*servers, hedge_after_s=0.05) as pool:
+        assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
+        assert one.requests
+        until(lambda: all(e.cancelled.is_set() for e in one.exchanges))
+        assert pool.statistics.total().rows == 40
+        assert sum(len(x) for x in two.requests) == 40
+        assert doubled(MODEL(objects(4), pool=pool)) == list(range(4))
+
+
+def test_nothing_is_sent_twice_unless_asked(servers: dict[str, FakeServer]) -> None:
+    one, two = servers.values()
+    one.behaviour = two.behaviour = inferred
+    with pool_of(*servers) as pool:
+        MODEL(objects(100), pool=pool)
+    assert sum(len(x) for x in one.requests + two.requests) == 100
+
+
+def test_a_failure_of_the_slower_of_two_is_nothing(servers: dict[str, FakeServer]) -> None:
+    one, two = servers.values()
+    sent = threading.Event()
+
+    def slow(x: np.ndarray) -> Any:
+        sent.wait(20)
+        return 2 * x
+
+    one.behaviour = slow
+    two.behaviour = lambda _: (sent.set(), LOST)[1]
+    with pool_of(*servers, hedge_after_s=0.01, balance="order") as pool:
+        assert doubled(MODEL(objects(4), pool=pool)) == list(range(4))
+        assert len(one.requests) == 1
+
+
+def test_a_straggler_that_cannot_be_sent_again_is_waited_for(
+    servers: dict[str, FakeServer],
+) -> None:
+    one, two = servers.values()
+    one.gate.clear()
+    tries: list[float] = []
+
+    def infer(*_: Any, **__: Any) -> Any:
+        tries.append(time.monotonic())
+        raise MemoryError
+
+    two.infer = infer  # type: ignore[method-assign]
+    with pool_of(*servers, hedge_after_s=0.02, balance="order") as pool:
+        MODEL.check(pool)
+        begun = time.monotonic()
+        pending = MODEL.submit(objects(4), pool=pool, on_error="mask")
+        until(lambda: len(tries) > 2)
+        one.gate.set()
+        assert doubled(pending.result(timeout_s=20)) == list(range(4))
+        assert pending.statistics.lost == pool.statistics.lost == 0
+        assert pending.statistics.total().failures == len(tries)
+        # It is tried again at its pace only.
+        assert all(at - begun >= 0.02 * n for n, at in enumerate(tries, start=1))
