@@ -282,6 +282,12 @@ def test_bad_declarations(make: Any, message: str) -> None:
             r"is 1e\+300 in event 1, which float32 cannot hold",
         ),
         (
+            sonic.Padded(sonic.Feature("x", scale=1e30), 2),
+            {"x": ak.Array([[1.0], [1e20]])},
+            InputError,
+            r"is 1e\+50 after its transformation in event 1, which float32 cannot hold",
+        ),
+        (
             sonic.Row(sonic.Feature("x", scale=1e30)),
             {"x": ak.Array([1.0, 1e20])},
             InputError,

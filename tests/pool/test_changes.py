@@ -40,6 +40,19 @@ def test_servers_are_changed_while_rows_are_out(servers: dict[str, FakeServer]) 
             pool.use("s1:8001")
 
 
+def test_a_server_that_takes_long_to_let_go_holds_up_nobody(servers: dict[str, FakeServer]) -> None:
+    """It may be asked to give memory back, and be gone."""
+    one, two = servers.values()
+    answered, closed = threading.Event(), []
+    one.close = lambda: closed.append(answered.wait(20))  # type: ignore[method-assign]
+    with pool_of(*servers) as pool:
+        MODEL.check(pool)
+        pool.use(str(two.address))
+        assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
+        assert not closed
+        answered.set()
+
+
 def written(path: Path, text: str | bytes) -> None:
     """Write a file at once, later than it was written before."""
     at = path.stat().st_mtime_ns if path.exists() else 0

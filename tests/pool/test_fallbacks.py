@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from tests.pool.fakes import LOST, MODEL, FakeServer, objects, pool_of
+from tests.pool.fakes import LOST, MODEL, FakeServer, doubled, objects, pool_of
 from tests.waiting import until
 
 from sonic_coffea import errors
@@ -68,3 +68,29 @@ def test_a_fallback_that_cannot_be_connected_is_not_waited_for(
         one.behaviour = lambda _: LOST
         with pytest.raises(errors.ServerLostError, match="gone"):
             MODEL(objects(4), pool=pool, timeout_s=30)
+
+
+def test_what_is_due_for_a_fallback_and_has_no_room_waits_for_an_answer(
+    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sending thread would go round and round."""
+    (one, _) = servers.values()
+    one.gate.clear()
+    with pool_of("grpc://s1:8001", in_flight_bytes=16) as pool:
+        pending = MODEL.submit(objects(8), pool=pool)
+        until(lambda: one.out == 1)
+        pauses: list[float | None] = []
+        pause_s = pool._dispatcher._pause_s
+
+        def noted(now: float) -> float | None:
+            pauses.append(pause_s(now))
+            return pauses[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pool._fleet, "falls_back_at", lambda *_: 0.0)
+            patch.setattr(pool._dispatcher, "_pause_s", noted)
+            MODEL.submit(objects(4), pool=pool)
+            until(lambda: bool(pauses))
+        assert 0.0 not in pauses
+        one.gate.set()
+        assert doubled(pending.result(timeout_s=30)) == list(range(8))

@@ -425,6 +425,20 @@ def test_a_piece_is_over_once() -> None:
     assert call.statistics.lost == 4
 
 
+def test_a_piece_that_is_lost_while_its_answer_is_put_in_its_place_is_over_once() -> None:
+    """As when the slower of two servers fails at that moment."""
+    contract = FakeServer("grpc://s1:8001").contract("m", None)
+    place = SimpleNamespace(place=lambda *_: call.fail(LOST, first))
+    call = Call(contract, Rows(range(8)), {"y": place}, ["y"], version=None, mask=True)
+    first, second = (Piece(call, 4 * n, 4 * n + 4, 16, n) for n in range(2))
+    call.expect(2)
+    call.arrived(first, Answer(outputs={}, version="1", sent_bytes=0, received_bytes=0))
+    assert not call.over
+    assert call.lost == [range(4)]
+    assert call.fail(LOST, second) == 4
+    assert call.over
+
+
 def test_a_share_that_ends_before_its_turn_holds_nobody(servers: dict[str, FakeServer]) -> None:
     """The scheduler has fallen silent: the worker goes by what it sees itself."""
     wanted = ("m", None)
