@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.curves import CURVE
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, measuring
@@ -25,18 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LAUNCH_S, ROW_S, ROWS = 5e-3, 1e-4, 256
-
-CURVE = Curve(
-    model="m",
-    version="1",
-    server="grpc://s:1",
-    rows=(1, 64, 512),
-    seconds=(0.0021, 0.0085, 0.0533),
-    rows_per_s=10_000.0,
-    in_flight=2,
-    row_bytes=1000.0,
-)
-
 
 OPTIONS = ["--cores", "500", "--cpu-ms", "10", "--rows-per-event", "3", "--gbps", "25"]
 

@@ -8,22 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from sonic_coffea.measuring import Curve
+from tests.curves import CURVE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-CURVE = Curve(
-    model="m",
-    version="1",
-    server="grpc://s:1",
-    rows=(1, 64, 512),
-    seconds=(0.0021, 0.0085, 0.0533),
-    rows_per_s=10_000.0,
-    in_flight=2,
-    row_bytes=1000.0,
-)
+    from sonic_coffea.measuring import Curve
 
 
 def planned(curve: Curve, folder: Path, **changes: str) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import awkward as ak
 import numpy as np
 import pytest
+import vector
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -130,7 +131,7 @@ def test_columns_may_lie_in_memory_differently(
 
 def test_a_property_of_what_was_cut() -> None:
     """It is computed of what is left, while fields are still read from the file's buffers."""
-    pytest.importorskip("vector").register_awkward()
+    vector.register_awkward()
     momenta = ak.zip(
         {"x": np.arange(6.0), "y": np.zeros(6), "z": np.zeros(6), "t": np.arange(6.0)},
         with_name="Momentum4D",

@@ -285,6 +285,15 @@ def held_server(held: Held) -> Iterator[sonic.LocalServer]:
         yield running
 
 
+def worked_on(held: Held, pool: Pool) -> sonic.Pending:
+    """Return a call whose one request the server works on until `held` is released."""
+    model()(objects(1), pool=pool)
+    held.hold()
+    pending = model().submit(objects(2000), pool=pool)
+    held.wait()
+    return pending
+
+
 def refused(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> list[str]:
     """Return what will be the regions that the server refused to let go of."""
     (connection,) = pool.connections()
@@ -307,11 +316,8 @@ def test_the_server_lets_go_of_what_was_abandoned(
 ) -> None:
     """A request that is cancelled while it runs; nothing else is asked of the pool then."""
     with pool_of(held_server) as pool, registered(held_server) as regions:
-        model()(objects(1), pool=pool)
+        pending = worked_on(held, pool)
         refusals = refused(monkeypatch, pool)
-        held.hold()
-        pending = model().submit(objects(2000), pool=pool)
-        held.wait()
         (region,) = regions()
         pending.cancel()
         until(lambda: len(refusals) > 1)
@@ -333,11 +339,8 @@ def test_closing_lets_go_of_what_is_out(
     """It waits for the server for a moment; then a thread does, and the channel is open for it."""
     monkeypatch.setattr(shm, "_CLOSES_WITHIN_S", within_s)
     with pool_of(held_server) as pool, registered(held_server) as regions:
-        model()(objects(1), pool=pool)
+        pending = worked_on(held, pool)
         refusals = refused(monkeypatch, pool)
-        held.hold()
-        pending = model().submit(objects(2000), pool=pool)
-        held.wait()
         closing = threading.Thread(target=pool.close)
         closing.start()
         until(lambda: len(refusals) > 0)
@@ -358,10 +361,7 @@ def test_a_pool_that_was_closed_too_soon_leaves_it_to_the_next(
     monkeypatch.setattr(shm, "_LINGERS_S", 0.0)
     with registered(held_server) as regions:
         with pool_of(held_server) as pool:
-            model()(objects(1), pool=pool)
-            held.hold()
-            pending = model().submit(objects(2000), pool=pool)
-            held.wait()
+            pending = worked_on(held, pool)
         pending.cancel()
         (left,) = regions()
         held.release()
