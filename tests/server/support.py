@@ -1,4 +1,4 @@
-"""Waiting with a bound, and asking the operating system about processes."""
+"""Waiting with a bound, asking the operating system about processes, and trying servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 
 import psutil
+
+from sonic_coffea.server import build_repository
 
 
 def wait_until(condition, timeout_s: float = 20.0, what: str = "the condition") -> None:
@@ -39,6 +41,13 @@ def listening(process: psutil.Process) -> set[tuple[str, int]]:
         for connection in process.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     }
+
+
+def broken(tmp_path, classifier, edit):
+    """A repository of one model that `edit`, given its folder, has broken."""
+    path = build_repository(tmp_path / "repository", {"top": classifier}, platform="python")
+    edit(path / "top")
+    return path
 
 
 def infer(server, model: str, version: str = "", **inputs):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import logging
 import os
 import secrets
 import socket
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -24,9 +21,11 @@ from sonic_coffea.errors import (
     ServerStartError,
     SonicError,
 )
-from sonic_coffea.server import _log, _ways
+from sonic_coffea.server import _ways
 from sonic_coffea.server._child import Guard
-from sonic_coffea.server._probe import ServerMetadata, fetch_metadata, is_ready
+from sonic_coffea.server._log_files import new_log
+from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
+from sonic_coffea.server._run import HEADER_NAME, PROTOCOLS, PortTaken, Run
 from sonic_coffea.server._watcher import Watcher
 
 if TYPE_CHECKING:
@@ -43,16 +42,7 @@ logger = logging.getLogger(__name__)
 
 ModelControl = Literal["none", "poll", "explicit"]
 
-_PROTOCOLS = (
-    "health,metadata,statistics,inference,shared-memory,model-config,model-repository,trace,logging"
-)
-_HEADER_NAME = "sonic"
-_HEADER = f"triton-grpc-protocol-{_HEADER_NAME}"
 _PORT_TRIES = 5
-_KEPT_LOGS = 20
-_DAY_S = 86400.0
-# Of other machines, of containers that are gone, and of before this machine started.
-_STRANGE_KEPT_FOR_S = 30 * _DAY_S
 _LOOK_S = 0.1
 
 
@@ -159,7 +149,7 @@ class LocalServer:
         self._restart = restart
         self._watcher: Watcher | None = None
         self._lock = threading.RLock()
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._guard: Guard | None = None
         self._owner = os.getpid()
 
@@ -208,7 +198,7 @@ class LocalServer:
                 try:
                     self._launch(way)
                     break
-                except _PortTaken:
+                except PortTaken:
                     last = attempt == _PORT_TRIES - 1
                     if self._port_wanted is not None or last:
                         raise ServerStartError(
@@ -265,7 +255,7 @@ class LocalServer:
     @property
     def headers(self) -> dict[str, str]:
         """The gRPC metadata that it demands; clients of this package find it by themselves."""
-        return {_HEADER: self._run_or_raise().secret}
+        return self._run_or_raise().headers
 
     @property
     def metrics_url(self) -> str | None:
@@ -382,7 +372,7 @@ class LocalServer:
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a LocalServer belongs to its process; pass its url instead")
 
-    def _run_or_raise(self) -> _Run:
+    def _run_or_raise(self) -> Run:
         if self._run is None:
             raise ServerError("expected a started server, got one that never was; start() it")
         return self._run
@@ -390,11 +380,11 @@ class LocalServer:
     def _launch(self, way: Installed | Container) -> None:
         run = self._run = self._new_run()
         record = local_state.record_path(run.url)
-        deadline = time.monotonic() + self._startup_timeout_s
+        begun = time.monotonic()
         launch = way.launch(
             self._arguments(run),
             self.repository,
-            _ways.Secret(protocols=_PROTOCOLS, header=_HEADER_NAME, value=run.secret),
+            _ways.Secret(protocols=PROTOCOLS, header=HEADER_NAME, value=run.secret),
             name=run.shm_prefix,
             threads=self._threads,
             env=self._env,
@@ -413,68 +403,23 @@ class LocalServer:
             },
         )
         try:
-            self._wait(guard, run, deadline)
-            self._register(guard, run)
+            run.wait_until_ready(guard, begun, self._startup_timeout_s)
+            run.register(guard)
         except BaseException:
             self._end()
             raise
 
-    def _wait(self, guard: Guard, run: _Run, deadline: float) -> None:
-        listening = f"Started GRPCInferenceService at 127.0.0.1:{run.port}"
-        while True:
-            guard.hear(0.02)
-            if not guard.running:
-                raise self._failure(run, f"ended with exit status {guard.exit_code}")
-            # Whatever else answers on the port is not this server, so ask only once it listens.
-            if listening in run.read_log() and is_ready(run.url, {_HEADER: run.secret}):
-                return
-            if time.monotonic() > deadline:
-                raise self._failure(run, f"was not ready after {self._startup_timeout_s:g} s")
-
-    def _failure(self, run: _Run, what: str) -> Exception:
-        log = run.read_log()
-        if _log.port_is_taken(log):
-            return _PortTaken()
-        lines = _log.error_lines(log.replace(run.secret, "…"))
-        said = "\n".join(f"  {line}" for text in lines for line in text.splitlines())
-        said = said or "  (nothing)"
-        return ServerStartError(
-            f"the local server for {self.repository} {what}. It said:\n{said}\nIts log: {run.log}",
-            server=run.url,
-        )
-
-    def _register(self, guard: Guard, run: _Run) -> None:
-        pid = guard.server_pid
-        ticks = None if pid is None else local_state.process_start_ticks(pid)
-        if pid is None or ticks is None:
-            raise self._failure(run, "ended as soon as it was ready")
-        local_state.register(
-            local_state.ServerRecord(
-                url=run.url,
-                pid=pid,
-                start_ticks=ticks,
-                guard_pid=guard.pid,
-                header=_HEADER,
-                secret=run.secret,
-                repository=str(self.repository),
-                log=str(run.log),
-                started=time.time(),
-                shm_prefix=run.shm_prefix,
-            )
-        )
-
-    def _new_run(self) -> _Run:
-        port = self._port_wanted if self._port_wanted is not None else _free_port()
-        secret = secrets.token_hex(32)
-        return _Run(
-            port=port,
+    def _new_run(self) -> Run:
+        return Run(
+            repository=self.repository,
+            port=self._port_wanted if self._port_wanted is not None else _free_port(),
             metrics_port=_free_port() if self._metrics else None,
-            secret=secret,
+            secret=secrets.token_hex(32),
             shm_prefix=f"sonic_{os.getpid()}_{secrets.token_hex(6)}_",
-            log=_new_log(self._log_dir),
+            log=new_log(self._log_dir),
         )
 
-    def _arguments(self, run: _Run) -> list[str]:
+    def _arguments(self, run: Run) -> list[str]:
         arguments = [
             f"--model-repository={self.repository}",
             "--grpc-address=127.0.0.1",
@@ -493,73 +438,8 @@ class LocalServer:
         return [*arguments, *self._extra_args]
 
 
-class _PortTaken(Exception):  # noqa: N818  an outcome to act on, which no caller sees
-    """Something else listens on the port that was chosen."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """One life of the server."""
-
-    port: int
-    metrics_port: int | None
-    secret: str = dataclasses.field(repr=False)
-    shm_prefix: str
-    log: Path
-
-    @property
-    def url(self) -> str:
-        return f"grpc://127.0.0.1:{self.port}"
-
-    def read_log(self) -> str:
-        try:
-            return self.log.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return ""
-
-
 def _free_port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _new_log(folder: Path | None) -> Path:
-    if folder is None:
-        state = local_state.directory()
-        folder = Path(tempfile.mkdtemp(prefix="sonic-coffea-")) if state is None else state / "logs"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _prune_logs(folder)
-        fd, name = tempfile.mkstemp(dir=folder, prefix=_log_prefix(), suffix=".log")
-    except OSError as error:
-        raise ServerStartError(f"cannot write the server's log in {folder}: {error}") from None
-    os.close(fd)
-    return Path(name).absolute()
-
-
-def _log_prefix() -> str:
-    return f"triton-{local_state.machine()}-"
-
-
-def _prune_logs(folder: Path) -> None:
-    """Remove old logs: this machine's of another day beyond the newest, and others' after a month.
-
-    A server that is starting is in no record yet and its log is read, so no log is removed within a
-    day; what other machines with the same home use cannot be known here.
-    """
-    in_use = {record.log for record in local_state.records()}
-    written = {}
-    for path in folder.glob("triton-*.log"):
-        # Another process may be removing the same ones.
-        with contextlib.suppress(OSError):
-            written[path] = path.stat().st_mtime
-    now = time.time()
-    own = [path for path in written if path.name.startswith(_log_prefix())]
-    kept = set(sorted(own, key=written.__getitem__)[-_KEPT_LOGS:])
-    for path in written.keys() - kept:
-        most_s = _DAY_S if path in own else _STRANGE_KEPT_FOR_S
-        if str(path) not in in_use and written[path] < now - most_s:
-            with contextlib.suppress(OSError):
-                path.unlink()

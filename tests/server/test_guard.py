@@ -1,0 +1,157 @@
+"""No server outlives its owner, whatever ends that one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from sonic_coffea import local_state
+
+from .support import broken, family, is_gone, shared_memory, wait_until
+
+OWNER = """
+import sys, time
+from sonic_coffea.server import LocalServer
+server = LocalServer(sys.argv[1]).start()
+def announce():
+    print(server.pid, server._guard.pid, server._run.shm_prefix, server.url, flush=True)
+{then}
+"""
+
+
+class Owner:
+    """A process of its own that starts a server, to be ended in whatever way."""
+
+    def __init__(self, repository, then):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER.format(then=then), str(repository)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        line = self.process.stdout.readline().split()
+        assert line, self.process.stderr.read()
+        self.server, self.guard, self.shm_prefix, self.url = int(line[0]), int(line[1]), *line[2:]
+        self.family = [self.guard, *family(self.server)]
+        assert len(self.family) >= 3, "expected a guard, a server and a model process"
+        assert shared_memory(self.shm_prefix)
+        assert local_state.lookup(self.url).pid == self.server
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def expect_nothing_left(self):
+        for pid in self.family:
+            wait_until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
+        assert shared_memory(self.shm_prefix) == []
+        assert local_state.lookup(self.url) is None
+
+
+@pytest.fixture
+def own(repository, installation):
+    owners = []
+
+    def start(then="announce()\ntime.sleep(600)"):
+        owners.append(Owner(repository, then))
+        return owners[-1]
+
+    yield start
+    for owner in owners:
+        owner.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_orphan_after_the_owner_is_killed(own, number):
+    owner = own()
+    owner.process.send_signal(number)
+    owner.process.wait(20.0)
+    owner.expect_nothing_left()
+
+
+def test_no_orphan_after_the_owner_is_killed_while_it_starts(tmp_path, classifier, installation):
+    def never_ready(model):
+        (model / "1" / "model.py").write_text("import time\ntime.sleep(600)")
+
+    code = """
+import sys, threading, time
+from sonic_coffea.server import LocalServer
+server = LocalServer(sys.argv[1], stop_timeout_s=0.5)
+threading.Thread(target=server.start, daemon=True).start()
+while server._guard is None or "loading" not in server.logs: time.sleep(0.01)
+print(server._guard.pid, server._guard.server_pid, server._run.shm_prefix, flush=True)
+time.sleep(600)
+"""
+    path = broken(tmp_path, classifier, never_ready)
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as owner:
+        guard, server, prefix = owner.stdout.readline().decode().split()
+        pids = [int(guard), *family(int(server))]
+        owner.kill()
+    for pid in pids:
+        wait_until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
+    assert shared_memory(prefix) == []
+
+
+def test_no_orphan_after_the_owner_just_exits(own):
+    owner = own("announce()")
+    owner.process.wait(20.0)
+    assert owner.process.returncode == 0
+    owner.expect_nothing_left()
+
+
+def test_no_orphan_while_forked_children_of_the_owner_live_on(own):
+    # They hold the owner's pipes open, so closing pipes cannot be what the guard goes by alone.
+    owner = own("import os\nif os.fork() == 0: time.sleep(60)\nannounce()\ntime.sleep(600)")
+    processes = psutil.Process(owner.process.pid).children()
+    children = [process.pid for process in processes if process.pid != owner.guard]
+    assert children
+    try:
+        owner.process.kill()
+        owner.process.wait(20.0)
+        owner.expect_nothing_left()
+        assert not any(is_gone(pid) for pid in children)
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_ctrl_c_lets_the_owner_finish_with_the_server(own):
+    then = (
+        "try:\n    announce()\n    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n"
+        "    print(server.running, len(server.metadata.models), flush=True)\n"
+        "    server.stop()"
+    )
+    owner = own(then)
+    os.killpg(owner.process.pid, signal.SIGINT)
+    output, _ = owner.process.communicate(timeout=30.0)
+    assert output.split() == ["True", "1"]
+    owner.expect_nothing_left()
+
+
+def test_no_orphan_after_the_guard_is_killed(own):
+    owner = own()
+    os.kill(owner.guard, signal.SIGKILL)
+    for pid in owner.family:
+        wait_until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
+    # Nobody was left to tidy up, so looking the server up does.
+    assert local_state.lookup(owner.url) is None
+    assert shared_memory(owner.shm_prefix) == []
+
+
+def test_a_secret_that_cannot_be_hidden_is_said(caplog, monkeypatch):
+    from sonic_coffea.server._child import Guard
+
+    guard = Guard.__new__(Guard)
+    with caplog.at_level(logging.DEBUG, "sonic_coffea.server"):
+        guard._take({"event": "hidden", "message": "PermissionError: no"})
+    assert "PermissionError: no" in caplog.text

@@ -1,0 +1,81 @@
+"""A server that does not become ready says why, and another port is taken where one is lost."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from sonic_coffea import local_state
+from sonic_coffea.errors import ServerStartError
+from sonic_coffea.server import LocalServer, local
+
+from .support import broken, shared_memory
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (lambda m: (m / "1" / "model.onnx").unlink(), "model.onnx"),
+        (lambda m: (m / "config.pbtxt").write_text("nonsense {"), "config.pbtxt"),
+        (lambda m: (m / "1" / "model.py").write_text("raise RuntimeError('no luck')"), "no luck"),
+    ],
+    ids=["missing file", "bad configuration", "failing code"],
+)
+def test_a_failed_start_quotes_the_server(tmp_path, classifier, installation, edit, expected):
+    server = LocalServer(broken(tmp_path, classifier, edit), installation=installation)
+    with pytest.raises(ServerStartError, match=expected) as caught:
+        server.start()
+    text = str(caught.value)
+    assert str(server.log_path) in text
+    assert server.log_path.read_text()
+    assert "CudaDriverHelper" not in text
+    assert server.headers["triton-grpc-protocol-sonic"] not in text
+    assert not server.running
+    assert shared_memory(server._run.shm_prefix) == []
+    assert local_state.lookup(server.url) is None
+
+
+def test_a_bad_argument_is_quoted_without_the_secret(repository, installation):
+    server = LocalServer(repository, installation=installation, extra_args=["--no-such-option"])
+    with pytest.raises(ServerStartError, match="no-such-option") as caught:
+        server.start()
+    assert server.headers["triton-grpc-protocol-sonic"] not in str(caught.value)
+
+
+def test_a_start_that_takes_too_long_is_given_up(tmp_path, classifier, installation):
+    path = broken(
+        tmp_path,
+        classifier,
+        lambda m: (m / "1" / "model.py").write_text("import time\ntime.sleep(600)"),
+    )
+    server = LocalServer(path, installation=installation, startup_timeout_s=1.5, stop_timeout_s=0.5)
+    begun = time.monotonic()
+    with pytest.raises(ServerStartError, match=r"not ready after 1\.5 s"):
+        server.start()
+    assert time.monotonic() - begun < 15.0
+    assert shared_memory(server._run.shm_prefix) == []
+
+
+def test_a_port_in_use_is_said(repository, installation):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = LocalServer(repository, installation=installation, port=port)
+        with pytest.raises(ServerStartError, match=f"port {port} is in use"):
+            server.start()
+    with server:
+        assert server.url == f"grpc://127.0.0.1:{port}"
+
+
+def test_a_port_lost_in_a_race_is_replaced(repository, installation, monkeypatch):
+    free = local._free_port
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = iter([taken.getsockname()[1]])
+        monkeypatch.setattr(local, "_free_port", lambda: next(ports, None) or free())
+        with LocalServer(repository, installation=installation) as server:
+            assert server.port != taken.getsockname()[1]

@@ -1,0 +1,94 @@
+"""A server that ends by itself is started again; one that is stopped is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from sonic_coffea import local_state
+from sonic_coffea.errors import ServerStartError
+from sonic_coffea.server import LocalServer
+from sonic_coffea.server._watcher import Watcher
+
+from .support import wait_until
+
+
+def is_another(url, pid):
+    record = local_state.lookup(url)
+    return record is not None and record.pid != pid
+
+
+def test_a_server_that_ends_by_itself_is_started_again(repository, installation, caplog):
+    server = LocalServer(repository, installation=installation, threads=1, restart=True)
+    with server:
+        url, first = server.url, server.pid
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: is_another(url, first), 60.0, "a second start")
+        assert server.url == url
+        assert server.metadata.models
+    assert "has ended by itself; starting it again" in caplog.text
+    assert not server.running
+
+
+def test_a_server_that_ends_again_and_again_is_left(caplog, monkeypatch):
+    monkeypatch.setattr("sonic_coffea.server._watcher._LOOK_S", 0.001)
+    monkeypatch.setattr("sonic_coffea.server._watcher._FIRST_PAUSE_S", 0.001)
+
+    class Failing:
+        running = False
+        ended_on_request = False
+        starts = 0
+
+        def start_again(self):
+            self.starts += 1
+            raise ServerStartError("no")
+
+    failing = Failing()
+    watcher = Watcher(failing)
+    watcher._thread.join(20)
+    assert failing.starts == 5
+    assert "ended 5 times in a row" in caplog.text
+    watcher.stop()
+
+
+def test_a_server_that_was_stopped_on_request_stays_so(repository, installation):
+    command = [sys.executable, "-m", "sonic_coffea"]
+    serving = subprocess.Popen(
+        [*command, "serve", str(repository), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        url = json.loads(serving.stdout.readline())["url"]
+        # One that ends by itself is started again, and then ends on request all the same.
+        first = local_state.lookup(url).pid
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: is_another(url, first), 60.0, "a second start")
+        stop = [*command, "status", "--stop", url]
+        done = subprocess.run(stop, capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout == f"stopped {url}\n"
+        assert serving.wait(30) == 0
+        assert f"{url} was stopped on request" in serving.stderr.read()
+        assert local_state.lookup(url) is None
+    finally:
+        serving.kill()
+        serving.communicate()
+
+
+def test_a_server_that_was_stopped_on_request_can_be_started(repository, installation):
+    with LocalServer(repository, installation=installation, threads=1, restart=True) as server:
+        first = server.pid
+        os.kill(server._guard.pid, signal.SIGTERM)
+        server.wait()
+        assert server.ended_on_request
+        server.start()
+        assert not server.ended_on_request
+        # It is looked after as before.
+        second = server.pid
+        os.kill(second, signal.SIGKILL)
+        wait_until(lambda: server.pid not in (None, first, second), 60.0, "a start by itself")
+    assert not server.ended_on_request
