@@ -64,27 +64,34 @@ python benchmarks/gpu.py --way docker --json gpu.json --figure gpu.png
 # What the figures show, and why.
 _NOTES = {
     "pool": """\
-A call of 100 rows costs what its Python costs, some 2 ms by the clock of each step: before the
-message is sent (arrays are bound, the model is compared), for the tensor and the message, to take
-the answer and wake the caller up, and to put the scores back. In a loop the same steps take a third
-of that; here, a server has used the same two cores and their caches in between. To wait for the
-answer on gRPC's own thread costs little more than to block. A chunk of some thousand jets does not
-notice.
+What a call of 100 rows takes beyond a blocking one, whose tensor is ready, is the time of its own
+Python, some 2 ms on the machine above: before the message is sent (arrays are bound, the model is
+compared), for the tensor and the message, to take the answer, and to put the scores back. The
+chunk of 100 jets below shows the parts. To wait for the answer on gRPC's own thread costs little
+more than to block. A chunk of some thousand jets does not notice.
 
-The limit is that of messages. With a server on its own machine, sonic-coffea puts large tensors
-into shared memory if nobody tells it not to, and may then be above it.""",
+The limit is that of messages; a share a little above it is noise. With a server on its own machine,
+sonic-coffea puts large tensors into shared memory if nobody tells it not to, and may then be above
+the limit.""",
     "cluster": """\
 The limit of real workers is one warm process that sends prebuilt tensors, the best of several turns
 with 2 to 16 requests in flight, before and after; more such processes at a time did not get more
 out of the server. Workers send messages as it does, and their rows count while all of them are at
 it. They share the machine's cores with the server, which the limit's one process does, too, but it
-neither packs nor unpacks.""",
+neither packs nor unpacks.
+
+Lent threads hide that a chunk waits, but not what it costs the CPU to pack, to send and to change
+threads. This comes on top of the CPU's work, and shows unless inference takes longer than that.""",
+    "layouts": """\
+Of the time of `Padded` for 100 rows, most is that of Python, which looks the arrays up: two rows
+take nearly as long.""",
     "chunk": """\
 Of a large chunk, nearly half is gRPC's, which copies the message on its way into the socket: most
 of it in the call that takes the message over, a fifth in threads of its own. Layouts, which pack
-and put the scores back, take half as much. Shared memory does without both of gRPC's on one
-machine; over a network, smaller types and `Bucketed` or `Flat` send less. Of a small chunk, no part
-is more than a fifth; it is why large chunks are better ones.""",
+and put the scores back, take well under half as much. Shared memory does without both of gRPC's on
+one machine; over a network, smaller types and `Bucketed` or `Flat` send less. Of a small chunk, no
+part is much more than a fifth, and a jet costs several times what it does in a large one: large
+chunks are better.""",
     "startup": """\
 The first scores of a process wait for numba, as any of its compiled loops does; with
 coffea, which uses it, too, that is often done before. To import the package takes a
@@ -92,8 +99,9 @@ tenth of what awkward takes, as nothing is loaded before it is used.""",
     "wire": """\
 Half precision halves the bytes, and what a flat tensor saves is what is padding in the others.
 Over loopback, bytes cost next to nothing, so that the times here are those of the CPUs at both
-ends: a cast has to be made and undone, and compression takes more than all else together. It pays
-where the network is slow.""",
+ends, and the plainest format is the fastest: a cast has to be made and undone, buckets make more
+requests, all flat rows go in a single one, beside which nothing is packed, and compression takes
+more than all else together. To send less pays where the network is slow.""",
 }
 
 

@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 FOLDER = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is
 PREFIX = "sonic-coffea-client"
 EXTENSION = "system_shared_memory"
-# Requests of 0.3 MB to Triton 2.51 on loopback take 0.9 times as long with it, of 1 MB 0.7, of
-# 10 MB 0.5, of 100 MB 0.1 (`benchmarks/shared_memory.py`).
+# A request that is a bit larger is a bit faster with it, and the larger, the more so
+# (`benchmarks/shared_memory.py`).
 WORTH_BYTES = 250_000
 _SMALLEST = 1 << 20
 _KEPT_BYTES = 256_000_000
