@@ -364,15 +364,8 @@ class Model:
         pool, lock = current() if pool is None else pool, threading.Lock()
         try:
             for one, some in self._by_version(inputs, version):
-                try:
-                    anew = pool.settings.cache is not None
-                    contract = self._check(pool, one, anew=anew, deadline=deadline)
-                except (ServerError, DeadlineError) as problem:
-                    error = problem.at(events=some.events_of(0, len(some)))
-                    masked = mask and isinstance(error, MASKABLE) and not deadline.over
-                    if not masked or isinstance(error, ModelNotFoundError):
-                        raise error from problem.__cause__
-                    logger.warning("%s; all %d rows are None", error, len(some))
+                contract = self._contract(pool, one, some, mask=mask, deadline=deadline)
+                if contract is None:
                     pending.lose(some.wanted(0, len(some)), len(some))
                     continue
                 reused = self._reused(pool.settings, contract, deduplicate=deduplicate)
@@ -393,6 +386,21 @@ class Model:
             pending.cancel()
             raise
         return pending
+
+    def _contract(
+        self, pool: Pool, version: str | None, rows: Inputs, *, mask: bool, deadline: Deadline
+    ) -> Contract | None:
+        """Return what the servers say of the model; None if the rows are lost, and may be."""
+        anew = pool.settings.cache is not None
+        try:
+            return self._check(pool, version, anew=anew, deadline=deadline)
+        except (ServerError, DeadlineError) as problem:
+            error = problem.at(events=rows.events_of(0, len(rows)))
+            masked = mask and isinstance(error, MASKABLE) and not deadline.over
+            if not masked or isinstance(error, ModelNotFoundError):
+                raise error from problem.__cause__
+            logger.warning("%s; all %d rows are None", error, len(rows))
+            return None
 
     def _reused(self, settings: Settings, contract: Contract, *, deduplicate: bool) -> Reuse:
         """Return which rows need not be sent."""
