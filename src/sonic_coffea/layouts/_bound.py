@@ -150,7 +150,7 @@ def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
 
 
 def _empty(n: int, shape: tuple[int, ...], dtype: DType) -> Tensor:
-    return empty((n, *shape), np.dtype(np.float32) if dtype.name in HALF else dtype)
+    return empty((n, *shape), np.dtype(np.float32) if dtype in HALF else dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from sonic_coffea.errors import InputError
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._columns import Column
     from sonic_coffea.layouts._rows import Int64, Rows, Split
 
-HALF = ("float16", "bfloat16")
+HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 """Types that compiled code lacks: tensors of them are made from float32."""
 
 
@@ -26,7 +27,7 @@ def check_range(columns: Sequence[Column], rows: Split, target: np.dtype[Any]) -
     Those that other tensors cannot hold are found as they are packed.
     """
     whole = target.kind in "iu"
-    if not whole and target.name not in HALF:
+    if not whole and target not in HALF:
         return
     for column in columns:
         wrong = _no_integer(column, target) if whole else too_large(column, slice(None), target)
