@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -158,7 +158,8 @@ def serve(
         else:
             typer.echo(f"{', '.join(models) or 'no model'} at {server.url}; Ctrl-C stops it")
         if isinstance(server, InProcessServer):
-            threading.Event().wait()
+            while True:  # Ctrl-C that is pressed as a wait begins is heard when that ends
+                time.sleep(0.2)
         else:
             server.wait()
             if not server.ended_on_request:
