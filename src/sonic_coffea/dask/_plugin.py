@@ -82,7 +82,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         try:
             reply = await getattr(worker.scheduler, JOIN)(worker=worker.address)
         except Exception:
-            logger.debug("the scheduler deals out no shares", exc_info=True)
+            logger.info("the scheduler deals out no shares", exc_info=True)
             return
         # One that does not know the question answers nothing. Meanwhile, another plugin may have
         # taken the place of this one.
