@@ -147,7 +147,7 @@ def check(out: Any, expected: dict[Any, Any]) -> None:
     assert out["n"] == {"TTbar": 1000, "QCD": 750}
 
 
-@pytest.mark.parametrize("chunksize", [100_000, 333, 20])
+@pytest.mark.parametrize("chunksize", [100_000, 333, 50])
 def test_iterative(top_server: Any, expected: dict[Any, Any], chunksize: int) -> None:
     with sonic.connect(top_server):
         out = runner(processor.IterativeExecutor(status=False), chunksize)(FILES, Tagging())
