@@ -131,7 +131,7 @@ class Pending:
                 for part in self.parts:
                     self._wait(part.call, deadline)
                     part.call.raise_failure()
-                    part.finish()
+                    part.keep()
         except BaseException as error:
             self.cancel()
             self._keep(_KEPT_WITHIN_S if isinstance(error, KeyboardInterrupt) else 0.0)
@@ -143,7 +143,7 @@ class Pending:
             (content,) = contents.values()
         else:
             content = RecordArray(list(contents.values()), list(contents), length=len(self._rows))
-        lost = [*self._lost, *(rows for part in self.parts for rows in part.lost)]
+        lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
         there = self._rows.without(content, lost)
         return self._rows.unflatten(there, attrs=attributes(self.provenance()))
 

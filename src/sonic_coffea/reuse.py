@@ -176,6 +176,10 @@ class Repeats:
         order = np.argsort(stands, kind="stable")
         self._members, self._stands = among[order], stands[order]
 
+    def members(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return all rows that some stand for."""
+        return self.expand(rows)[0]
+
     def expand(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return all rows that some stand for, and the place in `rows` of that which does."""
         start = np.searchsorted(self._stands, rows, "left")
@@ -235,10 +239,6 @@ class Sink:
     def keeps_some(self) -> bool:
         """Whether there is something to be kept."""
         return bool(self._kept)
-
-    def lost(self, wanted: Any) -> Any:
-        """Return all rows that are lost with some."""
-        return wanted if self._repeats is None else self._repeats.expand(wanted)[0]
 
     def recall(
         self, cache: ScoreCache, keys: Sequence[bytes], rows: NDArray[np.int64]
@@ -326,7 +326,15 @@ class Part:
             if reuse.cache is not None:
                 rows = self._sink.recall(reuse.cache, self._keys, rows)
             sent = inputs.only(rows)
-        self.call = Call(contract, sent, {"": self._sink}, asked, version=version, mask=mask)
+        self.call = Call(
+            contract,
+            sent,
+            {"": self._sink},
+            asked,
+            version=version,
+            mask=mask,
+            lost_with=repeats.members if repeats is not None else None,
+        )
         statistics = self.call.statistics
         statistics.objects = len(inputs)
         statistics.repeated = len(inputs) - different
@@ -337,11 +345,6 @@ class Part:
         statistics.filled, statistics.truncated, statistics.padded = kept, cut, padded
 
     @property
-    def lost(self) -> list[Any]:
-        """The rows that servers have lost, and those that were like them."""
-        return [self._sink.lost(wanted) for wanted in self.call.lost]
-
-    @property
     def caches(self) -> bool:
         """Whether there is a cache."""
         return self._cache is not None
@@ -350,12 +353,6 @@ class Part:
     def keeps(self) -> bool:
         """Whether there is something to be kept."""
         return self._cache is not None and self._sink.keeps_some
-
-    def finish(self) -> None:
-        """Take stock, when it is over, and keep what came."""
-        if self._keys:
-            self.call.statistics.lost = sum(map(len, self.lost))
-        self.keep()
 
     def keep(self) -> None:
         """Keep what has come so far, if it surely is of the version that it is kept for."""

@@ -114,7 +114,7 @@ def test_rows_that_are_lost_are_lost_wherever_they_are(server: FakeServer, pool:
     numbers = [[5, 6], [5, 7], [6]]
     pending = MODEL.submit(objects(numbers), pool=pool, deduplicate=True, on_error="mask")
     assert pending.result().twice.tolist() == [[None, None], [None, None], [None]]
-    assert pending.statistics.lost == 5
+    assert pending.statistics.lost == pool.statistics.lost == 5
 
 
 def test_variations_travel_together(server: FakeServer, pool: Pool) -> None:

@@ -25,7 +25,7 @@ from sonic_coffea.pool._hooks import wait_for
 from sonic_coffea.statistics import Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence, Sized
 
     from sonic_coffea.batching import Segment
     from sonic_coffea.contract import Contract
@@ -111,6 +111,8 @@ class Call:
         The version that was asked for.
     mask : bool
         Whether rows that servers lose are noted in `lost`, instead of failing the call.
+    lost_with : callable, optional
+        Returns all rows that are lost with some: these, and those that they stand for.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class Call:
         *,
         version: str | None,
         mask: bool = False,
+        lost_with: Callable[[Any], Sized] | None = None,
     ) -> None:
         self.contract = contract
         self.inputs = inputs
@@ -132,6 +135,7 @@ class Call:
         self.failure: SonicError | None = None
         self.lost: list[Any] = []
         self._mask = mask
+        self._lost_with = lost_with
         self.served_versions: set[str] = set()
         self._left = 0
         self._lock = threading.Lock()
@@ -203,16 +207,16 @@ class Call:
             self.served_versions.add(answer.version or self.contract.version)
         self._end(piece)
 
-    def _end(self, piece: Piece, lost: int = 0) -> bool:
-        """Count a piece as over, with the rows that are lost; False if it was."""
+    def _end(self, piece: Piece, lost: Any = None, rows: int = 0) -> bool:
+        """Count a piece as over, with the rows that are lost, and how many; False if it was."""
         with self._lock:
             # Counted twice, another one would be left out: its rows would have no scores.
             if piece.over:
                 return False
             piece.over = True
-            if lost:
-                self.lost.append(self.inputs.wanted(piece.start, piece.stop))
-                self.statistics.lost += lost
+            if rows:
+                self.lost.append(lost)
+                self.statistics.lost += rows
             self._exchanges.pop(piece.number, None)
             self._left -= 1
             last = self._left == 0
@@ -249,8 +253,12 @@ class Call:
             return 0
         level = logging.DEBUG if self.lost else logging.WARNING
         logger.log(level, "%s; these rows, and others that are lost, are None", error)
+        lost = self.inputs.wanted(piece.start, piece.stop)
         rows = piece.stop - piece.start
-        return rows if self._end(piece, lost=rows) else 0
+        if self._lost_with is not None:
+            lost = self._lost_with(lost)
+            rows = len(lost)
+        return rows if self._end(piece, lost, rows) else 0
 
     def cancel(self) -> None:
         """Abandon what is not answered yet."""
