@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def until(
+    condition: Callable[[], bool], timeout_s: float = 20.0, what: str = "the condition"
+) -> None:
     """Return as soon as `condition` holds; it fails the test when that takes too long."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "waited too long"
+        assert time.monotonic() < deadline, f"{what} did not come true in {timeout_s} s"
         time.sleep(0.002)
 
 

@@ -1,20 +1,12 @@
-"""Waiting with a bound, asking the operating system about processes, and trying servers."""
+"""Asking the operating system about processes, and trying servers."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import psutil
 
 from sonic_coffea.server import build_repository
-
-
-def wait_until(condition, timeout_s: float = 20.0, what: str = "the condition") -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true in {timeout_s} s"
-        time.sleep(0.01)
 
 
 def is_gone(pid: int) -> bool:

@@ -11,10 +11,11 @@ import sys
 
 import psutil
 import pytest
+from tests.waiting import until
 
 from sonic_coffea import local_state
 
-from .support import broken, family, is_gone, shared_memory, wait_until
+from .support import broken, family, is_gone, shared_memory
 
 OWNER = """
 import sys, time
@@ -55,7 +56,7 @@ class Owner:
 
     def expect_nothing_left(self):
         for pid in self.family:
-            wait_until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
+            until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
         assert shared_memory(self.shm_prefix) == []
         assert local_state.lookup(self.url) is None
 
@@ -100,7 +101,7 @@ time.sleep(600)
         pids = [int(guard), *family(int(server))]
         owner.kill()
     for pid in pids:
-        wait_until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
+        until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
     assert shared_memory(prefix) == []
 
 
@@ -145,7 +146,7 @@ def test_no_orphan_after_the_guard_is_killed(own):
     owner = own()
     os.kill(owner.guard, signal.SIGKILL)
     for pid in owner.family:
-        wait_until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
+        until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
     # Nobody was left to tidy up, so looking the server up does.
     assert local_state.lookup(owner.url) is None
     assert shared_memory(owner.shm_prefix) == []

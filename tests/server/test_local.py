@@ -22,7 +22,7 @@ from sonic_coffea import local_state
 from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError
 from sonic_coffea.server import LocalServer, build_repository
 
-from .support import family, is_gone, listening, shared_memory, wait_until
+from .support import family, is_gone, listening, shared_memory
 
 
 def infer(server, x, *, model="top", headers=None):
@@ -199,11 +199,11 @@ def test_a_crash_is_noticed(repository, installation):
     with LocalServer(repository, installation=installation) as server:
         pids, prefix = family(server.pid), server._run.shm_prefix
         os.kill(server.pid, signal.SIGKILL)
-        wait_until(lambda: not server.running, what="the end of the server")
+        until(lambda: not server.running, what="the end of the server")
         assert server.pid is None
         for pid in pids:
-            wait_until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
-        wait_until(lambda: not shared_memory(prefix), what="the end of its shared memory")
+            until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
+        until(lambda: not shared_memory(prefix), what="the end of its shared memory")
         assert server.start().metadata.models[0].state == "READY"
 
 

@@ -10,13 +10,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.server import LocalServer, build_repository, read_repository
 from sonic_coffea.transport import read_model_config
 
-from .support import infer, wait_until
+from .support import infer
 
 
 def times(path, factor, *, features=2):
@@ -67,7 +68,7 @@ def test_added_to_a_running_server_while_rows_are_scored(tmp_path, installation)
     with server, sonic.connect(server, retry_for_s=1e-3):
         assert factors() == {1.0}
         build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, add_version=True)
-        wait_until(lambda: factors() == {1.0, 2.0}, what="the second version")
+        until(lambda: factors() == {1.0, 2.0}, what="the second version")
         assert model()(jets).a.tolist() == (jets.a * 2).tolist()
         assert model(version=1)(jets).a.tolist() == jets.a.tolist()
         assert model(version=2)(jets).a.tolist() == (jets.a * 2).tolist()

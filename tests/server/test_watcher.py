@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 
+from tests.waiting import until
+
 from sonic_coffea import local_state
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server import LocalServer
 from sonic_coffea.server._watcher import Watcher
-
-from .support import wait_until
 
 
 def is_another(url, pid):
@@ -26,7 +26,7 @@ def test_a_server_that_ends_by_itself_is_started_again(repository, installation,
     with server:
         url, first = server.url, server.pid
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: is_another(url, first), 60.0, "a second start")
+        until(lambda: is_another(url, first), 60.0, "a second start")
         assert server.url == url
         assert server.metadata.models
     assert "has ended by itself; starting it again" in caplog.text
@@ -67,7 +67,7 @@ def test_a_server_that_was_stopped_on_request_stays_so(repository, installation)
         # One that ends by itself is started again, and then ends on request all the same.
         first = local_state.lookup(url).pid
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: is_another(url, first), 60.0, "a second start")
+        until(lambda: is_another(url, first), 60.0, "a second start")
         stop = [*command, "status", "--stop", url]
         done = subprocess.run(stop, capture_output=True, text=True, check=True, timeout=60)
         assert done.stdout == f"stopped {url}\n"
@@ -90,5 +90,5 @@ def test_a_server_that_was_stopped_on_request_can_be_started(repository, install
         # It is looked after as before.
         second = server.pid
         os.kill(second, signal.SIGKILL)
-        wait_until(lambda: server.pid not in (None, first, second), 60.0, "a start by itself")
+        until(lambda: server.pid not in (None, first, second), 60.0, "a start by itself")
     assert not server.ended_on_request

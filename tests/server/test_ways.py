@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from sonic_coffea import local_state
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import LocalServer, _ways, build_repository, install
 from sonic_coffea.transport import connect_transport
 
-from .support import is_gone, wait_until
+from .support import is_gone
 
 SECRET = _ways.Secret(protocols="health,inference", header="sonic", value="hidden")
 REPOSITORY = Path("/data/repository")
@@ -262,11 +263,11 @@ def test_a_server_in_a_stand_in_for_a_container(
         connection.close()
         pid = server.pid if engine == "apptainer" else int((tmp_path / "pid").read_text())
         secret = local_state.lookup(server.url).secret.encode()
-        wait_until(
+        until(
             lambda: secret not in Path(f"/proc/{pid}/cmdline").read_bytes(), what="the secret to go"
         )
         if kill:
             os.kill(server.pid, 9)
-            wait_until(lambda: not server.running, what="the end")
+            until(lambda: not server.running, what="the end")
     assert is_gone(pid)
     assert local_state.lookup(server.url) is None

@@ -7,7 +7,6 @@ import multiprocessing
 import sqlite3
 import stat
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -353,8 +353,7 @@ def test_a_deadline_does_not_wait_for_the_cache(
     monkeypatch.setattr(Pool, "contract", contract)
     with cached(server, tmp_path, in_flight=1) as pool:
         pending = MODEL.submit(objects([list(range(400))]), pool=pool)
-        while server.statistics["m", "rows"] < 8:
-            time.sleep(0.001)
+        until(lambda: server.statistics["m", "rows"] >= 8)
         server.hold()
         with pytest.raises(errors.DeadlineError):
             pending.result(timeout_s=0.1)

@@ -7,13 +7,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import grpc
 import numpy as np
 import pytest
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -151,10 +151,7 @@ def test_a_connection_that_is_refused_for_a_while(server: FakeServer) -> None:
             target=lambda: found.append(pending(objects(8), pool=pool).result(timeout_s=60))
         )
         thread.start()
-        deadline = time.monotonic() + 30
-        while listener.refused < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: listener.refused >= 2, 30)
         listener._most = 1
         thread.join(60)
         assert found[0].twice.tolist() == [2.0 * n for n in range(8)]
