@@ -24,6 +24,10 @@ Wanted = slice | Int64
 """Rows of a call: a range of them, or their numbers."""
 
 
+_AS_THEY_ARE = frozenset(map(np.dtype, "bBhHiIlLqQfd"))
+"""Types that kernels read."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
     """The numbers of one field: ``values``, read through ``index`` if there is one."""
@@ -143,22 +147,24 @@ def bind(
     leaves: list[Content] = []
     splits: dict[int, Split | None] = {}
     for feature in named:
-        what = f"field {feature.name!r}"
         records, name = source.collection(feature.name)
         if id(records) not in splits:
             deep = records is not None and records.purelist_depth >= (2 if jagged else 1)
+            what = f"field {feature.name!r}"
             splits[id(records)] = split(records, jagged=jagged, what=what) if deep else None
         one = splits[id(records)]
         leaf = None if one is None else _field(one.leaf, name)
         if one is None or leaf is None:
-            one = split(source.column(feature.name), jagged=jagged, what=what)
+            column = source.column(feature.name)
+            one = split(column, jagged=jagged, what=f"field {feature.name!r}")
             leaf = one.leaf
         used.append(one)
         leaves.append(leaf)
-        _agree(used[0], one, f"field {features[0].name!r}", what)
+        if one is not used[0]:
+            _agree(used[0], one, features[0], feature)
     first, positions = _positions(used, leaves, sort=sort_by is not None)
     columns = [
-        _numbers(leaf, feature, f"field {feature.name!r}", index)
+        _numbers(leaf, feature, index)
         for leaf, feature, index in zip(leaves, named, positions, strict=True)
     ]
     order = None
@@ -213,7 +219,7 @@ def _has_missing(leaf: Content) -> bool:
     return False
 
 
-def _agree(first: Split, other: Split, first_name: str, other_name: str) -> None:
+def _agree(first: Split, other: Split, of: Feature, with_: Feature) -> None:
     """Refuse two columns whose objects, or elements of objects, are not the same.
 
     Raises
@@ -221,8 +227,7 @@ def _agree(first: Split, other: Split, first_name: str, other_name: str) -> None
     InputError
         Naming the first event in which they differ.
     """
-    if first is other:
-        return
+    first_name, other_name = f"field {of.name!r}", f"field {with_.name!r}"
     same_rows = first.rows is other.rows or first.rows.agrees(other.rows)
     if not same_rows:
         if first.rows.events != other.rows.events:
@@ -257,11 +262,15 @@ def _field(leaf: Content, name: str) -> Content | None:
     return field if field.purelist_depth == 1 and not field.is_record else None
 
 
-def _numbers(leaf: Content, feature: Feature, what: str, index: Int64 | None) -> Column:
+def _numbers(leaf: Content, feature: Feature, index: Int64 | None) -> Column:
     """Return the one-dimensional numbers of a leaf, and the index to read them through.
 
     `index` is that of the elements of rows, if others are not to be looked at.
     """
+    data = read(leaf) if leaf.is_numpy else None
+    if data is not None and data.dtype in _AS_THEY_ARE and data.flags.c_contiguous:
+        return Column(feature, data, index)
+    what = f"field {feature.name!r}"
     while not leaf.is_numpy:
         if leaf.is_unknown:
             return Column(feature, np.zeros(leaf.length, np.float64), index)
@@ -342,13 +351,15 @@ def grouped(columns: Sequence[Column]) -> tuple[_Group, ...]:
 
 
 def _group(slots: list[int], columns: list[Column]) -> _Group:
+    from sonic_coffea.layouts import _kernels
+
     if not columns[0].feature.plain and columns[0].values.dtype.kind != "f":
         real = np.result_type(columns[0].values.dtype, np.float32)
         columns = [replace(c, values=c.values.astype(real)) for c in columns]
     return _Group(
         np.asarray(slots, np.int64),
         tuple(columns),
-        np.asarray([c.values.__array_interface__["data"][0] for c in columns], np.int64),
+        np.asarray([_kernels.address(c.values) for c in columns], np.int64),
         None if columns[0].feature.plain else _transform(columns),
     )
 

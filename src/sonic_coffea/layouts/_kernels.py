@@ -56,6 +56,12 @@ def _copy(typing_context, target, source, size):
 
 
 @_compiled
+def address(values):
+    """Return where numbers lie; numpy takes five times as long to say so."""
+    return values.ctypes.data
+
+
+@_compiled
 def _apply(function, value):
     if function == 1:
         value = np.log(value)
