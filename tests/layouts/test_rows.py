@@ -208,6 +208,10 @@ def test_rows_of_any_structure(data: tuple[Kinds, list[Any], ak.Array]) -> None:
     scores = inputs.rows.unflatten(NumpyArray(np.arange(len(rows), dtype=np.float32)))
     assert scores.tolist() == numbered(plain, depth, iter(range(len(rows))))
     assert str(scores.type) == f"{len(plain)} * {type_of(kinds, 'float32')}"
+    events = [number for number, one in enumerate(plain) for _ in leaves([one], depth)]
+    found = [inputs.rows.events_of(row, row + 1) for row in range(len(rows))]
+    assert found == [(event, event + 1) for event in events]
+    assert inputs.rows.event_numbers().tolist() == events
 
 
 @SETTINGS

@@ -75,8 +75,7 @@ class Rows:
         """Return the first and one-past-last event that rows `start` to `stop` belong to."""
         if stop <= start:
             return (0, 0)
-        numbers = self.event_numbers()
-        return int(numbers[start]), int(numbers[stop - 1]) + 1
+        return _event_of(self.skeleton, start), _event_of(self.skeleton, stop - 1) + 1
 
     def event_numbers(self) -> Int64:
         """Return the number of the event that each row belongs to."""
@@ -255,6 +254,24 @@ def _present(node: Content) -> Content:
     while node.is_option and not np.any(node.index.data < 0):
         node = node.content
     return node
+
+
+def _event_of(skeleton: Content, row: int) -> int:
+    """Return the number of the event that one row belongs to, without those of all others.
+
+    Thousands of requests of a call may be lost, and each loss names its events.
+    """
+    above = []
+    node = skeleton
+    while not isinstance(node, NumpyArray):
+        above.append(node)
+        node = node.content
+    for node in reversed(above):
+        if node.is_option:
+            row = int(np.flatnonzero(np.asarray(node.index.data) >= 0)[row])
+        else:
+            row = int(np.searchsorted(node.offsets.data, row, side="right")) - 1
+    return row
 
 
 def _event_numbers(skeleton: Content) -> Int64:
