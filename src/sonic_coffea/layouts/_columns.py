@@ -267,9 +267,6 @@ def _numbers(leaf: Content, feature: Feature, index: Int64 | None) -> Column:
 
     `index` is that of the elements of rows, if others are not to be looked at.
     """
-    data = read(leaf) if leaf.is_numpy else None
-    if data is not None and data.dtype in _AS_THEY_ARE and data.flags.c_contiguous:
-        return Column(feature, data, index)
     what = f"field {feature.name!r}"
     while not leaf.is_numpy:
         if leaf.is_unknown:
@@ -296,6 +293,8 @@ def _numbers(leaf: Content, feature: Feature, index: Int64 | None) -> Column:
 
 def readable(data: NDArray[Any], what: str) -> NDArray[Any]:
     """Return numbers as kernels read them: contiguous, native, of a type that they know."""
+    if data.dtype in _AS_THEY_ARE and data.flags.c_contiguous:
+        return data
     if data.dtype.kind not in "fiub":
         raise InputError(f"{what} has dtype {data.dtype}; expected a number or a bool")
     if data.dtype == bool:
