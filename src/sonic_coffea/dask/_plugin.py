@@ -81,8 +81,8 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         worker = self._worker
         try:
             reply = await getattr(worker.scheduler, JOIN)(worker=worker.address)
-        except Exception:
-            logger.info("the scheduler deals out no shares", exc_info=True)
+        except Exception as error:  # noqa: BLE001  the pool works without
+            logger.warning("the scheduler deals out no shares: %r", error)
             return
         # One that does not know the question answers nothing. Meanwhile, another plugin may have
         # taken the place of this one.

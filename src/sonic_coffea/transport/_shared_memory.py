@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 FOLDER = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is
 PREFIX = "sonic-coffea-client"
 EXTENSION = "system_shared_memory"
-# A request that is a bit larger is a bit faster with it, and the larger, the more so
-# (`benchmarks/shared_memory.py`).
+# From about here on, requests take less time with it than as messages, and the larger they are, the
+# less in proportion (`benchmarks/shared_memory.py`).
 WORTH_BYTES = 250_000
 _SMALLEST = 1 << 20
 _KEPT_BYTES = 256_000_000
