@@ -85,8 +85,9 @@ def test_what_goes_wrong_in_the_pool_itself_fails_what_waits(
     monkeypatch.setattr("sonic_coffea.pool._dispatcher.choose", broken)
     with pool_of(*servers) as pool:
         pending = MODEL.submit(objects(40), pool=pool, on_error="mask")
-        with pytest.raises(errors.SonicError, match=r"ZeroDivisionError.*model m"):
+        with pytest.raises(errors.SonicError, match=r"ZeroDivisionError.*model m") as caught:
             pending.result(timeout_s=20)
+        assert caught.value.events == (0, 40)
         assert doubled(MODEL(objects(40), pool=pool, timeout_s=20)) == list(range(40))
 
 
