@@ -62,7 +62,7 @@ def chunk(number: int, cpu_s: float, *, scores: bool = True) -> float:
 
 def local(workers: int) -> LocalCluster:
     """Return a cluster of processes with one thread each."""
-    return LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+    return LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0")
 
 
 def waiting(results: Results, folder: Path, chunks: int, cpu_s: float) -> None:

@@ -131,7 +131,7 @@ def test_a_dict_of_arrays(server: sonic.LocalServer, lazy: Any) -> None:
 
 def test_on_worker_processes(server: sonic.LocalServer, lazy: Any, events: ak.Array) -> None:
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,
         sonic.connect(server, client=client),
     ):

@@ -130,7 +130,7 @@ def test_on_worker_processes(
     server: sonic.LocalServer, url: str, lazy: Any, flat: ak.Array, named: bool
 ) -> None:
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,
     ):
         if named:

@@ -231,7 +231,7 @@ def test_dask(top_server: Any, expected: dict[Any, Any]) -> None:
     from distributed import Client, LocalCluster
 
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,
         sonic.connect(top_server, client=client) as pool,
     ):
@@ -269,7 +269,7 @@ def test_statistics_of_trees_metrics_and_chunks_that_ran_again(
     from distributed import Client, LocalCluster
 
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,
         sonic.connect(top_server, client=client),
     ):
