@@ -67,7 +67,9 @@ if __name__ == "__main__":
     with contextlib.ExitStack() as stack:
         client, executor = None, processor.IterativeExecutor(retries=0)
         if options.workers:
-            cluster = LocalCluster(options.workers, threads_per_worker=1, dashboard_address="127.0.0.1:0")
+            cluster = LocalCluster(
+                options.workers, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+            )
             client = stack.enter_context(Client(stack.enter_context(cluster)))
             executor = processor.DaskExecutor(client=client, retries=1)
         if not options.server:

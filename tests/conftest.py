@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from hypothesis import HealthCheck, settings
 from onnx import TensorProto, helper
 
 import sonic_coffea as sonic
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]
 
 STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
+
+
+# How long an example takes is the machine's affair.
+settings.register_profile(
+    "sonic", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("sonic")
 
 
 def pytest_configure() -> None:

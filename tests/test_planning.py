@@ -25,7 +25,7 @@ from sonic_coffea.pool import Settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LAUNCH_S, ROW_S, ROWS = 5e-3, 1e-4, 256
+LAUNCH_S, ROW_S, ROWS = 5e-3, 5e-4, 256
 
 OPTIONS = ["--cores", "500", "--cpu-ms", "10", "--rows-per-event", "3", "--gbps", "25"]
 

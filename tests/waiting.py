@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def until(
-    condition: Callable[[], bool], timeout_s: float = 20.0, what: str = "the condition"
+    condition: Callable[[], bool], timeout_s: float = 100.0, what: str = "the condition"
 ) -> None:
     """Return as soon as `condition` holds; it fails the test when that takes too long."""
     deadline = time.monotonic() + timeout_s

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trustme
+from tests.ports import held_port
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import local_state
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.server.local import _free_port
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
@@ -131,18 +132,17 @@ def test_a_name_that_cannot_be(host: str) -> None:
 
 
 def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    step = failed(f"grpc://127.0.0.1:{port}")
+    with held_port() as port:
+        step = failed(f"grpc://127.0.0.1:{port}")
     assert step["name"] == "connection"
     assert "nothing listens at port" in step["detail"]
 
 
 def test_the_port_of_http(repository: Path) -> None:
-    port = _free_port()
-    arguments = ["--allow-http=true", "--http-address=127.0.0.1", f"--http-port={port}"]
-    with sonic.LocalServer(repository, extra_args=arguments):
-        step = failed(f"grpc://127.0.0.1:{port}")
+    with held_port() as port:
+        arguments = ["--allow-http=true", "--http-address=127.0.0.1", f"--http-port={port}"]
+        with sonic.LocalServer(repository, extra_args=arguments):
+            step = failed(f"grpc://127.0.0.1:{port}")
     assert "speaks HTTP/1" in step["detail"]
     assert "8001" in step["remedy"]
 
@@ -307,11 +307,11 @@ def test_status_lists_and_stops(
         assert one.url in run("status").stdout.replace("\n", "")
         done = run("status", "--stop", one.url, "--json")
         assert json.loads(done.stdout) == {"stopped": [one.url]}
-        assert not one.running
+        until(lambda: not one.running, what="the end of one")
         assert two.running
         assert local_state.lookup(one.url) is None
         wrong = run("status", "--stop", "grpc://127.0.0.1:1")
         assert wrong.returncode == 1
         assert "no local server of yours" in wrong.stderr
         assert json.loads(run("status", "--stop", "all", "--json").stdout)["stopped"]
-        assert not two.running
+        until(lambda: not two.running, what="the end of the other")

@@ -345,9 +345,14 @@ def test_figures_are_where_dask_shows_them(
                 for worker in dask_scheduler.workers.values()
             ]
 
-        until(lambda: sum(w["sonic rows/s"] > 0 for w in client.run_on_scheduler(shown)) > 0)
         names = {"sonic in flight", "sonic rows/s", "sonic wait", "sonic retries"}
-        assert all(set(worker) == names for worker in client.run_on_scheduler(shown))
+
+        def told() -> bool:
+            workers = client.run_on_scheduler(shown)
+            named = all(set(worker) == names for worker in workers)
+            return named and any(worker["sonic rows/s"] > 0 for worker in workers)
+
+        until(told)
 
         rows = 0.0
         for worker in client.scheduler_info(n_workers=-1)["workers"].values():

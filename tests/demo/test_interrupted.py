@@ -28,7 +28,7 @@ def running_demo(output: Path) -> Iterator[subprocess.Popen[str]]:
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 200
         while not list(output.glob(".jets-*/*.parquet")):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, "no chunk was done"
@@ -57,7 +57,7 @@ def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_server_killed_in_mid_run_is_one_error_and_no_output(tmp_path: Path) -> None:
     with running_demo(tmp_path / "out") as process:
         (server,) = [p for p in family(process) if p.name() == "tritonserver"]

@@ -22,7 +22,7 @@ def execute(arguments: list[Any], where: Path, environment: dict[str, str]) -> s
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"

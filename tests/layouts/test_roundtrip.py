@@ -8,14 +8,14 @@ import awkward as ak
 import numpy as np
 import pytest
 import vector
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ResponseError
 from sonic_coffea.layouts import Output, bind_inputs
 
-SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=60)
 numbers = st.integers(-1000, 1000).map(lambda n: n / 8)
 
 

@@ -21,15 +21,13 @@ from awkward.contents import (
     UnmaskedArray,
 )
 from awkward.index import Index8, Index64
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sonic_coffea as sonic
 from sonic_coffea.layouts import bind_inputs
 
-SETTINGS = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
+SETTINGS = settings(max_examples=150, print_blob=True)
 DTYPES = ("float32", "float64", "int32", "int64", "uint8", "bool", "float16")
 Kinds = tuple[Any, ...]
 """From the outside in: "list", an int for a regular axis, "option", and "x" for a number."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.pool.fakes import LOST, MODEL, FakeServer, doubled, inferred, objects, pool_of
+from tests.pool.fakes import LOST, MODEL, FakeServer, doubled, objects, pool_of
 from tests.waiting import until
 
 from sonic_coffea import errors
@@ -154,11 +154,13 @@ def test_a_server_that_is_taken_in_must_have_the_same_model(
     servers: dict[str, FakeServer],
 ) -> None:
     one, two = servers.values()
-    one.behaviour = inferred
+    one.gate.clear()
     two.width = 2
     with pool_of(str(one.address)) as pool:
         pending = MODEL.submit(objects(400), pool=pool)
         pool.use(list(servers))
+        until(lambda: ("m", None) not in pool._fleet._contracts, what="the comparison")
+        one.gate.set()
         assert doubled(pending.result()) == list(range(400))
         assert two.requests == []
         with pytest.raises(errors.ContractError, match="different models"):

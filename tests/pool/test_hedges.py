@@ -64,10 +64,11 @@ def test_a_straggler_that_cannot_be_sent_again_is_waited_for(
         MODEL.check(pool)
         begun = time.monotonic()
         pending = MODEL.submit(objects(4), pool=pool, on_error="mask")
-        until(lambda: len(tries) > 2)
+        until(lambda: pending.statistics.total().failures > 2)
         one.gate.set()
         assert doubled(pending.result(timeout_s=20)) == list(range(4))
         assert pending.statistics.lost == pool.statistics.lost == 0
-        assert pending.statistics.total().failures == len(tries)
+        # One that was made as the answer came is over before it fails.
+        assert len(tries) - 1 <= pending.statistics.total().failures <= len(tries)
         # It is tried again at its pace only.
         assert all(at - begun >= 0.02 * n for n, at in enumerate(tries, start=1))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import pytest
+from tests.ports import held_port
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -124,14 +125,14 @@ def test_what_a_killed_server_had_is_scored_by_another(
 def test_a_server_that_is_started_again_is_used_again(
     small_batches: Path, tagger: sonic.Model, jets: ak.Array, direct: list[Any], compare: Any
 ) -> None:
-    with sonic.LocalServer(small_batches) as first:
-        port = first.port
-        pool = Pool(Settings.make(first, retry_for_s=60.0))
-        compare(tagger(jets[:20], pool=pool).top, direct[:20])
-    pending = tagger.submit(jets, pool=pool)
-    with sonic.LocalServer(small_batches, port=port):
-        compare(pending.result(timeout_s=100).top, direct)
-        pool.close()
+    with held_port() as port:
+        with sonic.LocalServer(small_batches, port=port) as first:
+            pool = Pool(Settings.make(first, retry_for_s=60.0))
+            compare(tagger(jets[:20], pool=pool).top, direct[:20])
+        pending = tagger.submit(jets, pool=pool)
+        with sonic.LocalServer(small_batches, port=port):
+            compare(pending.result(timeout_s=100).top, direct)
+            pool.close()
 
 
 def test_a_processor_goes_on_with_none(

@@ -89,6 +89,29 @@ def test_a_server_that_hangs_is_found_out(
         assert sum(len(r) for r in two.requests) == 50
 
 
+def test_what_is_given_up_while_it_is_sent_is_cancelled(servers: dict[str, FakeServer]) -> None:
+    """Its server is found silent just then; whoever finds out has nothing to cancel yet."""
+    one, two = servers.values()
+    with pool_of(*servers, balance="order") as pool:
+        MODEL.check(pool)
+        (endpoint,) = (e for e in pool._fleet.endpoints if e.url == "grpc://s1:8001")
+        real = one.infer
+
+        def infer(*given: Any, **options: Any) -> Any:
+            exchange = real(*given, **options)
+            (attempt,) = endpoint.attempts
+            thread = threading.Thread(target=pool._dispatcher._ended, args=(attempt, LOST))
+            thread.start()
+            thread.join()
+            return exchange
+
+        one.gate.clear()
+        one.infer = infer  # type: ignore[method-assign]
+        assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
+        assert len(two.requests) == 1
+        until(lambda: [e.cancelled.is_set() for e in one.exchanges] == [True], timeout_s=20)
+
+
 def test_a_server_that_answers_while_it_is_asked_whether_it_lives(
     servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +198,7 @@ def test_a_server_that_is_back_is_tried_with_one_request(
 ) -> None:
     (one, _) = servers.values()
     one.behaviour = lambda _: LOST
-    with pool_of("grpc://s1:8001") as pool:
+    with pool_of("grpc://s1:8001", retry_for_s=60) as pool:
         pending = MODEL.submit(objects(400), pool=pool)
         until(lambda: len(one.requests) > 4 and not one.out)
         one.most_out = 0
@@ -200,7 +223,8 @@ def test_rows_that_are_lost_are_none_if_asked(servers: dict[str, FakeServer]) ->
             None if n == 2 or 5 <= n <= 8 or n >= 17 else 2.0 * n for n in range(20)
         ]
         assert ak.num(scores).tolist() == [3, 0, 10, 7]
-        assert pending.statistics.lost == pool.statistics.lost == 7
+        assert pending.statistics.lost == 7
+        until(lambda: pool.statistics.lost == 7)
         with pytest.raises(errors.RequestError, match="rows 4..7"):
             MODEL(array, pool=pool)
 

@@ -36,6 +36,7 @@ class Owner:
     def __init__(self, repository, then):
         self.process = subprocess.Popen(
             [sys.executable, "-c", OWNER.format(then=then), str(repository)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -106,7 +107,8 @@ time.sleep(600)
 
 
 def test_no_orphan_after_the_owner_just_exits(own):
-    owner = own("announce()")
+    owner = own("announce()\nsys.stdin.readline()")
+    owner.process.stdin.close()
     owner.process.wait(20.0)
     assert owner.process.returncode == 0
     owner.expect_nothing_left()

@@ -207,6 +207,7 @@ def test_a_crash_is_noticed(repository, installation):
         assert server.start().metadata.models[0].state == "READY"
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_cannot_stop_it(server):
     pid = os.fork()
     if pid == 0:

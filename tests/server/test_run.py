@@ -6,6 +6,7 @@ import socket
 import time
 
 import pytest
+from tests.ports import held_port
 
 from sonic_coffea import local_state
 from sonic_coffea.errors import ServerStartError
@@ -59,15 +60,15 @@ def test_a_start_that_takes_too_long_is_given_up(tmp_path, classifier, installat
 
 
 def test_a_port_in_use_is_said(repository, installation):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with held_port() as port:
         server = LocalServer(repository, installation=installation, port=port)
-        with pytest.raises(ServerStartError, match=f"port {port} is in use"):
+        with (
+            socket.create_server(("127.0.0.1", port)),
+            pytest.raises(ServerStartError, match=f"port {port} is in use"),
+        ):
             server.start()
-    with server:
-        assert server.url == f"grpc://127.0.0.1:{port}"
+        with server:
+            assert server.url == f"grpc://127.0.0.1:{port}"
 
 
 def test_a_port_lost_in_a_race_is_replaced(repository, installation, monkeypatch):

@@ -107,8 +107,11 @@ def test_a_local_server_shows_what_it_serves(repository: Path) -> None:
         assert server.headers["triton-grpc-protocol-sonic"] not in page
 
 
-def test_what_is_interrupted_is_not_lost(server: FakeServer, tmp_path: Path) -> None:
+def test_what_is_interrupted_is_not_lost(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C ends the call; the same call again sends what was not answered."""
+    monkeypatch.setattr("sonic_coffea.pending._KEPT_WITHIN_S", 60.0)
     options: dict[str, Any] = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
     with Pool(Settings.make(server.url, in_flight=1, **options)) as pool:
         pending = ROW.submit(objects(2000), pool=pool)

@@ -173,7 +173,7 @@ def test_routes_that_are_cut_slow_the_sender_down(server: FakeServer, code: Any)
 def test_a_request_that_is_always_cut(server: FakeServer) -> None:
     server.fail(grpc.StatusCode.UNAVAILABLE, CUT, times=1000)
     with (
-        Pool(Settings.make(server.url, request_timeout_s=0.5)) as pool,
+        Pool(Settings.make(server.url, request_timeout_s=3.0)) as pool,
         pytest.raises(errors.OverloadError, match=r"upstream request timeout; .*max_request_bytes"),
     ):
         MODEL(objects(4), pool=pool)

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.ports import held_port
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
@@ -61,14 +62,6 @@ _BEHIND = """
 """
 
 
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
 @pytest.fixture
 def tritons(repository: Path) -> Iterator[list[sonic.LocalServer]]:
     with sonic.LocalServer(repository) as one, sonic.LocalServer(repository) as two:
@@ -76,8 +69,13 @@ def tritons(repository: Path) -> Iterator[list[sonic.LocalServer]]:
 
 
 @pytest.fixture
-def balancer(tritons: list[sonic.LocalServer], tmp_path: Path) -> Iterator[str]:
-    ports = free_ports(3)
+def ports() -> Iterator[list[int]]:
+    with held_port() as one, held_port() as two, held_port() as three:
+        yield [one, two, three]
+
+
+@pytest.fixture
+def balancer(ports: list[int], tritons: list[sonic.LocalServer], tmp_path: Path) -> Iterator[str]:
     behind = ""
     for port, triton in zip(ports[1:], tritons, strict=True):
         ((header, secret),) = triton.headers.items()

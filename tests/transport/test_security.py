@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trustme
+from tests.ports import held_port
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.server import _ways, ensure
-from sonic_coffea.server.local import _free_port
 from sonic_coffea.transport import ConnectionOptions, connect_transport
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ class Secured:
 @contextlib.contextmanager
 def triton(repository: Path, arguments: list[str], log: Path, ready: Any) -> Iterator[str]:
     """Run a Triton without what a `LocalServer` adds."""
-    installed, port = ensure(), _free_port()
+    installed = ensure()
     secret = _ways.Secret(protocols="health", header="none", value="")
     way = _ways.Installed(installed)
     env = way.launch([], repository, secret, name="", threads=None, env={}).env
-    with log.open("w") as out:
+    with log.open("w") as out, held_port() as port:
         server = subprocess.Popen(
             [
                 str(installed.tritonserver),

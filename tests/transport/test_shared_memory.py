@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 import pytest
+from tests.ports import held_port
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -167,18 +168,18 @@ def test_what_was_abandoned_is_not_used_again(
 
 
 def test_a_server_that_is_started_anew_knows_no_regions(wide: Path) -> None:
-    server = sonic.LocalServer(wide, stop_timeout_s=0.1).start()
     sent = objects(40_000)
-    port = int(server.url.rpartition(":")[2])
-    with pool_of(server, retry_for_s=60) as pool:
-        check(model()(sent[:4000], pool=pool), sent[:4000])
-        pending = model().submit(sent, pool=pool)
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGKILL)
-        with sonic.LocalServer(wide, port=port):
-            check(pending.result(timeout_s=100), sent)
+    with held_port() as port:
+        server = sonic.LocalServer(wide, port=port, stop_timeout_s=0.1).start()
+        with pool_of(server, retry_for_s=60) as pool:
             check(model()(sent[:4000], pool=pool), sent[:4000])
-    server.stop()
+            pending = model().submit(sent, pool=pool)
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+            with sonic.LocalServer(wide, port=port):
+                check(pending.result(timeout_s=100), sent)
+                check(model()(sent[:4000], pool=pool), sent[:4000])
+        server.stop()
 
 
 def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
@@ -395,15 +396,21 @@ def test_a_request_that_cannot_be_sent_leaves_its_region(
 _KILLED = """
 import os, signal, sys
 import sonic_coffea as sonic
+from sonic_coffea.transport import _shared_memory as shm
 from tests.transport.test_shared_memory import model, objects
+shm.PREFIX = sys.argv[2]
 with sonic.connect(sys.argv[1]):
     model()(objects(4000))
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_client_left_is_removed(wide_server: sonic.LocalServer) -> None:
-    command = [sys.executable, "-c", _KILLED, wide_server.url]
+def test_what_a_killed_client_left_is_removed(
+    wide_server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With names of its own: tests beside this one remove what was left, too.
+    monkeypatch.setattr(shm, "PREFIX", f"{shm.PREFIX}-{os.getpid()}")
+    command = [sys.executable, "-c", _KILLED, wide_server.url, shm.PREFIX]
     client = subprocess.Popen(command)
     assert client.wait(100) == -signal.SIGKILL
     assert ours(client.pid)

@@ -10,6 +10,7 @@ import grpc
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.ports import held_port
 from tritonclient.grpc import service_pb2
 
 import sonic_coffea as sonic
@@ -164,15 +165,15 @@ def test_a_wrong_secret_is_refused(server: sonic.LocalServer) -> None:
 
 
 def test_a_server_that_is_started_anew_has_another_secret(repository: Path) -> None:
-    with sonic.LocalServer(repository) as first:
-        port = first.port
-        connection = connect_transport(first.url)
-    with sonic.LocalServer(repository, port=port) as second:
-        with pytest.raises(errors.ServerLostError, match="was started anew") as caught:
-            connection.info()
-        assert caught.value.server == second.url
-        assert connection.info().name == "triton"
-        connection.close()
+    with held_port() as port:
+        with sonic.LocalServer(repository, port=port) as first:
+            connection = connect_transport(first.url)
+        with sonic.LocalServer(repository, port=port) as second:
+            with pytest.raises(errors.ServerLostError, match="was started anew") as caught:
+                connection.info()
+            assert caught.value.server == second.url
+            assert connection.info().name == "triton"
+            connection.close()
 
 
 def test_a_wrong_shape_is_the_request_s_fault(server: sonic.LocalServer) -> None:
@@ -315,7 +316,9 @@ def test_a_server_without_tls_is_lost_to_a_client_with_it(server: sonic.LocalSer
 
 
 def test_a_cancelled_request_ends_as_cancelled(server: sonic.LocalServer) -> None:
-    connection = connect_transport(server.url)
+    # In a message that is large enough to be still on its way.
+    options = ConnectionOptions(shared_memory=False)
+    connection = connect_transport(server.url, options=options)
     contract = connection.contract("tagger", None)
     answered, outcomes = threading.Event(), []
 
@@ -323,7 +326,6 @@ def test_a_cancelled_request_ends_as_cancelled(server: sonic.LocalServer) -> Non
         outcomes.append(outcome)
         answered.set()
 
-    # Large enough to be still on its way.
     inputs = {n: np.zeros((64, f, 20_000), np.float32) for n, f in (("features", 2), ("mask", 1))}
     options: Any = {"version": None, "request_id": "r", "done": done}
     exchange = connection.infer(contract, inputs, ["scores"], **options)

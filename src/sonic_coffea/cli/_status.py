@@ -88,7 +88,7 @@ def urls(records: Sequence[ServerRecord]) -> list[str]:
 
 def _described(record: ServerRecord) -> dict[str, Any]:
     """Return what is recorded of a server, and what it says; never its secret."""
-    connection = connect_transport(record.url, options=ConnectionOptions(metadata_timeout_s=2.0))
+    connection = connect_transport(record.url, options=ConnectionOptions(metadata_timeout_s=5.0))
     try:
         models = [f"{m.name} v{m.version}" for m in connection.models() if m.state == "READY"]
         ready = connection.ready()

@@ -18,11 +18,14 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from sonic_coffea.layouts._disk import keep
+
 Kernel = Callable[..., Any]
 
 
 def _compiled(function: Kernel) -> Kernel:
-    kernel: Kernel = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    kernel: Kernel = numba.njit(nogil=True, error_model="numpy")(function)
+    keep(kernel, function)
     return kernel
 
 

@@ -320,6 +320,8 @@ class Dispatcher:
             logger.debug("a request could not be made", exc_info=True)
             self._give_up(attempt, RequestError(f"the request could not be made: {error!r}"))
         else:
+            if attempt.settled:  # given up before there was anything to cancel
+                attempt.exchange.cancel()
             call.sent(piece, attempt.exchange)
 
     def _give_up(self, attempt: Attempt, error: SonicError) -> None:

@@ -363,9 +363,11 @@ class Fleet:
             self._wait(self.first_at, deadline)
         failures: list[SonicError] = []
         while not deadline.over:
-            found, failures = ask_contract(self.open(), wanted, self._lock, deadline)
+            found, latest = ask_contract(self.open(), wanted, self._lock, deadline)
             if found is not None:
                 return found
+            # One that the deadline cut short says nothing of why the others failed.
+            failures = latest or failures
             passing = any(isinstance(f, (ServerLostError, OverloadError)) for f in failures)
             with self._lock:
                 now = time.monotonic()
