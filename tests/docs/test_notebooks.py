@@ -36,6 +36,7 @@ print("probed", json.dumps({name: one.tolist() for name, one in served.items()})
 }
 RUN = """
 import sys
+import tempfile
 import nbformat
 from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
@@ -43,10 +44,12 @@ from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], as_version=4)
 if sys.argv[3]:
     notebook.cells.insert(-1, nbformat.v4.new_code_cell(sys.argv[3]))
-# Its own ports would be anybody's until the kernel listens at them.
-kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")
-limits = {"timeout": 400, "startup_timeout": 300, "iopub_timeout": 120}
-NotebookClient(notebook, km=kernel, **limits).execute()
+# Ports would be anybody's until the kernel listens at them; and paths of sockets must be short.
+with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
+    file = f"{sockets}/kernel.json"
+    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", connection_file=file)
+    limits = {"timeout": 400, "startup_timeout": 300, "iopub_timeout": 120}
+    NotebookClient(notebook, km=kernel, **limits).execute()
 nbformat.write(notebook, sys.argv[2])
 """
 

@@ -108,7 +108,8 @@ time.sleep(600)
 
 def test_no_orphan_after_the_owner_just_exits(own):
     owner = own("announce()\nsys.stdin.readline()")
-    owner.process.stdin.close()
+    owner.process.stdin.write("\n")
+    owner.process.stdin.flush()
     owner.process.wait(20.0)
     assert owner.process.returncode == 0
     owner.expect_nothing_left()
