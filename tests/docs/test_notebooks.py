@@ -19,6 +19,8 @@ from sonic_coffea.demo.samples import DATA
 
 from .support import execute, scored_directly
 
+pytestmark = pytest.mark.timeout(600)
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 SAMPLE = json.loads((DATA / "sample.json").read_text(encoding="utf-8"))["files"]
@@ -99,7 +101,6 @@ def test_outputs_are_cleared(path: Path) -> None:
             assert cell.execution_count is None
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook(path: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "run.py").write_text(RUN, encoding="utf-8")
