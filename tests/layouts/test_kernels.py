@@ -94,6 +94,16 @@ def test_what_is_out_of_date_or_cut_short_is_not_loaded(tmp_path: Path) -> None:
     assert new.load("key") == "new code"
 
 
+def test_code_for_other_types_is_not_loaded_whatever_the_file_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_disk.KernelFiles, "_name", lambda *_: "the same")
+    files = _disk.KernelFiles(str(tmp_path), "kernel", "source")
+    files.save("one", "its code")
+    assert files.load("one") == "its code"
+    assert files.load("another") is None
+
+
 def plus_one(x: int) -> int:
     return x + 1
 
@@ -108,15 +118,15 @@ def warned(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_a_full_disk_costs_time_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(_: Any, name: str, __: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", name)
 
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(_disk.KernelFiles, "_save_data", full)
     kernel = _kernels._compiled(plus_one)
     assert (kernel(1), kernel(1.5)) == (2, 2.5)
     (message,) = warned.messages
-    assert "each process compiles its own: [Errno 28] No space left" in message
+    assert "each process compiles its own: No space left on device" in message
 
 
 def test_without_a_folder_kernels_are_compiled(
@@ -127,6 +137,17 @@ def test_without_a_folder_kernels_are_compiled(
     assert [kernel(1) for kernel in kernels] == [2, 2]
     (message,) = warned.messages
     assert "NUMBA_CACHE_DIR names one" in message
+
+
+def test_a_wrong_setting_of_numba_s_is_not_taken_for_a_full_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wrong(*_: Any) -> None:
+        raise RuntimeError("Unknown cache locator class: 'x'")
+
+    monkeypatch.setattr(CacheImpl, "__init__", wrong)
+    with pytest.raises(RuntimeError, match="Unknown cache locator class"):
+        _kernels._compiled(plus_one)
 
 
 def test_numba_is_ready_before_rows_are_queued() -> None:

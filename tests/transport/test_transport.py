@@ -317,8 +317,8 @@ def test_a_server_without_tls_is_lost_to_a_client_with_it(server: sonic.LocalSer
 
 def test_a_cancelled_request_ends_as_cancelled(server: sonic.LocalServer) -> None:
     # In a message that is large enough to be still on its way.
-    options = ConnectionOptions(shared_memory=False)
-    connection = connect_transport(server.url, options=options)
+    messages = ConnectionOptions(shared_memory=False)
+    connection = connect_transport(server.url, options=messages)
     contract = connection.contract("tagger", None)
     answered, outcomes = threading.Event(), []
 

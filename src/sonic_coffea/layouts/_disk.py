@@ -56,15 +56,16 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         try:
             super().save_overload(sig, data)
         except OSError as error:
-            self.disable()
-            _warn(str(error))
+            _warn(error.strerror or str(error))
 
 
 def keep(kernel: Any, function: Any) -> None:
     """Keep on disk what is compiled of a function, if there is a folder to do so."""
     try:
         kernel._cache = _KernelCache(function)  # noqa: SLF001  numba offers nothing else
-    except RuntimeError:
+    except RuntimeError as error:
+        if "no locator available" not in str(error):  # such as a setting of numba's that is wrong
+            raise
         _warn("no folder can be written; NUMBA_CACHE_DIR names one")
 
 
