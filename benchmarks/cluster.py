@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 from pool import saturated
 
 import sonic_coffea as sonic
-from sonic_coffea.simulation import Accelerator, Simulation, Work, fairness
+from sonic_coffea.tools._simulation import Accelerator, Simulation, Work, fairness
 
 MODEL = sonic.Model(
     "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}

@@ -21,10 +21,9 @@ from layouts import FIELDS, LENGTH, collection
 from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
-from sonic_coffea.measuring import Curve, measure
-from sonic_coffea.planning import plan
 from sonic_coffea.pool import Settings
 from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.tools import Curve, measure, plan
 
 MODEL = sonic.Model(
     "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}

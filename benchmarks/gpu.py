@@ -23,8 +23,8 @@ from workflow import jets
 
 import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.measuring import Curve, measure
 from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.tools import Curve, measure
 
 if TYPE_CHECKING:
     import argparse

@@ -28,9 +28,9 @@ from layouts import FIELDS, LENGTH, collection
 from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
-from sonic_coffea import local_state
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.server import install
+from sonic_coffea.server.launch import _install as install
+from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -36,7 +36,7 @@ _FIRST = {
 import sys
 sys.path.insert(0, sys.argv[2])
 import numpy as np, tritonclient.grpc as triton
-from sonic_coffea import local_state
+from sonic_coffea.transport import local_state
 record = local_state.lookup(sys.argv[1])
 client = triton.InferenceServerClient(sys.argv[1].removeprefix("grpc://"))
 one = triton.InferInput("x", [100, 10, 64], "FP32")

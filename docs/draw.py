@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
-from sonic_coffea.simulation import Accelerator, Simulation, Work
+from sonic_coffea.tools._simulation import Accelerator, Simulation, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonic_coffea.measuring import Curve
+from sonic_coffea.tools import Curve
 
 CURVE = Curve(
     model="m",

@@ -1,8 +1,11 @@
-"""Dependencies point one way, and each foreign package has one home."""
+"""Folders show the flow, dependencies point one way, and each foreign package has one home."""
 
 from __future__ import annotations
 
 import ast
+import sys
+from graphlib import TopologicalSorter
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -15,37 +18,21 @@ ROOT = Path(sonic_coffea.__file__).parent
 LAYERS = (
     "_version",
     "errors",
-    "html",
-    "local_state",
-    "contract",
-    "batching",
-    "statistics",
-    "cache",
     "provenance",
     "layouts",
-    "lazy",
-    "weaver",
-    "nanoaod",
     "transport",
-    "kserve",
+    "reporting",
     "server",
     "pool",
     "reuse",
-    "pending",
     "model",
     "ml_tools",
-    "checking",
-    "advice",
-    "drawing",
-    "reporting",
-    "testing",
-    "shares",
-    "simulation",
-    "measuring",
-    "planning",
     "dask",
-    "connecting",
+    "_connect",
     "processor",
+    "tools",
+    "testing",
+    "_pytest_plugin",
     "demo",
     "cli",
     "__main__",
@@ -53,52 +40,124 @@ LAYERS = (
 # Each pair that must not meet, whatever the order.
 STRANGERS = [("pool", "layouts"), ("transport", "layouts"), ("server", "pool"), ("dask", "model")]
 HOMES = {
-    "tritonclient": {"transport", "kserve"},
-    "grpc": {"transport", "kserve"},
-    "distributed": {"dask", "connecting", "demo"},
+    "tritonclient": {"transport", "server"},
+    "grpc": {"transport", "server"},
+    "distributed": {"dask", "_connect", "demo"},
     "coffea": {"processor", "demo"},
     "numba": {"layouts"},
-    "dask_awkward": {"lazy"},
+    "dask_awkward": {"layouts"},
+    "bokeh": {"dask"},
+    "matplotlib": {"reporting", "tools", "demo"},
+    "typer": {"cli"},
+}
+# What users import beside the top of the package.
+PUBLIC = {
+    "errors",
+    "ml_tools",
+    "provenance",
+    "demo.analysis",
+    "demo.features",
+    "demo.plots",
+    "demo.samples",
+    "demo.workflow",
+    "reporting.plots",
+}
+
+MODULES = {
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in ROOT.rglob("*.py")
 }
 
 
-def imports() -> list[tuple[str, str]]:
-    """Pairs of a part and a module that it imports, at any depth, also lazily."""
-    found = []
-    for path in ROOT.rglob("*.py"):
-        part = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                found += [(part, alias.name) for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-                found += [(part, name) for name in names]
+def part_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(module: str) -> set[str]:
+    """Modules that a module imports, at any depth: lazily, and for types only, too."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in names}
     return found
 
 
+def own_imports(module: str) -> set[str]:
+    return {name for name in imports(module) if name in MODULES and name != module}
+
+
 def test_every_part_has_its_place() -> None:
-    parts = {p.name.removesuffix(".py") for p in ROOT.iterdir() if p.suffix == ".py" or p.is_dir()}
-    assert parts - {"__init__", "__pycache__", "py.typed"} == set(LAYERS)
+    parts = {part_of(module) for module in MODULES} - {""}
+    assert parts == set(LAYERS)
 
 
 def test_dependencies_point_down() -> None:
-    wrong = []
-    for part, module in imports():
-        if part == "__init__" or not module.startswith("sonic_coffea."):
-            continue
-        other = module.split(".")[1]
-        if other in LAYERS and LAYERS.index(other) > LAYERS.index(part):
-            wrong.append((part, module))
+    wrong = [
+        (module, other)
+        for module in MODULES
+        if part_of(module)
+        for other in own_imports(module)
+        if part_of(other) and LAYERS.index(part_of(other)) > LAYERS.index(part_of(module))
+    ]
     assert wrong == []
+
+
+def test_there_are_no_import_cycles() -> None:
+    # Its top imports everything on first use, and those that show the package import the top.
+    graph = {module: own_imports(module) for module in MODULES if module != "sonic_coffea"}
+    TopologicalSorter(graph).prepare()
+
+
+def test_packages_are_imported_as_a_whole() -> None:
+    """What another package needs of a package, its ``__init__`` names."""
+    wrong = []
+    for module in MODULES:
+        for other in own_imports(module):
+            inner = other.split(".")[2:]
+            private = [name for name in inner if name.startswith("_")]
+            if private and part_of(other) != part_of(module) and module != "sonic_coffea":
+                wrong.append((module, other))
+    assert wrong == []
+
+
+def test_modules_are_private_unless_users_import_them() -> None:
+    packages = {module.rpartition(".")[0] for module in MODULES}
+    inner = {
+        module.removeprefix("sonic_coffea.")
+        for module in MODULES
+        if module not in packages and not module.rpartition(".")[2].startswith("_")
+    }
+    packaged = {m for m in inner if MODULES[f"sonic_coffea.{m}"].name == "__init__.py"}
+    assert inner - packaged == PUBLIC
+
+
+def test_no_module_is_named_as_a_well_known_one() -> None:
+    foreign = (set(sys.stdlib_module_names) | set(packages_distributions())) - {"sonic_coffea"}
+    names = {module.rpartition(".")[2] for module in MODULES}
+    # The parts' own names say what they connect to.
+    assert names & foreign <= {"dask", "errors", "server", "__main__"}
 
 
 @pytest.mark.parametrize(("part", "stranger"), STRANGERS)
 def test_strangers_do_not_meet(part: str, stranger: str) -> None:
-    met = [m for p, m in imports() if p == part and m.startswith(f"sonic_coffea.{stranger}")]
+    met = [
+        (module, other)
+        for module in MODULES
+        if part_of(module) == part
+        for other in own_imports(module)
+        if part_of(other) == stranger
+    ]
     assert met == []
 
 
 @pytest.mark.parametrize("package", HOMES)
 def test_foreign_packages_have_one_home(package: str) -> None:
-    users = {p for p, m in imports() if m.split(".")[0] == package}
+    users = {
+        part_of(module)
+        for module in MODULES
+        if any(name.split(".")[0] == package for name in imports(module))
+    }
     assert users <= HOMES[package]

@@ -10,7 +10,7 @@ from common import NETWORKS, compare, main
 from sample import auc, jets
 
 import sonic_coffea as sonic
-from sonic_coffea.kserve import KServeModel, KServeServer
+from sonic_coffea.server.in_process import KServeModel, KServeServer
 
 FIELDS = ["pt", "eta", "mass", "msoftdrop"]
 POINT = 10

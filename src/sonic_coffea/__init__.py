@@ -12,7 +12,7 @@ from sonic_coffea import errors
 from sonic_coffea._version import __version__
 
 if TYPE_CHECKING:
-    from sonic_coffea.connecting import connect
+    from sonic_coffea._connect import connect
     from sonic_coffea.layouts import (
         Bucketed,
         Dense,
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
         Padded,
         Row,
     )
-    from sonic_coffea.model import Model
-    from sonic_coffea.nanoaod import constituents
-    from sonic_coffea.pending import Pending
+    from sonic_coffea.model import Model, Pending, constituents
     from sonic_coffea.pool import Pool
     from sonic_coffea.processor import SonicFilter, SonicProcessor
     from sonic_coffea.reporting import Report, report
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from sonic_coffea.server import LocalServer, build_repository
 
 _HOMES = {
-    "connect": "sonic_coffea.connecting",
+    "connect": "sonic_coffea._connect",
     "Bucketed": "sonic_coffea.layouts",
     "Dense": "sonic_coffea.layouts",
     "Feature": "sonic_coffea.layouts",
@@ -45,8 +43,8 @@ _HOMES = {
     "Row": "sonic_coffea.layouts",
     "Model": "sonic_coffea.model",
     "Output": "sonic_coffea.layouts",
-    "Pending": "sonic_coffea.pending",
-    "constituents": "sonic_coffea.nanoaod",
+    "Pending": "sonic_coffea.model",
+    "constituents": "sonic_coffea.model",
     "Pool": "sonic_coffea.pool",
     "SonicProcessor": "sonic_coffea.processor",
     "Report": "sonic_coffea.reporting",

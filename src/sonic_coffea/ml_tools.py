@@ -13,19 +13,16 @@ import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 from numpy.typing import NDArray
 
-from sonic_coffea.batching import Segment, rows_per_request
-from sonic_coffea.contract import DATATYPES
 from sonic_coffea.errors import ConfigError, InputError, nearest
-from sonic_coffea.layouts import ByRow, Output, is_tracer
-from sonic_coffea.lazy import is_lazy, over_partitions
-from sonic_coffea.pool import Call, Settings, adopt, carried, shared
-from sonic_coffea.transport import Address
+from sonic_coffea.layouts import ByRow, Output, Segment, is_lazy, is_tracer, over_partitions
+from sonic_coffea.pool import Call, Settings, adopt, carried, rows_per_request, shared
+from sonic_coffea.transport import DATATYPES, Address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sonic_coffea.contract import Contract, TensorSpec
     from sonic_coffea.pool import Pool
+    from sonic_coffea.transport import Contract, TensorSpec
 
 __all__ = ["triton_wrapper"]
 

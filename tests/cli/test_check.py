@@ -16,9 +16,9 @@ from tests.ports import held_port
 from tests.waiting import until
 
 import sonic_coffea as sonic
-from sonic_coffea import local_state
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from tests.curves import CURVE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sonic_coffea.measuring import Curve
+    from sonic_coffea.tools import Curve
 
 
 def planned(curve: Curve, folder: Path, **changes: str) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ from sonic_coffea.dask import SonicPlugin, SonicSchedulerPlugin
 from sonic_coffea.dask._messages import JOIN
 from sonic_coffea.dask._metrics import _Rate
 from sonic_coffea.pool import _registry, current
-from sonic_coffea.statistics import Statistics
+from sonic_coffea.reporting import Statistics
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_a_chunk_that_waits_twice(one_thread: Client, slow_server: sonic.LocalSe
 def test_a_full_memory_keeps_the_thread(
     slow_server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sonic_coffea.dask._waiting._FULL", 0.0)
+    monkeypatch.setattr("sonic_coffea.dask._secede._FULL", 0.0)
     with (
         LocalCluster(
             n_workers=1,

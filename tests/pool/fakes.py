@@ -12,9 +12,8 @@ import numpy as np
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.contract import Contract, TensorSpec
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.transport import Address, Answer
+from sonic_coffea.transport import Address, Answer, Contract, TensorSpec
 
 MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
 

@@ -18,7 +18,7 @@ from sonic_coffea.pool._settings import read_servers
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sonic_coffea.contract import Contract
+    from sonic_coffea.transport import Contract
 
 
 def test_servers_are_changed_while_rows_are_out(servers: dict[str, FakeServer]) -> None:

@@ -16,7 +16,7 @@ from sonic_coffea import errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sonic_coffea.contract import Contract
+    from sonic_coffea.transport import Contract
 
 
 def test_the_first_question_is_asked_again(servers: dict[str, FakeServer]) -> None:

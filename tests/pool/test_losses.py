@@ -21,7 +21,7 @@ from sonic_coffea.pool._endpoint import Endpoint, choose
 from sonic_coffea.transport import Answer
 
 if TYPE_CHECKING:
-    from sonic_coffea.contract import Contract
+    from sonic_coffea.transport import Contract
 
 
 def test_rows_of_a_lost_server_go_to_another(servers: dict[str, FakeServer]) -> None:

@@ -25,7 +25,7 @@ from sonic_coffea.demo import features
 from sonic_coffea.demo.analysis import Schema, toptagger
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.processor import Scored
-from sonic_coffea.statistics import Statistics
+from sonic_coffea.reporting import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

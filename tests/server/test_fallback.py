@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sonic_coffea import local_state
-from sonic_coffea.server import fallback
+from sonic_coffea.server.launch import _fallback as fallback
+from sonic_coffea.transport import local_state
 
 
 @pytest.fixture(autouse=True)

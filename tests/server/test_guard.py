@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tests.waiting import until
 
-from sonic_coffea import local_state
+from sonic_coffea.transport import local_state
 
 from .support import broken, family, is_gone, shared_memory
 
@@ -156,7 +156,7 @@ def test_no_orphan_after_the_guard_is_killed(own):
 
 
 def test_a_secret_that_cannot_be_hidden_is_said(caplog, monkeypatch):
-    from sonic_coffea.server._child import Guard
+    from sonic_coffea.server.launch._child import Guard
 
     guard = Guard.__new__(Guard)
     with caplog.at_level(logging.DEBUG, "sonic_coffea.server"):

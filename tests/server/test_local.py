@@ -18,9 +18,9 @@ import pytest
 import tritonclient.grpc as grpc_client
 from tests.waiting import until
 
-from sonic_coffea import local_state
 from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError
 from sonic_coffea.server import LocalServer, build_repository
+from sonic_coffea.transport import local_state
 
 from .support import family, is_gone, listening, shared_memory
 
@@ -149,7 +149,10 @@ def test_the_secret_is_nowhere_to_be_read(server):
 
 
 def test_its_url_is_enough_for_processes_of_the_same_user(server):
-    code = f"from sonic_coffea import local_state; print(local_state.lookup({server.url!r}).secret)"
+    code = (
+        "from sonic_coffea.transport import local_state;"
+        f"print(local_state.lookup({server.url!r}).secret)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"triton-grpc-protocol-sonic": done.stdout.strip()} == server.headers
 

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from sonic_coffea.server._log_files import new_log
+from sonic_coffea.server.launch._log_files import new_log
 
 
 def written_before(paths, days):

@@ -8,9 +8,10 @@ import time
 import pytest
 from tests.ports import held_port
 
-from sonic_coffea import local_state
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server import LocalServer, local
+from sonic_coffea.server import LocalServer
+from sonic_coffea.server.launch import _local as local
+from sonic_coffea.transport import local_state
 
 from .support import broken, shared_memory
 

@@ -10,10 +10,10 @@ import sys
 
 from tests.waiting import until
 
-from sonic_coffea import local_state
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server import LocalServer
-from sonic_coffea.server._watcher import Watcher
+from sonic_coffea.server.launch._watcher import Watcher
+from sonic_coffea.transport import local_state
 
 
 def is_another(url, pid):
@@ -34,8 +34,8 @@ def test_a_server_that_ends_by_itself_is_started_again(repository, installation,
 
 
 def test_a_server_that_ends_again_and_again_is_left(caplog, monkeypatch):
-    monkeypatch.setattr("sonic_coffea.server._watcher._LOOK_S", 0.001)
-    monkeypatch.setattr("sonic_coffea.server._watcher._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("sonic_coffea.server.launch._watcher._LOOK_S", 0.001)
+    monkeypatch.setattr("sonic_coffea.server.launch._watcher._FIRST_PAUSE_S", 0.001)
 
     class Failing:
         running = False

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from tests.waiting import until
 
-from sonic_coffea import local_state
 from sonic_coffea.errors import ConfigError, ServerStartError
-from sonic_coffea.server import LocalServer, _ways, build_repository, install
-from sonic_coffea.transport import connect_transport
+from sonic_coffea.server import LocalServer, build_repository
+from sonic_coffea.server.launch import _install as install
+from sonic_coffea.server.launch import _ways
+from sonic_coffea.transport import connect_transport, local_state
 
 from .support import is_gone
 

@@ -14,8 +14,8 @@ from tests.waiting import ctrl_c_in, until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.html import table
 from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.reporting._tables import table
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def test_what_is_interrupted_is_not_lost(
     server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C ends the call; the same call again sends what was not answered."""
-    monkeypatch.setattr("sonic_coffea.pending._KEPT_WITHIN_S", 60.0)
+    monkeypatch.setattr("sonic_coffea.model._pending._KEPT_WITHIN_S", 60.0)
     options: dict[str, Any] = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
     with Pool(Settings.make(server.url, in_flight=1, **options)) as pool:
         pending = ROW.submit(objects(2000), pool=pool)

@@ -15,7 +15,8 @@ from tests.ports import held_port
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.server import _ways, ensure
+from sonic_coffea.server import ensure
+from sonic_coffea.server.launch import _ways
 from sonic_coffea.transport import ConnectionOptions, connect_transport
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from tests.ports import held_port
 from tritonclient.grpc import service_pb2
 
 import sonic_coffea as sonic
-from sonic_coffea import errors, local_state
-from sonic_coffea.transport import Address, ConnectionOptions, connect_transport
+from sonic_coffea import errors
+from sonic_coffea.transport import Address, ConnectionOptions, connect_transport, local_state
 from sonic_coffea.transport._contents import with_contents
 from sonic_coffea.transport._failures import translate
 

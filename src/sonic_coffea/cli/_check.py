@@ -21,9 +21,9 @@ from sonic_coffea.transport import connect_transport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sonic_coffea.checking import Step
-    from sonic_coffea.contract import TensorSpec
     from sonic_coffea.model import Model
+    from sonic_coffea.tools import Step
+    from sonic_coffea.transport import TensorSpec
 
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}
 
@@ -51,14 +51,14 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Try a server step by step, from its name to an inference, and say what helps."""
-    from sonic_coffea import checking
+    from sonic_coffea import tools
 
     settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
     declared = _declared(model, weaver, against)
     console = Console(quiet=as_json, soft_wrap=True)
     steps: list[Step] = []
     with console.status("trying"):
-        for step in checking.check(settings, model, version, declared):
+        for step in tools.check(settings, model, version, declared):
             steps.append(step)
             console.print(f"{_MARKS[step.ok]} {step.name}: ", end="")
             console.print(step.detail or "not tried", markup=False, highlight=False)

@@ -20,7 +20,7 @@ from sonic_coffea.cli._status import status
 from sonic_coffea.errors import ServerError, SonicError
 
 if TYPE_CHECKING:
-    from sonic_coffea.server._ways import Way
+    from sonic_coffea.server.launch import Way
 
 app = typer.Typer(
     no_args_is_help=True,

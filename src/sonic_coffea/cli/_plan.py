@@ -42,8 +42,8 @@ def bench(  # noqa: PLR0913  each is an option of the command
     as_json: AsJson = False,
 ) -> None:
     """Measure how a server serves a model: the time of requests, and what saturates it."""
-    from sonic_coffea.drawing import check_name, save
-    from sonic_coffea.measuring import measure
+    from sonic_coffea.reporting.plots import check_name, save
+    from sonic_coffea.tools import measure
 
     settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
     # Now, and not when there is a measurement to lose.
@@ -102,9 +102,9 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say how many servers a run needs, what the network carries, and what breaks first."""
-    from sonic_coffea import planning
-    from sonic_coffea.drawing import check_name, save
-    from sonic_coffea.measuring import Curve
+    from sonic_coffea import tools
+    from sonic_coffea.reporting.plots import check_name, save
+    from sonic_coffea.tools import Curve
 
     measured = Curve.load(Path(curve))
     # They are as the file has them, which may be anything.
@@ -124,10 +124,10 @@ def plan(
         "simulate": simulate,
     }
     with Console(stderr=True).status("simulating"):
-        found = planning.plan(measured, servers=servers, **given)
+        found = tools.plan(measured, servers=servers, **given)
         if plot is not None:
             with writing(plot):
-                save(planning.plot(found, measured, **given), plot)
+                save(tools.plot(found, measured, **given), plot)
     if as_json:
         typer.echo(json.dumps(found.to_dict()))
         return

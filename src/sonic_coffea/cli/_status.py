@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sonic_coffea import local_state
 from sonic_coffea.cli._connection import AsJson
 from sonic_coffea.errors import ServerError, SonicError, nearest
-from sonic_coffea.transport import ConnectionOptions, connect_transport
+from sonic_coffea.transport import ConnectionOptions, connect_transport, local_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sonic_coffea.local_state import ServerRecord
+    from sonic_coffea.transport import ServerRecord
 
 _ENDS_WITHIN_S = 30.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from sonic_coffea.dask._plugin import SonicPlugin
 from sonic_coffea.dask._scheduler import SonicSchedulerPlugin
+from sonic_coffea.dask._worker import SonicPlugin
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sonic_coffea.dask._allocation import Allowed, Seen, Served, Trips
 from sonic_coffea.pool import Share
-from sonic_coffea.shares import Allowed, Seen, Served, Trips
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sonic_coffea.pool import Sight, Wanted
-    from sonic_coffea.statistics import Statistics
+    from sonic_coffea.reporting import Statistics
     from sonic_coffea.transport import Timings
 
 JOIN = "sonic_join"

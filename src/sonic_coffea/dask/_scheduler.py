@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from distributed import Scheduler, SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
+from sonic_coffea.dask._allocation import Shares
 from sonic_coffea.dask._dashboard import add_page
 from sonic_coffea.dask._history import History
 from sonic_coffea.dask._messages import FINAL, JOIN, REPORT, SHARES, read_seen, written_shares
-from sonic_coffea.shares import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,7 +16,7 @@ import sonic_coffea as sonic
 from sonic_coffea import provenance
 from sonic_coffea.demo import features
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.nanoaod import has_constituents
+from sonic_coffea.model import has_constituents
 
 SCORE_CUT = 0.5
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from sonic_coffea.layouts._fields import Feature
 from sonic_coffea.layouts._inputs import Inputs, bind_inputs, declared
+from sonic_coffea.layouts._lazy import is_lazy, over_partitions
 from sonic_coffea.layouts._outputs import Assembly, ByRow, Output
 from sonic_coffea.layouts._rows import Rows
+from sonic_coffea.layouts._segments import Segment
 from sonic_coffea.layouts._specs import Bucketed, Dense, Flat, Layout, Mask, Padded, Row
 from sonic_coffea.layouts._tracing import is_tracer, trace
 
@@ -23,8 +25,11 @@ __all__ = [
     "Padded",
     "Row",
     "Rows",
+    "Segment",
     "bind_inputs",
     "declared",
+    "is_lazy",
     "is_tracer",
+    "over_partitions",
     "trace",
 ]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.batching import Segment
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts._bound import Bound, BoundFlat, BoundMask, BoundPadded, Tensor
 from sonic_coffea.layouts._fields import Source
+from sonic_coffea.layouts._segments import Segment
 from sonic_coffea.layouts._specs import Bucketed, DType, Flat, Layout, Mask, Padded, Shape
 
 if TYPE_CHECKING:

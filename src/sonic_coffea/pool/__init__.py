@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sonic_coffea.pool._batching import rows_per_request
 from sonic_coffea.pool._call import MASKABLE, Call
 from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._endpoint import Observed, Wanted
@@ -31,6 +32,7 @@ __all__ = [
     "failures_told",
     "forget",
     "install",
+    "rows_per_request",
     "shared",
     "take_part",
 ]

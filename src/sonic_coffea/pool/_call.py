@@ -22,15 +22,14 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool._hooks import wait_for
-from sonic_coffea.statistics import Statistics
+from sonic_coffea.reporting import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Sized
 
-    from sonic_coffea.batching import Segment
-    from sonic_coffea.contract import Contract
+    from sonic_coffea.pool._batching import Segment
     from sonic_coffea.pool._endpoint import Attempt
-    from sonic_coffea.transport import Answer, Exchange
+    from sonic_coffea.transport import Answer, Contract, Exchange
 
 logger = logging.getLogger(__name__)
 

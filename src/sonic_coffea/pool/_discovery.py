@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
-    from sonic_coffea.contract import Contract
     from sonic_coffea.pool._deadline import Deadline
     from sonic_coffea.pool._endpoint import Endpoint, Wanted
+    from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool._endpoint import Attempt, Endpoint, Wanted, choose
 from sonic_coffea.pool._fleet import CLOSED
-from sonic_coffea.statistics import Span, Statistics, Tally
+from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sonic_coffea.contract import Contract
     from sonic_coffea.pool._call import Piece
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Answer, Connection
+    from sonic_coffea.transport import Answer, Connection, Contract
 
 _ROWS = 8
 # Behind all that is named, in whatever order.

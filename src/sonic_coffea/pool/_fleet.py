@@ -31,13 +31,12 @@ from sonic_coffea.transport import Address, connect_transport
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from sonic_coffea.contract import Contract
     from sonic_coffea.pool._call import Piece
     from sonic_coffea.pool._deadline import Deadline
     from sonic_coffea.pool._endpoint import Observed
     from sonic_coffea.pool._limits import Share
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Answer, Timings
+    from sonic_coffea.transport import Answer, Contract, Timings
 
 logger = logging.getLogger(__name__)
 
@@ -293,7 +292,7 @@ class Fleet:
             if callable(given):
                 url = given()
             else:
-                from sonic_coffea.server.fallback import serve_for_machine
+                from sonic_coffea.server.launch import serve_for_machine
 
                 url = serve_for_machine(str(given))
             url = Address.parse(url).url

@@ -6,24 +6,23 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea import html
-from sonic_coffea.batching import plan
+from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._call import Piece
 from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._dispatcher import Dispatcher
 from sonic_coffea.pool._fleet import Fleet, ServerState, Sight
+from sonic_coffea.reporting import tables
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from types import TracebackType
 
-    from sonic_coffea.contract import Contract
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._endpoint import Wanted
     from sonic_coffea.pool._limits import Share
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.statistics import Statistics
-    from sonic_coffea.transport import Connection, Timings
+    from sonic_coffea.reporting import Statistics
+    from sonic_coffea.transport import Connection, Contract, Timings
 
 
 class Pool:
@@ -63,7 +62,7 @@ class Pool:
                 "sonic.report(pool) says more"
             )
         ]
-        return html.table("Pool", rows, header=header, notes=notes)
+        return tables.table("Pool", rows, header=header, notes=notes)
 
     def __repr__(self) -> str:
         state = "closed, " if self.closed else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sonic_coffea.statistics import Statistics
+from sonic_coffea.reporting import Statistics
 
 
 class Scored(dict[Any, Any]):

@@ -13,15 +13,13 @@ import awkward as ak
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
-from sonic_coffea.layouts import is_tracer
-from sonic_coffea.lazy import is_lazy
+from sonic_coffea.layouts import is_lazy, is_tracer
 from sonic_coffea.pool import Settings, adopt, carried
 from sonic_coffea.processor._accumulate import Scored
-from sonic_coffea.statistics import Statistics
+from sonic_coffea.reporting import Statistics
 
 if TYPE_CHECKING:
-    from sonic_coffea.model import Model
-    from sonic_coffea.pending import Pending
+    from sonic_coffea.model import Model, Pending
 
 
 class Scores(dict[str, Any]):

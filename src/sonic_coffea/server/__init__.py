@@ -1,14 +1,16 @@
-"""Local Triton servers and the model repositories that they serve."""
+"""server: local Triton servers and the model repositories that they serve."""
 
 from __future__ import annotations
 
-from sonic_coffea.server._probe import ServerMetadata
-from sonic_coffea.server._served import Ensemble, Served
-from sonic_coffea.server.catalog import ModelVersion, read_repository
 from sonic_coffea.server.in_process import InProcessServer
-from sonic_coffea.server.install import ServerInstall, ensure
-from sonic_coffea.server.local import LocalServer
-from sonic_coffea.server.repository import build_repository
+from sonic_coffea.server.launch import LocalServer, ServerInstall, ServerMetadata, ensure
+from sonic_coffea.server.repository import (
+    Ensemble,
+    ModelVersion,
+    Served,
+    build_repository,
+    read_repository,
+)
 
 __all__ = [
     "Ensemble",

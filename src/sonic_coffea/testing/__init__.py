@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonic_coffea.kserve import Received
+from sonic_coffea.server.in_process import Received
 from sonic_coffea.testing._model import FakeModel
 from sonic_coffea.testing._server import FakeServer, Wrong
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.kserve import Function, KServeModel, Tensors
 from sonic_coffea.layouts import Flat, declared
+from sonic_coffea.server.in_process import Function, KServeModel, Tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeModel(KServeModel):
-    """A model of a `FakeServer`; its parameters are those of `sonic_coffea.kserve.KServeModel`."""
+    """A model of a `FakeServer`, with the parameters of `server.in_process.KServeModel`."""
 
     @classmethod
     def of(cls, model: Model, function: Function | None = None, **options: Any) -> FakeModel:

@@ -6,12 +6,12 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.kserve import EXTENSIONS, KServeServer, Received
+from sonic_coffea.server.in_process import EXTENSIONS, KServeServer, Received
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sonic_coffea.kserve import KServeModel
+    from sonic_coffea.server.in_process import KServeModel
 
 
 class Wrong:
@@ -69,7 +69,7 @@ class FakeServer(KServeServer):
     models : mapping of str to FakeModel
         What it serves.
     headers, extensions, typed_contents
-        As for `sonic_coffea.kserve.KServeServer`.
+        As for `sonic_coffea.server.in_process.KServeServer`.
 
     Attributes
     ----------

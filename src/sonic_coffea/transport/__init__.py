@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sonic_coffea.transport import _local_state as local_state
 from sonic_coffea.transport._address import Address
+from sonic_coffea.transport._contract import (
+    DATATYPES,
+    TYPED_CONTENTS,
+    Contract,
+    TensorSpec,
+    kserve_name,
+)
+from sonic_coffea.transport._local_state import ServerRecord
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
 from sonic_coffea.transport._protocol import (
     Answer,
@@ -20,15 +29,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "DATATYPES",
+    "TYPED_CONTENTS",
     "Address",
     "Answer",
     "Connection",
     "ConnectionOptions",
+    "Contract",
     "Exchange",
     "ModelEntry",
     "ServerInfo",
+    "ServerRecord",
+    "TensorSpec",
     "Timings",
     "connect_transport",
+    "kserve_name",
+    "local_state",
     "read_model_config",
     "write_model_config",
 ]

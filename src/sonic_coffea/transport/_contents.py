@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from sonic_coffea.contract import DATATYPES, TYPED_CONTENTS, Contract, kserve_name
 from sonic_coffea.errors import ResponseError
+from sonic_coffea.transport._contract import DATATYPES, TYPED_CONTENTS, Contract, kserve_name
 from sonic_coffea.transport._protocol import as_tensor
 
 if TYPE_CHECKING:

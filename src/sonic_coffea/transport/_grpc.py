@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from sonic_coffea import local_state
-from sonic_coffea.contract import Contract, TensorSpec, kserve_name
 from sonic_coffea.errors import (
     AccessError,
     CancelledError,
@@ -25,7 +23,9 @@ from sonic_coffea.errors import (
     SonicError,
     nearest,
 )
+from sonic_coffea.transport import _local_state as local_state
 from sonic_coffea.transport._contents import checked, tensors_of, with_contents
+from sonic_coffea.transport._contract import Contract, TensorSpec, kserve_name
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._protocol import (
     Answer,

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sonic_coffea.contract import Contract
     from sonic_coffea.errors import SonicError
     from sonic_coffea.transport._address import Address
+    from sonic_coffea.transport._contract import Contract
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from sonic_coffea.errors import (
     ServerLostError,
     SonicError,
 )
-from sonic_coffea.local_state import process_start_ticks
+from sonic_coffea.transport._local_state import process_start_ticks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

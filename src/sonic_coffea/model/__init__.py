@@ -1,0 +1,9 @@
+"""model: the declaration of a served model, its call, and the scores that are on their way."""
+
+from __future__ import annotations
+
+from sonic_coffea.model._model import Model
+from sonic_coffea.model._nanoaod import constituents, has_constituents
+from sonic_coffea.model._pending import Deferred, Pending, Varied
+
+__all__ = ["Deferred", "Model", "Pending", "Varied", "constituents", "has_constituents"]

@@ -1,0 +1,502 @@
+"""A model as an analysis declares it: what goes in, what comes out, and the call itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import xxhash
+
+from sonic_coffea.errors import (
+    ConfigError,
+    ContractError,
+    DeadlineError,
+    InputError,
+    ModelNotFoundError,
+    ServerError,
+    nearest,
+)
+from sonic_coffea.layouts import (
+    Flat,
+    Layout,
+    Output,
+    bind_inputs,
+    declared,
+    is_lazy,
+    is_tracer,
+    over_partitions,
+    trace,
+)
+from sonic_coffea.model import _weaver as weaver
+from sonic_coffea.model._pending import Deferred, Pending, Varied
+from sonic_coffea.pool import (
+    MASKABLE,
+    NEVER,
+    Deadline,
+    Pool,
+    Settings,
+    adopt,
+    carried,
+    current,
+    failures_told,
+)
+from sonic_coffea.reporting import tables
+from sonic_coffea.reuse import Part, Reuse, ScoreCache, Variations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from sonic_coffea.layouts import Inputs
+    from sonic_coffea.transport import Contract
+
+logger = logging.getLogger(__name__)
+
+ON_ERROR = ("raise", "mask")
+
+
+class Model:
+    """A served model: its inputs as layouts, its outputs as names.
+
+    Parameters
+    ----------
+    name : str
+        As in the server's model repository.
+    inputs : mapping
+        Input names and their layouts.
+    outputs : mapping
+        Output names, each with the labels of its values, an `Output`, or None for plain numbers.
+    version : str or int, optional
+        A pinned version; by default what the server's policy serves.
+
+    Examples
+    --------
+    >>> import sonic_coffea as sonic
+    >>> model = sonic.Model(
+    ...     "toptagger",
+    ...     inputs={"features": sonic.Padded(["pf.pt", "pf.eta"], 64), "mask": sonic.Mask(64)},
+    ...     outputs={"scores": ["qcd", "top"]},
+    ... )
+    >>> model
+    Model('toptagger', inputs: features, mask; outputs: scores (qcd, top))
+    """
+
+    _hashed: tuple[Any, str] | None = None
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Mapping[str, Layout],
+        outputs: Mapping[str, Sequence[str] | Output | None],
+        version: str | int | None = None,
+    ) -> None:
+        if not inputs or not outputs:
+            raise ConfigError(f"model {name!r} needs at least one input and one output")
+        for what, given in (("inputs", inputs), ("outputs", outputs)):
+            if not isinstance(given, Mapping):
+                raise ConfigError(
+                    f"model {name!r}: expected a dict for {what}, as the server names them, got "
+                    f"{type(given).__name__}"
+                )
+        for key, layout in inputs.items():
+            if not isinstance(layout, Layout):
+                raise ConfigError(
+                    f"model {name!r}, input {key!r}: expected a layout such as sonic.Padded or "
+                    f"sonic.Row, got {type(layout).__name__}"
+                )
+        self.name = name
+        self.inputs = dict(inputs)
+        self.outputs = {k: o if isinstance(o, Output) else Output(o) for k, o in outputs.items()}
+        self.version = None if version is None else str(version)
+
+    @classmethod
+    def from_weaver(
+        cls,
+        name: str,
+        preprocess: str | Path | Mapping[str, Any],
+        *,
+        output: str = "softmax",
+        prefix: str = "",
+        version: str | int | None = None,
+    ) -> Model:
+        """Declare a model by the preprocessing file that weaver wrote and the CMS software reads.
+
+        Parameters
+        ----------
+        name : str
+            As in the server's model repository.
+        preprocess : path or mapping
+            ``preprocess.json``, or what is in it.
+        output : str
+            Name of the model's output tensor; its labels are the file's ``output_names``.
+        prefix : str
+            Where the variables are in the arrays, such as ``"pf."``.
+        version : str or int, optional
+            A pinned version.
+        """
+        inputs, labels = weaver.read(preprocess, prefix=prefix)
+        return cls(name, inputs, {output: labels}, version)
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(
+            f"{name} ({', '.join(o.labels)})" if o.labels else name
+            for name, o in self.outputs.items()
+        )
+        version = f", version {self.version}" if self.version else ""
+        return (
+            f"Model({self.name!r}{version}, inputs: {', '.join(self.inputs)}; outputs: {outputs})"
+        )
+
+    def _repr_html_(self) -> str:
+        made = declared(self.inputs)
+        rows = []
+        for name, layout in self.inputs.items():
+            dtype, shape = made[name]
+            rows.append(("input", name, _shown(dtype, shape), type(layout).__name__))
+            others = {key: one for key, one in layout.tensors(name).items() if key != name}
+            rows += [("", key, _shown(*one), "") for key, one in others.items()]
+        for name, output in self.outputs.items():
+            labels = ", ".join(output.labels or ()) or "numbers"
+            per = "a new collection" if output.splits else f"per {output.per}"
+            rows.append(("output", name, str(output.dtype), f"{labels}; {per}"))
+        version = f" version {self.version}" if self.version else ""
+        note = "check() compares this with the server's model"
+        return tables.table(f"Model {self.name}{version}", rows, notes=[note])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Not the hash: another release may make another one.
+        declared = {key: value for key, value in self.__dict__.items() if key != "_hashed"}
+        return {"declared": declared, "settings": carried()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state["declared"])
+        settings: Settings | None = state["settings"]
+        adopt(settings)
+
+    @property
+    def config_hash(self) -> str:
+        """A hash of the declaration: inputs, transformations, outputs and pinned version."""
+        # The repr would take 0.15 ms of each call. Layouts are frozen; what else changes is seen.
+        now = (self.name, self.version, *self.inputs.items(), *self.outputs.items())
+        hashed = self._hashed
+        if hashed is None or hashed[0] != now:
+            declared = repr((self.name, self.version, self.inputs, self.outputs))
+            self._hashed = hashed = now, xxhash.xxh3_64_hexdigest(declared.encode())
+        return hashed[1]
+
+    def check(self, pool: Pool | None = None) -> Contract:
+        """Compare the declaration with the server's model, and return what the server says.
+
+        Raises
+        ------
+        ContractError
+            With the two side by side.
+        ModelNotFoundError, ServerLostError, AccessError
+            If there is nothing to compare with.
+        """
+        return self._check(current() if pool is None else pool, self.version)
+
+    def _check(
+        self,
+        pool: Pool,
+        version: str | None,
+        *,
+        anew: bool = False,
+        deadline: Deadline = NEVER,
+    ) -> Contract:
+        contract = pool.contract(self.name, version, anew=anew, deadline=deadline)
+        self.compare(contract, server=", ".join(pool.settings.servers))
+        return contract
+
+    def compare(self, contract: Contract, *, server: str) -> None:
+        """Compare the declaration with what a server says of its model.
+
+        Raises
+        ------
+        ContractError
+            With the two side by side.
+        """
+        whole = [name for name, one in self.inputs.items() if isinstance(one, Flat)]
+        if whole and contract.max_rows is not None:
+            raise ContractError(
+                f"the rows of input {whole[0]!r} are told apart by offsets or numbers that count "
+                f"within a request, but the server may stack requests (max_batch_size "
+                f"{contract.max_rows}); serve the model with max_batch_size: 0",
+                server=server,
+                model=self.name,
+                version=contract.version,
+            )
+        contract.check(
+            declared(self.inputs),
+            {name: (o.width, o.dtype) for name, o in self.outputs.items()},
+            server=server,
+        )
+
+    def __call__(
+        self,
+        objects: Any,
+        *,
+        timeout_s: float | None = None,
+        pool: Pool | None = None,
+        on_error: str = "raise",
+        version: Any = None,
+        deduplicate: bool = False,
+    ) -> Any:
+        """Score objects and wait for the result; see `submit`.
+
+        Raises
+        ------
+        DeadlineError
+            If `timeout_s` was not enough for all of it, from the question what the model is.
+        """
+        deadline = Deadline.after(timeout_s)
+        pending = self._send(
+            objects, pool, on_error, version, deduplicate=deduplicate, deadline=deadline
+        )
+        return pending.result_by(deadline)
+
+    def submit(
+        self,
+        objects: Any,
+        *,
+        pool: Pool | None = None,
+        on_error: str = "raise",
+        version: Any = None,
+        deduplicate: bool = False,
+    ) -> Pending:
+        """Send objects on their way; returns at once.
+
+        Parameters
+        ----------
+        objects : awkward array, dict or Variations
+            ``events * jets * {fields}``, in any nesting, or a dict with an array for each input.
+            Of a dask-awkward array, nothing is sent: the result is another such array, which is
+            scored when it is computed. Of `Variations`, the result is a dict of arrays; of lazy
+            ones, each is scored by itself.
+        pool : Pool, optional
+            Where to send them; by default to the pool of this process.
+        on_error : {"raise", "mask"}
+            What becomes of rows that servers lose for good: an exception, or None in their places,
+            with a warning in the log and their number in the statistics. What is wrong with the
+            arrays, the declaration or the access always raises.
+        version : int, str or array, optional
+            The version that scores them, if the model is declared without; or which version scores
+            each event, ``events * int``, such as one that was not trained on it.
+        deduplicate : bool
+            Whether rows that are the same in all inputs are sent once.
+
+        Returns
+        -------
+        Pending
+            Its ``result()`` has the lists of `objects` with a record in each object's place:
+            ``events * jets * {qcd: float32, top: float32}``; None where the object is None.
+
+        Raises
+        ------
+        FieldError, InputError
+            If the arrays do not fit the layouts.
+        ContractError
+            If the server's model is another one.
+        """
+        return self._send(objects, pool, on_error, version, deduplicate=deduplicate)
+
+    def _send(
+        self,
+        objects: Any,
+        pool: Pool | None,
+        on_error: str,
+        version: Any,
+        *,
+        deduplicate: bool,
+        deadline: Deadline = NEVER,
+    ) -> Pending:
+        if on_error not in ON_ERROR:
+            raise ConfigError(f"no on_error {on_error!r}; {nearest(on_error, ON_ERROR)}")
+        if version is not None and self.version is not None:
+            raise ConfigError(
+                f"model {self.name!r} is declared with version {self.version}; leave that out"
+            )
+        if isinstance(objects, Variations):
+            if objects.deferred:
+                # How many events each has is not known, so that they cannot be sent together.
+                each = {
+                    name: self._send(one, pool, on_error, version, deduplicate=deduplicate).result()
+                    for name, one in objects.items()
+                }
+                return Deferred(self, each)
+            together, lengths = objects.together()
+            if not _is_one(version):
+                version = _repeated(version, lengths)
+            pending = self._send(
+                together, pool, on_error, version, deduplicate=True, deadline=deadline
+            )
+            return Varied(pending, lengths)
+        if is_lazy(objects):
+            if not _is_one(version):
+                raise ConfigError("lazy arrays are scored by one version; compute them first")
+            return self._lazy(objects, pool, on_error, version, deduplicate=deduplicate)
+        if is_tracer(objects):
+            if not _is_one(version):
+                ak.typetracer.touch_data(version)
+            return Deferred(self, trace(self.inputs, self.outputs, objects))
+        with failures_told():
+            return self._submit(
+                objects,
+                pool,
+                mask=on_error == "mask",
+                version=version,
+                deduplicate=deduplicate,
+                deadline=deadline,
+            )
+
+    def _submit(
+        self,
+        objects: Any,
+        pool: Pool | None,
+        *,
+        mask: bool,
+        version: Any,
+        deduplicate: bool,
+        deadline: Deadline,
+    ) -> Pending:
+        inputs = bind_inputs(self.inputs, objects)
+        outputs = {name: o.assemble(name, inputs) for name, o in self.outputs.items()}
+        pending = Pending(self, inputs.rows, outputs)
+        if len(inputs) == 0:
+            return pending
+        inputs.load()
+        pool, lock = current() if pool is None else pool, threading.Lock()
+        try:
+            for one, some in self._by_version(inputs, version):
+                contract = self._contract(pool, one, some, mask=mask, deadline=deadline)
+                if contract is None:
+                    pending.lose(some.wanted(0, len(some)), len(some))
+                    continue
+                reused = self._reused(pool.settings, contract, deduplicate=deduplicate)
+                part = Part(
+                    contract,
+                    some,
+                    outputs,
+                    lock,
+                    asked=self._asked(),
+                    version=one,
+                    mask=mask,
+                    reuse=reused,
+                    pool=pool,
+                )
+                pending.parts.append(part)
+                pool.submit(part.call)
+        except BaseException:
+            pending.cancel()
+            raise
+        return pending
+
+    def _contract(
+        self, pool: Pool, version: str | None, rows: Inputs, *, mask: bool, deadline: Deadline
+    ) -> Contract | None:
+        """Return what the servers say of the model; None if the rows are lost, and may be."""
+        anew = pool.settings.cache is not None
+        try:
+            return self._check(pool, version, anew=anew, deadline=deadline)
+        except (ServerError, DeadlineError) as problem:
+            error = problem.at(events=rows.events_of(0, len(rows)))
+            masked = mask and isinstance(error, MASKABLE) and not deadline.over
+            if not masked or isinstance(error, ModelNotFoundError):
+                raise error from problem.__cause__
+            logger.warning("%s; all %d rows are None", error, len(rows))
+            return None
+
+    def _reused(self, settings: Settings, contract: Contract, *, deduplicate: bool) -> Reuse:
+        """Return which rows need not be sent."""
+        whole = [name for name, one in self.inputs.items() if isinstance(one, Flat)]
+        whole += [name for name, one in self.outputs.items() if one.splits is not None]
+        if whole and deduplicate:
+            raise ConfigError(
+                f"model {self.name!r}: rows of {whole[0]!r} are not told apart, as it is one "
+                "tensor for all; leave deduplicate out"
+            )
+        kept = None
+        if settings.cache is not None and not whole:
+            if contract.digest or settings.cache_trusts_versions:
+                kept = ScoreCache(settings.cache, settings.cache_bytes)
+            else:
+                _say_that_nothing_is_kept(self.name, contract.version)
+        return Reuse(deduplicate=deduplicate or kept is not None, cache=kept)
+
+    def _by_version(self, inputs: Inputs, version: Any) -> Iterator[tuple[str | None, Inputs]]:
+        """Yield the versions that score rows, and their rows."""
+        if _is_one(version):
+            yield self.version if version is None else str(version), inputs
+            return
+        if ak.any(ak.is_none(version)):
+            raise InputError("expected a version for each event, got None for some")
+        chosen = np.asarray(ak.to_numpy(version))
+        if chosen.ndim != 1 or len(chosen) != inputs.rows.events or chosen.dtype.kind not in "iuU":
+            raise InputError(
+                f"expected a version, or one for each of {inputs.rows.events} events as whole "
+                f"numbers, got {chosen.dtype} {list(chosen.shape)}"
+            )
+        by_row = chosen[inputs.rows.event_numbers()]
+        for one in np.unique(by_row):
+            yield str(one), inputs.only(np.flatnonzero(by_row == one))
+
+    def _lazy(
+        self,
+        objects: Any,
+        pool: Pool | None,
+        on_error: str,
+        version: int | str | None,
+        *,
+        deduplicate: bool,
+    ) -> Pending:
+        if pool is not None:
+            raise ConfigError(
+                "a lazy array is scored by the pools of the processes that compute it; name the "
+                "servers with sonic.connect, and leave pool= out"
+            )
+        label = f"sonic-{self.name}"
+        token = f"{self.config_hash}-{on_error}-{version}-{deduplicate}"
+        score = partial(self, on_error=on_error, version=version, deduplicate=deduplicate)
+        return Deferred(self, over_partitions(score, objects, label=label, token=token))
+
+    def _asked(self) -> list[str]:
+        """Return the outputs that a request asks for: those declared, and their offsets."""
+        asked = [*self.outputs, *(o.splits for o in self.outputs.values() if o.splits)]
+        return list(dict.fromkeys(asked))
+
+
+@cache
+def _say_that_nothing_is_kept(model: str, version: str) -> None:
+    """Warn, once in a process rather than at every chunk."""
+    logger.warning(
+        "scores of %s are not kept: its servers do not all say what file version %s is (a fallback "
+        "never does); cache_trusts_versions=True takes the number's word for it",
+        model,
+        version,
+    )
+
+
+def _is_one(version: Any) -> bool:
+    """Whether it is a version, or None, rather than one for each event."""
+    return version is None or isinstance(version, (str, int, np.integer))
+
+
+def _repeated(version: Any, lengths: Mapping[str, int]) -> ak.Array:
+    """Return the version of each event of all variations, one after another."""
+    for name, length in lengths.items():
+        if length != len(version):
+            raise InputError(
+                f"variation {name!r} has {length} events, and there are {len(version)} versions; "
+                "vary the objects of all events, or score variations one by one"
+            )
+    return ak.concatenate([version] * len(lengths))
+
+
+def _shown(dtype: Any, shape: tuple[int, ...] | None) -> str:
+    axes = "?" if shape is None else ", ".join("?" if n < 0 else str(n) for n in shape)
+    return f"{dtype} [N, {axes}]" if axes else f"{dtype} [N]"

@@ -1,0 +1,303 @@
+"""Scores that are on their way, and what stands for those that are computed later."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+from awkward.contents import RecordArray
+
+from sonic_coffea._version import __version__
+from sonic_coffea.errors import DeadlineError
+from sonic_coffea.pool import Deadline, failures_told
+from sonic_coffea.provenance import attributes
+from sonic_coffea.reporting import Statistics, tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import awkward as ak
+
+    from sonic_coffea.layouts import Assembly, Rows
+    from sonic_coffea.pool import Call
+    from sonic_coffea.reuse import Part
+
+__all__ = ["Deferred", "Pending", "Varied"]
+
+_LOOK_S = 0.2
+# After Ctrl-C, so that the same call again finds what is kept.
+_KEPT_WITHIN_S = 1.0
+
+
+class Declared(Protocol):
+    """What is said of the model of some scores."""
+
+    name: str
+    version: str | None
+
+    @property
+    def config_hash(self) -> str:
+        """A hash of the declaration."""
+
+
+class Pending:
+    """Scores that are on their way."""
+
+    def __init__(self, model: Declared, rows: Rows, outputs: Mapping[str, Assembly]) -> None:
+        self._model = model
+        self._rows = rows
+        self._outputs = outputs
+        self._lost: list[Any] = []
+        self._unsent = Statistics()
+        self.parts: list[Part] = []
+
+    def __repr__(self) -> str:
+        return f"<Pending {self._model.name}: {len(self._rows)} rows, {self._state}>"
+
+    def _repr_html_(self) -> str:
+        s, total = self.statistics, self.statistics.total()
+        rows = [
+            ("rows", f"{len(self._rows):,}"),
+            ("scored", f"{self._scored:,}, {self._scored / max(s.objects, 1):.0%}"),
+            ("state", self._state),
+            ("requests", f"{total.requests:,}, {total.retries:,} sent again"),
+        ]
+        failed = [part.call.failure for part in self.parts if part.call.failure is not None]
+        notes = [] if self.done() else ["result() waits for it, cancel() ends it"]
+        notes += [f"failed: {error}" for error in failed[:1]]
+        return tables.table(f"Pending {self._model.name}", rows, notes=notes)
+
+    @property
+    def statistics(self) -> Statistics:
+        """What happened to the requests so far."""
+        total = Statistics() + self._unsent
+        for part in self.parts:
+            total += part.call.statistics
+        return total
+
+    @property
+    def _state(self) -> str:
+        if not self.done():
+            return "on its way"
+        return "failed" if any(part.call.failure for part in self.parts) else "done"
+
+    @property
+    def _scored(self) -> int:
+        """How many rows have their scores, by whatever way."""
+        return self.statistics.scored
+
+    def lose(self, wanted: Any, rows: int) -> None:
+        """Give up rows before they are sent."""
+        self._lost.append(wanted)
+        self._unsent += Statistics(objects=rows, lost=rows)
+
+    def done(self) -> bool:
+        """Whether `result` would return, or raise, without waiting."""
+        return all(part.call.over for part in self.parts)
+
+    def cancel(self) -> None:
+        """Abandon what is not answered yet, here and on the servers."""
+        for part in self.parts:
+            part.call.cancel()
+
+    def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Any:
+        """Return the scores, in the structure of the objects.
+
+        Interrupted, by Ctrl-C or in a notebook, it cancels what is out; what was scored until then
+        is not lost if there is a cache: the same call again sends the rest.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            Give up, and cancel what is out, after so many seconds.
+        progress : bool
+            Whether to show a bar of the rows that are scored.
+
+        Raises
+        ------
+        DeadlineError
+            If the time was not enough.
+        SonicError
+            If rows could not be scored, naming server, model, request and events.
+        """
+        return self.result_by(Deadline.after(timeout_s), progress=progress)
+
+    def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
+        """Return the scores of what may have begun before it was sent; see `result`."""
+        try:
+            with failures_told(), self._shown_progress(show=progress):
+                for part in self.parts:
+                    self._wait(part.call, deadline)
+                    part.call.raise_failure()
+                    part.keep()
+        except BaseException as error:
+            self.cancel()
+            self._keep(_KEPT_WITHIN_S if isinstance(error, KeyboardInterrupt) else 0.0)
+            if isinstance(error, KeyboardInterrupt):
+                self._tell_what_is_kept(error)
+            raise
+        contents = {name: output.content() for name, output in self._outputs.items()}
+        if len(contents) == 1:
+            (content,) = contents.values()
+        else:
+            content = RecordArray(list(contents.values()), list(contents), length=len(self._rows))
+        lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
+        there = self._rows.without(content, lost)
+        return self._rows.unflatten(there, attrs=attributes(self.provenance()))
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what produced the scores: model, version, servers and the declaration's hash."""
+        calls = [part.call for part in self.parts]
+        served = set().union(*(call.served_versions for call in calls))
+        digests = {call.contract.digest for call in calls} - {""}
+        return {
+            "model": self._model.name,
+            "version": self._model.version or ", ".join(sorted(served)) or None,
+            "digest": ", ".join(sorted(digests)) or None,
+            "servers": sorted({s for call in calls for (s, _, _), _ in call.statistics}),
+            "config_hash": self._model.config_hash,
+            "sonic_coffea": __version__,
+        }
+
+    def _tell_what_is_kept(self, interrupt: KeyboardInterrupt) -> None:
+        """Say below the traceback how far it was."""
+        cached = any(part.caches for part in self.parts)
+        what = "what is in the cache is not sent again" if cached else "a cache would keep them"
+        if hasattr(interrupt, "add_note"):  # Python 3.11
+            interrupt.add_note(
+                f"{self._scored:,} of {len(self._rows):,} rows of {self._model.name} were scored; "
+                + what
+            )
+
+    def _keep(self, wait_s: float) -> None:
+        """Keep what came of a call that failed; it asks the servers, so on another thread."""
+
+        def keep() -> None:
+            for part in self.parts:
+                part.keep()
+
+        if any(part.keeps for part in self.parts):
+            thread = threading.Thread(target=keep, name="sonic-cache", daemon=True)
+            thread.start()
+            thread.join(wait_s)
+
+    @contextlib.contextmanager
+    def _shown_progress(self, *, show: bool) -> Iterator[None]:
+        """Show how many rows are scored, while the block runs."""
+        if not show:
+            yield
+            return
+        from rich import get_console
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        over, console = threading.Event(), get_console()
+        columns = (
+            "{task.description}",
+            BarColumn(),
+            "{task.completed:,.0f} of {task.total:,.0f} rows",
+            TimeElapsedColumn(),
+            "<",
+            TimeRemainingColumn(),
+        )
+        # In a notebook, a bar that goes away would leave a gap below its cell.
+        with Progress(*columns, console=console, transient=not console.is_jupyter) as bar:
+            task = bar.add_task(self._model.name, total=len(self._rows))
+
+            def look() -> None:
+                bar.update(task, completed=self._scored)
+
+            def watch() -> None:
+                while not over.wait(_LOOK_S):
+                    look()
+
+            watcher = threading.Thread(target=watch, name="sonic-progress", daemon=True)
+            watcher.start()
+            try:
+                yield
+            finally:
+                over.set()
+                watcher.join()
+                look()
+
+    def _wait(self, call: Call, deadline: Deadline) -> None:
+        if call.wait(deadline.left_s):
+            return
+        call.fail(
+            DeadlineError(
+                f"not all of {len(self._rows)} rows were scored within {deadline.timeout_s:g} s",
+                model=self._model.name,
+                events=self._rows.events_of(0, len(self._rows)),
+            )
+        )
+        call.raise_failure()
+
+
+class Varied(Pending):
+    """Scores of variations, which travel together."""
+
+    def __init__(self, pending: Pending, lengths: Mapping[str, int]) -> None:
+        self._pending = pending
+        self._lengths = lengths
+
+    def __repr__(self) -> str:
+        return f"<Varied {', '.join(self._lengths)}: {self._pending!r}>"
+
+    @property
+    def statistics(self) -> Statistics:
+        """What happened to the requests so far."""
+        return self._pending.statistics
+
+    def done(self) -> bool:
+        """Whether `result` would return, or raise, without waiting."""
+        return self._pending.done()
+
+    def cancel(self) -> None:
+        """Abandon what is not answered yet, here and on the servers."""
+        self._pending.cancel()
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what produced the scores."""
+        return self._pending.provenance()
+
+    def _repr_html_(self) -> str:
+        return self._pending._repr_html_()
+
+    def result_by(self, deadline: Deadline, *, progress: bool = False) -> dict[str, ak.Array]:
+        """Return the scores of each variation; see `Pending.result`."""
+        together = self._pending.result_by(deadline, progress=progress)
+        found, start = {}, 0
+        for name, length in self._lengths.items():
+            found[name] = together[start : start + length]
+            start += length
+        return found
+
+
+class Deferred(Pending):
+    """What stands for scores that are computed later, or never: a lazy array, or a typetracer."""
+
+    def __init__(self, model: Declared, scores: Any) -> None:
+        self._model = model
+        self._scores = scores
+        self.parts = []
+
+    @property
+    def statistics(self) -> Statistics:
+        """None yet."""
+        return Statistics()
+
+    def __repr__(self) -> str:
+        return f"<Deferred {self._model.name}: {self._scores!r}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{tables.escape(repr(self))}</pre>"
+
+    def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
+        """Return the array without data; nothing is waited for."""
+        del deadline, progress
+        return self._scores

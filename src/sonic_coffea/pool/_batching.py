@@ -1,0 +1,130 @@
+"""How many rows go into a request: pure planning, no IO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from sonic_coffea.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+# Where a server sets no limit, requests of this size keep its queue short and a core busy.
+UNLIMITED_ROWS = 16_384
+
+
+class Segment(Protocol):
+    """Places `start` to `stop` of a call, whose rows may share requests.
+
+    ``row_bytes`` are the bytes of each row in a request: all the same, or one by one.
+    """
+
+    @property
+    def start(self) -> int:
+        """The first place."""
+
+    @property
+    def stop(self) -> int:
+        """One past the last place."""
+
+    @property
+    def row_bytes(self) -> int | NDArray[np.int64]:
+        """Bytes of each row."""
+
+
+def rows_per_request(
+    row_bytes: int, *, max_rows: int | None, preferred_rows: tuple[int, ...] = (), max_bytes: int
+) -> int:
+    """Return the number of rows of a full request.
+
+    Parameters
+    ----------
+    row_bytes : int
+        Bytes of one row, over all inputs.
+    max_rows : int, optional
+        The model's own limit.
+    preferred_rows : tuple of int
+        Batch sizes that the server prefers; the largest that fits is taken.
+    max_bytes : int
+        Limit on one request's tensors.
+
+    Raises
+    ------
+    ConfigError
+        If a single row is larger than a request may be.
+
+    Examples
+    --------
+    >>> rows_per_request(2560, max_rows=1024, max_bytes=16_000_000)
+    1024
+    >>> rows_per_request(2560, max_rows=1024, preferred_rows=(64, 512), max_bytes=16_000_000)
+    512
+    """
+    _refuse_large(row_bytes, max_bytes)
+    limit = UNLIMITED_ROWS if max_rows is None else max_rows
+    limit = max(1, min(limit, max_bytes // max(row_bytes, 1)))
+    fitting = [size for size in preferred_rows if 0 < size <= limit]
+    return max(fitting) if fitting else limit
+
+
+def plan(
+    segments: Sequence[Segment],
+    *,
+    max_rows: int | None,
+    preferred_rows: tuple[int, ...] = (),
+    max_bytes: int,
+) -> Iterator[tuple[int, int, int]]:
+    """Cut segments into requests: first place, one past the last, and bytes of each.
+
+    Parameters
+    ----------
+    segments : sequence of Segment
+        What there is to send.
+    max_rows, preferred_rows, max_bytes
+        As of `rows_per_request`.
+
+    Examples
+    --------
+    >>> from sonic_coffea.layouts import Segment
+    >>> list(plan([Segment(0, 10, 100)], max_rows=4, max_bytes=1000))
+    [(0, 4, 400), (4, 8, 400), (8, 10, 200)]
+    >>> weights = np.array([300, 300, 700, 100])
+    >>> list(plan([Segment(0, 4, weights)], max_rows=None, max_bytes=1000))
+    [(0, 2, 600), (2, 4, 800)]
+    """
+    for segment in segments:
+        if isinstance(segment.row_bytes, np.ndarray):
+            yield from _by_weight(segment, segment.row_bytes, max_rows, max_bytes)
+            continue
+        size = rows_per_request(
+            segment.row_bytes, max_rows=max_rows, preferred_rows=preferred_rows, max_bytes=max_bytes
+        )
+        for start in range(segment.start, segment.stop, size):
+            stop = min(start + size, segment.stop)
+            yield start, stop, (stop - start) * segment.row_bytes
+
+
+def _by_weight(
+    segment: Segment, row_bytes: NDArray[np.int64], max_rows: int | None, max_bytes: int
+) -> Iterator[tuple[int, int, int]]:
+    _refuse_large(int(row_bytes.max(initial=0)), max_bytes)
+    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(row_bytes)))
+    rows = segment.stop - segment.start
+    start = 0
+    while start < rows:
+        fits = int(np.searchsorted(before, before[start] + max_bytes, side="right")) - 1
+        stop = min(fits, start + (UNLIMITED_ROWS if max_rows is None else max_rows), rows)
+        yield segment.start + start, segment.start + stop, int(before[stop] - before[start])
+        start = stop
+
+
+def _refuse_large(row_bytes: int, max_bytes: int) -> None:
+    if row_bytes > max_bytes:
+        raise ConfigError(
+            f"one row takes {row_bytes} bytes, more than a request may hold ({max_bytes}); "
+            "raise max_request_bytes"
+        )

@@ -1,0 +1,19 @@
+"""reporting: what happened to the requests: counts, tables, plots and advice."""
+
+from __future__ import annotations
+
+from sonic_coffea.reporting import _tables as tables
+from sonic_coffea.reporting import plots
+from sonic_coffea.reporting._report import Report, report
+from sonic_coffea.reporting._tally import Span, Statistics, Tally, latency_edges_s
+
+__all__ = [
+    "Report",
+    "Span",
+    "Statistics",
+    "Tally",
+    "latency_edges_s",
+    "plots",
+    "report",
+    "tables",
+]

@@ -1,0 +1,106 @@
+"""What the numbers of a run mean, and what would help: in plain words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sonic_coffea.reporting._tally import Statistics, Tally
+    from sonic_coffea.transport import Timings
+
+__all__ = ["advise"]
+
+# From where on something is worth a word.
+_MUCH_PADDING = 0.5
+_MUCH_CUT_OFF = 0.05
+_MANY_RETRIES = 0.01
+_LONG_WAIT = 2.0
+_LONG_TAIL = 10.0
+_FEW_ROWS, _SOME_REQUESTS = 32, 50
+_NETWORK = 2.0
+
+
+def advise(statistics: Statistics, timings: Mapping[tuple[str, str], Timings]) -> Iterator[str]:
+    """Say what is bad about a run, and what would help.
+
+    Parameters
+    ----------
+    statistics : Statistics
+        The clients' numbers.
+    timings : mapping
+        The servers' own, by server and model, where they are known.
+    """
+    s, total = statistics, statistics.total()
+    if s.lost:
+        yield (
+            f"{s.lost:,} rows were lost, and are None: the log says why; a longer retry_for_s, or "
+            "a fallback, would wait for the servers"
+        )
+    sent = s.padded + s.filled
+    if sent and s.padded / sent > _MUCH_PADDING:
+        yield (
+            f"{s.padded / sent:.0%} of the elements that are sent are padding: Bucketed sends "
+            "rows of like length together, Flat sends none"
+        )
+    there = s.truncated + s.filled
+    if there and s.truncated / there > _MUCH_CUT_OFF:
+        share = f"{s.truncated / there:.0%}"
+        yield f"{share} of the constituents are cut off: a longer length keeps them"
+    if total.requests and total.retries / total.requests > _MANY_RETRIES:
+        yield (
+            f"{total.retries / total.requests:.0%} of the requests were sent again: servers are "
+            "lost or overloaded; the log says which"
+        )
+    if total.requests > _SOME_REQUESTS and total.rows / total.requests < _FEW_ROWS:
+        yield (
+            f"a request holds {total.rows / total.requests:.0f} rows: larger chunks, or a "
+            "larger max_batch_size of the model, spare servers and network"
+        )
+    if total.pack_s + total.unpack_s > total.trip_s > 0:
+        yield (
+            "packing and unpacking take longer than the servers: fewer fields, or a shorter "
+            "length, would help; more servers would not"
+        )
+    for (server, model, _), tally in statistics:
+        yield from _of_server(server, model, tally, timings.get((server, model)))
+
+
+def _of_server(server: str, model: str, tally: Tally, timings: Timings | None) -> Iterator[str]:
+    if not tally.requests:
+        return
+    # While others are packed, what waits is not waiting for servers.
+    packs = tally.pack_s + tally.unpack_s > tally.trip_s
+    waits = tally.wait_s > _LONG_WAIT * tally.trip_s and not packs
+    if timings is not None and timings.requests:
+        queue_s = timings.queue_s / timings.requests
+        work_s = (timings.input_s + timings.compute_s + timings.output_s) / timings.requests
+        network_s = tally.trip_s / tally.requests - queue_s - work_s
+        if waits and queue_s < 0.1 * work_s:
+            yield (
+                f"requests wait here while {model} on {server} has an empty queue: allow more in "
+                "flight (in_flight, in_flight_bytes)"
+            )
+        elif queue_s > _LONG_WAIT * work_s:
+            yield (
+                f"requests for {model} wait on {server} {queue_s / work_s:.0f} times as long as it "
+                "works on them: it is saturated, and needs more instances, or servers beside it"
+            )
+        if network_s > _NETWORK * (queue_s + work_s) > 0:
+            yield (
+                f"the network takes {network_s / (queue_s + work_s):.0f} times as long as "
+                f"{model} on {server}: smaller types (dtype='float16'), Bucketed, or compression "
+                "send less"
+            )
+    elif waits:
+        yield (
+            f"requests wait here for {model} on {server} {tally.wait_s / tally.trip_s:.0f} times "
+            "as long as they travel: more servers, or more instances, would help"
+        )
+    half, most = tally.latency_s(0.5), tally.latency_s(0.99)
+    if tally.requests > _SOME_REQUESTS and most > _LONG_TAIL * half:
+        yield (
+            f"one of a hundred requests for {model} on {server} takes {most / half:.0f} times as "
+            "long as half of them: hedge_after_s sends such to another server, too"
+        )

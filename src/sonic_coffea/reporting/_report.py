@@ -1,0 +1,271 @@
+"""`report`: what happened to the requests, where time went, and what would help."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.reporting import _tables as tables
+from sonic_coffea.reporting._advice import advise
+from sonic_coffea.reporting._tally import Statistics, Tally
+
+if TYPE_CHECKING:
+    import os
+
+    from matplotlib.figure import Figure
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
+
+    from sonic_coffea.transport import Timings
+
+
+class Timed(Protocol):
+    """What can ask servers for their own account of the models: a pool."""
+
+    def timings(self) -> dict[tuple[str, Any], Timings]:
+        """Return the servers' own account, by server and model."""
+
+
+class Report:
+    """The requests of a run; shows as a table in a terminal and in a notebook.
+
+    Attributes
+    ----------
+    statistics : Statistics
+        The numbers.
+    wall_s : float or None
+        How long the run took, for rates; without it rates are not shown.
+    timings : mapping
+        The servers' own account, by server and model, over all of their clients; where it is known.
+    """
+
+    def __init__(
+        self,
+        statistics: Statistics,
+        *,
+        wall_s: float | None = None,
+        timings: Mapping[tuple[str, str], Timings] = MappingProxyType({}),
+    ) -> None:
+        self.statistics = statistics
+        self.wall_s = wall_s
+        self.timings = timings
+
+    @property
+    def advice(self) -> list[str]:
+        """What is bad about the run, and what would help."""
+        return list(advise(self.statistics, self.timings))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and words, for JSON."""
+        servers = [
+            {"server": server, "model": model, **asdict(timings)}
+            for (server, model), timings in self.timings.items()
+        ]
+        about = {"wall_s": self.wall_s, "servers": servers, "advice": self.advice}
+        return {**self.statistics.to_dict(), **about}
+
+    def plot(self) -> Figure:
+        """Draw where the time of requests went, how long they took, and when they were out.
+
+        Raises
+        ------
+        ImportError
+            If there is no matplotlib.
+        """
+        from sonic_coffea.reporting.plots import draw
+
+        return draw(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file: ``.html``, a page that needs no others, or ``.json``.
+
+        Raises
+        ------
+        ConfigError
+            If the name ends otherwise.
+        """
+        target = Path(path)
+        if target.suffix == ".json":
+            target.write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
+        elif target.suffix == ".html":
+            target.write_text(self._page(), encoding="utf-8")
+        else:
+            raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
+
+    def _page(self) -> str:
+        import io
+
+        figure = io.StringIO()
+        self.plot().savefig(figure, format="svg")
+        drawing = figure.getvalue().partition("<svg")
+        return (
+            '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Scoring</title>'
+            "<style>body{font-family:sans-serif;margin:2em;max-width:70em}"
+            "table{border-collapse:collapse;margin-bottom:1em}tr{border-bottom:1px solid #ddd}"
+            "svg{max-width:100%;height:auto}</style></head>"
+            f"<body>{self._repr_html_()}{drawing[1]}{drawing[2]}</body></html>\n"
+        )
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        del console, options
+        yield self._summary()
+        yield self._servers()
+        for one in self.advice:
+            yield Text(f"• {one}", style="yellow")
+
+    def _repr_html_(self) -> str:
+        page = tables.table("Scoring", self._summary_rows(), numbers=True)
+        header, rows = self._server_rows()
+        if len(header) > 1:
+            page += tables.table(_SERVERS_TITLE, rows, header=header, numbers=True)
+        return page + tables.notes_below(self.advice)
+
+    def __repr__(self) -> str:
+        total = self.statistics.total()
+        return f"<Report: {total.rows} rows in {total.requests} requests, {total.retries} retries>"
+
+    def _summary(self) -> Table:
+        from rich.table import Table
+
+        table = Table(title="Scoring", show_header=False, title_justify="left")
+        table.add_column(style="bold")
+        table.add_column(justify="right")
+        for row in self._summary_rows():
+            table.add_row(*row)
+        return table
+
+    def _servers(self) -> Table:
+        from rich.table import Table
+
+        header, rows = self._server_rows()
+        table = Table(title=_SERVERS_TITLE, title_justify="left")
+        table.add_column(style="bold")
+        for one in header[1:]:
+            table.add_column(one, justify="right", overflow="fold")
+        for number, row in enumerate(rows):
+            if number == len(_STAGES):
+                table.add_section()
+            table.add_row(*row)
+        return table
+
+    def _summary_rows(self) -> list[tuple[str, str]]:
+        s, total = self.statistics, self.statistics.total()
+        rows = [
+            ("chunks", f"{s.chunks:,}" if s.chunks else None),
+            ("events", f"{s.events:,}" if s.events else None),
+            ("objects scored", f"{s.scored:,} of {s.objects:,}"),
+            ("lost, and None", f"{s.lost:,}" if s.lost else None),
+            ("not sent, as they repeat others", f"{s.repeated:,}" if s.repeated else None),
+            ("not sent, as they were on disk", f"{s.cached:,}" if s.cached else None),
+            ("requests", f"{total.requests:,}"),
+            ("rows a request", f"{total.rows / total.requests:.0f}" if total.requests else None),
+            ("rows/s", f"{total.rows / self.wall_s:,.0f}" if self.wall_s else None),
+            ("padding", _share(s.padded, s.padded + s.filled)),
+            ("cut off", _share(s.truncated, s.truncated + s.filled)),
+            ("sent, received", f"{_mb(total.sent_bytes)}, {_mb(total.received_bytes)}"),
+            ("retries", f"{total.retries:,}"),
+        ]
+        return [(label, value) for label, value in rows if value is not None]
+
+    def _server_rows(self) -> tuple[list[str], list[list[str]]]:
+        """Return a header and rows: a column for each model and server, after the labels."""
+        served = sorted(self.statistics.tallies.items())
+        header = ["", *(f"{model} v{version}\n{server}" for (server, model, version), _ in served)]
+        rows = [[label, *(value(tally) for _, tally in served)] for label, value in _STAGES]
+        theirs = [self.timings.get((server, model)) for (server, model, _), _ in served]
+        if any(theirs):
+            rows += [
+                [label, *("" if t is None else account(t) for t in theirs)]
+                for label, account in _ACCOUNTS
+            ]
+        return header, rows
+
+
+def report(source: Any, *, wall_s: float | None = None, pool: Timed | None = None) -> Report:
+    """Report on a run's output, a pool or a pending call.
+
+    Parameters
+    ----------
+    source : output of a coffea Runner, Pool, Pending or Statistics
+        An output carries its statistics if its processor is a `SonicProcessor` that returns a dict.
+    wall_s : float, optional
+        How long the run took, for rates.
+    pool : Pool, optional
+        Whose servers are asked for their own account; a pool that is reported on asks its own.
+
+    Raises
+    ------
+    ConfigError
+        If `source` carries no statistics.
+    """
+    statistics = source if isinstance(source, Statistics) else getattr(source, "statistics", None)
+    if isinstance(statistics, Statistics):
+        asked = source if pool is None else pool
+        timings = asked.timings() if hasattr(asked, "timings") else {}
+        theirs: dict[tuple[str, str], Timings] = {}
+        for (server, (model, _)), one in timings.items():
+            # Of several versions, all that the server did for the model.
+            before = theirs.get((server, model))
+            theirs[server, model] = one if before is None else before + one
+        return Report(statistics, wall_s=wall_s, timings=theirs)
+    if isinstance(source, tuple) and source:  # with savemetrics
+        return report(source[0], wall_s=wall_s, pool=pool)
+    if isinstance(source, Mapping) and "out" in source:
+        return report(source["out"], wall_s=wall_s, pool=pool)
+    raise ConfigError(
+        f"a {type(source).__name__} carries no statistics; expected the output of a Runner with a "
+        "SonicProcessor that returns a dict, a pool, or a pending call"
+    )
+
+
+_SERVERS_TITLE = "A request's time, by model and server (mean)"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
+
+
+def _mb(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.1f} MB"
+
+
+def _share(part: int, whole: int) -> str | None:
+    return f"{part / whole:.1%}" if whole else None
+
+
+def _mean(stage: str) -> Callable[[Tally], str]:
+    return lambda tally: _ms(getattr(tally, stage) / tally.requests) if tally.requests else ""
+
+
+def _within(quantile: float) -> Callable[[Tally], str]:
+    return lambda tally: _ms(tally.latency_s(quantile)) if tally.requests else ""
+
+
+def _their(*names: str) -> Callable[[Timings], str]:
+    return lambda t: _ms(sum(getattr(t, name) for name in names) / max(t.requests, 1))
+
+
+# Of the servers, which count all of their clients.
+_ACCOUNTS: tuple[tuple[str, Callable[[Timings], str]], ...] = (
+    ("the server says, of all clients: queue", _their("queue_s")),
+    ("  inference", _their("input_s", "compute_s", "output_s")),
+    ("  rows it runs at once", lambda t: f"{t.rows / max(t.executions, 1):.1f}"),
+)
+_STAGES: tuple[tuple[str, Callable[[Tally], str]], ...] = (
+    ("waiting for a place in flight", _mean("wait_s")),
+    ("packing", _mean("pack_s")),
+    ("network, queue and inference", _mean("trip_s")),
+    ("  half of them within", _within(0.5)),
+    ("  99 of 100 within", _within(0.99)),
+    ("unpacking", _mean("unpack_s")),
+    ("rows", lambda tally: f"{tally.rows:,}"),
+    ("requests", lambda tally: f"{tally.requests:,}"),
+    ("retries", lambda tally: f"{tally.retries:,}"),
+)

@@ -1,0 +1,8 @@
+"""reuse: rows that need not be sent: others of the call are equal, or scores are on disk."""
+
+from __future__ import annotations
+
+from sonic_coffea.reuse._cache import ScoreCache
+from sonic_coffea.reuse._deduplication import Part, Reuse, Variations
+
+__all__ = ["Part", "Reuse", "ScoreCache", "Variations"]

@@ -1,0 +1,18 @@
+"""A small KServe-v2 server for what is not a Triton: functions, emulations, local networks."""
+
+from __future__ import annotations
+
+from sonic_coffea.server.in_process._grpc_server import KServeServer
+from sonic_coffea.server.in_process._model import Function, KServeModel, Tensors
+from sonic_coffea.server.in_process._onnx_server import InProcessServer
+from sonic_coffea.server.in_process._servicer import EXTENSIONS, Received
+
+__all__ = [
+    "EXTENSIONS",
+    "Function",
+    "InProcessServer",
+    "KServeModel",
+    "KServeServer",
+    "Received",
+    "Tensors",
+]

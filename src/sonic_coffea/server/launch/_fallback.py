@@ -1,0 +1,86 @@
+"""One local server for all processes of a machine, such as when shared ones are gone."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import logging
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sonic_coffea.server.in_process._onnx_server import InProcessServer, cores
+from sonic_coffea.server.launch._local import LocalServer
+from sonic_coffea.server.launch._probe import is_ready
+from sonic_coffea.transport import local_state
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+__all__ = ["serve_for_machine"]
+
+logger = logging.getLogger(__name__)
+
+_own: dict[str, LocalServer | InProcessServer] = {}
+_lock = threading.Lock()
+
+
+def serve_for_machine(repository: str | os.PathLike[str]) -> str:
+    """Return the URL of a local server for a repository, which is started if there is none.
+
+    It ends with the process that started it; another then starts the next. Its models use as many
+    threads as that process may have cores. On a machine that has no way of running a Triton, the
+    process that starts it serves the repository's ONNX files by itself.
+
+    Raises
+    ------
+    sonic_coffea.errors.ServerStartError
+        If it does not start.
+    sonic_coffea.errors.ConfigError
+        If the repository is not a directory.
+    """
+    path = str(Path(repository).expanduser().absolute())
+    with _lock, _alone_on_machine(path):
+        for record in local_state.records():
+            if record.repository == path and is_ready(record.url, record.headers):
+                return record.url
+        server = _own.get(path)
+        if server is None:
+            server = _own[path] = _new(path)
+            atexit.register(server.stop)
+        server.start()
+        logger.warning("started %s, as no other server has its models", server)
+        return server.url
+
+
+def _new(path: str) -> LocalServer | InProcessServer:
+    server = LocalServer(path, threads=cores())
+    against = server.reason_against()
+    if against is None:
+        return server
+    logger.warning("onnxruntime takes the place of a Triton on this machine: %s", against)
+    return InProcessServer(path)
+
+
+@contextlib.contextmanager
+def _alone_on_machine(repository: str) -> Iterator[None]:
+    """Hold a lock against other processes of this user, or none where there can be none.
+
+    Two servers are then started where one would do.
+    """
+    folder = local_state.directory()
+    if folder is None:
+        yield
+        return
+    name = hashlib.sha256(repository.encode()).hexdigest()[:16]
+    # The directory may be that of many machines, which need not wait for each other.
+    path = folder / f"fallback-{local_state.machine()}-{name}.lock"
+    with contextlib.ExitStack() as held:
+        try:
+            fcntl.flock(held.enter_context(path.open("w")), fcntl.LOCK_EX)
+        except OSError as error:
+            logger.warning("cannot lock %s: %s", path, error)
+        yield

@@ -1,0 +1,446 @@
+"""A real Triton server on this machine, for development and as a fallback."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import dask.config
+
+from sonic_coffea.errors import (
+    ConfigError,
+    ModelNotFoundError,
+    ServerError,
+    ServerStartError,
+    SonicError,
+)
+from sonic_coffea.reporting import tables
+from sonic_coffea.server.launch import _ways
+from sonic_coffea.server.launch._child import Guard
+from sonic_coffea.server.launch._log_files import new_log
+from sonic_coffea.server.launch._probe import ServerMetadata, fetch_metadata
+from sonic_coffea.server.launch._run import HEADER_NAME, PROTOCOLS, PortTaken, Run
+from sonic_coffea.server.launch._watcher import Watcher
+from sonic_coffea.transport import local_state
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from sonic_coffea.server.launch._install import Progress, ServerInstall
+    from sonic_coffea.server.launch._ways import Container, Installed, Way
+
+__all__ = ["LocalServer"]
+
+logger = logging.getLogger(__name__)
+
+ModelControl = Literal["none", "poll", "explicit"]
+
+_PORT_TRIES = 5
+_LOOK_S = 0.1
+
+
+class LocalServer:
+    """A Triton server on loopback that ends with this process, whatever ends it.
+
+    Use it as a context manager, or with `start` and `stop`. It listens on loopback only and
+    demands a secret that only processes of the same user can look up, so that its URL is all that
+    has to be passed around. The server is installed on first use.
+
+    Parameters
+    ----------
+    repository : path-like
+        The model repository.
+    port : int, optional
+        The gRPC port; by default a free one.
+    models : sequence of str, optional
+        The models to load; by default all. Implies ``model_control="explicit"``.
+    startup_timeout_s : float
+        How long loading may take.
+    threads : int, optional
+        Threads that a model may use for one request.
+    log_dir : path-like, optional
+        Where the log goes; by default beside the user's other state.
+    model_control : {"none", "poll", "explicit"}
+        Whether models are loaded at the start for good, follow the repository, or are loaded and
+        unloaded by request.
+    poll_s : int
+        How often the repository is looked at with ``model_control="poll"``.
+    metrics : bool
+        Whether to serve Prometheus metrics, on a loopback port of its own.
+    stop_timeout_s : float
+        How long requests in progress may take to finish before the server is killed.
+    restart : bool
+        Whether a server that ends by itself is started again, at the same port: a few times, with
+        longer and longer pauses. One that ``sonic-coffea status --stop`` ends is not.
+    extra_args : sequence of str
+        More arguments of ``tritonserver``.
+    env : mapping, optional
+        More environment variables for the server and its models.
+    way : {"auto", "pip", "apptainer", "singularity", "podman", "docker"}, optional
+        How to run Triton: the binary from PyPI, or a container. By default what
+        ``sonic.local.way`` of dask's configuration says, and else what the machine has.
+    image : str, optional
+        The container's image: a name in a registry, and for apptainer and singularity also a file
+        or an unpacked directory. By default ``sonic.local.image``, and else NVIDIA's of the same
+        version as the binary.
+    gpu : bool, optional
+        Whether a container is given the machine's GPUs; by default if there are any.
+    installation : ServerInstall, optional
+        The binary to run; by default that of `sonic_coffea.server.ensure`.
+    progress : callable, optional
+        Called with a short text at each stage.
+    """
+
+    def __init__(  # noqa: PLR0913  independent options, each with a default
+        self,
+        repository: str | os.PathLike[str],
+        *,
+        port: int | None = None,
+        models: Sequence[str] | None = None,
+        startup_timeout_s: float = 120.0,
+        threads: int | None = None,
+        log_dir: str | os.PathLike[str] | None = None,
+        model_control: ModelControl = "none",
+        poll_s: int = 2,
+        metrics: bool = False,
+        stop_timeout_s: float = 10.0,
+        restart: bool = False,
+        extra_args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        way: Way | None = None,
+        image: str | os.PathLike[str] | None = None,
+        gpu: bool | None = None,
+        installation: ServerInstall | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if model_control not in ("none", "poll", "explicit"):
+            raise ConfigError(
+                f"expected model_control 'none', 'poll' or 'explicit', got {model_control!r}"
+            )
+        if isinstance(models, str):
+            raise ConfigError(f"expected models as a sequence of names, got the string {models!r}")
+        if models is not None and model_control == "poll":
+            raise ConfigError("models chooses what to load, which model_control='poll' cannot do")
+        self.repository = Path(repository).absolute()
+        self._port_wanted = port
+        self._models = models
+        self._startup_timeout_s = startup_timeout_s
+        self._threads = threads
+        self._log_dir = None if log_dir is None else Path(log_dir)
+        self._model_control = "explicit" if models is not None else model_control
+        self._poll_s = poll_s
+        self._metrics = metrics
+        self._stop_timeout_s = stop_timeout_s
+        self._extra_args = tuple(extra_args)
+        self._env = dict(env or {})
+        self._way = dask.config.get("sonic.local.way", None) or "auto" if way is None else way
+        image = dask.config.get("sonic.local.image", None) if image is None else image
+        self._image = None if image is None else os.fspath(image)
+        self._gpu = gpu
+        self._installation = installation
+        self._progress = progress
+        self._restart = restart
+        self._watcher: Watcher | None = None
+        self._lock = threading.RLock()
+        self._run: Run | None = None
+        self._guard: Guard | None = None
+        self._owner = os.getpid()
+
+    def start(self) -> LocalServer:
+        """Start the server and return when it is ready; harmless when it runs.
+
+        Raises
+        ------
+        sonic_coffea.errors.ServerStartError
+            If it cannot be installed, does not start, or is not ready in time: with its own words.
+        sonic_coffea.errors.ConfigError
+            If the repository is not a directory, or has no models.
+        """
+        with self._lock:
+            self._begin()
+            if self._restart and not (self._watcher and self._watcher.watching):
+                self._watcher = Watcher(self)
+            return self
+
+    def _begin(self) -> LocalServer:
+        with self._lock:
+            if self.running:
+                return self
+            self._end()
+            if not self.repository.is_dir():
+                raise ConfigError(
+                    f"expected a directory as model repository, got {self.repository}; "
+                    "build_repository makes one"
+                )
+            models = [path for path in self.repository.iterdir() if path.is_dir()]
+            if self._model_control == "none" and not models:
+                raise ConfigError(
+                    f"expected a model repository, got {self.repository}, which has no models; "
+                    "build_repository makes one, and model_control='poll' waits for some"
+                )
+            begun = time.monotonic()
+            way = _ways.choose(
+                self._way,
+                image=self._image,
+                gpu=self._gpu,
+                installation=self._installation,
+                progress=self._progress,
+            )
+            self._owner = os.getpid()
+            for attempt in range(_PORT_TRIES):
+                try:
+                    self._launch(way)
+                    break
+                except PortTaken:
+                    last = attempt == _PORT_TRIES - 1
+                    if self._port_wanted is not None or last:
+                        raise ServerStartError(
+                            f"port {self._run_or_raise().port} is in use by another program; "
+                            "leave port out for a free one"
+                        ) from None
+            logger.info("%s is ready after %.1f s", self, time.monotonic() - begun)
+            return self
+
+    def reason_against(self) -> str | None:
+        """Say why this machine has no way of running it; None if there is one."""
+        return _ways.reason_against(self._way)
+
+    def stop(self) -> None:
+        """End the server and wait until it is gone; harmless when it does not run."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.stop()
+        self._end()
+
+    def wait(self) -> None:
+        """Return when the server has ended, and is not about to be started again."""
+        while self.running or (self._watcher is not None and self._watcher.watching):
+            time.sleep(_LOOK_S)
+
+    def start_again(self) -> None:
+        """Start a server that has ended by itself, at the port that clients know."""
+        with self._lock:
+            self._port_wanted = self._run_or_raise().port
+            self._begin()
+
+    def _end(self) -> None:
+        with self._lock:
+            guard, self._guard = self._guard, None
+            if guard is None:
+                return
+            if os.getpid() != self._owner:
+                guard.disown()
+                return
+            guard.end()
+            if self._run is not None:
+                local_state.remove(self._run.url)
+
+    @property
+    def url(self) -> str:
+        """Where it listens: ``grpc://127.0.0.1:PORT``."""
+        return self._run_or_raise().url
+
+    @property
+    def port(self) -> int:
+        """The gRPC port."""
+        return self._run_or_raise().port
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The gRPC metadata that it demands; clients of this package find it by themselves."""
+        return self._run_or_raise().headers
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus finds its metrics, if it serves them."""
+        port = self._run_or_raise().metrics_port
+        return None if port is None else f"http://127.0.0.1:{port}/metrics"
+
+    @property
+    def metadata(self) -> ServerMetadata:
+        """Name, version, extensions and models of the running server."""
+        if not self.running:
+            raise ServerError("expected a running server, got one that is stopped; start() it")
+        return fetch_metadata(self.url, self.headers)
+
+    def wait_for(
+        self, model: str, version: str | int | None = None, *, timeout_s: float = 60.0
+    ) -> None:
+        """Return when a model that was added to the repository is served.
+
+        Parameters
+        ----------
+        model : str
+            Its name.
+        version : str or int, optional
+            The version that is wanted; by default any.
+        timeout_s : float
+            How long to wait.
+
+        Raises
+        ------
+        sonic_coffea.errors.ModelNotFoundError
+            If it is not there in time: with what the server says of it.
+        sonic_coffea.errors.ServerError
+            If the server does not run.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            found = [m for m in self.metadata.models if m.name == model]
+            found = [m for m in found if version is None or m.version == str(version)]
+            if any(m.state == "READY" for m in found):
+                return
+            if time.monotonic() > until:
+                break
+            time.sleep(_LOOK_S)
+        said = ", ".join(f"version {m.version} {m.state} {m.reason}".rstrip() for m in found)
+        raise ModelNotFoundError(
+            f"the model was not ready after {timeout_s:g} s; the server says: {said or 'nothing'}",
+            server=self.url,
+            model=model,
+            version=None if version is None else str(version),
+        )
+
+    @property
+    def log_path(self) -> Path:
+        """The file that the server logs to."""
+        return self._run_or_raise().log
+
+    @property
+    def logs(self) -> str:
+        """What the server has logged so far, or, before the first start, nothing."""
+        return "" if self._run is None else self._run.read_log()
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, while it runs."""
+        return self._guard.server_pid if self._guard is not None and self.running else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the server runs."""
+        guard = self._guard
+        return guard is not None and os.getpid() == self._owner and guard.running
+
+    @property
+    def ended_on_request(self) -> bool:
+        """Whether another process has ended the server: ``sonic-coffea status --stop``."""
+        guard = self._guard
+        return guard is not None and not self.running and guard.asked
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        running = self.running
+        state = f"{self.url} pid={self.pid}" if running else "stopped"
+        return f"<LocalServer {state} repository={str(self.repository)!r}>"
+
+    def _repr_html_(self) -> str:
+        running = self.running
+        rows: list[tuple[str, Any]] = [("state", "running" if running else "stopped")]
+        if running:
+            rows += [("url", self.url), ("models", self._shown_models()), ("pid", self.pid)]
+        rows.append(("repository", self.repository))
+        if self._run is not None:
+            rows.append(("log", self.log_path))
+        return tables.table("LocalServer", rows)
+
+    def _shown_models(self) -> str:
+        try:
+            models = [f"{m.name} v{m.version} {m.state}" for m in self.metadata.models]
+        except SonicError as error:
+            return f"it does not say: {error.message}"
+        return ", ".join(models) or "none"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a LocalServer belongs to its process; pass its url instead")
+
+    def _run_or_raise(self) -> Run:
+        if self._run is None:
+            raise ServerError("expected a started server, got one that never was; start() it")
+        return self._run
+
+    def _launch(self, way: Installed | Container) -> None:
+        run = self._run = self._new_run()
+        record = local_state.record_path(run.url)
+        begun = time.monotonic()
+        launch = way.launch(
+            self._arguments(run),
+            self.repository,
+            _ways.Secret(protocols=PROTOCOLS, header=HEADER_NAME, value=run.secret),
+            name=run.shm_prefix,
+            threads=self._threads,
+            env=self._env,
+        )
+        self._guard = guard = Guard(
+            way.python,
+            {
+                "argv": launch.argv,
+                "env": launch.env,
+                "cleanup": launch.cleanup,
+                "secret": run.secret,
+                "log": str(run.log),
+                "record": None if record is None else str(record),
+                "shm_prefix": run.shm_prefix,
+                "grace_s": self._stop_timeout_s,
+            },
+        )
+        try:
+            run.wait_until_ready(guard, begun, self._startup_timeout_s)
+            run.register(guard)
+        except BaseException:
+            self._end()
+            raise
+
+    def _new_run(self) -> Run:
+        return Run(
+            repository=self.repository,
+            port=self._port_wanted if self._port_wanted is not None else _free_port(),
+            metrics_port=_free_port() if self._metrics else None,
+            secret=secrets.token_hex(32),
+            shm_prefix=f"sonic_{os.getpid()}_{secrets.token_hex(6)}_",
+            log=new_log(self._log_dir),
+        )
+
+    def _arguments(self, run: Run) -> list[str]:
+        arguments = [
+            f"--model-repository={self.repository}",
+            "--grpc-address=127.0.0.1",
+            f"--grpc-port={run.port}",
+            "--allow-http=false",
+            f"--model-control-mode={self._model_control}",
+            f"--exit-timeout-secs={max(1, int(self._stop_timeout_s) - 1)}",
+        ]
+        if run.metrics_port is None:
+            arguments.append("--allow-metrics=false")
+        else:
+            arguments += ["--metrics-address=127.0.0.1", f"--metrics-port={run.metrics_port}"]
+        if self._model_control == "poll":
+            arguments.append(f"--repository-poll-secs={self._poll_s}")
+        arguments += [f"--load-model={name}" for name in self._models or ()]
+        return [*arguments, *self._extra_args]
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,105 @@
+"""One life of a local server: what it is known by, and whether it becomes ready."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+from sonic_coffea.errors import ServerStartError
+from sonic_coffea.server.launch import _log
+from sonic_coffea.server.launch._probe import is_ready
+from sonic_coffea.transport import local_state
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sonic_coffea.server.launch._child import Guard
+
+__all__ = ["HEADER_NAME", "PROTOCOLS", "PortTaken", "Run"]
+
+PROTOCOLS = (
+    "health,metadata,statistics,inference,shared-memory,model-config,model-repository,trace,logging"
+)
+HEADER_NAME = "sonic"
+_HEADER = f"triton-grpc-protocol-{HEADER_NAME}"
+
+
+class PortTaken(Exception):  # noqa: N818  an outcome to act on, which no caller sees
+    """Something else listens on the port that was chosen."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One life of the server."""
+
+    repository: Path
+    port: int
+    metrics_port: int | None
+    secret: str = dataclasses.field(repr=False)
+    shm_prefix: str
+    log: Path
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"grpc://127.0.0.1:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The gRPC metadata that it demands."""
+        return {_HEADER: self.secret}
+
+    def read_log(self) -> str:
+        """Return what it has logged so far."""
+        try:
+            return self.log.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def wait_until_ready(self, guard: Guard, begun: float, timeout_s: float) -> None:
+        """Return when it is ready, or raise what it says if it ends or takes too long."""
+        deadline = begun + timeout_s
+        listening = f"Started GRPCInferenceService at 127.0.0.1:{self.port}"
+        while True:
+            guard.hear(0.02)
+            if not guard.running:
+                raise self._failure(f"ended with exit status {guard.exit_code}")
+            # Whatever else answers on the port is not this server, so ask only once it listens.
+            if listening in self.read_log() and is_ready(self.url, self.headers):
+                return
+            if time.monotonic() > deadline:
+                raise self._failure(f"was not ready after {timeout_s:g} s")
+
+    def register(self, guard: Guard) -> None:
+        """Leave a record by which this user's processes find it."""
+        pid = guard.server_pid
+        ticks = None if pid is None else local_state.process_start_ticks(pid)
+        if pid is None or ticks is None:
+            raise self._failure("ended as soon as it was ready")
+        local_state.register(
+            local_state.ServerRecord(
+                url=self.url,
+                pid=pid,
+                start_ticks=ticks,
+                guard_pid=guard.pid,
+                header=_HEADER,
+                secret=self.secret,
+                repository=str(self.repository),
+                log=str(self.log),
+                started=time.time(),
+                shm_prefix=self.shm_prefix,
+            )
+        )
+
+    def _failure(self, what: str) -> Exception:
+        log = self.read_log()
+        if _log.port_is_taken(log):
+            return PortTaken()
+        lines = _log.error_lines(log.replace(self.secret, "…"))
+        said = "\n".join(f"  {line}" for text in lines for line in text.splitlines())
+        said = said or "  (nothing)"
+        return ServerStartError(
+            f"the local server for {self.repository} {what}. It said:\n{said}\nIts log: {self.log}",
+            server=self.url,
+        )

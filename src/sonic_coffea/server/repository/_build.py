@@ -1,0 +1,174 @@
+"""Model repositories for Triton, built from model files and Python functions."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.server.repository import _manifest
+from sonic_coffea.server.repository._jobs import CONFIG_FILE, Options, label_texts, plan_jobs
+from sonic_coffea.transport import write_model_config
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sonic_coffea.server.repository._config import Labels, Versions
+    from sonic_coffea.server.repository._jobs import Job
+    from sonic_coffea.server.repository._served import Ensemble, Served
+
+__all__ = ["build_repository"]
+
+logger = logging.getLogger(__name__)
+
+Platform = Literal["python", "onnxruntime", "pytorch"]
+
+
+def build_repository(  # noqa: PLR0913  independent options, each with a default
+    path: str | os.PathLike[str],
+    models: Mapping[str, str | os.PathLike[str] | Callable[..., Any] | Served | Ensemble],
+    *,
+    max_batch_size: int = 1024,
+    dynamic_batching: bool | Mapping[str, Any] | None = True,
+    instances: int = 1,
+    threads: int | None = None,
+    labels: Labels | None = None,
+    platform: Platform | None = None,
+    version: int | None = None,
+    add_version: bool = False,
+    versions: Versions | None = None,
+    warmup: bool = True,
+    metadata: Mapping[str, Any] | None = None,
+    record_user: bool = True,
+    overwrite: bool = False,
+) -> Path:
+    """Write a Triton model repository that serves model files and Python functions.
+
+    Names, shapes and types are read from the files; for functions and TorchScript, `Served` says
+    them. A model whose tensors all have a first axis of any length is served in batches; of others
+    every request is run as it is. Models that are there already stay. Either all models are
+    written or, after an error, none. Beside each version is a manifest with checksums, origin and
+    metadata, ``sonic-manifest.json``.
+
+    Parameters
+    ----------
+    path : path-like
+        The repository; made if need be.
+    models : mapping of str to path-like, callable, Served or Ensemble
+        Model name to an ONNX (``.onnx``), TorchScript (``.pt``), XGBoost (``.json``, ``.ubj``) or
+        LightGBM (``.txt``) file, to a `Served` that says more, or to an `Ensemble` of models.
+    max_batch_size : int
+        Most rows that the server takes in a request or puts together; 0 serves without batching.
+    dynamic_batching : bool or mapping, optional
+        Whether the server puts requests together. A mapping sets Triton's own options:
+        ``preferred_batch_size``, ``max_queue_delay_microseconds``, ``preserve_ordering``.
+    instances : int
+        Copies of each model that run at the same time.
+    threads : int, optional
+        Threads of one copy; by default what the server was given, or every core.
+    labels : mapping, optional
+        Model name to the labels of its output, or to a mapping of output name to labels.
+    platform : {"python", "onnxruntime", "pytorch"}, optional
+        The backend that runs the models. The native ones are those of NVIDIA's container, and
+        `LocalServer` has others in their place that run the same; by default that of ONNX files
+        is onnxruntime, and others are run by the Python backend.
+    version : int, optional
+        Number of the version. Of a model that is there already, only this version is written, and
+        the options above stay as they are. By default 1.
+    add_version : bool
+        Whether to write the version after the latest one, or the first.
+    versions : {"all", "latest"} or sequence of int, optional
+        Which versions the server loads; by default all, or what was chosen before.
+    warmup : bool
+        Whether the server runs each model on a row of zeros before it is ready. Where tensors have
+        axes of any length, only if `Served` says which will do.
+    metadata : mapping, optional
+        What the manifest is to say beyond that, such as the training.
+    record_user : bool
+        Whether the manifest names the user and the full path of the source.
+    overwrite : bool
+        Whether to replace models of the same name, or versions of the same number. A model that is
+        there already, of the same files and options, stays as it is.
+
+    Returns
+    -------
+    Path
+        The repository.
+
+    Raises
+    ------
+    sonic_coffea.errors.ConfigError
+        If a file, a name or an option cannot be used, or the repository cannot be written.
+    ImportError
+        If the onnx package is needed and not there.
+    """
+    root = Path(path)
+    options = Options(
+        max_batch_size=max_batch_size,
+        dynamic_batching=dynamic_batching,
+        instances=instances,
+        threads=threads,
+        labels=labels or {},
+        platform=platform,
+        version=version,
+        add_version=add_version,
+        versions=versions,
+        warmup=warmup,
+        overwrite=overwrite,
+    )
+    metadata = _manifest.metadata_or_raise(metadata)
+    jobs = plan_jobs(root, models, options, metadata)
+    if not jobs:
+        logger.info("%s has %s already", root, ", ".join(models))
+        return root
+    try:
+        _build(root, jobs, metadata, user=record_user)
+    except OSError as error:
+        raise ConfigError(f"cannot write the model repository {root}: {error}") from None
+    logger.info("wrote %s to %s", ", ".join(job.place for job in jobs), root)
+    return root
+
+
+def _build(root: Path, jobs: Sequence[Job], metadata: Mapping[str, Any], *, user: bool) -> None:
+    # Built where a server that watches the repository does not look, and renamed into it.
+    root.parent.mkdir(parents=True, exist_ok=True)
+    stage = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}-"))
+    try:
+        for job in jobs:
+            about = _manifest.describe(job.name, job.version, job.plan, metadata, user=user)
+            _write(job, stage, root, about)
+        root.mkdir(exist_ok=True)
+        for job in jobs:
+            _move_in(job, stage, root)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _write(job: Job, stage: Path, root: Path, about: Mapping[str, Any]) -> None:
+    folder = stage / job.name
+    version = folder / str(job.version)
+    version.mkdir(parents=True)
+    for name, source in job.plan.files.items():
+        (version / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, version / name)
+    (folder / CONFIG_FILE).write_text(write_model_config(job.config), encoding="utf-8")
+    for name, text in label_texts(job).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    shared = [path for path in folder.iterdir() if path.is_file()]
+    if job.beside:
+        there = (path for path in (root / job.name).iterdir() if path.is_file())
+        shared += [path for path in there if path.name != CONFIG_FILE]
+    _manifest.write(about, version, shared)
+
+
+def _move_in(job: Job, stage: Path, root: Path) -> None:
+    target = root / job.place
+    if target.exists():
+        target.rename(stage / f"old-{job.name}")
+    (stage / job.place).rename(target)
+    if job.beside:
+        (stage / job.name / CONFIG_FILE).replace(root / job.name / CONFIG_FILE)

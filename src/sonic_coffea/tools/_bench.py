@@ -1,0 +1,234 @@
+"""The latency curve of a served model: how long requests take, and what saturates the server."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import threading
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sonic_coffea.errors import ConfigError, SonicError
+from sonic_coffea.tools._check import zeros
+from sonic_coffea.transport import connect_transport
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    from matplotlib.figure import Figure
+
+    from sonic_coffea.pool import Settings
+    from sonic_coffea.transport import Answer, Connection, Contract
+
+    Tensors = Mapping[str, np.ndarray[Any, Any]]
+
+__all__ = ["Curve", "measure"]
+
+_MOST_ROWS = 16_384
+_MOST_BYTES = 32_000_000
+_GAIN = 1.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """How a server serves a model.
+
+    Attributes
+    ----------
+    model, version, server : str
+        What was measured, and where.
+    rows, seconds : tuple
+        Rows of a request, and the median time until its answer, with one out at a time.
+    rows_per_s : float
+        What the server does when it is saturated, over this connection.
+    in_flight : int
+        Requests of the largest size that it took for that.
+    row_bytes : float
+        Tensors of a row, to the server and back.
+    length : int
+        Of axes that the model takes at any length, as those of constituents.
+    """
+
+    model: str
+    version: str
+    server: str
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    rows_per_s: float
+    in_flight: int
+    row_bytes: float
+    length: int = 64
+
+    @property
+    def launch_s(self) -> float:
+        """What a request takes whatever it holds, by a straight line through the curve."""
+        return max(float(self._line()[1]), 1e-6)
+
+    @property
+    def row_s(self) -> float:
+        """What each row adds."""
+        return max(float(self._line()[0]), 1e-12)
+
+    def _line(self) -> Any:
+        # Of relative residuals: small requests count as much as large ones.
+        return np.polyfit(self.rows, self.seconds, 1, w=1.0 / np.asarray(self.seconds))
+
+    def plot(self) -> Figure:
+        """Draw the time and the rate of requests by their rows.
+
+        Raises
+        ------
+        ImportError
+            If there is no matplotlib.
+        """
+        from sonic_coffea.reporting.plots import draw_curve
+
+        return draw_curve(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON."""
+        Path(path).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Curve:
+        """Read it again.
+
+        Raises
+        ------
+        ConfigError
+            If it is none.
+        """
+        try:
+            about = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls(
+                **{**about, "rows": tuple(about["rows"]), "seconds": tuple(about["seconds"])}
+            )
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ConfigError(
+                f"expected a curve as `sonic-coffea bench` writes it, got {path}: {error}"
+            ) from None
+
+
+def measure(
+    settings: Settings,
+    model: str,
+    version: str | None = None,
+    *,
+    length: int = 64,
+    seconds: float = 1.0,
+    progress: Callable[[str], None] | None = None,
+) -> Curve:
+    """Measure how a server serves a model, with rows of zeros.
+
+    Parameters
+    ----------
+    settings : Settings
+        One server, and how it is connected.
+    model, version : str
+        What is asked for.
+    length : int
+        Of axes that the model takes at any length, as those of constituents.
+    seconds : float
+        About how long each point is measured.
+    progress : callable, optional
+        Called with a short text at each stage.
+    """
+    tell = progress or (lambda _: None)
+    connection = connect_transport(settings.servers[0], options=settings.connection_options())
+    try:
+        contract = connection.contract(model, version)
+        one = zeros(contract, 1, length)
+        sent_bytes = sum(tensor.nbytes for tensor in one.values())
+        most = min(contract.max_rows or _MOST_ROWS, _MOST_ROWS, max(1, _MOST_BYTES // sent_bytes))
+        sizes = sorted({*(2**n for n in range(most.bit_length())), most})
+        answer, _ = _ask(connection, contract, version, one, 1)
+        back_bytes = sum(tensor.nbytes for tensor in answer.outputs.values())
+        times = []
+        for rows in sizes:
+            tell(f"requests of {rows} rows")
+            times.append(
+                _median(connection, contract, version, zeros(contract, rows, length), seconds)
+            )
+        largest = zeros(contract, most, length)
+        best, best_out, out = 0.0, 1, 1
+        while out <= settings.in_flight:
+            tell(f"{out} requests of {most} rows at a time")
+            # Of slow models too, as many as shall be out at a time.
+            turns = max(4, max(1, round(seconds / times[-1])) * out)
+            _, took_s = _ask(connection, contract, version, largest, turns, out=out)
+            rate = turns * most / took_s
+            if rate < best * _GAIN:
+                break
+            best, best_out, out = rate, out, out * 2
+    finally:
+        connection.close()
+    return Curve(
+        model=model,
+        version=contract.version,
+        server=settings.servers[0],
+        rows=tuple(sizes),
+        seconds=tuple(times),
+        rows_per_s=best,
+        in_flight=best_out,
+        row_bytes=float(sent_bytes + back_bytes),
+        length=length,
+    )
+
+
+def _median(
+    connection: Connection,
+    contract: Contract,
+    version: str | None,
+    tensors: Tensors,
+    seconds: float,
+) -> float:
+    times: list[float] = []
+    until = time.monotonic() + seconds
+    while len(times) < 5 or (time.monotonic() < until and len(times) < 200):
+        times.append(_ask(connection, contract, version, tensors, 1)[1])
+    return statistics.median(times[1:])
+
+
+def _ask(
+    connection: Connection,
+    contract: Contract,
+    version: str | None,
+    tensors: Tensors,
+    turns: int,
+    *,
+    out: int = 1,
+) -> tuple[Answer, float]:
+    """Make requests, so many at a time; return the last answer and how long all took."""
+    outputs = [spec.name for spec in contract.outputs]
+    room, over = threading.Semaphore(out), threading.Event()
+    answers: deque[Answer] = deque()
+    failures: deque[SonicError] = deque()
+
+    def done(outcome: Answer | SonicError) -> None:
+        if isinstance(outcome, SonicError):
+            failures.append(outcome)
+        else:
+            answers.append(outcome)
+        if failures or len(answers) == turns:
+            over.set()
+        room.release()
+
+    begun = time.perf_counter()
+    for turn in range(turns):
+        room.acquire()
+        if over.is_set():  # one has failed
+            break
+        connection.infer(
+            contract, tensors, outputs, version=version, request_id=f"bench-{turn}", done=done
+        )
+    over.wait()
+    took_s = time.perf_counter() - begun
+    if failures:
+        raise failures[0]
+    return answers[-1], took_s

@@ -1,0 +1,205 @@
+"""What scores rows while no server has the model."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import pytest
+from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.transport import local_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+
+
+def double(inputs: Any) -> dict[str, Any]:
+    return {"y": 2 * inputs["x"]}
+
+
+def served(function: Any = double) -> dict[str, FakeModel]:
+    return {"m": FakeModel.of(MODEL, function, max_rows=4)}
+
+
+def objects(n: int) -> ak.Array:
+    return ak.zip({"pt": np.arange(n, dtype=np.float32)})
+
+
+def twice(scores: ak.Array) -> list[float]:
+    return (scores.twice / 2).tolist()
+
+
+@pytest.fixture
+def remote() -> Iterator[FakeServer]:
+    with FakeServer(served()) as server:
+        yield server
+
+
+@pytest.fixture
+def local() -> Iterator[FakeServer]:
+    with FakeServer(served()) as server:
+        yield server
+
+
+def pool_of(remote: FakeServer, fallback: Any, **options: Any) -> Pool:
+    given = {"fallback_after_s": 0.1, "retry_for_s": 30, **options}
+    return Pool(Settings.make(remote.url, fallback=fallback, **given))
+
+
+def rows(server: FakeServer) -> int:
+    return server.statistics["m", "rows"]
+
+
+def test_nothing_is_started_while_servers_are_there(remote: FakeServer) -> None:
+    def never() -> str:
+        raise AssertionError
+
+    with pool_of(remote, never) as pool:
+        assert twice(MODEL(objects(40), pool=pool)) == list(range(40))
+
+
+def test_a_server_lost_in_mid_run_and_back(remote: FakeServer, local: FakeServer) -> None:
+    with pool_of(remote, lambda: local.url) as pool:
+        assert twice(MODEL(objects(8), pool=pool)) == list(range(8))
+        remote.hold()
+        pending = MODEL.submit(objects(40), pool=pool)
+        until(lambda: len(remote.requests) > 2)
+        remote.stop()
+        assert twice(pending.result(timeout_s=60)) == list(range(40))
+        scored = {server: tally.rows for (server, *_), tally in pool.statistics}
+        # A few rows more: those that were compared.
+        assert rows(local) == scored[local.url] + 4
+        assert scored[local.url] > 20
+        before = rows(remote)
+        remote.start()
+        until(lambda: twice(MODEL(objects(4), pool=pool)) == [0, 1, 2, 3] and rows(remote) > before)
+        before = rows(local)
+        assert twice(MODEL(objects(40), pool=pool)) == list(range(40))
+        assert rows(local) == before
+
+
+def test_a_server_lost_from_the_start(remote: FakeServer, local: FakeServer) -> None:
+    remote.stop()
+    with pool_of(remote, lambda: local.url) as pool:
+        assert twice(MODEL(objects(40), pool=pool)) == list(range(40))
+        assert rows(local) == 40
+
+
+def test_a_model_that_no_server_has(remote: FakeServer, local: FakeServer) -> None:
+    remote.unload("m")
+    with pool_of(remote, lambda: local.url, fallback_after_s=1000) as pool:
+        assert twice(MODEL(objects(40), pool=pool)) == list(range(40))
+        remote.load("m")
+
+
+def test_another_model_is_refused(remote: FakeServer) -> None:
+    def other(inputs: Any) -> dict[str, Any]:
+        return {"y": 2.1 * inputs["x"]}
+
+    with FakeServer(served(other)) as wrong, pool_of(remote, lambda: wrong.url) as pool:
+        assert twice(MODEL(objects(40), pool=pool)) == list(range(40))
+        remote.stop()
+        with pytest.raises(errors.ContractError, match=r"fallback is another model.*by up to \d"):
+            MODEL(objects(40), pool=pool)
+        assert rows(wrong) == 4  # those that were compared
+    remote.start()
+    with (
+        FakeServer(served(other)) as near,
+        pool_of(remote, lambda: near.url, fallback_tolerance=0.1) as pool,
+    ):
+        MODEL(objects(4), pool=pool)
+        remote.stop()
+        assert MODEL(objects(2), pool=pool).twice.tolist() == pytest.approx([0, 2.1])
+
+
+def test_a_fallback_that_cannot_be_had(remote: FakeServer) -> None:
+    def broken() -> str:
+        raise ZeroDivisionError
+
+    remote.stop()
+    with (
+        pool_of(remote, broken, retry_for_s=0.3) as pool,
+        pytest.raises(errors.ServerLostError),
+    ):
+        MODEL(objects(4), pool=pool)
+    remote.start()
+    with pool_of(remote, broken, retry_for_s=0.3) as pool:
+        MODEL(objects(4), pool=pool)
+        remote.stop()
+        with pytest.raises(errors.ServerLostError):
+            MODEL(objects(4), pool=pool)
+
+
+_PROCESS = """
+import sys
+import sonic_coffea as sonic
+from tests.pool.test_fallback_server import scores_of
+with sonic.connect("grpc://127.0.0.1:9", fallback=sys.argv[1], fallback_after_s=0.1) as pool:
+    print(pool, flush=True)
+    print(scores_of(sys.argv[1]), [s.url for s in pool.servers], flush=True)
+    sys.stdin.read()
+"""
+
+
+def scores_of(repository: str) -> list[list[float]]:
+    tagger = sonic.Model(
+        "tagger",
+        inputs={"features": sonic.Padded(["pt", "eta"], 8), "mask": sonic.Mask(8)},
+        outputs={"scores": ["qcd", "top"]},
+    )
+    constituents = ak.Array([[[{"pt": 1.0, "eta": 2.0}], []], [[{"pt": 2.0, "eta": 1.0}]]])
+    found: list[list[float]] = tagger(constituents).top.tolist()
+    return found
+
+
+def test_one_local_server_for_all_processes_of_a_machine(repository: Path, tmp_path: Path) -> None:
+    mine = shutil.copytree(repository, tmp_path / "repository")
+    command = [sys.executable, "-c", _PROCESS, str(mine)]
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            for _ in range(2)
+        ]
+        said = []
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+            said.append(process.stdout.readline())
+        assert said[0] == said[1]
+        assert str(np.e / (1 + np.e))[:6] in said[0]
+        (record,) = [r for r in local_state.records() if r.repository == str(mine)]
+        assert record.url in said[0]
+    assert [process.returncode for process in processes] == [0, 0]
+    until(lambda: not record.alive)
+
+
+def test_the_owner_of_the_fallback_ends_first(local: FakeServer, remote: FakeServer) -> None:
+    """Then another is started."""
+    with FakeServer(served()) as second:
+        urls = iter([local.url, second.url])
+        with pool_of(remote, lambda: next(urls)) as pool:
+            remote.stop()
+            assert twice(MODEL(objects(8), pool=pool)) == list(range(8))
+            local.stop()
+            found: list[Any] = []
+            thread = threading.Thread(target=lambda: found.append(MODEL(objects(8), pool=pool)))
+            thread.start()
+            thread.join(60)
+            assert twice(found[0]) == list(range(8))
+            assert rows(second) >= 8

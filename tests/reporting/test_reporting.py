@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import grpc
+import pytest
+from rich.console import Console
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.processor import Scored
+from sonic_coffea.reporting import Span, Statistics, Tally
+from sonic_coffea.testing import FakeModel, FakeServer, Wrong
+from sonic_coffea.transport import Timings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def some_statistics() -> Statistics:
+    statistics = Statistics(chunks=2, events=50, objects=100, filled=60, padded=40, truncated=5)
+    tally = statistics.tally("grpc://s:1", "m", "1")
+    tally += Tally(rows=100, requests=4, sent_bytes=4_000_000, received_bytes=800, pack_s=0.04)
+    for seconds in (0.010, 0.011, 0.012, 0.5):
+        tally.record_trip(seconds)
+    return statistics
+
+
+def test_report() -> None:
+    report = sonic.report(some_statistics(), wall_s=2.0)
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(report)
+    text = console.export_text()
+    for shown in (
+        "100 of 100",
+        "rows/s",
+        "50",
+        "40.0%",
+        "4.0 MB",
+        "grpc://s:1",
+        "m v1",
+        "10.00 ms",
+    ):
+        assert shown in text, shown
+    assert "grpc://s:1" in report._repr_html_()
+    assert json.loads(json.dumps(report.to_dict()))["total"]["rows"] == 100
+    assert "100 rows in 4 requests" in repr(report)
+    with pytest.raises(errors.ConfigError, match="a dict carries no statistics"):
+        sonic.report({"n": 1})
+
+
+def test_report_of_what_carries_statistics() -> None:
+    output = Scored({"n": 1}, some_statistics())
+    for source in (output, (output, {"metrics": 1}), {"out": output, "processed": set()}):
+        assert sonic.report(source).statistics.total().rows == 100
+    with sonic.connect("grpc://triton.example:8001") as pool:
+        assert sonic.report(pool).statistics.total().requests == 0
+
+
+def test_report_of_nothing_divides_by_nothing() -> None:
+    page = sonic.report(Statistics(), wall_s=0.0)._repr_html_()
+    assert "0 of 0" in page
+    assert "request's time" not in page  # of no server there is nothing to say
+
+
+def lose_all(server: FakeServer) -> None:
+    server.fail(grpc.StatusCode.INTERNAL, "no", times=99)
+
+
+def lose_the_first(server: FakeServer) -> None:
+    server.fail(grpc.StatusCode.INTERNAL, "no", times=1)
+
+
+def answer_wrongly(server: FakeServer) -> None:
+    server.answer_wrongly(Wrong.shape, times=99)
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+@pytest.mark.parametrize(
+    ("break_it", "lost"), [(lose_all, 10), (answer_wrongly, 10), (lose_the_first, 5)]
+)
+def test_what_is_lost_is_not_scored(
+    break_it: Callable[[FakeServer], None], lost: int, deduplicate: bool
+) -> None:
+    """Two different rows, five times each, in requests of one or of five."""
+    model = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+    served = FakeModel.of(model, max_rows=1 if deduplicate else 5)
+    jets = ak.Array([[{"pt": 1.0}] * 5, [{"pt": 2.0}] * 5])
+    with FakeServer({"m": served}) as server, sonic.connect(server.url):
+        break_it(server)
+        pending = model.submit(jets, on_error="mask", deduplicate=deduplicate)
+        scores = pending.result()
+        report = sonic.report(pending)
+    assert ak.count(scores.top, axis=None) == 10 - lost
+    assert (report.statistics.scored, report.statistics.lost) == (10 - lost, lost)
+    assert f"{10 - lost} of 10" in report._repr_html_()
+    assert report.to_dict()["scored"] == 10 - lost
+    assert f"{10 - lost}, {(10 - lost) / 10:.0%}" in pending._repr_html_()
+
+
+def test_a_server_that_answered_nothing_has_no_times() -> None:
+    statistics = some_statistics()
+    statistics.tally("grpc://lost:1", "m", "1").retries = 3
+    page = sonic.report(statistics)._repr_html_()
+    assert "grpc://lost:1" in page
+    assert "nan" not in page
+
+
+def bad(**numbers: float) -> Statistics:
+    statistics = Statistics(objects=10_000, filled=100)
+    tally = statistics.tally("grpc://s:1", "m", "1")
+    given = {"rows": 10_000, "requests": 100, "pack_s": 0.1, "wait_s": 0.1, **numbers}
+    for name, value in given.items():
+        setattr(tally if hasattr(tally, name) else statistics, name, value)
+    for _ in range(100):
+        tally.record_trip(0.01)
+    return statistics
+
+
+@pytest.mark.parametrize(
+    ("numbers", "timings", "said"),
+    [
+        ({}, {}, None),
+        ({"padded": 300}, {}, "75% of the elements that are sent are padding: Bucketed"),
+        ({"truncated": 20}, {}, "17% of the constituents are cut off: a longer length"),
+        ({"lost": 7}, {}, "7 rows were lost"),
+        ({"retries": 5}, {}, "5% of the requests were sent again"),
+        ({"rows": 1000}, {}, "a request holds 10 rows: larger chunks"),
+        ({"pack_s": 2.0}, {}, "packing and unpacking take longer than the servers"),
+        ({"wait_s": 5.0}, {}, "wait here for m on grpc://s:1 5 times as long as they travel"),
+        ({"wait_s": 5.0}, {"compute_s": 0.9}, "has an empty queue: allow more in flight"),
+        ({}, {"compute_s": 0.2, "queue_s": 0.8}, "wait on grpc://s:1 4 times as long as it works"),
+        ({}, {"compute_s": 0.0}, None),  # a server that does not say how long it works
+        ({}, {"compute_s": 0.1}, "the network takes 9 times as long as m on grpc://s:1"),
+    ],
+)
+def test_advice(numbers: dict[str, float], timings: dict[str, float], said: str | None) -> None:
+    theirs = {("grpc://s:1", "m"): Timings(requests=100, rows=10_000, **timings)} if timings else {}  # type: ignore[arg-type]
+    report = sonic.Report(bad(**numbers), timings=theirs)
+    if said is None:
+        assert report.advice == []
+    else:
+        assert any(said in one for one in report.advice), report.advice
+        assert said.split(":")[0][:20] in report._repr_html_()
+
+
+def test_waiting_for_what_is_packed_is_not_for_servers() -> None:
+    (only,) = sonic.Report(bad(pack_s=4.0, wait_s=5.0)).advice
+    assert "packing and unpacking" in only
+
+
+def test_a_page_for_a_colleague(tmp_path: Path) -> None:
+    statistics = bad(padded=300)
+    for worker in ("a:1", "b:2"):
+        statistics.record_span(Span(worker, "m", "grpc://s:1", 1000.0, 0.01, 100))
+    report = sonic.report(statistics, wall_s=3.0)
+    report.save(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" in page
+    assert "75% of the elements" in page
+    assert "http://" not in page.replace("http://www.w3.org", "").replace(
+        "http://purl.org", ""
+    ).replace("http://creativecommons.org", "").replace("http://ns", "")
+    report.save(tmp_path / "report.json")
+    about = json.loads((tmp_path / "report.json").read_text())
+    assert about["advice"] == report.advice
+    assert {span["worker"] for span in about["spans"]} == {"a:1", "b:2"}
+    with pytest.raises(errors.ConfigError, match=r"ends in .html or .json, got report.pdf"):
+        report.save(tmp_path / "report.pdf")
+    assert len(report.plot().axes) == 3
+    sonic.report(Statistics()).plot()
+
+
+def test_spans_are_never_many() -> None:
+    many = Statistics()
+    for number in range(3000):
+        many.record_span(Span("w", "m", "s", float(number), 0.1, 1))
+    assert 200 <= len(many.spans) <= 500
+    # Drawn by chance: as many of the first as of the last, and the same ones wherever they add up.
+    early = sum(span.begun < 1500 for span in many.spans)
+    assert 0.4 < early / len(many.spans) < 0.6
+    parts = [Statistics() for _ in range(3)]
+    for number in range(3000):
+        parts[number % 3].record_span(Span("w", "m", "s", float(number), 0.1, 1))
+    together = parts[0] + parts[1] + parts[2]
+    assert {span.begun for span in together.spans} == {span.begun for span in many.spans}
+
+
+def test_several_versions_of_a_model_are_one_account() -> None:
+    class Asked:
+        def timings(self) -> dict[tuple[str, tuple[str, str | None]], Timings]:
+            one = Timings(requests=1, rows=10, queue_s=0.1)
+            return {("s", ("m", "1")): one, ("s", ("m", "2")): one, ("s", ("n", None)): one}
+
+    asked: Any = Asked()
+    theirs = sonic.report(Statistics(), pool=asked).timings
+    assert theirs["s", "m"] == Timings(requests=2, rows=20, queue_s=0.2)
+    assert theirs["s", "n"].requests == 1
+
+
+def test_a_pool_asks_its_servers(server: sonic.LocalServer, tagger: sonic.Model, jets: Any) -> None:
+    with sonic.connect(server) as pool:
+        tagger(jets)
+        report = sonic.report(pool)
+        ((url, model),) = report.timings
+        assert (url, model) == (server.url, tagger.name)
+        assert "the server says, of all clients" in report._repr_html_()
+        assert report.to_dict()["servers"][0]["requests"] > 0
+        assert {span.server for span in report.statistics.spans} == {server.url}

@@ -1,0 +1,462 @@
+"""Rows that are not sent: repeated ones, variations, and those whose scores are on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import sqlite3
+import stat
+import threading
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.model import _model as model_module
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.reuse import ScoreCache
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+PADDED = sonic.Model(
+    "p",
+    {"x": sonic.Bucketed(["pt"], (2, 4)), "mask": sonic.Mask(None)},
+    {"y": ["sum"], "each": sonic.Output(None, per="constituent")},
+)
+
+
+def double(inputs: Any) -> dict[str, Any]:
+    return {"y": 2 * inputs["x"]}
+
+
+def add(inputs: Any) -> dict[str, Any]:
+    x = inputs["x"] * inputs["mask"]
+    return {"y": x.sum(axis=2), "each": 3 * x.transpose(0, 2, 1)}
+
+
+def triple(inputs: Any) -> dict[str, Any]:
+    return {"y": 3 * inputs["x"]}
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    models = {
+        "m": FakeModel.of(MODEL, double, max_rows=4, versions=("1", "2")),
+        "p": FakeModel.of(PADDED, add, max_rows=4),
+    }
+    with FakeServer(models) as running:
+        yield running
+
+
+@pytest.fixture
+def pool(server: FakeServer) -> Iterator[Pool]:
+    with Pool(Settings.make(server.url)) as one:
+        yield one
+
+
+def objects(numbers: Any) -> ak.Array:
+    array = ak.values_astype(ak.Array(numbers), np.float32)
+    there = ak.zip({"pt": ak.fill_none(array, 0)})
+    return (
+        ak.mask(there, ~ak.is_none(array, axis=-1)) if ak.any(ak.is_none(array, axis=-1)) else there
+    )
+
+
+def sent(server: FakeServer, model: str = "m") -> int:
+    return server.statistics[model, "rows"]
+
+
+def test_rows_that_are_the_same_are_sent_once(server: FakeServer, pool: Pool) -> None:
+    numbers = [[1, 2, 1], [], [None, 2], [3, 1, 1]]
+    pending = MODEL.submit(objects(numbers), pool=pool, deduplicate=True)
+    assert pending.result().twice.tolist() == [[2, 4, 2], [], [None, 4], [6, 2, 2]]
+    assert sent(server) == 3
+    statistics = pending.statistics
+    assert (statistics.objects, statistics.repeated) == (7, 4)
+    assert "not sent, as they repeat others" in str(
+        sonic.report(pending)._summary().columns[0]._cells
+    )
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=4), max_size=8))
+def test_the_same_scores_as_without(shared: Any, numbers: Any) -> None:
+    """In every output, also where rows are of several lengths and some constituents are cut off."""
+    array = objects(ak.concatenate([ak.Array([[[0]]])[:0], ak.Array(numbers)])) if numbers else None
+    if array is None or array.ndim < 3:
+        return
+    one = PADDED(array, pool=shared)
+    other = PADDED(array, pool=shared, deduplicate=True)
+    assert one.tolist() == other.tolist()
+    assert one.type == other.type
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Pool]:
+    models = {"p": FakeModel.of(PADDED, add, max_rows=4)}
+    with FakeServer(models) as running, Pool(Settings.make(running.url)) as one:
+        yield one
+
+
+def test_rows_that_are_lost_are_lost_wherever_they_are(server: FakeServer, pool: Pool) -> None:
+    server.fail(grpc.StatusCode.INTERNAL, "no luck")
+    numbers = [[5, 6], [5, 7], [6]]
+    pending = MODEL.submit(objects(numbers), pool=pool, deduplicate=True, on_error="mask")
+    assert pending.result().twice.tolist() == [[None, None], [None, None], [None]]
+    assert pending.statistics.lost == 5
+    until(lambda: pool.statistics.lost == 5)
+
+
+def test_variations_travel_together(server: FakeServer, pool: Pool) -> None:
+    nominal = objects([[10, 20], [30], []])
+    up = objects([[10, 21], [30], []])
+    down = objects([[20], [], []])  # another cut
+    pending = MODEL.submit(sonic.Variations(nominal=nominal, up=up, down=down), pool=pool)
+    scores = pending.result()
+    assert list(scores) == ["nominal", "up", "down"]
+    assert scores["nominal"].twice.tolist() == [[20, 40], [60], []]
+    assert scores["up"].twice.tolist() == [[20, 42], [60], []]
+    assert scores["down"].twice.tolist() == [[40], [], []]
+    assert sent(server) == 4
+    assert pending.statistics.repeated == 3
+    assert pending.provenance()["model"] == "m"
+    inputs = {name: {"x": array} for name, array in {"nominal": nominal, "up": up}.items()}
+    assert MODEL(sonic.Variations(inputs), pool=pool)["up"].twice.tolist() == [[20, 42], [60], []]
+
+
+def test_variations_that_are_not(pool: Pool) -> None:
+    one = objects([[1]])
+    with pytest.raises(errors.InputError, match="at least one variation"):
+        MODEL(sonic.Variations(), pool=pool)
+    with pytest.raises(errors.InputError, match="variation 'up' has other fields .*: eta"):
+        MODEL(sonic.Variations(nominal=one, up=ak.with_field(one, one.pt, "eta")), pool=pool)
+    with pytest.raises(errors.InputError, match="variation 'up' has other inputs"):
+        MODEL(sonic.Variations(nominal={"x": one}, up={"z": one}), pool=pool)
+
+
+def test_graphs_are_not_told_apart(pool: Pool) -> None:
+    graph = sonic.Model("g", {"x": sonic.Flat(["pt"])}, {"y": ["a"]})
+    with pytest.raises(errors.ConfigError, match="rows of 'x' are not told apart"):
+        graph._reused(pool.settings, None, deduplicate=True)  # type: ignore[arg-type]
+
+
+def folded(server: FakeServer) -> None:
+    """Version 1 doubles, version 2 triples."""
+    one, received = server.models["m"], server.requests
+
+    def by_version(inputs: Any) -> Any:
+        (mine,) = (request for request in received if request.inputs is inputs)
+        return (triple if mine.version == "2" else double)(inputs)
+
+    server.models["m"] = dataclasses.replace(one, function=by_version)
+
+
+@pytest.mark.parametrize("in_flight", [1])
+def test_each_event_by_its_version(server: FakeServer, in_flight: int) -> None:
+    folded(server)
+    event = ak.Array([10, 11, 12, 13, 15])
+    numbers = [[1, 2], [1], [], [None, 4, 5], [6]]
+    with Pool(Settings.make(server.url, in_flight=in_flight)) as pool:
+        pending = MODEL.submit(objects(numbers), pool=pool, version=event % 2 + 1)
+        assert pending.result().twice.tolist() == [[2, 4], [3], [], [None, 12, 15], [18]]
+        assert pending.provenance()["version"] == "1, 2"
+        assert {version for (_, _, version), _ in pending.statistics} == {"1", "2"}
+        # With the same rows sent once for each version.
+        before = sent(server)
+        scores = MODEL(objects(numbers), pool=pool, version=event % 2 + 1, deduplicate=True)
+        assert scores.twice.tolist() == [[2, 4], [3], [], [None, 12, 15], [18]]
+        assert sent(server) - before == 6
+        varied = sonic.Variations(a=objects(numbers), b=objects(numbers))
+        for versions in (event % 2 + 1, ak.to_numpy(event % 2 + 1), (event % 2 + 1).tolist()):
+            both = MODEL(varied, pool=pool, version=versions)
+            assert both["b"].twice.tolist() == [[2, 4], [3], [], [None, 12, 15], [18]]
+        assert MODEL(objects([[1]]), pool=pool, version=np.int64(2)).twice.tolist() == [[3]]
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (ak.Array([1, 2]), "one for each of 3 events as whole numbers, got int64"),
+        (ak.Array([1.0, 2.0, 1.0]), "as whole numbers, got float64"),
+        (ak.Array([1, None, 2]), "got None for some"),
+    ],
+)
+def test_versions_that_cannot_be(pool: Pool, version: Any, message: str) -> None:
+    with pytest.raises(errors.InputError, match=message):
+        MODEL(objects([[1], [2], [3]]), pool=pool, version=version)
+
+
+def test_each_variation_has_an_event_for_each_version(pool: Pool) -> None:
+    """As many in total would be scored by those of others."""
+    varied = sonic.Variations(nominal=objects([[1], [2]]), up=objects([[3], [4], [5], [6]]))
+    with pytest.raises(errors.InputError, match="variation 'nominal' has 2 events, .* 3 versions"):
+        MODEL(varied, pool=pool, version=ak.Array([1, 2, 1]))
+
+
+def test_variations_and_versions_without_data() -> None:
+    """No server is asked: there is none."""
+    events = ak.Array({"jets": objects([[1], [2]]), "fold": [1, 2]})
+    tracer, report = ak.typetracer.typetracer_with_report(
+        ak.forms.form_with_unique_keys(events.layout.form, ("events",)), highlevel=True
+    )
+    with Pool(Settings.make("grpc://127.0.0.1:9", retry_for_s=0.1)) as pool:
+        varied = sonic.Variations(nominal=tracer.jets, up=tracer.jets)
+        scores = MODEL(varied, pool=pool, version=tracer.fold)
+        assert list(scores) == ["nominal", "up"]
+        assert str(scores["up"].type.content) == "var * {twice: float32}"
+        assert any("fold" in key for key in report.data_touched)
+        with pytest.raises(errors.InputError, match="variation 'up' is not lazy, as others are"):
+            MODEL(sonic.Variations(nominal=tracer.jets, up=events.jets), pool=pool)
+
+
+def test_a_version_that_is_not_there(server: FakeServer, pool: Pool) -> None:
+    with pytest.raises(errors.ModelNotFoundError, match="version 7"):
+        MODEL(objects([[1], [2]]), pool=pool, version=ak.Array([1, 7]))
+    pinned = sonic.Model("m", MODEL.inputs, {"y": ["twice"]}, version=1)
+    with pytest.raises(errors.ConfigError, match="declared with version 1"):
+        pinned(objects([[1]]), pool=pool, version=2)
+    assert MODEL(objects([[1]]), pool=pool, version=2).twice.tolist() == [[2]]
+
+
+# Scores on disk.
+
+
+def cached(server: FakeServer, path: Path, **options: Any) -> Pool:
+    given = {"cache": path / "scores", "cache_trusts_versions": True, **options}
+    return Pool(Settings.make(server.url, **given))
+
+
+def test_only_new_rows_are_sent(server: FakeServer, tmp_path: Path) -> None:
+    with cached(server, tmp_path) as pool:
+        MODEL(objects([[1, 2], [3]]), pool=pool)
+        assert sent(server) == 3
+    with cached(server, tmp_path) as pool:
+        pending = MODEL.submit(objects([[2, 4], [], [3, 3]]), pool=pool)
+        scores = pending.result()
+        assert scores.twice.tolist() == [[4, 8], [], [6, 6]]
+        assert sent(server) == 4
+        assert (pending.statistics.cached, pending.statistics.repeated) == (2, 1)
+        assert scores.attrs["sonic"]["version"] == "2"
+        assert str(scores.type) == "3 * var * {twice: float32}"
+        again = MODEL.submit(objects([[1]]), pool=pool)
+        assert again.result().twice.tolist() == [[2]]
+        assert sent(server) == 4
+    assert stat.S_IMODE((tmp_path / "scores").stat().st_mode) == 0o600
+
+
+def test_every_output_is_kept(server: FakeServer, tmp_path: Path) -> None:
+    array = objects([[[1, 2, 3], [1]], [[5, 5, 5, 5, 5, 5]]])
+    with cached(server, tmp_path) as pool:
+        first = PADDED(array, pool=pool)
+        before = sent(server, "p")
+        again = PADDED(array, pool=pool)
+        assert sent(server, "p") == before == 3
+    assert first.tolist() == again.tolist()
+    assert first.type == again.type
+
+
+def say_file(server: FakeServer, digest: str, function: Any = double) -> None:
+    """Have it serve a file."""
+    server.models["m"] = dataclasses.replace(server.models["m"], digest=digest, function=function)
+
+
+def test_other_versions_and_files_have_other_scores(server: FakeServer, tmp_path: Path) -> None:
+    say_file(server, "one")
+    with cached(server, tmp_path, cache_trusts_versions=False) as pool:
+        MODEL(objects([[1]]), pool=pool, version=1)
+        MODEL(objects([[1]]), pool=pool, version=1)
+        assert sent(server) == 1
+        MODEL(objects([[1]]), pool=pool, version=2)
+        assert sent(server) == 2
+        # The file of version 1 is replaced while the pool is open.
+        say_file(server, "two", triple)
+        assert MODEL(objects([[1]]), pool=pool, version=1).twice.tolist() == [[3]]
+        assert sent(server) == 3
+
+
+def test_the_same_number_elsewhere_may_be_another_model(server: FakeServer, tmp_path: Path) -> None:
+    """Where servers do not say which file it is, and their numbers are trusted."""
+    with cached(server, tmp_path) as pool:
+        MODEL(objects([[1]]), pool=pool)
+    other = dataclasses.replace(server.models["m"], function=triple)
+    with FakeServer({"m": other}) as elsewhere, cached(elsewhere, tmp_path) as pool:
+        assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[3]]
+
+
+def test_servers_with_other_files_of_a_version_are_refused(server: FakeServer) -> None:
+    say_file(server, "one")
+    with FakeServer(server.models) as same, Pool(Settings.make([server.url, same.url])) as pool:
+        MODEL(objects([[1]]), pool=pool)
+    other = {"m": dataclasses.replace(server.models["m"], digest="two")}
+    with (
+        FakeServer(other) as elsewhere,
+        Pool(Settings.make([server.url, elsewhere.url])) as pool,
+        pytest.raises(errors.ContractError, match="different models of this name"),
+    ):
+        MODEL(objects([[1]]), pool=pool)
+
+
+def test_what_a_fallback_gave_is_not_kept(server: FakeServer, tmp_path: Path) -> None:
+    """It may have another file, and scores that differ within the tolerance."""
+    say_file(server, "one")
+    near = dataclasses.replace(
+        server.models["m"], digest="two", function=lambda i: {"y": 2.0001 * i["x"]}
+    )
+    options = {"fallback_after_s": 0.1, "retry_for_s": 30, "cache_trusts_versions": False}
+    with (
+        FakeServer({"m": near}) as local,
+        cached(server, tmp_path, fallback=lambda: local.url, **options) as pool,
+    ):
+        MODEL(objects([[1]]), pool=pool)
+        server.stop()
+        scores = MODEL.submit(objects([[1, 5]]), pool=pool)
+        # Both rows are the fallback's: nobody says that what is kept is of the same file.
+        assert scores.result().twice.tolist() == [pytest.approx([2.0001, 10.0005])]
+        assert {one for (one, *_), _ in scores.statistics} == {local.url}
+    assert len(ScoreCache(tmp_path / "scores", 10**6)) == 1
+
+
+def test_scores_of_a_type_that_awkward_lacks(tmp_path: Path) -> None:
+    """They are float32, which has the same numbers, also if they come from the cache."""
+    output = sonic.Output(["twice"], dtype="bfloat16")
+    model = sonic.Model("b", {"x": sonic.Row("pt")}, {"y": output})
+    served = FakeModel.of(model, lambda x: {"y": (2 * x["x"]).astype(output.dtype)})
+    with FakeServer({"b": served}) as server:
+        for _ in range(2):
+            with cached(server, tmp_path) as pool:
+                scores = model(objects([[1.0, 3.0], []]), pool=pool)
+                assert scores.twice.tolist() == [[2.0, 6.0], []]
+                assert str(ak.type(scores.twice)) == "2 * var * float32"
+        assert server.statistics["b", "rows"] == 2
+
+
+def test_a_deadline_does_not_wait_for_the_cache(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, asked, go_on = Pool.contract, threading.Event(), threading.Event()
+
+    def contract(self: Any, *given: Any, **options: Any) -> Any:
+        if server.statistics["m", "rows"]:
+            asked.set()
+            go_on.wait(60)
+        return ask(self, *given, **options)
+
+    monkeypatch.setattr(Pool, "contract", contract)
+    with cached(server, tmp_path, in_flight=1) as pool:
+        pending = MODEL.submit(objects([list(range(400))]), pool=pool)
+        until(lambda: server.statistics["m", "rows"] >= 8)
+        server.hold()
+        with pytest.raises(errors.DeadlineError):
+            pending.result(timeout_s=0.1)
+        assert asked.wait(60)
+        go_on.set()
+        server.release()
+
+
+def test_what_a_model_that_changes_in_between_gave_is_not_kept(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = Pool.contract, []
+
+    def contract(self: Any, *given: Any, **options: Any) -> Any:
+        asked.append(options["anew"])
+        found = real(self, *given, **options)
+        return dataclasses.replace(found, digest=str(len(asked)))
+
+    monkeypatch.setattr(Pool, "contract", contract)
+    with cached(server, tmp_path) as pool:
+        MODEL(objects([[1]]), pool=pool)
+    assert len(asked) == 2
+    assert len(ScoreCache(tmp_path / "scores", 10**6)) == 0
+
+
+def test_a_version_without_a_file_is_not_trusted(
+    server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model_module._say_that_nothing_is_kept.cache_clear()
+    with cached(server, tmp_path, cache_trusts_versions=False) as pool:
+        for _ in range(2):
+            assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[2]]
+    assert sent(server) == 2
+    assert len(caplog.records) == 1
+    assert "its servers do not all say what file version 2 is" in caplog.text
+
+
+def test_damage_is_noticed(
+    server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with cached(server, tmp_path) as pool:
+        MODEL(objects([[1, 2]]), pool=pool)
+        database = sqlite3.connect(tmp_path / "scores")
+        ((key, scores),) = database.execute("SELECT key, scores FROM scores LIMIT 1").fetchall()
+        with database:
+            worse = scores[:-1] + bytes([scores[-1] ^ 1])
+            database.execute("UPDATE scores SET scores = ? WHERE key = ?", (worse, key))
+        database.close()
+        assert MODEL(objects([[1, 2]]), pool=pool).twice.tolist() == [[2, 4]]
+        assert sent(server) == 3
+        assert "1 damaged scores" in caplog.text
+        assert MODEL(objects([[1, 2]]), pool=pool).twice.tolist() == [[2, 4]]
+        assert sent(server) == 3
+
+
+def test_a_broken_file_is_put_aside(
+    server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "scores").write_bytes(b"no database" * 1000)
+    with cached(server, tmp_path) as pool:
+        for _ in range(3):
+            assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[2]]
+    assert "is broken" in caplog.text
+    assert (tmp_path / "scores.broken").exists()
+    assert len(ScoreCache(tmp_path / "scores", 10**6)) == 1
+
+
+def test_a_database_of_others_is_left_alone(server: FakeServer, tmp_path: Path) -> None:
+    database = sqlite3.connect(tmp_path / "scores")
+    database.execute("CREATE TABLE precious (x)")
+    database.close()
+    with (
+        cached(server, tmp_path) as pool,
+        pytest.raises(errors.ConfigError, match="got another database"),
+    ):
+        MODEL(objects([[1]]), pool=pool)
+
+
+def test_the_size_is_bounded(tmp_path: Path) -> None:
+    cache = ScoreCache(tmp_path / "scores", 200_000)
+    for number in range(40):
+        keys = [number.to_bytes(8, "big") + i.to_bytes(8, "big") for i in range(200)]
+        cache.put(keys, {"y": np.full((200, 4), number, np.float32)})
+    assert (tmp_path / "scores").stat().st_size < 400_000
+    assert 100 < len(cache) < 8000
+    assert cache.get(keys)[keys[0]]["y"].tolist() == [39.0] * 4
+    cache.clear()
+    assert len(cache) == 0
+
+
+def write(path: str, number: int) -> int:
+    cache = ScoreCache(path, 10**8)
+    for i in range(5):
+        keys = [bytes([number, i, j]) + bytes(13) for j in range(50)]
+        cache.put(keys, {"y": np.full((50, 2), number, np.float32)})
+    return len(cache.get([bytes([number, i, 7]) + bytes(13) for i in range(5)]))
+
+
+def test_many_processes_share_it(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(4) as processes:
+        tasks = [(str(tmp_path / "scores"), number) for number in range(4)]
+        assert processes.starmap(write, tasks) == [5] * 4
+    assert len(ScoreCache(tmp_path / "scores", 10**8)) == 4 * 5 * 50

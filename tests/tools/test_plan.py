@@ -1,0 +1,245 @@
+"""A served model is measured, and a run sized by it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.curves import CURVE
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.pool import Settings
+from sonic_coffea.reporting.plots import save
+from sonic_coffea.server.in_process import KServeModel, KServeServer
+from sonic_coffea.tools import Curve, measure, plan
+from sonic_coffea.tools import _bench as measuring
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LAUNCH_S, ROW_S, ROWS = 5e-3, 5e-4, 256
+
+OPTIONS = ["--cores", "500", "--cpu-ms", "10", "--rows-per-event", "3", "--gbps", "25"]
+
+
+def command(arguments: list[str], *, code: int) -> str:
+    """Run a command, and return what it says of errors."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sonic_coffea", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stderr
+
+
+def accelerator(inputs: Any) -> dict[str, Any]:
+    time.sleep(LAUNCH_S + ROW_S * len(inputs["x"]))
+    return {"y": inputs["x"][:, :1]}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[KServeServer]:
+    model = KServeModel(
+        inputs={"x": ("float32", (10,))},
+        outputs={"y": ("float32", (1,))},
+        function=accelerator,
+        max_rows=ROWS,
+    )
+    with KServeServer({"m": model}, threads=1) as running:
+        yield running
+
+
+def test_a_model_is_measured(server: KServeServer, tmp_path: Path) -> None:
+    curve = measure(Settings.make(server.url), "m", seconds=0.2)
+    assert curve.rows == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    assert curve.row_bytes == 44
+    # It cannot be faster than it sleeps; how much slower, depends on the machine.
+    assert all(t >= LAUNCH_S + ROW_S * n for n, t in zip(curve.rows, curve.seconds, strict=True))
+    assert curve.rows_per_s <= ROWS / (LAUNCH_S + ROW_S * ROWS)
+    assert curve.row_s == pytest.approx(ROW_S, rel=0.5)
+    curve.save(tmp_path / "curve.json")
+    assert Curve.load(tmp_path / "curve.json") == curve
+
+
+def test_axes_of_any_length_have_the_length_that_is_named() -> None:
+    lengths: set[int] = set()
+
+    def note(inputs: Any) -> dict[str, Any]:
+        lengths.add(inputs["x"].shape[2])
+        return {"y": inputs["x"].sum(axis=2)}
+
+    model = KServeModel(
+        inputs={"x": ("float32", (2, -1))},
+        outputs={"y": ("float32", (2,))},
+        function=note,
+        max_rows=8,
+    )
+    with KServeServer({"m": model}) as running:
+        curve = measure(Settings.make(running.url), "m", length=40, seconds=0.01)
+    assert lengths == {40}
+    assert (curve.length, curve.row_bytes) == (40, 4 * 2 * 40 + 4 * 2)
+
+
+def test_slow_models_are_saturated_too(
+    server: KServeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of ten times what is measured for; 32 of them at a time are served."""
+    request_s, served = 0.1, 32
+    ask = measuring._ask
+
+    def timed(*arguments: Any, out: int = 1) -> tuple[Any, float]:
+        *others, turns = arguments
+        answer, _ = ask(*others, 1)
+        return answer, request_s * math.ceil(turns / min(out, served))
+
+    monkeypatch.setattr(measuring, "_ask", timed)
+    curve = measure(Settings.make(server.url), "m", seconds=0.01)
+    assert curve.in_flight == served
+    assert curve.rows_per_s == pytest.approx(served * ROWS / request_s)
+
+
+def test_a_straight_line() -> None:
+    assert CURVE.launch_s == pytest.approx(0.002, rel=0.05)
+    assert CURVE.row_s == pytest.approx(1e-4, rel=0.05)
+
+
+def test_what_limits_a_run() -> None:
+    given: dict[str, Any] = {"cpu_s": 0.01, "rows_per_event": 2.0, "events": 1e6}
+    free = plan(CURVE, cores=1000, **given)
+    assert free.wanted_rows_per_s == 200_000
+    assert free.servers == 25  # four fifths of what 25 do
+    assert free.first == "cores"
+    assert free.seconds == pytest.approx(10.0)
+    assert free.busy == pytest.approx(0.8)
+    assert free.sent_bytes_per_s == pytest.approx(2e8)
+    few = plan(CURVE, cores=1000, servers=5, **given)
+    assert (few.first, few.events_per_s, few.busy) == ("servers", 25_000, 1.0)
+    thin = plan(CURVE, cores=1000, bytes_per_s=1e8, **given)
+    assert (thin.first, thin.events_per_s) == ("network", 50_000)
+
+
+@pytest.mark.parametrize("cores", [1, 8, 64, 1000, 100_000])
+@pytest.mark.parametrize("servers_of_needed", [0.5, 1.25])
+def test_the_simulation_agrees(cores: int, servers_of_needed: float) -> None:
+    """Where cores or servers are the limit, what runs reaches it to a tenth."""
+    cpu_s = 0.02 * 8 / min(cores, 8)
+    needed = cores * 2 / cpu_s / CURVE.rows_per_s
+    servers = max(1, round(needed * servers_of_needed))
+    found = plan(CURVE, cores=cores, cpu_s=cpu_s, rows_per_event=2.0, events=1e6, servers=servers)
+    assert found.simulated_rows_per_s == pytest.approx(found.events_per_s * 2.0, rel=0.1)
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 2.0])
+def test_the_simulation_knows_the_network(part: float) -> None:
+    """It asks for what the network carries: a part of what the cores could ask for."""
+    given: dict[str, Any] = {"cores": 100, "cpu_s": 0.01, "rows_per_event": 2.0, "events": 1e6}
+    free = plan(CURVE, **given)
+    thin = plan(CURVE, bytes_per_s=part * free.sent_bytes_per_s, servers=free.servers, **given)
+    assert thin.first == ("network" if part < 1 else "cores")
+    assert thin.simulated_rows_per_s == pytest.approx(thin.events_per_s * 2.0, rel=0.1)
+    assert thin.simulated_wait_s is not None
+    assert free.simulated_wait_s is not None
+    assert thin.simulated_wait_s <= free.simulated_wait_s
+
+
+@pytest.mark.parametrize("number", [0, -1, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "name", ["cores", "cpu_s", "rows_per_event", "events", "servers", "bytes_per_s"]
+)
+def test_numbers_that_cannot_be(name: str, number: float) -> None:
+    given: dict[str, Any] = {"cores": 10, "cpu_s": 0.1, "rows_per_event": 1.0, "events": 10.0}
+    message = f"{name}: expected a finite number above 0, got {number}"
+    with pytest.raises(errors.ConfigError, match=message):
+        plan(CURVE, **{**given, name: number})
+
+
+@pytest.mark.parametrize("text", ["no json", "{}", '{"rows": [1], "seconds": [1]}'])
+def test_files_that_are_no_curve(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(errors.ConfigError, match="expected a curve as `sonic-coffea bench`"):
+        Curve.load(tmp_path / "c.json")
+
+
+def test_the_commands(server: KServeServer, tmp_path: Path) -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "sonic_coffea", *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=100
+        ).stdout
+
+    file = str(tmp_path / "curve.json")
+    said = run("bench", server.url, "m", "--seconds", "0.05", "--output", file)
+    assert "saturated by" in said
+    shown = run("plan", file, *OPTIONS)
+    assert "breaks first" in shown
+    assert "Gb/s" in shown
+    found = json.loads(run("plan", file, *OPTIONS, "--json"))
+    assert found["first"] == "cores"
+    assert found["servers"] >= 500 * 3 / 0.01 / Curve.load(file).rows_per_s
+    drawn = [str(tmp_path / name) for name in ("curve.svg", "plan.svg")]
+    as_json = ["--seconds", "0.05", "--json", "--plot", drawn[0]]
+    assert json.loads(run("bench", server.url, "m", *as_json))["model"] == "m"
+    run("plan", file, *OPTIONS, "--plot", drawn[1])
+    for name, shown in zip(drawn, ("rows of a request", "what the network let pass"), strict=True):
+        assert f"<!-- {shown} -->" in Path(name).read_text()
+
+
+def test_the_commands_make_the_folders_of_their_files(server: KServeServer, tmp_path: Path) -> None:
+    curve, *drawn = (tmp_path / name / "x" / name for name in ("c.json", "bench.svg", "plan.svg"))
+    measured = ["--seconds", "0.01", "--output", str(curve), "--plot", str(drawn[0])]
+    command(["bench", server.url, "m", *measured], code=0)
+    assert Curve.load(curve).model == "m"
+    command(["plan", str(curve), *OPTIONS, "--plot", str(drawn[1])], code=0)
+    assert all(path.read_text().startswith("<?xml") for path in drawn)
+
+
+@pytest.mark.parametrize(
+    ("option", "place", "message"),
+    [
+        ("--output", "file/c.json", "cannot write"),
+        ("--output", "folder", "cannot write"),
+        ("--plot", "file/c.png", "cannot write"),
+        ("--plot", "c.doc", "ends in .png, .pdf or .svg"),
+    ],
+)
+def test_what_cannot_be_written_is_not_measured(
+    option: str, place: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("as it was")
+    (tmp_path / "folder").mkdir()
+    CURVE.save(tmp_path / "curve.json")
+    # Nobody listens there: that is not found out, as it is not asked.
+    commands = [["bench", "grpc://127.0.0.1:1", "m"]]
+    if option == "--plot":
+        commands.append(["plan", str(tmp_path / "curve.json"), *OPTIONS])
+    before = sorted(tmp_path.iterdir())
+    for one in commands:
+        said = command([*one, option, str(tmp_path / place)], code=1)
+        assert said.startswith("error: ConfigError: ")
+        assert message in said
+        assert "Traceback" not in said
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "file").read_text() == "as it was"
+
+
+def test_a_picture_has_a_form_that_is_known(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match=r"ends in .png, .pdf or .svg, got curve.doc"):
+        save(CURVE.plot(), tmp_path / "curve.doc")
+
+
+def test_a_real_triton_is_measured(server: Any, repository: Path) -> None:
+    with sonic.LocalServer(repository, threads=1) as triton:
+        curve = measure(Settings.make(triton), "tagger", seconds=0.05)
+    assert curve.version == "1"
+    assert np.all(np.asarray(curve.seconds) > 0)

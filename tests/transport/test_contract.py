@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sonic_coffea import errors
+from sonic_coffea.transport import DATATYPES, Contract, TensorSpec, kserve_name
+
+FLOAT, DOUBLE = np.dtype("float32"), np.dtype("float64")
+SERVED = Contract(
+    model="m",
+    version="3",
+    inputs=(
+        TensorSpec(name="features", datatype="FP32", shape=(4, -1)),
+        TensorSpec(name="ids", datatype="INT64", shape=()),
+    ),
+    outputs=(
+        TensorSpec(name="scores", datatype="FP32", shape=(2,)),
+        TensorSpec(name="mass", datatype="FP64", shape=()),
+        TensorSpec(name="any", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="words", datatype="BYTES", shape=(1,)),
+    ),
+)
+INPUTS: dict[str, Any] = {"features": (FLOAT, (4, 64)), "ids": (np.dtype("int64"), ())}
+OUTPUTS: dict[str, Any] = {"scores": (2, FLOAT), "mass": (1, DOUBLE), "any": (7, FLOAT)}
+
+
+def test_what_fits_is_silent() -> None:
+    SERVED.check(INPUTS, OUTPUTS, server="grpc://s:1")
+    SERVED.check({**INPUTS, "features": (FLOAT, (4, -1))}, {}, server="grpc://s:1")
+    SERVED.check({**INPUTS, "features": (FLOAT, None)}, {"scores": (None, None)}, server="s")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "problem"),
+    [
+        ({"feature": (FLOAT, (4, 64))}, {}, "no input 'feature'; did you mean 'features'?"),
+        ({}, {"score": (2, FLOAT)}, "no output 'score'; did you mean 'scores'?"),
+        (
+            {"features": (DOUBLE, (4, 64))},
+            {},
+            "input 'features' is FP64 [N, 4, 64], the model takes FP32 [N, 4, ?]",
+        ),
+        ({"features": (FLOAT, (5, 64))}, {}, "is FP32 [N, 5, 64]"),
+        ({"features": (FLOAT, (4,))}, {}, "is FP32 [N, 4], the model"),
+        ({"features": (DOUBLE, None)}, {}, "is FP64 [N, …]"),
+        ({}, {"scores": (3, FLOAT)}, "declared with 3 labels, the model gives 2 values a row"),
+        ({}, {"mass": (1, FLOAT)}, "is declared float32, the model gives float64"),
+        ({}, {"words": (None, None)}, "'words' is BYTES, which is not a number"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    inputs: dict[str, Any], outputs: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(errors.ContractError) as caught:
+        SERVED.check({**INPUTS, **inputs}, {**OUTPUTS, **outputs}, server="grpc://s:1")
+    assert problem in caught.value.message.partition("\n")[0]
+    assert (caught.value.server, caught.value.model) == ("grpc://s:1", "m")
+    assert caught.value.version == "3"
+
+
+def test_an_input_that_nothing_is_declared_for_is_named() -> None:
+    with pytest.raises(errors.ContractError, match="nothing is given .* input 'ids'"):
+        SERVED.check({"features": INPUTS["features"]}, {}, server="grpc://s:1")
+
+
+def test_declared_and_served_stand_side_by_side() -> None:
+    with pytest.raises(errors.ContractError) as caught:
+        SERVED.check({"feature": (FLOAT, (4, 64))}, {"scores": (2, None)}, server="s")
+    lines = [line.split("  ") for line in caught.value.message.splitlines()[1:]]
+    table = [[cell.strip() for cell in line if cell] for line in lines]
+    assert ["declared", "on the server"] in table
+    assert ["input feature", "FP32 [N, 4, 64]", "-"] in table
+    assert ["input features", "-", "FP32 [N, 4, ?]"] in table
+    assert ["output scores", "any type [N, 2]", "FP32 [N, 2]"] in table
+
+
+@pytest.mark.parametrize("name", DATATYPES)
+def test_datatypes_have_numpy_s_names(name: str) -> None:
+    numpy_name = DATATYPES[name]
+    dtype = np.dtype(ml_dtypes.bfloat16 if numpy_name == "bfloat16" else numpy_name)
+    assert kserve_name(dtype) == name
