@@ -77,7 +77,9 @@ def waiting(results: Results, folder: Path, chunks: int, cpu_s: float) -> None:
         ):
             walls = {}
             for way, most in {"without scores": 0, "blocking": 0, "threads lent": 4}.items():
-                with sonic.connect(server, client=client, waiting_chunks=most, shared_memory=False):
+                with sonic.connect(
+                    server, client=client, max_suspended_chunks=most, shared_memory=False
+                ):
                     run = partial(client.map, chunk, pure=False, scores=way != "without scores")
                     client.gather(run(range(2), cpu_s=0.0))
                     start = time.perf_counter()
@@ -140,7 +142,7 @@ def scaling(results: Results, url: str, counts: list[int], seconds: float) -> No
         with (
             local(workers) as cluster,
             Client(cluster) as client,
-            sonic.connect(url, client=client, waiting_chunks=0, shared_memory=False),
+            sonic.connect(url, client=client, max_suspended_chunks=0, shared_memory=False),
         ):
             names = list(client.scheduler_info(n_workers=-1)["workers"])
             for lasts_s in (0.0, seconds):  # the first time, they import what they need
@@ -210,7 +212,7 @@ def convergence(results: Results) -> None:
 def clients(results: Results, seconds: float) -> None:
     """How many clients a server has before a request takes 10 % longer."""
     # A chunk of 0.5 s of CPU time and 1,000 rows, as an analysis that scores a few jets an event.
-    work = Work(rows=1000, cpu_s=0.5, waiting_chunks=1)
+    work = Work(rows=1000, cpu_s=0.5, max_suspended_chunks=1)
     counts = [1, 2, 5, 10, 20, 30, 40, 50, 60, 65, 70, 75, 80, 90, 100, 120]
     medians, rates = [], []
     for number in counts:

@@ -160,7 +160,7 @@ import sonic_coffea as sonic
 from layouts import FIELDS, collection
 
 jets = collection(int(sys.argv[3]), fields=FIELDS, mean=2)
-with sonic.connect(sys.argv[2], in_flight_bytes=256_000_000, shared_memory=False):
+with sonic.connect(sys.argv[2], max_in_flight_bytes=256_000_000, shared_memory=False):
     failover.MODEL(jets[:5000])
     process = psutil.Process()
     before = process.memory_info().rss

@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.server.launch import _install as install
+from sonic_coffea.server import _install as install
 from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:

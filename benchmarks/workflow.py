@@ -107,7 +107,7 @@ def measure(results: Results, url: str, parts: list[float], chunks: int, turns: 
                 for way, taken in walls.items():
                     most = 4 if way == LENT else 0
                     with sonic.connect(
-                        url, client=client, waiting_chunks=most, shared_memory=False
+                        url, client=client, max_suspended_chunks=most, shared_memory=False
                     ):
                         client.gather(client.map(chunk, range(2), cpu_s=0.0, way=way, pure=False))
                         begun = time.perf_counter()

@@ -155,8 +155,8 @@ def test_other_options_are_another_pool(url: str) -> None:
         max_retry_attempts = 9
 
     assert Patient(url, PLAIN).pool is not Tagger(url, PLAIN).pool
-    assert Tagger(url, PLAIN).pool.settings.retry_for_s == pytest.approx(6.3)
-    assert Patient(url, PLAIN).pool.settings.retry_for_s == pytest.approx(102.3)
+    assert Tagger(url, PLAIN).pool.settings.retry_timeout_s == pytest.approx(6.3)
+    assert Patient(url, PLAIN).pool.settings.retry_timeout_s == pytest.approx(102.3)
 
 
 def test_a_closed_pool_is_replaced(url: str, flat: ak.Array) -> None:

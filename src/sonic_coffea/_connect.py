@@ -35,8 +35,8 @@ def connect(
         A facility's servers and options, from ``sonic.profiles`` of dask's configuration.
     **options
         ``token``, ``headers``, ``tls_root``, ``tls_cert``, ``tls_key``, ``compression``,
-        ``channels``, ``in_flight``, ``in_flight_bytes``, ``max_request_bytes``,
-        ``request_timeout_s``, ``metadata_timeout_s``, ``retry_for_s``; see
+        ``channels``, ``max_in_flight``, ``max_in_flight_bytes``, ``max_request_bytes``,
+        ``request_timeout_s``, ``metadata_timeout_s``, ``retry_timeout_s``; see
         `sonic_coffea.pool.Settings`.
 
     Returns

@@ -57,7 +57,7 @@ class triton_wrapper(ABC):  # noqa: N801  what the code is written for
     ----------
     max_retry_attempts, retry_jitter_base_ms : int
         How often, and with which pauses, coffea tries again. For as long as that can take, the
-        rows of a lost server are sent again; ``retry_for_s`` of `sonic_coffea.connect` comes
+        rows of a lost server are sent again; ``retry_timeout_s`` of `sonic_coffea.connect` comes
         first.
 
     Examples
@@ -168,8 +168,8 @@ class triton_wrapper(ABC):  # noqa: N801  what the code is written for
     def pool(self) -> Pool:
         """The pool that the rows go through."""
         pauses = 2 ** (self.max_retry_attempts + 1) - 1
-        retry_for_s = pauses * self.retry_jitter_base_ms / 1000
-        return shared(Settings.make(self._url, retry_for_s=retry_for_s, **self._options))
+        retry_timeout_s = pauses * self.retry_jitter_base_ms / 1000
+        return shared(Settings.make(self._url, retry_timeout_s=retry_timeout_s, **self._options))
 
     @property
     def model_inputs(self) -> dict[str, dict[str, Any]]:
@@ -334,7 +334,7 @@ class _Tensors:
     def pack(self, start: int, stop: int) -> dict[str, Tensor]:
         return {n: t[start:stop].astype(self.types[n], copy=False) for n, t in self.tensors.items()}
 
-    def wanted(self, start: int, stop: int) -> slice:
+    def selection(self, start: int, stop: int) -> slice:
         return slice(start, stop)
 
     def events_of(self, start: int, stop: int) -> None:

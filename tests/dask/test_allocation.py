@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sonic_coffea.dask._allocation import Seen, Shares, Trips, deal
-from sonic_coffea.pool import Share
+from sonic_coffea.pool import Quota
 from sonic_coffea.tools._simulation import Accelerator, Simulation, Work, fairness
 
 wants = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=3), st.integers(0, 40))
@@ -40,17 +40,17 @@ def test_what_cannot_be_divided_goes_round() -> None:
 
 
 def test_turns_are_spread_evenly_and_none_is_lost() -> None:
-    share = Share(1, every_s=10.0, turn_at=3.0, until=100.0).after(None)
+    share = Quota(1, every_s=10.0, turn_at=3.0, until=100.0).after(None)
     assert [share.room(0, now) for now in (0.0, 2.9, 3.0)] == [0, 0, 1]
     share.sent(3.5)  # a little late
     assert share.next_at == 13.0
     # The next message comes with other turns; one that was due is still there.
-    late = Share(1, 10.0, 24.0, 200.0).after(share)
+    late = Quota(1, 10.0, 24.0, 200.0).after(share)
     assert late.next_at == 13.0
     late.sent(14.5)
     assert late.next_at == 24.0
-    assert Share(1, 10.0, 15.0, 200.0).after(share).next_at == 15.0
-    free = Share(3, 0.0, 50.0, 100.0).after(share)
+    assert Quota(1, 10.0, 15.0, 200.0).after(share).next_at == 15.0
+    free = Quota(3, 0.0, 50.0, 100.0).after(share)
     free.sent(51.0)
     assert free.room(1, 51.0) == 2
 

@@ -59,15 +59,15 @@ def most_at_a_time(chunks: list[tuple[float, float, list[float]]]) -> int:
     return max(sum(a <= left < b for a, b, _ in chunks) for left, _, _ in chunks)
 
 
-@pytest.mark.parametrize(("waiting_chunks", "least", "most"), [(0, 1, 1), (3, 3, 4)])
+@pytest.mark.parametrize(("max_suspended_chunks", "least", "most"), [(0, 1, 1), (3, 3, 4)])
 def test_a_waiting_chunk_lends_its_thread(
     one_thread: Client,
     slow_server: sonic.LocalServer,
-    waiting_chunks: int,
+    max_suspended_chunks: int,
     least: int,
     most: int,
 ) -> None:
-    with sonic.connect(slow_server, client=one_thread, waiting_chunks=waiting_chunks):
+    with sonic.connect(slow_server, client=one_thread, max_suspended_chunks=max_suspended_chunks):
         chunks = one_thread.gather(one_thread.map(chunk, range(12)))
     assert [scores for *_, scores in chunks] == [
         [20.0 * n, 20.0 * n + 2, 20.0 * n + 4] for n in range(12)

@@ -207,7 +207,7 @@ def test_scores_return_to_their_places(data: tuple[list[Any], ak.Array]) -> None
     output = Output(["a", "b"]).assemble("out", inputs)
     scores = np.arange(2 * n, dtype=np.float32).reshape(n, 2)
     for i in reversed(range(n)):
-        output.place(inputs.wanted(i, i + 1), 1, {"out": scores[i : i + 1]})
+        output.place(inputs.selection(i, i + 1), 1, {"out": scores[i : i + 1]})
     result = inputs.rows.unflatten(output.content())
     values = iter([{"a": 2.0 * i, "b": 2.0 * i + 1} for i in range(n)])
     assert result.tolist() == replaced(plain, values)
@@ -230,7 +230,7 @@ def test_values_per_constituent_return_to_theirs(
     for segment in inputs.segments:
         if segment.start < segment.stop:
             tensors = inputs.pack(segment.start, segment.stop)
-            wanted = inputs.wanted(segment.start, segment.stop)
+            wanted = inputs.selection(segment.start, segment.stop)
             output.place(wanted, segment.stop - segment.start, {"out": tensors["x"]})
     result = inputs.rows.unflatten(output.content()).tolist()
     kept = [
@@ -299,7 +299,7 @@ def test_answers_of_another_length_are_refused(length: int, lengths: tuple[int, 
     x: Any = sonic.Bucketed("x", lengths) if lengths else sonic.Padded("x", 3)
     inputs = bind_inputs({"in": x}, array)
     output = Output(per="constituent").assemble("out", inputs)
-    short = inputs.wanted(0, 1) if lengths else slice(0, 1)
+    short = inputs.selection(0, 1) if lengths else slice(0, 1)
     with pytest.raises(ResponseError, match=r"came back with shape .* for 1 rows of"):
         output.place(short, 1, {"out": np.zeros((1, length), np.float32)})
 

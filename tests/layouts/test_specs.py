@@ -146,7 +146,7 @@ def test_bucketed_rows_of_like_length_share_a_segment() -> None:
     layouts = {"x": sonic.Bucketed("x", lengths=(2, 4, 8)), "m": sonic.Mask()}
     inputs = bind_inputs(layouts, array)
     found = {
-        s.length: (inputs.wanted(s.start, s.stop).tolist(), inputs.pack(s.start, s.stop))
+        s.length: (inputs.selection(s.start, s.stop).tolist(), inputs.pack(s.start, s.stop))
         for s in inputs.segments
     }
     assert {length: rows for length, (rows, _) in found.items()} == {

@@ -156,7 +156,7 @@ def test_a_missing_field_is_named_when_the_graph_is_built(lazy: Any) -> None:
 
 def test_failures_of_a_partition_say_what_failed(lazy: Any) -> None:
     with (
-        sonic.connect("grpc://127.0.0.1:9", retry_for_s=0.1),
+        sonic.connect("grpc://127.0.0.1:9", retry_timeout_s=0.1),
         pytest.raises(errors.ServerLostError, match=r"127\.0\.0\.1:9.*model tagger"),
     ):
         MODEL(lazy.jets).compute(scheduler="sync")

@@ -292,7 +292,7 @@ def test_scores_do_not_depend_on_the_requests(
     server: sonic.LocalServer, tagger: sonic.Model, jets: ak.Array
 ) -> None:
     found = []
-    for options in ({}, {"max_request_bytes": 500}, {"in_flight": 1, "in_flight_bytes": 1}):
+    for options in ({}, {"max_request_bytes": 500}, {"max_in_flight": 1, "max_in_flight_bytes": 1}):
         with sonic.connect(server, **options) as pool:
             found.append(tagger(jets[:400], pool=pool).top.tolist())
     assert found[0] == found[1] == found[2]

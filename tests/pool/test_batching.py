@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sonic_coffea import errors
-from sonic_coffea.pool._batching import UNLIMITED_ROWS, Segment, plan, rows_per_request
+from sonic_coffea.layouts import Segment
+from sonic_coffea.pool._batching import UNLIMITED_ROWS, plan, rows_per_request
 
 
 @given(

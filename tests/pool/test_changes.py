@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 def test_servers_are_changed_while_rows_are_out(servers: dict[str, FakeServer]) -> None:
     one, two = servers.values()
     one.gate.clear()
-    with pool_of(str(one.address), in_flight=2) as pool:
+    with pool_of(str(one.address), max_in_flight=2) as pool:
         pending = MODEL.submit(objects(40), pool=pool)
         until(lambda: one.out == 2)
-        pool.use(str(two.address))
+        pool.set_servers(str(two.address))
         until(lambda: len(two.requests) == 8)
         assert [s.url for s in pool.servers] == [str(two.address)]
         assert not one.closed
@@ -37,7 +37,7 @@ def test_servers_are_changed_while_rows_are_out(servers: dict[str, FakeServer]) 
         assert len(one.requests) == 2
         assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
         with pytest.raises(errors.ConfigError, match="did you mean 'grpc://s1:8001'"):
-            pool.use("s1:8001")
+            pool.set_servers("s1:8001")
 
 
 def test_a_server_that_takes_long_to_let_go_holds_up_nobody(servers: dict[str, FakeServer]) -> None:
@@ -47,7 +47,7 @@ def test_a_server_that_takes_long_to_let_go_holds_up_nobody(servers: dict[str, F
     one.close = lambda: closed.append(answered.wait(20))  # type: ignore[method-assign]
     with pool_of(*servers) as pool:
         MODEL.check(pool)
-        pool.use(str(two.address))
+        pool.set_servers(str(two.address))
         assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
         assert not closed
         answered.set()
@@ -158,7 +158,7 @@ def test_a_server_that_is_taken_in_must_have_the_same_model(
     two.width = 2
     with pool_of(str(one.address)) as pool:
         pending = MODEL.submit(objects(400), pool=pool)
-        pool.use(list(servers))
+        pool.set_servers(list(servers))
         until(lambda: ("m", None) not in pool._fleet._contracts, what="the comparison")
         one.gate.set()
         assert doubled(pending.result()) == list(range(400))
@@ -180,7 +180,7 @@ def test_a_server_that_returns_with_another_model_gets_no_rows(
         return LOST
 
     one.behaviour = replaced
-    with pool_of(*servers, in_flight=1) as pool:
+    with pool_of(*servers, max_in_flight=1) as pool:
         assert doubled(MODEL(objects(200), pool=pool)) == list(range(200))
     assert sum(len(x) for x in two.requests) == 200
 
@@ -197,7 +197,7 @@ def test_what_a_returning_server_refuses_is_said(servers: dict[str, FakeServer])
 
     one.behaviour = lost
     with (
-        pool_of("grpc://s1:8001", retry_for_s=60) as pool,
+        pool_of("grpc://s1:8001", retry_timeout_s=60) as pool,
         pytest.raises(errors.AccessError, match=r"another token.*server grpc://s1:8001, model m"),
     ):
         MODEL(objects(20), pool=pool)

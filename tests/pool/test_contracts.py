@@ -44,7 +44,7 @@ def test_nobody_is_asked_for_ever(servers: dict[str, FakeServer]) -> None:
 
     for one in servers.values():
         one.contract = contract  # type: ignore[method-assign]
-    with pool_of(*servers, retry_for_s=0.3) as pool:
+    with pool_of(*servers, retry_timeout_s=0.3) as pool:
         with pytest.raises(errors.ServerLostError):
             MODEL(objects(5), pool=pool)
         first = len(asked)
@@ -173,7 +173,7 @@ def test_the_deadline_is_over_before_lost_servers_are_given_up(
     one.contract = lost  # type: ignore[method-assign]
     variations = sonic.Variations(up=objects(2), down=objects(3))
     with (
-        pool_of("grpc://s1:8001", retry_for_s=600) as pool,
+        pool_of("grpc://s1:8001", retry_timeout_s=600) as pool,
         pytest.raises(errors.DeadlineError, match=r"within 1 s.*gone.*model m"),
     ):
         MODEL(variations, pool=pool, timeout_s=1)
@@ -192,7 +192,7 @@ def test_why_servers_were_asked_again_is_told_when_the_time_is_over(
         raise LOST
 
     one.contract = lost_then_slow  # type: ignore[method-assign]
-    with pool_of("grpc://s1:8001", retry_for_s=600) as pool:
+    with pool_of("grpc://s1:8001", retry_timeout_s=600) as pool:
         with pytest.raises(errors.DeadlineError, match=r"within 2 s.*gone"):
             MODEL(objects(4), pool=pool, timeout_s=2)
         assert len(asked) == 2

@@ -56,7 +56,7 @@ def local() -> Iterator[FakeServer]:
 
 
 def pool_of(remote: FakeServer, fallback: Any, **options: Any) -> Pool:
-    given = {"fallback_after_s": 0.1, "retry_for_s": 30, **options}
+    given = {"fallback_after_s": 0.1, "retry_timeout_s": 30, **options}
     return Pool(Settings.make(remote.url, fallback=fallback, **given))
 
 
@@ -132,12 +132,12 @@ def test_a_fallback_that_cannot_be_had(remote: FakeServer) -> None:
 
     remote.stop()
     with (
-        pool_of(remote, broken, retry_for_s=0.3) as pool,
+        pool_of(remote, broken, retry_timeout_s=0.3) as pool,
         pytest.raises(errors.ServerLostError),
     ):
         MODEL(objects(4), pool=pool)
     remote.start()
-    with pool_of(remote, broken, retry_for_s=0.3) as pool:
+    with pool_of(remote, broken, retry_timeout_s=0.3) as pool:
         MODEL(objects(4), pool=pool)
         remote.stop()
         with pytest.raises(errors.ServerLostError):

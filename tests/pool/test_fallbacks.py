@@ -24,7 +24,7 @@ def test_a_fallback_that_is_lost_as_well_is_started_again_once(
     def lost(*_: Any) -> Any:
         raise LOST
 
-    options = {"fallback": fallback, "fallback_after_s": 0.1, "retry_for_s": 0.3}
+    options = {"fallback": fallback, "fallback_after_s": 0.1, "retry_timeout_s": 0.3}
     with pool_of("grpc://s1:8001", **options) as pool:
         MODEL.check(pool)
         for one in servers.values():
@@ -62,7 +62,11 @@ def test_a_fallback_that_cannot_be_connected_is_not_waited_for(
         return servers[url]
 
     monkeypatch.setattr("sonic_coffea.pool._fleet.connect_transport", connect)
-    options = {"fallback": lambda: "grpc://s3:8001", "fallback_after_s": 0.1, "retry_for_s": 0.3}
+    options = {
+        "fallback": lambda: "grpc://s3:8001",
+        "fallback_after_s": 0.1,
+        "retry_timeout_s": 0.3,
+    }
     with pool_of("grpc://s1:8001", **options) as pool:
         MODEL.check(pool)
         one.behaviour = lambda _: LOST
@@ -76,7 +80,7 @@ def test_what_is_due_for_a_fallback_and_has_no_room_waits_for_an_answer(
     """The sending thread would go round and round."""
     (one, _) = servers.values()
     one.gate.clear()
-    with pool_of("grpc://s1:8001", in_flight_bytes=16) as pool:
+    with pool_of("grpc://s1:8001", max_in_flight_bytes=16) as pool:
         pending = MODEL.submit(objects(8), pool=pool)
         until(lambda: one.out == 1)
         pauses: list[float | None] = []

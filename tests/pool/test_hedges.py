@@ -43,7 +43,7 @@ def test_a_failure_of_the_slower_of_two_is_nothing(servers: dict[str, FakeServer
 
     one.behaviour = slow
     two.behaviour = lambda _: (sent.set(), LOST)[1]
-    with pool_of(*servers, hedge_after_s=0.01, balance="order") as pool:
+    with pool_of(*servers, hedge_after_s=0.01, balance="priority") as pool:
         assert doubled(MODEL(objects(4), pool=pool)) == list(range(4))
         assert len(one.requests) == 1
 
@@ -60,7 +60,7 @@ def test_a_straggler_that_cannot_be_sent_again_is_waited_for(
         raise MemoryError
 
     two.infer = infer  # type: ignore[method-assign]
-    with pool_of(*servers, hedge_after_s=0.02, balance="order") as pool:
+    with pool_of(*servers, hedge_after_s=0.02, balance="priority") as pool:
         MODEL.check(pool)
         begun = time.monotonic()
         pending = MODEL.submit(objects(4), pool=pool, on_error="mask")

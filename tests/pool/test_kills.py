@@ -76,7 +76,7 @@ def test_a_killed_server_is_one_error(
     doomed: sonic.LocalServer, kill_after: int, tagger: sonic.Model, jets: ak.Array
 ) -> None:
     threads = threading.active_count()
-    with Pool(Settings.make(doomed, retry_for_s=1.0)) as pool:
+    with Pool(Settings.make(doomed, retry_timeout_s=1.0)) as pool:
         with pytest.raises(errors.ServerLostError) as caught:
             tagger(jets, pool=pool)
         error = caught.value
@@ -127,7 +127,7 @@ def test_a_server_that_is_started_again_is_used_again(
 ) -> None:
     with held_port() as port:
         with sonic.LocalServer(small_batches, port=port) as first:
-            pool = Pool(Settings.make(first, retry_for_s=60.0))
+            pool = Pool(Settings.make(first, retry_timeout_s=60.0))
             compare(tagger(jets[:20], pool=pool).top, direct[:20])
         pending = tagger.submit(jets, pool=pool)
         with sonic.LocalServer(small_batches, port=port):
@@ -148,7 +148,7 @@ def test_a_processor_goes_on_with_none(
         def produce(self, events: Any, scores: Any) -> dict[str, Any]:
             return {"scores": scores["top"]}
 
-    with sonic.connect(doomed, retry_for_s=0.5):
+    with sonic.connect(doomed, retry_timeout_s=0.5):
         out = Masking().process(jets)
     scores = out["scores"].top
     assert ak.num(scores).tolist() == ak.num(jets).tolist()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sonic_coffea.pool._limits import Limit, Share
+from sonic_coffea.pool._limits import AdaptiveLimit, Quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ class Server:
 
 @dataclass
 class Client:
-    limit: Limit
+    limit: AdaptiveLimit
     rows: int
     out: int = 0
     done: int = 0
@@ -156,13 +156,13 @@ def steady(server: Server, clients: list[Client], rows: int, *, seconds: float =
 @pytest.mark.parametrize("name", SERVERS)
 def test_one_client_gets_what_there_is(name: str, rows: int) -> None:
     server = copy.deepcopy(SERVERS[name])
-    client = Client(Limit(1024), rows)
+    client = Client(AdaptiveLimit(1024), rows)
     # Small requests wait for the batch before theirs, which looks like a queue.
     assert steady(server, [client], rows) > (0.95 if rows == 1024 else 0.75)
 
 
 def test_the_queue_stays_short() -> None:
-    server, client = Server(), Client(Limit(256), 1024)
+    server, client = Server(), Client(AdaptiveLimit(256), 1024)
     simulate(server, [client], 60)
     alone_s = server.launch_s + 1024 * server.row_s + 2 * server.network_s
     trips = sorted(client.trips)
@@ -178,7 +178,7 @@ def test_a_server_that_changes_is_followed() -> None:
     def more(server: Server) -> None:
         server.instances = 6
 
-    client = Client(Limit(256), 1024)
+    client = Client(AdaptiveLimit(256), 1024)
     counts: list[int] = []
 
     def count(_: Server) -> None:
@@ -195,7 +195,7 @@ def test_a_server_that_changes_is_followed() -> None:
 
 def test_refusals_slow_the_sender_down() -> None:
     server = Server(queue=4, network_s=0.02)
-    clients = [Client(Limit(256), 1024) for _ in range(3)]
+    clients = [Client(AdaptiveLimit(256), 1024) for _ in range(3)]
     assert steady(server, clients, 1024) > 0.9
     refused = sum(c.refusals for c in clients)
     answered = sum(c.done for c in clients) / 1024
@@ -204,7 +204,7 @@ def test_refusals_slow_the_sender_down() -> None:
 
 def test_clients_share_a_server_without_outbidding_each_other() -> None:
     server = Server(instances=4)
-    clients = [Client(Limit(256), 1024) for _ in range(8)]
+    clients = [Client(AdaptiveLimit(256), 1024) for _ in range(8)]
     share = steady(server, clients, 1024, seconds=600)
     assert share > 0.95
     done = [c.done for c in clients]
@@ -215,7 +215,7 @@ def test_clients_share_a_server_without_outbidding_each_other() -> None:
 
 
 def test_a_request_goes_out_alone_now_and_then() -> None:
-    limit = Limit(10)
+    limit = AdaptiveLimit(10)
     assert limit.room(0, 0.0) == 4
     for out in (1, 2, 3, 4):
         limit.answered(0.01, 1024, out, 0.1)
@@ -229,7 +229,7 @@ def test_a_request_goes_out_alone_now_and_then() -> None:
 
 
 def test_the_bounds_hold() -> None:
-    limit = Limit(6)
+    limit = AdaptiveLimit(6)
     for k in range(100):
         limit.answered(0.01, 8, limit.value, k * 0.01)
     assert limit.value == 6
@@ -238,12 +238,12 @@ def test_the_bounds_hold() -> None:
     assert limit.value == 1
     limit.lost()
     assert limit.value == 4
-    assert Limit(1).value == 1
+    assert AdaptiveLimit(1).value == 1
 
 
 def test_a_share_is_waited_for_until_its_turn_or_its_end() -> None:
-    def share(next_at: float, until: float) -> Share:
-        return Share(1, 5.0, turn_at=next_at, until=until, next_at=next_at)
+    def share(next_at: float, until: float) -> Quota:
+        return Quota(1, 5.0, turn_at=next_at, until=until, next_at=next_at)
 
     assert share(3.0, until=8.0).wakes_at(1.0) == 3.0
     assert share(9.0, until=8.0).wakes_at(1.0) == 8.0

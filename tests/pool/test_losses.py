@@ -15,7 +15,7 @@ from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.pool import Share
+from sonic_coffea.pool import Quota
 from sonic_coffea.pool._call import Call, Piece
 from sonic_coffea.pool._endpoint import Endpoint, choose
 from sonic_coffea.transport import Answer
@@ -40,7 +40,7 @@ def test_rows_of_a_lost_server_go_to_another(servers: dict[str, FakeServer]) -> 
 def test_one_server_that_is_gone_is_one_clear_error(servers: dict[str, FakeServer]) -> None:
     (one, _) = servers.values()
     one.behaviour = lambda x: LOST if x[0, 0] >= 100 else 2 * x
-    with pool_of("grpc://s1:8001", retry_for_s=0.5) as pool:
+    with pool_of("grpc://s1:8001", retry_timeout_s=0.5) as pool:
         events = ak.unflatten(objects(200), [2] * 100)
         with pytest.raises(errors.ServerLostError) as caught:
             MODEL(events, pool=pool)
@@ -55,7 +55,7 @@ def test_one_server_that_is_gone_is_one_clear_error(servers: dict[str, FakeServe
         before = len(one.requests)
         with pytest.raises(errors.ServerLostError):
             MODEL(events, pool=pool)
-        assert len(one.requests) - before <= pool.settings.in_flight
+        assert len(one.requests) - before <= pool.settings.max_in_flight
 
 
 def test_a_server_that_returns_is_used_again(servers: dict[str, FakeServer]) -> None:
@@ -92,7 +92,7 @@ def test_a_server_that_hangs_is_found_out(
 def test_what_is_given_up_while_it_is_sent_is_cancelled(servers: dict[str, FakeServer]) -> None:
     """Its server is found silent just then; whoever finds out has nothing to cancel yet."""
     one, two = servers.values()
-    with pool_of(*servers, balance="order") as pool:
+    with pool_of(*servers, balance="priority") as pool:
         MODEL.check(pool)
         (endpoint,) = (e for e in pool._fleet.endpoints if e.url == "grpc://s1:8001")
         real = one.infer
@@ -198,7 +198,7 @@ def test_a_server_that_is_back_is_tried_with_one_request(
 ) -> None:
     (one, _) = servers.values()
     one.behaviour = lambda _: LOST
-    with pool_of("grpc://s1:8001", retry_for_s=60) as pool:
+    with pool_of("grpc://s1:8001", retry_timeout_s=60) as pool:
         pending = MODEL.submit(objects(400), pool=pool)
         until(lambda: len(one.requests) > 4 and not one.out)
         one.most_out = 0
@@ -248,7 +248,7 @@ def test_without_any_server_all_is_none(servers: dict[str, FakeServer]) -> None:
         raise LOST
 
     one.contract = contract  # type: ignore[method-assign]
-    with pool_of("grpc://s1:8001", retry_for_s=0.1) as pool:
+    with pool_of("grpc://s1:8001", retry_timeout_s=0.1) as pool:
         pending = MODEL.submit(objects(8), pool=pool, on_error="mask")
         assert pending.result().tolist() == [None] * 8
         assert str(pending.result().type) == "8 * ?{v0: float32}"
@@ -286,7 +286,7 @@ def test_overload_is_tried_again(servers: dict[str, FakeServer]) -> None:
         return errors.OverloadError("full") if next(refused, False) else 2 * x
 
     one.behaviour = half
-    with pool_of("grpc://s1:8001", in_flight=1) as pool:
+    with pool_of("grpc://s1:8001", max_in_flight=1) as pool:
         assert doubled(MODEL(objects(20), pool=pool)) == list(range(20))
         assert pool.statistics.total().retries >= 1
 
@@ -304,7 +304,7 @@ def test_what_cannot_help_is_not_tried_again(
 ) -> None:
     (one, two) = servers.values()
     one.behaviour = two.behaviour = lambda _: error
-    with pool_of(*servers, in_flight=1) as pool:
+    with pool_of(*servers, max_in_flight=1) as pool:
         with pytest.raises(type(error), match="no"):
             MODEL(objects(3), pool=pool)
         assert len(one.requests) + len(two.requests) == 1
@@ -329,7 +329,7 @@ def test_thousands_of_requests_whose_model_is_gone_are_given_up(
     (one, _) = servers.values()
     one.gate.clear()
     one.behaviour = lambda _: errors.ModelNotFoundError("unloaded")
-    with pool_of("grpc://s1:8001", in_flight=2) as pool:
+    with pool_of("grpc://s1:8001", max_in_flight=2) as pool:
         pending = MODEL.submit(objects(12_000), pool=pool, on_error="mask")
         until(lambda: one.out == 2)
         one.lacks = True
@@ -416,7 +416,7 @@ class Rows(list[int]):
 
     segments = ()
 
-    def wanted(self, start: int, stop: int) -> range:
+    def selection(self, start: int, stop: int) -> range:
         return range(start, stop)
 
     def events_of(self, start: int, stop: int) -> tuple[int, int]:
@@ -471,7 +471,7 @@ def test_a_share_that_ends_before_its_turn_holds_nobody(servers: dict[str, FakeS
 
         def allow(lasts_s: float) -> None:
             now = time.monotonic()
-            share = Share(most=1, every_s=1000.0, turn_at=now + 900.0, until=now + lasts_s)
+            share = Quota(most=1, every_s=1000.0, turn_at=now + 900.0, until=now + lasts_s)
             pool.allow({("grpc://s1:8001", wanted): share}, [], lasts_s)
 
         allow(1000.0)

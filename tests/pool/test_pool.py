@@ -11,9 +11,9 @@ import pytest
 from tests.pool.fakes import LOST, MODEL, Behaviour, FakeServer, doubled, inferred, objects, pool_of
 from tests.waiting import ctrl_c_in, until
 
-import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool._endpoint import Endpoint, choose
+from sonic_coffea.reporting import Statistics
 
 
 def test_many_small_requests_come_back_in_order(servers: dict[str, FakeServer]) -> None:
@@ -29,7 +29,7 @@ def test_in_flight_is_bounded_in_number(servers: dict[str, FakeServer]) -> None:
     (one, two) = servers.values()
     one.gate.clear()
     two.gate.clear()
-    with pool_of(*servers, in_flight=3) as pool:
+    with pool_of(*servers, max_in_flight=3) as pool:
         pending = MODEL.submit(objects(400), pool=pool)
         until(lambda: one.out == two.out == 3)
         one.gate.set()
@@ -41,7 +41,7 @@ def test_in_flight_is_bounded_in_number(servers: dict[str, FakeServer]) -> None:
 def test_in_flight_is_bounded_in_bytes(servers: dict[str, FakeServer]) -> None:
     (one, _) = servers.values()
     one.gate.clear()
-    with pool_of("grpc://s1:8001", in_flight=50, in_flight_bytes=40) as pool:
+    with pool_of("grpc://s1:8001", max_in_flight=50, max_in_flight_bytes=40) as pool:
         pending = MODEL.submit(objects(400), pool=pool)
         until(lambda: one.out_bytes == 32)  # two requests of four float32; a third is too much
         one.gate.set()
@@ -51,7 +51,7 @@ def test_in_flight_is_bounded_in_bytes(servers: dict[str, FakeServer]) -> None:
 
 def test_a_request_larger_than_the_budget_travels_alone(servers: dict[str, FakeServer]) -> None:
     (one, _) = servers.values()
-    with pool_of("grpc://s1:8001", in_flight_bytes=10) as pool:
+    with pool_of("grpc://s1:8001", max_in_flight_bytes=10) as pool:
         assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
     assert one.most_out == 1
 
@@ -151,7 +151,7 @@ def test_an_input_that_cannot_be_packed_names_its_event(servers: dict[str, FakeS
 def test_cancel(servers: dict[str, FakeServer]) -> None:
     (one, _) = servers.values()
     one.gate.clear()
-    with pool_of("grpc://s1:8001", in_flight=2) as pool:
+    with pool_of("grpc://s1:8001", max_in_flight=2) as pool:
         pending = MODEL.submit(objects(100), pool=pool)
         other = MODEL.submit(objects(4), pool=pool)
         pending.cancel()
@@ -181,15 +181,15 @@ def test_ctrl_c_cancels_what_is_out(
 ) -> None:
     (one, _) = servers.values()
     one.gate.clear()
-    with pool_of("grpc://s1:8001", in_flight=4) as pool:
+    with pool_of("grpc://s1:8001", max_in_flight=4) as pool:
         pending = MODEL.submit(objects(100), pool=pool)
-        until(lambda: one.out == pool.settings.in_flight)
+        until(lambda: one.out == pool.settings.max_in_flight)
         (call,) = (part.call for part in pending.parts)
         with pytest.raises(KeyboardInterrupt), ctrl_c_in(call):
             pending.result(timeout_s)
         assert pending.done()
         assert all(e.cancelled.wait(20) for e in one.exchanges)
-        assert len(one.requests) == pool.settings.in_flight
+        assert len(one.requests) == pool.settings.max_in_flight
         one.gate.set()
         assert doubled(MODEL(objects(3), pool=pool)) == [0, 1, 2]
 
@@ -266,7 +266,7 @@ def test_calls_share_the_pool(servers: dict[str, FakeServer]) -> None:
         pending = [MODEL.submit(objects(n), pool=pool) for n in (100, 1, 57)]
         for one, n in zip(pending, (100, 1, 57), strict=True):
             assert doubled(one.result(timeout_s=30)) == list(range(n))
-        each = sonic.statistics.Statistics()
+        each = Statistics()
         for one in pending:
             each += one.statistics
         whole, parts = pool.statistics.total(), each.total()
@@ -277,7 +277,7 @@ def test_calls_share_the_pool(servers: dict[str, FakeServer]) -> None:
 def test_an_ordered_list_is_used_in_its_order(servers: dict[str, FakeServer]) -> None:
     one, two = servers.values()
     one.behaviour = inferred
-    with pool_of(str(two.address), str(one.address), balance="order") as pool:
+    with pool_of(str(two.address), str(one.address), balance="priority") as pool:
         assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
         assert one.requests == []
         two.behaviour = lambda _: LOST

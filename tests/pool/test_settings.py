@@ -26,9 +26,13 @@ if TYPE_CHECKING:
         ("triton:8001", {}, "did you mean 'grpc://triton:8001'"),
         ("htp://triton", {}, "expected grpc:// or grpcs://"),
         ([], {}, "at least one server"),
-        ("grpc://s:1", {"in_fligt": 3}, "no option 'in_fligt'; did you mean 'in_flight'"),
-        ("grpc://s:1", {"in_flight": 0}, "in_flight: expected a whole number"),
-        ("grpc://s:1", {"retry_for_s": -1}, "retry_for_s: expected more than 0"),
+        (
+            "grpc://s:1",
+            {"max_in_fligt": 3},
+            "no option 'max_in_fligt'; did you mean 'max_in_flight'",
+        ),
+        ("grpc://s:1", {"max_in_flight": 0}, "max_in_flight: expected a whole number"),
+        ("grpc://s:1", {"retry_timeout_s": -1}, "retry_timeout_s: expected more than 0"),
         ("grpc://user:secret@s:1", {}, "must not hold a secret"),
     ],
 )
@@ -38,11 +42,11 @@ def test_what_cannot_be_used_is_named(servers: Any, options: dict[str, Any], mes
 
 
 def test_servers_from_configuration() -> None:
-    with dask.config.set({"sonic.servers": ["grpc://a:1", "grpcs://b"], "sonic.in-flight": 3}):
+    with dask.config.set({"sonic.servers": ["grpc://a:1", "grpcs://b"], "sonic.max-in-flight": 3}):
         pool = sonic.connect()
         assert pool.settings.servers == ("grpc://a:1", "grpcs://b:443")
-        assert pool.settings.in_flight == 3
-        assert sonic.connect(in_flight=4).settings.in_flight == 4
+        assert pool.settings.max_in_flight == 3
+        assert sonic.connect(max_in_flight=4).settings.max_in_flight == 4
     with pytest.raises(errors.ConfigError, match="no servers named"):
         sonic.connect()
 
@@ -175,32 +179,36 @@ def test_the_file_of_defaults_says_what_the_defaults_are() -> None:
 
 
 def test_configuration_is_over_the_defaults_and_below_options() -> None:
-    with dask.config.set({"sonic.servers": "grpc://a:1", "sonic.retry-for-s": 3}):
-        settings = sonic.connect(in_flight=7).settings
-    assert (settings.servers, settings.retry_for_s, settings.in_flight) == (("grpc://a:1",), 3, 7)
+    with dask.config.set({"sonic.servers": "grpc://a:1", "sonic.retry-timeout-s": 3}):
+        settings = sonic.connect(max_in_flight=7).settings
+    assert (settings.servers, settings.retry_timeout_s, settings.max_in_flight) == (
+        ("grpc://a:1",),
+        3,
+        7,
+    )
     assert settings.max_request_bytes == 32_000_000
     with (
         dask.config.set({"sonic.servers": "grpc://a:1", "sonic.retry-fro-s": 3}),
-        pytest.raises(errors.ConfigError, match="'retry_fro_s'; did you mean 'retry_for_s'"),
+        pytest.raises(errors.ConfigError, match="'retry_fro_s'; did you mean 'retry_timeout_s'"),
     ):
         sonic.connect()
 
 
 PROFILES = {
-    "site": {"servers": ["grpcs://triton.site.example"], "token-file": "/t", "retry-for-s": 60},
-    "lab": {"servers": "grpc://lab.example:8001", "in-flight": 7},
+    "site": {"servers": ["grpcs://triton.site.example"], "token-file": "/t", "retry-timeout-s": 60},
+    "lab": {"servers": "grpc://lab.example:8001", "max-in-flight": 7},
 }
 
 
 def test_profiles() -> None:
-    with dask.config.set({"sonic.profiles": PROFILES, "sonic.in-flight": 9}):
+    with dask.config.set({"sonic.profiles": PROFILES, "sonic.max-in-flight": 9}):
         site = sonic.connect(profile="site", channels=2).settings
         assert site.servers == ("grpcs://triton.site.example:443",)
-        assert (site.token, site.retry_for_s, site.channels) == (Path("/t"), 60, 2)
-        assert site.in_flight == 9
+        assert (site.token, site.retry_timeout_s, site.channels) == (Path("/t"), 60, 2)
+        assert site.max_in_flight == 9
         with dask.config.set({"sonic.profile": "lab"}):
             lab = sonic.connect().settings
-            assert (lab.servers, lab.in_flight) == (("grpc://lab.example:8001",), 7)
+            assert (lab.servers, lab.max_in_flight) == (("grpc://lab.example:8001",), 7)
         with pytest.raises(errors.ConfigError, match="no profile 'sit'; did you mean 'site'"):
             sonic.connect(profile="sit")
         with pytest.raises(errors.ConfigError, match="leave out one of the two"):

@@ -173,7 +173,7 @@ def traced(analysis: sonic.SonicProcessor) -> set[str]:
     events = NanoEventsFactory.from_root(
         {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema, mode="virtual"
     ).events()
-    with sonic.connect("grpc://127.0.0.1:9", retry_for_s=0.1):
+    with sonic.connect("grpc://127.0.0.1:9", retry_timeout_s=0.1):
         found: set[str] = trace_with_typetracer(analysis.process, events, throw=True)
     return found
 

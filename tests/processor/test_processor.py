@@ -352,7 +352,7 @@ def test_a_server_killed_in_mid_run_leaves_no_output(tmp_path: Any) -> None:
     sonic.build_repository(tmp_path / "r", {"toptagger": DATA / "toptagger.onnx"})
     executor = processor.IterativeExecutor(status=False, retries=3)
     run = processor.Runner(executor=executor, schema=Schema, chunksize=100, skipbadfiles=True)
-    with sonic.LocalServer(tmp_path / "r") as server, sonic.connect(server, retry_for_s=1.0):
+    with sonic.LocalServer(tmp_path / "r") as server, sonic.connect(server, retry_timeout_s=1.0):
         assert server.pid is not None
         killing = Killing(server.pid)
         with (

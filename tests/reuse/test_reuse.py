@@ -167,7 +167,7 @@ def test_each_event_by_its_version(server: FakeServer, in_flight: int) -> None:
     folded(server)
     event = ak.Array([10, 11, 12, 13, 15])
     numbers = [[1, 2], [1], [], [None, 4, 5], [6]]
-    with Pool(Settings.make(server.url, in_flight=in_flight)) as pool:
+    with Pool(Settings.make(server.url, max_in_flight=in_flight)) as pool:
         pending = MODEL.submit(objects(numbers), pool=pool, version=event % 2 + 1)
         assert pending.result().twice.tolist() == [[2, 4], [3], [], [None, 12, 15], [18]]
         assert pending.provenance()["version"] == "1, 2"
@@ -210,7 +210,7 @@ def test_variations_and_versions_without_data() -> None:
     tracer, report = ak.typetracer.typetracer_with_report(
         ak.forms.form_with_unique_keys(events.layout.form, ("events",)), highlevel=True
     )
-    with Pool(Settings.make("grpc://127.0.0.1:9", retry_for_s=0.1)) as pool:
+    with Pool(Settings.make("grpc://127.0.0.1:9", retry_timeout_s=0.1)) as pool:
         varied = sonic.Variations(nominal=tracer.jets, up=tracer.jets)
         scores = MODEL(varied, pool=pool, version=tracer.fold)
         assert list(scores) == ["nominal", "up"]
@@ -313,7 +313,7 @@ def test_what_a_fallback_gave_is_not_kept(server: FakeServer, tmp_path: Path) ->
     near = dataclasses.replace(
         server.models["m"], digest="two", function=lambda i: {"y": 2.0001 * i["x"]}
     )
-    options = {"fallback_after_s": 0.1, "retry_for_s": 30, "cache_trusts_versions": False}
+    options = {"fallback_after_s": 0.1, "retry_timeout_s": 30, "cache_trusts_versions": False}
     with (
         FakeServer({"m": near}) as local,
         cached(server, tmp_path, fallback=lambda: local.url, **options) as pool,
@@ -353,7 +353,7 @@ def test_a_deadline_does_not_wait_for_the_cache(
         return ask(self, *given, **options)
 
     monkeypatch.setattr(Pool, "contract", contract)
-    with cached(server, tmp_path, in_flight=1) as pool:
+    with cached(server, tmp_path, max_in_flight=1) as pool:
         pending = MODEL.submit(objects([list(range(400))]), pool=pool)
         until(lambda: server.statistics["m", "rows"] >= 8)
         server.hold()

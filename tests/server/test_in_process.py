@@ -14,8 +14,8 @@ import pytest
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import InProcessServer, LocalServer, build_repository
+from sonic_coffea.server import _install as install
 from sonic_coffea.server.launch import _fallback as fallback
-from sonic_coffea.server.launch import _install as install
 from sonic_coffea.transport import connect_transport, local_state
 
 from .conftest import save_classifier

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server.launch import _install as install
-from sonic_coffea.server.launch import _interpreters
+from sonic_coffea.server import _install as install
+from sonic_coffea.server import _interpreters
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ def test_a_server_without_the_package_says_how_to_add_it(tmp_path, installation)
 
 def test_a_builder_without_the_package_says_how_to_add_it(tmp_path, monkeypatch):
     (tmp_path / "m.json").write_text("{}")
-    monkeypatch.setattr("sonic_coffea.server.launch._install.find", lambda: None)
+    monkeypatch.setattr("sonic_coffea.server._install.find", lambda: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="sonic-coffea server install --with xgboost"):
         build_repository(tmp_path / "r", {"m": tmp_path / "m.json"})

@@ -65,7 +65,7 @@ def test_added_to_a_running_server_while_rows_are_scored(tmp_path, installation)
         seen.update(got.tolist())
         return seen
 
-    with server, sonic.connect(server, retry_for_s=1e-3):
+    with server, sonic.connect(server, retry_timeout_s=1e-3):
         assert factors() == {1.0}
         build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, add_version=True)
         until(lambda: factors() == {1.0, 2.0}, what="the second version")

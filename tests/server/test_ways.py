@@ -12,7 +12,7 @@ from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import LocalServer, build_repository
-from sonic_coffea.server.launch import _install as install
+from sonic_coffea.server import _install as install
 from sonic_coffea.server.launch import _ways
 from sonic_coffea.transport import connect_transport, local_state
 

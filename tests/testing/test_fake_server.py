@@ -190,7 +190,7 @@ def test_wrong_answers(fake: FakeServer, how: Any, said: str) -> None:
 
 def test_a_server_that_is_not_there_yet(fake: FakeServer) -> None:
     fake.stop()
-    with pool_of(fake, retry_for_s=60) as pool:
+    with pool_of(fake, retry_timeout_s=60) as pool:
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(MODEL(objects(9), pool=pool)))
         thread.start()
@@ -345,7 +345,7 @@ def test_a_file_of_servers_that_changes_while_rows_are_out(
     path.write_text(f"{fake.url}\n")
     with (
         FakeServer({"m": FakeModel.of(MODEL, double, max_rows=4)}) as other,
-        Pool(Settings.make(path, in_flight=2)) as pool,
+        Pool(Settings.make(path, max_in_flight=2)) as pool,
     ):
         fake.hold()
         pending = MODEL.submit(objects(40), pool=pool)
@@ -402,7 +402,7 @@ def test_unknown_extension() -> None:
 
 
 def test_the_fixture(sonic_server: Any) -> None:
-    server = sonic_server(MODEL, functions={"m": double}, retry_for_s=0.3)
+    server = sonic_server(MODEL, functions={"m": double}, retry_timeout_s=0.3)
     assert twice(MODEL(objects(3))) == [0, 1, 2]
     server.stop()
     assert MODEL(objects(3), on_error="mask").twice.tolist() == [None] * 3

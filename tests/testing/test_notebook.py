@@ -63,7 +63,7 @@ def test_a_model_shows_its_contract() -> None:
 
 
 def test_a_pool_shows_its_servers(server: FakeServer) -> None:
-    with Pool(Settings.make(server.url, retry_for_s=0.1)) as pool:
+    with Pool(Settings.make(server.url, retry_timeout_s=0.1)) as pool:
         assert "not used yet" in pool._repr_html_()
         ROW(objects(8), pool=pool)
         assert "8 rows in 2 requests" in pool._repr_html_()
@@ -113,7 +113,7 @@ def test_what_is_interrupted_is_not_lost(
     """Ctrl-C ends the call; the same call again sends what was not answered."""
     monkeypatch.setattr("sonic_coffea.model._pending._KEPT_WITHIN_S", 60.0)
     options: dict[str, Any] = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
-    with Pool(Settings.make(server.url, in_flight=1, **options)) as pool:
+    with Pool(Settings.make(server.url, max_in_flight=1, **options)) as pool:
         pending = ROW.submit(objects(2000), pool=pool)
         until(lambda: server.statistics["m", "rows"] >= 40)
         server.hold()

@@ -144,7 +144,7 @@ def test_few_connections_that_last(server: FakeServer, channels: int) -> None:
 def test_a_connection_that_is_refused_for_a_while(server: FakeServer) -> None:
     """The rows wait for the listener to accept it."""
     listener = Listener(int(server.url.rpartition(":")[2]), most=0)
-    with Pool(Settings.make(listener.url, retry_for_s=60)) as pool:
+    with Pool(Settings.make(listener.url, retry_timeout_s=60)) as pool:
         pending = MODEL.submit
         found: list[Any] = []
         thread = threading.Thread(

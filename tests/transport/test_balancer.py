@@ -132,7 +132,7 @@ def test_a_server_behind_a_balancer_is_killed(
     compare: Any,
 ) -> None:
     """What it had is answered by the other, which is behind the same address."""
-    with Pool(Settings.make(balancer, retry_for_s=60)) as pool:
+    with Pool(Settings.make(balancer, retry_timeout_s=60)) as pool:
         pendings = [tagger.submit(jets, pool=pool) for _ in range(2)]
         assert tritons[0].pid is not None
         os.kill(tritons[0].pid, signal.SIGKILL)

@@ -138,7 +138,7 @@ def test_scores_are_the_same(wide_server: sonic.LocalServer, calls: list[str], s
 
 def test_regions_are_used_again(wide_server: sonic.LocalServer, calls: list[str]) -> None:
     sent = objects(2000)
-    with pool_of(wide_server, in_flight=2) as pool:
+    with pool_of(wide_server, max_in_flight=2) as pool:
         for _ in range(20):
             check(model()(sent, pool=pool), sent)
         assert pool.statistics.total().requests >= 20
@@ -171,7 +171,7 @@ def test_a_server_that_is_started_anew_knows_no_regions(wide: Path) -> None:
     sent = objects(40_000)
     with held_port() as port:
         server = sonic.LocalServer(wide, port=port, stop_timeout_s=0.1).start()
-        with pool_of(server, retry_for_s=60) as pool:
+        with pool_of(server, retry_timeout_s=60) as pool:
             check(model()(sent[:4000], pool=pool), sent[:4000])
             pending = model().submit(sent, pool=pool)
             assert server.pid is not None
@@ -200,7 +200,7 @@ def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
 
 def test_letting_go_of_a_dead_server_is_no_error(wide: Path) -> None:
     server = sonic.LocalServer(wide, stop_timeout_s=0.1).start()
-    with pool_of(server, retry_for_s=0.2) as pool:
+    with pool_of(server, retry_timeout_s=0.2) as pool:
         check(model()(objects(4000), pool=pool), objects(4000))
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)

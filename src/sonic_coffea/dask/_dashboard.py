@@ -25,7 +25,7 @@ _COLUMNS = {
     "rows_s": "Rows/s",
     "in_flight": "In flight",
     "waiting": "Waiting",
-    "limit": "Limit",
+    "limit": "AdaptiveLimit",
     "trip_ms": "Answer (ms)",
     "queue_ms": "Queue (ms)",
     "model_ms": "Model (ms)",

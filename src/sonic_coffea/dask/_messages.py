@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.dask._allocation import Allowed, Seen, Served, Trips
-from sonic_coffea.pool import Share
+from sonic_coffea.pool import Quota
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sonic_coffea.pool import Sight, Wanted
+    from sonic_coffea.pool import EndpointReport, ModelKey
     from sonic_coffea.reporting import Statistics
     from sonic_coffea.transport import Timings
 
@@ -25,23 +25,23 @@ TIMINGS = ("requests", "queue_s", "input_s", "compute_s", "output_s")
 """What of a server's own statistics it shows."""
 
 
-def model_of(wanted: Wanted) -> str:
+def model_of(wanted: ModelKey) -> str:
     """Return a model and its version, if one is asked for, in one word."""
     name, version = wanted
     return name if version is None else f"{name}/{version}"
 
 
-def wanted_of(model: str) -> Wanted:
+def wanted_of(model: str) -> ModelKey:
     """Return the inverse of `model_of`."""
     name, _, version = model.partition("/")
     return name, version or None
 
 
 def written_report(
-    sights: Sequence[Sight],
-    waiting: Mapping[Wanted, int],
+    sights: Sequence[EndpointReport],
+    waiting: Mapping[ModelKey, int],
     statistics: Statistics,
-    timings: Mapping[tuple[str, Wanted], Timings],
+    timings: Mapping[tuple[str, ModelKey], Timings],
 ) -> dict[str, Any]:
     """Return what a worker saw, as a message."""
     seen = [
@@ -96,9 +96,9 @@ def written_shares(shares: Mapping[Served, Allowed]) -> list[list[Any]]:
 
 def read_shares(
     shares: Sequence[Sequence[Any]], lasts_s: float, now: float
-) -> dict[tuple[str, Wanted], Share]:
+) -> dict[tuple[str, ModelKey], Quota]:
     """Return what a worker may have, from a message that comes now."""
     return {
-        (server, wanted_of(model)): Share(most, every_s, now + first_s, now + lasts_s)
+        (server, wanted_of(model)): Quota(most, every_s, now + first_s, now + lasts_s)
         for server, model, most, every_s, first_s in shares
     }

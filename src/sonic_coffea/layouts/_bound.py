@@ -22,7 +22,7 @@ from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._columns import (
     Column,
     Columns,
-    Wanted,
+    RowSelection,
     grouped,
     not_numbers,
     readable,
@@ -62,7 +62,7 @@ class Bound(Protocol):
     def row_bytes(self, length: int) -> int | Int64:
         """Bytes of a row, all the same, or one by one."""
 
-    def pack(self, name: str, wanted: Wanted, length: int) -> dict[str, Tensor]:
+    def pack(self, name: str, selection: RowSelection, length: int) -> dict[str, Tensor]:
         """Return the tensors of some rows, by the names of the model's inputs."""
 
 
@@ -110,25 +110,25 @@ class Scatter:
         # Which values there are, once some have been cut off.
         self._kept: NDArray[np.bool_] | None = None
 
-    def padded(self, wanted: Wanted, tensor: Tensor) -> None:
+    def padded(self, selection: RowSelection, tensor: Tensor) -> None:
         """Place ``[n, L, K]``; what is padding is left out."""
         from sonic_coffea.layouts import _kernels
 
-        starts = self._elements.split.starts[wanted]
-        counts = self._elements.counts[wanted]
+        starts = self._elements.split.starts[selection]
+        counts = self._elements.counts[selection]
         if self._kept is None and np.any(counts > tensor.shape[1]):
             self._kept = np.ones(len(self._values), np.bool_)
-        where = (self._offsets[:-1][wanted], counts, starts, self._elements.order)
+        where = (self._offsets[:-1][selection], counts, starts, self._elements.order)
         _kernels.unpad(_bytes(self._values), self._kept, _bytes(tensor), *where)
 
-    def flat(self, wanted: Wanted, tensor: Tensor) -> None:
+    def flat(self, selection: RowSelection, tensor: Tensor) -> None:
         """Place ``[sum n, K]``."""
-        counts = self._elements.counts[wanted]
+        counts = self._elements.counts[selection]
         within = np.arange(len(tensor)) - np.repeat(np.cumsum(counts) - counts, counts)
         if self._elements.order is not None:
-            starts = np.repeat(self._elements.split.starts[wanted], counts)
+            starts = np.repeat(self._elements.split.starts[selection], counts)
             within = self._elements.order[starts + within] - starts
-        self._values[np.repeat(self._offsets[:-1][wanted], counts) + within] = tensor
+        self._values[np.repeat(self._offsets[:-1][selection], counts) + within] = tensor
 
     def content(self, names: list[str] | None) -> Content:
         """Return one list a row: records of `names`, or numbers."""
@@ -173,12 +173,12 @@ class BoundRow:
         del length
         return len(self.columns.columns) * self.dtype.itemsize
 
-    def pack(self, name: str, wanted: Wanted, length: int) -> dict[str, Tensor]:
+    def pack(self, name: str, selection: RowSelection, length: int) -> dict[str, Tensor]:
         """Return ``[n, F]``."""
         del length
-        ids = self.columns.split.starts[wanted]
+        ids = self.columns.split.starts[selection]
         out = _empty(len(ids), (len(self.columns.columns),), self.dtype)
-        self.columns.list(out, ids, wanted)
+        self.columns.list(out, ids, selection)
         return {name: out.astype(self.dtype, copy=False)}
 
 
@@ -212,16 +212,16 @@ class BoundPadded:
         """Bytes of a row."""
         return len(self.columns.columns) * length * self.dtype.itemsize
 
-    def pack(self, name: str, wanted: Wanted, length: int) -> dict[str, Tensor]:
+    def pack(self, name: str, selection: RowSelection, length: int) -> dict[str, Tensor]:
         """Return ``[n, F, L]`` or ``[n, L, F]``."""
-        n, features = len(self.columns.split.starts[wanted]), len(self.columns.columns)
+        n, features = len(self.columns.split.starts[selection]), len(self.columns.columns)
         if self.axis_order == "FL":
             out = _empty(n, (features, length), self.dtype)
             by_field = out
         else:
             out = _empty(n, (length, features), self.dtype)
             by_field = out.transpose(0, 2, 1)
-        self.columns.pad(by_field, self.fill, wanted)
+        self.columns.pad(by_field, self.fill, selection)
         return {name: out.astype(self.dtype, copy=False)}
 
 
@@ -249,11 +249,11 @@ class BoundMask:
         """Bytes of a row."""
         return (length or self.longest) * self.dtype.itemsize
 
-    def pack(self, name: str, wanted: Wanted, length: int) -> dict[str, Tensor]:
+    def pack(self, name: str, selection: RowSelection, length: int) -> dict[str, Tensor]:
         """Return ``[n, 1, L]``."""
         from sonic_coffea.layouts import _kernels
 
-        starts, stops = self.counted.split.starts[wanted], self.counted.split.stops[wanted]
+        starts, stops = self.counted.split.starts[selection], self.counted.split.stops[selection]
         out = _empty(len(starts), (1, length or self.longest), self.dtype)
         _kernels.mask(out, starts, stops)
         return {name: out.astype(self.dtype, copy=False)}
@@ -286,17 +286,17 @@ class BoundFlat:
         per_element = len(self.columns.columns) * self.dtype.itemsize + (8 if self.batch else 0)
         return self.columns.split.counts * per_element + (8 if self.splits else 0)
 
-    def pack(self, name: str, wanted: Wanted, length: int) -> dict[str, Tensor]:
+    def pack(self, name: str, selection: RowSelection, length: int) -> dict[str, Tensor]:
         """Return ``[sum n, F]``, with offsets or row numbers of the request's own."""
         from sonic_coffea.layouts import _kernels
 
         del length
-        starts, stops = self.columns.split.starts[wanted], self.columns.split.stops[wanted]
+        starts, stops = self.columns.split.starts[selection], self.columns.split.stops[selection]
         offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(stops - starts)))
         ids = np.empty(int(offsets[-1]), np.int64)
         _kernels.positions(ids, starts, stops)
         out = _empty(len(ids), (len(self.columns.columns),), self.dtype)
-        self.columns.list(out, ids, wanted)
+        self.columns.list(out, ids, selection)
         made = {name: out.astype(self.dtype, copy=False)}
         if self.splits:
             made[self.splits] = offsets
@@ -355,12 +355,12 @@ class BoundDense:
         del length
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def pack(self, name: str, wanted: Wanted, length: int) -> dict[str, Tensor]:
+    def pack(self, name: str, selection: RowSelection, length: int) -> dict[str, Tensor]:
         """Return ``[n, *shape]``."""
         del length
-        n = len(self.columns.split.starts[wanted])
+        n = len(self.columns.split.starts[selection])
         out = _empty(n, (1, math.prod(self.shape)), self.dtype)
-        self.columns.pad(out, (0.0,), wanted)
+        self.columns.pad(out, (0.0,), selection)
         return {name: out.astype(self.dtype, copy=False).reshape(n, *self.shape)}
 
 

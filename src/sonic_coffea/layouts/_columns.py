@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from awkward.contents import Content
 
 Tensor = NDArray[Any]
-Wanted = slice | Int64
+RowSelection = slice | Int64
 """Rows of a call: a range of them, or their numbers."""
 
 
@@ -60,38 +60,43 @@ class Columns:
     groups: tuple[_Group, ...]
     order: Int64 | None = None
 
-    def pad(self, out: Tensor, fills: Sequence[float], wanted: Wanted) -> None:
+    def pad(self, out: Tensor, fills: Sequence[float], selection: RowSelection) -> None:
         """Fill ``out[n, F, L]``."""
         from sonic_coffea.layouts import _kernels
 
-        starts, stops = self.split.starts[wanted], self.split.stops[wanted]
+        starts, stops = self.split.starts[selection], self.split.stops[selection]
         for group in self.groups:
             kernel = _kernels.padded if group.transform is None else _kernels.padded_affine
             pads = np.asarray([fills[s] for s in group.slots]).astype(out.dtype)
             where = (starts, stops, pads, *(group.transform or ()))
-            self._run(kernel, out, group, where, wanted)
+            self._run(kernel, out, group, where, selection)
 
-    def list(self, out: Tensor, ids: Int64, wanted: Wanted) -> None:
+    def list(self, out: Tensor, ids: Int64, selection: RowSelection) -> None:
         """Fill ``out[n, F]`` with the elements at `ids`."""
         from sonic_coffea.layouts import _kernels
 
         for group in self.groups:
             kernel = _kernels.rows if group.transform is None else _kernels.rows_affine
-            self._run(kernel, out, group, (ids, *(group.transform or ())), wanted)
+            self._run(kernel, out, group, (ids, *(group.transform or ())), selection)
 
     def _run(
-        self, kernel: Any, out: Tensor, group: _Group, where: tuple[Any, ...], wanted: Wanted
+        self,
+        kernel: Any,
+        out: Tensor,
+        group: _Group,
+        where: tuple[Any, ...],
+        selection: RowSelection,
     ) -> None:
         values = group.values
         index = group.columns[0].index
         size = len(values) if index is None else len(index)
         first = (out, group.slots, group.addresses, size, values[:0], index)
         if kernel(*first, *where) >= 0:
-            raise self._misfit(group, out, wanted)
+            raise self._misfit(group, out, selection)
 
-    def _misfit(self, group: _Group, out: Tensor, wanted: Wanted) -> InputError:
+    def _misfit(self, group: _Group, out: Tensor, selection: RowSelection) -> InputError:
         """Find the number that could not be sent, and say where it is."""
-        numbers = np.arange(len(self.split.rows))[wanted]
+        numbers = np.arange(len(self.split.rows))[selection]
         for row in numbers:
             here = slice(self.split.starts[row], self.split.stops[row])
             for column in group.columns:

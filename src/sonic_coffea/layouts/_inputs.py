@@ -16,7 +16,7 @@ from sonic_coffea.layouts._specs import Bucketed, DType, Flat, Layout, Mask, Pad
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sonic_coffea.layouts._columns import Wanted
+    from sonic_coffea.layouts._columns import RowSelection
     from sonic_coffea.layouts._rows import Int64, Rows
 
 
@@ -47,7 +47,7 @@ class Inputs:
         order, segments = _segments(self.bound, rows)
         return replace(self, order=order, segments=segments)
 
-    def wanted(self, start: int, stop: int) -> Wanted:
+    def selection(self, start: int, stop: int) -> RowSelection:
         """Return the rows at places `start` to `stop`."""
         return slice(start, stop) if self.order is None else self.order[start:stop]
 
@@ -60,17 +60,17 @@ class Inputs:
     def pack(self, start: int, stop: int) -> dict[str, Tensor]:
         """Return the tensors of the rows at places `start` to `stop`, by input."""
         length = next(s.length for s in self.segments if s.start <= start < s.stop)
-        wanted = self.wanted(start, stop)
+        selection = self.selection(start, stop)
         tensors: dict[str, Tensor] = {}
         for name, bound in self.bound.items():
-            tensors.update(bound.pack(name, wanted, _length_of(bound, length)))
+            tensors.update(bound.pack(name, selection, _length_of(bound, length)))
         return tensors
 
-    def padded_length(self, name: str, wanted: Wanted) -> int:
+    def padded_length(self, name: str, selection: RowSelection) -> int:
         """Return what rows that share a request are padded to, in the input of this name."""
         bucket = 0
         if _has_buckets(self.bound):
-            lengths, places = _places(self.bound, np.arange(len(self.rows))[wanted][:1])
+            lengths, places = _places(self.bound, np.arange(len(self.rows))[selection][:1])
             bucket = lengths[int(places[0])]
         return _length_of(self.bound[name], bucket)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from sonic_coffea.layouts._columns import Wanted
+    from sonic_coffea.layouts._columns import RowSelection
     from sonic_coffea.layouts._inputs import Inputs
 
 PER = ("row", "constituent")
@@ -128,7 +128,7 @@ class Output:
 class Assembly(Protocol):
     """One output of a call, as its answers come in, in any order."""
 
-    def place(self, wanted: Wanted, rows: int, answer: Mapping[str, Tensor]) -> None:
+    def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
         """Put the answer for some rows in its place.
 
         Raises
@@ -153,7 +153,7 @@ class ByRow:
         """The answers so far, as the model gives them."""
         return self._output.blank(self._rows) if self._whole is None else self._whole
 
-    def place(self, wanted: Wanted, rows: int, answer: Mapping[str, Tensor]) -> None:
+    def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
         """Put the answer for some rows in its place."""
         tensor = _tensor(self._name, answer)
         if tensor.ndim == 0 or tensor.shape[0] != rows:
@@ -161,7 +161,7 @@ class ByRow:
         if self._whole is None:
             self._whole = np.zeros((self._rows, *tensor.shape[1:]), tensor.dtype)
         _same_kind(self._name, self._whole, tensor)
-        self._whole[wanted] = tensor
+        self._whole[selection] = tensor
 
     def content(self) -> Content:
         """Return one element for each row."""
@@ -190,9 +190,9 @@ class _Constituents:
         self._elements, self._flat = jagged[self._of]
         self._scatter: Scatter | None = None
 
-    def place(self, wanted: Wanted, rows: int, answer: Mapping[str, Tensor]) -> None:
+    def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
         tensor = _tensor(self._name, answer)
-        counts = self._elements.counts[wanted]
+        counts = self._elements.counts[selection]
         axes = 1 if self._flat else 2
         if tensor.ndim == axes:
             tensor = tensor[..., np.newaxis]
@@ -200,7 +200,7 @@ class _Constituents:
         if self._flat:
             expected, what = (int(counts.sum()),), f"{int(counts.sum())} constituents"
         else:
-            length = self._inputs.padded_length(self._of, wanted)
+            length = self._inputs.padded_length(self._of, selection)
             expected, what = (rows, length), f"{rows} rows of {length} constituents"
         if tensor.ndim != axes + 1 or tensor.shape[:axes] != expected:
             raise _misshapen(self._name, tensor, f"for {what}")
@@ -208,9 +208,9 @@ class _Constituents:
         if self._scatter is None:
             self._scatter = Scatter(self._elements, tensor.shape[-1], tensor.dtype)
         if self._flat:
-            self._scatter.flat(wanted, tensor)
+            self._scatter.flat(selection, tensor)
         else:
-            self._scatter.padded(wanted, tensor)
+            self._scatter.padded(selection, tensor)
 
     def content(self) -> Content:
         scatter = self._scatter or Scatter(
@@ -229,7 +229,7 @@ class _Collections:
         self._parts: list[Tensor] = []
         self._length = 0
 
-    def place(self, wanted: Wanted, rows: int, answer: Mapping[str, Tensor]) -> None:
+    def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
         tensor, splits = _tensor(self._name, answer), _tensor(self._splits, answer)
         offsets = splits.reshape(-1).astype(np.int64)
         if len(offsets) != rows + 1:
@@ -246,8 +246,8 @@ class _Collections:
             )
         if self._parts:
             _same_kind(self._name, self._parts[0], tensor)
-        self._starts[wanted] = offsets[:-1] + self._length
-        self._stops[wanted] = offsets[1:] + self._length
+        self._starts[selection] = offsets[:-1] + self._length
+        self._stops[selection] = offsets[1:] + self._length
         self._parts.append(tensor)
         self._length += len(tensor)
 

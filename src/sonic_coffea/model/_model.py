@@ -375,7 +375,7 @@ class Model:
             for one, some in self._by_version(inputs, version):
                 contract = self._contract(pool, one, some, mask=mask, deadline=deadline)
                 if contract is None:
-                    pending.lose(some.wanted(0, len(some)), len(some))
+                    pending.lose(some.selection(0, len(some)), len(some))
                     continue
                 reused = self._reused(pool.settings, contract, deduplicate=deduplicate)
                 part = Part(

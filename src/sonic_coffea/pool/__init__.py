@@ -5,10 +5,10 @@ from __future__ import annotations
 from sonic_coffea.pool._batching import rows_per_request
 from sonic_coffea.pool._call import MASKABLE, Call
 from sonic_coffea.pool._deadline import NEVER, Deadline
-from sonic_coffea.pool._endpoint import Observed, Wanted
-from sonic_coffea.pool._fleet import ServerState, Sight
+from sonic_coffea.pool._endpoint import ModelKey, RttStatistics
+from sonic_coffea.pool._fleet import EndpointReport, ServerState
 from sonic_coffea.pool._hooks import failures_told, take_part
-from sonic_coffea.pool._limits import Limit, Share
+from sonic_coffea.pool._limits import AdaptiveLimit, Quota
 from sonic_coffea.pool._pool import Pool
 from sonic_coffea.pool._registry import adopt, carried, current, forget, install, shared
 from sonic_coffea.pool._settings import Settings
@@ -16,16 +16,16 @@ from sonic_coffea.pool._settings import Settings
 __all__ = [
     "MASKABLE",
     "NEVER",
+    "AdaptiveLimit",
     "Call",
     "Deadline",
-    "Limit",
-    "Observed",
+    "EndpointReport",
+    "ModelKey",
     "Pool",
+    "Quota",
+    "RttStatistics",
     "ServerState",
     "Settings",
-    "Share",
-    "Sight",
-    "Wanted",
     "adopt",
     "carried",
     "current",

@@ -50,7 +50,7 @@ def rows_per_request(
     preferred_rows : tuple of int
         Batch sizes that the server prefers; the largest that fits is taken.
     max_bytes : int
-        Limit on one request's tensors.
+        AdaptiveLimit on one request's tensors.
 
     Raises
     ------

@@ -59,7 +59,7 @@ class Cargo(Protocol):
     def pack(self, start: int, stop: int) -> Mapping[str, Tensor]:
         """Return the tensors of the rows at some places, by input."""
 
-    def wanted(self, start: int, stop: int) -> Any:
+    def selection(self, start: int, stop: int) -> Any:
         """Return which rows are at some places."""
 
     def events_of(self, start: int, stop: int) -> tuple[int, int] | None:
@@ -198,7 +198,7 @@ class Call:
         """
         if piece.over:
             return
-        wanted = self.inputs.wanted(piece.start, piece.stop)
+        wanted = self.inputs.selection(piece.start, piece.stop)
         with self._placing:
             for output in self.outputs.values():
                 output.place(wanted, piece.stop - piece.start, answer.outputs)
@@ -252,7 +252,7 @@ class Call:
             return 0
         level = logging.DEBUG if self.lost else logging.WARNING
         logger.log(level, "%s; these rows, and others that are lost, are None", error)
-        lost = self.inputs.wanted(piece.start, piece.stop)
+        lost = self.inputs.selection(piece.start, piece.stop)
         rows = piece.stop - piece.start
         if self._lost_with is not None:
             lost = self._lost_with(lost)

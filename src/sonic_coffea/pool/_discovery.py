@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sonic_coffea.pool._deadline import Deadline
-    from sonic_coffea.pool._endpoint import Endpoint, Wanted
+    from sonic_coffea.pool._endpoint import Endpoint, ModelKey
     from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _OTHERS_S = 1.0
 
 
 def ask_contract(
-    endpoints: Sequence[Endpoint], wanted: Wanted, lock: threading.Condition, deadline: Deadline
+    endpoints: Sequence[Endpoint], wanted: ModelKey, lock: threading.Condition, deadline: Deadline
 ) -> tuple[Contract | None, list[SonicError]]:
     """Ask all servers at the same time what a model takes and gives.
 
@@ -88,7 +88,7 @@ def ask_contract(
     return _common(list(found.values())), failures
 
 
-def note(endpoint: Endpoint, wanted: Wanted, error: SonicError | None) -> None:
+def note(endpoint: Endpoint, wanted: ModelKey, error: SonicError | None) -> None:
     """Take note of what came of asking a server for a model; the caller holds the lock."""
     now = time.monotonic()
     if error is None or isinstance(error, ModelNotFoundError):

@@ -21,7 +21,7 @@ from sonic_coffea.errors import (
     ServerLostError,
     SonicError,
 )
-from sonic_coffea.pool._endpoint import Attempt, Endpoint, Wanted, choose
+from sonic_coffea.pool._endpoint import Attempt, Endpoint, ModelKey, choose
 from sonic_coffea.pool._fleet import CLOSED
 from sonic_coffea.reporting import Span, Statistics, Tally
 
@@ -57,7 +57,7 @@ class Dispatcher:
     def __init__(self, fleet: Fleet, lock: threading.Condition) -> None:
         self.statistics = Statistics()
         self._fleet, self._lock = fleet, lock
-        self._queues: dict[Wanted, list[tuple[int, Piece]]] = {}
+        self._queues: dict[ModelKey, list[tuple[int, Piece]]] = {}
         self._order = itertools.count()
         self._out_bytes = 0
         self._thread: threading.Thread | None = None
@@ -69,7 +69,7 @@ class Dispatcher:
         """Whether nothing is sent any more."""
         return self._closed
 
-    def waiting(self) -> dict[Wanted, int]:
+    def waiting(self) -> dict[ModelKey, int]:
         """Return how many requests of each model wait; the lock is held."""
         return {wanted: len(queue) for wanted, queue in self._queues.items()}
 
@@ -239,7 +239,7 @@ class Dispatcher:
 
     def _fits(self, piece: Piece) -> bool:
         # A piece larger than the whole budget travels alone.
-        limit = self._settings.in_flight_bytes
+        limit = self._settings.max_in_flight_bytes
         return self._out_bytes == 0 or self._out_bytes + piece.nbytes <= limit
 
     def _pause_s(self, now: float) -> float | None:
@@ -278,7 +278,7 @@ class Dispatcher:
 
     def _patience_s(self, error: SonicError) -> float:
         passing = isinstance(error, (ServerLostError, OverloadError))
-        return self._settings.retry_for_s if passing else 0.0
+        return self._settings.retry_timeout_s if passing else 0.0
 
     def _ask_life(self, endpoint: Endpoint) -> None:
         """Ask a server that owes answers whether it lives; one that does not say so is lost."""
@@ -457,11 +457,11 @@ class Dispatcher:
         endpoint.failed(error, now)
         lost_since = self._fleet.lost_since(wanted, now)
         if lost_since is not None:
-            return now - lost_since < self._settings.retry_for_s
+            return now - lost_since < self._settings.retry_timeout_s
         # Rows that servers lose while they answer others may be what is killing them.
         return (
             piece.attempts < _MOST_ATTEMPTS
-            or now - piece.first_failed_at < self._settings.retry_for_s
+            or now - piece.first_failed_at < self._settings.retry_timeout_s
         )
 
     def _record(

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sonic_coffea.pool._limits import Limit, Share
+from sonic_coffea.pool._limits import AdaptiveLimit, Quota
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Wanted = tuple[str, str | None]
+ModelKey = tuple[str, str | None]
 """A model, and the version if one is asked for."""
 
 _FIRST_BACKOFF_S = 0.1
@@ -35,7 +35,7 @@ _QUIET_S = 2.0
 
 
 @dataclass(slots=True)
-class Observed:
+class RttStatistics:
     """What a server did for a model since someone last asked.
 
     Attributes
@@ -76,7 +76,7 @@ class Attempt:
     settled: bool = False
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> ModelKey:
         """The model."""
         return self.piece.call.wanted
 
@@ -110,13 +110,13 @@ class Endpoint:
     last_error: SonicError | None = None
     heard_at: float = 0.0
     asked: bool = False
-    _out: Counter[Wanted] = field(default_factory=Counter)
-    _limits: dict[Wanted, Limit] = field(default_factory=dict)
-    _lacks: dict[Wanted, float] = field(default_factory=dict)
-    _compared: dict[Wanted, float] = field(default_factory=dict)
-    _asking: set[Wanted] = field(default_factory=set)
-    _shares: dict[Wanted, Share] = field(default_factory=dict)
-    _observed: dict[Wanted, Observed] = field(default_factory=dict)
+    _out: Counter[ModelKey] = field(default_factory=Counter)
+    _limits: dict[ModelKey, AdaptiveLimit] = field(default_factory=dict)
+    _lacks: dict[ModelKey, float] = field(default_factory=dict)
+    _compared: dict[ModelKey, float] = field(default_factory=dict)
+    _asking: set[ModelKey] = field(default_factory=set)
+    _shares: dict[ModelKey, Quota] = field(default_factory=dict)
+    _observed: dict[ModelKey, RttStatistics] = field(default_factory=dict)
     _answered_from: float = 0.0
     _spared_until: float = 0.0
     _failed_in_a_row: int = 0
@@ -127,28 +127,28 @@ class Endpoint:
         return len(self.attempts)
 
     @property
-    def models(self) -> list[Wanted]:
+    def models(self) -> list[ModelKey]:
         """The models that it is known to have."""
         return list(self._compared)
 
-    def limit(self, wanted: Wanted) -> Limit:
+    def limit(self, wanted: ModelKey) -> AdaptiveLimit:
         """Return the limit of a model."""
         if wanted not in self._limits:
-            self._limits[wanted] = Limit(self.most)
+            self._limits[wanted] = AdaptiveLimit(self.most)
         return self._limits[wanted]
 
-    def lacks(self, wanted: Wanted, now: float) -> bool:
+    def lacks(self, wanted: ModelKey, now: float) -> bool:
         """Whether it has turned out not to have a model, not long ago."""
         return self.leaving or self._lacks.get(wanted, 0.0) > now
 
-    def has(self, wanted: Wanted, now: float, *, there: bool) -> None:
+    def has(self, wanted: ModelKey, now: float, *, there: bool) -> None:
         """Take note of whether it has a model, and the one that is meant."""
         self._lacks[wanted] = 0.0 if there else now + _LACKS_FOR_S
         self._compared.pop(wanted, None)
         if there:
             self._compared[wanted] = now
 
-    def ask(self, wanted: Wanted, now: float) -> bool:
+    def ask(self, wanted: ModelKey, now: float) -> bool:
         """Return whether it has to be asked now what model it has, and take note of it."""
         known = wanted in self._compared or wanted in self._asking or self.lacks(wanted, now)
         if known or self.away_until > now:
@@ -156,7 +156,7 @@ class Endpoint:
         self._asking.add(wanted)
         return True
 
-    def told(self, wanted: Wanted) -> None:
+    def told(self, wanted: ModelKey) -> None:
         """Take note that the question is answered, or failed."""
         self._asking.discard(wanted)
 
@@ -165,12 +165,12 @@ class Endpoint:
         self.asked = False
         self._asking.clear()
 
-    def usable(self, wanted: Wanted, now: float) -> bool:
+    def usable(self, wanted: ModelKey, now: float) -> bool:
         """Whether it may get requests for a model, as far as is known."""
         away = self.away_until > now or self.lacks(wanted, now)
         return not away and wanted in self._compared
 
-    def room(self, wanted: Wanted, now: float) -> int:
+    def room(self, wanted: ModelKey, now: float) -> int:
         """Return how many more requests for a model may go out to it now."""
         if not self.usable(wanted, now):
             return 0
@@ -181,11 +181,11 @@ class Endpoint:
         limit = self.limit(wanted) if share is None else share
         return limit.room(self._out[wanted], now)
 
-    def _share(self, wanted: Wanted, now: float) -> Share | None:
+    def _share(self, wanted: ModelKey, now: float) -> Quota | None:
         share = self._shares.get(wanted)
         return share if share is not None and now < share.until else None
 
-    def allow(self, wanted: Wanted, share: Share, now: float) -> None:
+    def allow(self, wanted: ModelKey, share: Quota, now: float) -> None:
         """Take what someone who sees all clients lets this one have."""
         self._shares[wanted] = share.after(self._share(wanted, now))
 
@@ -193,9 +193,9 @@ class Endpoint:
         """Return when a share lets the next request leave, or ends, if nothing else does."""
         return min((s.wakes_at(now) for s in self._shares.values()), default=float("inf"))
 
-    def observe(self) -> dict[Wanted, tuple[int, Observed]]:
+    def observe(self) -> dict[ModelKey, tuple[int, RttStatistics]]:
         """Return what is out and what was seen, by model, and begin anew."""
-        observed = {w: (self._out[w], self._observed.get(w, Observed())) for w in self._out}
+        observed = {w: (self._out[w], self._observed.get(w, RttStatistics())) for w in self._out}
         self._observed = {}
         return observed
 
@@ -225,7 +225,7 @@ class Endpoint:
         if self._spared_until > now:
             self.away_until = self._spared_until = now
 
-    def load(self, wanted: Wanted) -> float:
+    def load(self, wanted: ModelKey) -> float:
         """Return how much of what it bears is out."""
         return self._out[wanted] / self.limit(wanted).value
 
@@ -266,7 +266,7 @@ class Endpoint:
         trip_s = now - attempt.packed_at - attempt.pack_s
         full = (attempt.piece.call.contract.max_rows or rows) / rows
         self.limit(attempt.wanted).answered(trip_s, rows, attempt.out, now, full)
-        self._observed.setdefault(attempt.wanted, Observed()).answered(trip_s, rows, full)
+        self._observed.setdefault(attempt.wanted, RttStatistics()).answered(trip_s, rows, full)
 
     def lives(self, now: float) -> None:
         """Take note of a sign of life, which is no proof that it infers."""
@@ -302,14 +302,14 @@ class Endpoint:
             del self._compared[wanted]
         self._pause(now)
 
-    def refused(self, error: SonicError, wanted: Wanted, now: float) -> None:
+    def refused(self, error: SonicError, wanted: ModelKey, now: float) -> None:
         """Take note of a refusal for lack of capacity: it gets less, after a while."""
         self.last_error = error
         self.heard_at = now
         if self._failed_in_a_row == 0:
             logger.warning("%s; it gets fewer requests at a time", error)
         self.limit(wanted).refused(now)
-        self._observed.setdefault(wanted, Observed()).refused += 1
+        self._observed.setdefault(wanted, RttStatistics()).refused += 1
         self._pause(now)
 
     def _pause(self, now: float) -> None:

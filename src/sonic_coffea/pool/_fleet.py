@@ -23,7 +23,7 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool._discovery import ask_contract, note, serves, without_file
-from sonic_coffea.pool._endpoint import Endpoint, Wanted
+from sonic_coffea.pool._endpoint import Endpoint, ModelKey
 from sonic_coffea.pool._fallback import RANK, Sample
 from sonic_coffea.pool._settings import read_servers
 from sonic_coffea.transport import Address, connect_transport
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from sonic_coffea.pool._call import Piece
     from sonic_coffea.pool._deadline import Deadline
-    from sonic_coffea.pool._endpoint import Observed
-    from sonic_coffea.pool._limits import Share
+    from sonic_coffea.pool._endpoint import RttStatistics
+    from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.transport import Answer, Contract, Timings
 
@@ -57,12 +57,12 @@ class ServerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class EndpointReport:
     """What was seen of a server: whether it is lost, and by model what is out and what came."""
 
     url: str
     lost: bool
-    models: Mapping[Wanted, tuple[int, Observed]]
+    models: Mapping[ModelKey, tuple[int, RttStatistics]]
 
 
 class Fleet:
@@ -80,15 +80,15 @@ class Fleet:
         self.settings = settings
         self.endpoints: list[Endpoint] = []
         self._lock = lock
-        self._contracts: dict[Wanted, Contract] = {}
-        self._asking: dict[Wanted, threading.Lock] = {}
+        self._contracts: dict[ModelKey, Contract] = {}
+        self._asking: dict[ModelKey, threading.Lock] = {}
         self._closed = False
         self.first_at = 0.0
         self.looks_at = math.inf if settings.servers_file is None else 0.0
         self._changed: int | None = None
         self._listed = settings.servers
         self._unreadable = ""
-        self._samples: dict[Wanted, Sample] = {}
+        self._samples: dict[ModelKey, Sample] = {}
         self._fallback_url: str | None = None
         self._falling_back = False
         self._fell_back_at = -math.inf
@@ -109,7 +109,7 @@ class Fleet:
                 self._take_in(self.settings)
             return [e for e in self.endpoints if not e.leaving]
 
-    def use(self, settings: Settings) -> None:
+    def set_servers(self, settings: Settings) -> None:
         """Take in and let go of servers; those that are let go of answer what they have.
 
         Raises
@@ -136,7 +136,7 @@ class Fleet:
             if changed != self._changed:
                 servers = read_servers(path)
                 if servers != self._listed:
-                    self.use(replace(self.settings, servers=servers))
+                    self.set_servers(replace(self.settings, servers=servers))
                     logger.warning("the servers are now %s", ", ".join(servers))
                 self._changed, self._listed, self._unreadable = changed, servers, ""
         except Exception as error:  # noqa: BLE001  whatever is in it, the servers go on
@@ -159,7 +159,7 @@ class Fleet:
         self.endpoints += new
         for endpoint in self.endpoints:
             endpoint.leaving = endpoint.url not in urls
-            ordered = settings.balance == "order" and not endpoint.leaving
+            ordered = settings.balance == "priority" and not endpoint.leaving
             endpoint.rank = urls.index(endpoint.url) if ordered else 0
             if endpoint.url == self._fallback_url:
                 endpoint.rank = RANK
@@ -172,7 +172,7 @@ class Fleet:
         with contextlib.ExitStack() as made:
             endpoints = []
             for url in urls:
-                endpoint = Endpoint(url, [], settings.in_flight)
+                endpoint = Endpoint(url, [], settings.max_in_flight)
                 made.callback(endpoint.close)
                 for _ in range(settings.channels):
                     endpoint.connections.append(connect_transport(url, options=options))
@@ -211,16 +211,16 @@ class Fleet:
                 if not e.leaving
             ]
 
-    def observe(self) -> list[Sight]:
+    def observe(self) -> list[EndpointReport]:
         """Return what was seen of each server since the last call."""
         with self._lock:
             return [
-                Sight(url=e.url, lost=e.lost, models=e.observe())
+                EndpointReport(url=e.url, lost=e.lost, models=e.observe())
                 for e in self.endpoints
                 if not e.leaving
             ]
 
-    def timings(self) -> dict[tuple[str, Wanted], Timings]:
+    def timings(self) -> dict[tuple[str, ModelKey], Timings]:
         """Ask the servers, those that can say, for their own account of the models in use."""
         with self._lock:
             asked = [(e, wanted) for e in self.endpoints for wanted in e.models]
@@ -234,7 +234,7 @@ class Fleet:
 
     def allow(
         self,
-        shares: Mapping[tuple[str, Wanted], Share],
+        shares: Mapping[tuple[str, ModelKey], Quota],
         lost: Collection[str],
         lasts_s: float,
     ) -> None:
@@ -252,7 +252,7 @@ class Fleet:
                         endpoint.allow(wanted, share, now)
             self._lock.notify_all()
 
-    def serving(self, wanted: Wanted, now: float) -> list[Endpoint]:
+    def serving(self, wanted: ModelKey, now: float) -> list[Endpoint]:
         """Return those that may have a model, as far as is known."""
         return [e for e in self.endpoints if not e.lacks(wanted, now)]
 
@@ -264,7 +264,7 @@ class Fleet:
             if sample is not None:
                 self._samples[wanted] = sample
 
-    def falls_back_at(self, wanted: Wanted, now: float) -> float:
+    def falls_back_at(self, wanted: ModelKey, now: float) -> float:
         """Return when a fallback is to be started for a model; never, if there is none to come."""
         coming = self.settings.fallback is not None and self._fallback_error is None
         if not coming or self._falling_back:
@@ -277,7 +277,7 @@ class Fleet:
         since = self._all_lost_since(self.serving(wanted, now), now)
         return math.inf if since is None else since + self.settings.fallback_after_s
 
-    def waits_for_fallback(self, wanted: Wanted, now: float) -> bool:
+    def waits_for_fallback(self, wanted: ModelKey, now: float) -> bool:
         """Whether rows of a model may still be scored by one."""
         return self._falling_back or self.falls_back_at(wanted, now) < math.inf
 
@@ -312,7 +312,7 @@ class Fleet:
             self._falling_back = False
             self._lock.notify_all()
 
-    def lost_since(self, wanted: Wanted, now: float) -> float | None:
+    def lost_since(self, wanted: ModelKey, now: float) -> float | None:
         """Return since when the last server of a model is lost; None if one is there, or to come.
 
         It does not begin anew when coffea or dask run a chunk again.
@@ -326,7 +326,7 @@ class Fleet:
         lost = [s for s in since if s is not None]
         return max(lost, default=-math.inf) if len(lost) == len(since) else None
 
-    def contract(self, wanted: Wanted, deadline: Deadline) -> Contract:
+    def contract(self, wanted: ModelKey, deadline: Deadline) -> Contract:
         """Return what a model takes and gives, asked once.
 
         Raises
@@ -352,11 +352,11 @@ class Fleet:
         finally:
             asking.release()
 
-    def forget(self, wanted: Wanted) -> None:
+    def forget(self, wanted: ModelKey) -> None:
         """Have whoever asks next for a model ask the servers anew."""
         self._contracts.pop(wanted, None)
 
-    def _ask(self, wanted: Wanted, deadline: Deadline) -> Contract:
+    def _ask(self, wanted: ModelKey, deadline: Deadline) -> Contract:
         """Ask every server; if none has the model, those that are lost are asked again."""
         with self._lock:
             self._wait(self.first_at, deadline)
@@ -380,7 +380,7 @@ class Fleet:
                         lambda: self._closed or not self._falling_back, deadline.left_s
                     )
                     continue
-                given_up = not passing or now - since >= self.settings.retry_for_s
+                given_up = not passing or now - since >= self.settings.retry_timeout_s
                 if falls_back == math.inf and given_up and not deadline.over:
                     raise self._nobody(wanted, failures)
                 self._wait(min([e.away_until for e in lost] + [falls_back]), deadline)
@@ -390,7 +390,7 @@ class Fleet:
         """Wait for a time, or for the end."""
         self._lock.wait_for(lambda: self._closed, deadline.within(until - time.monotonic()))
 
-    def _nobody(self, wanted: Wanted, failures: Sequence[SonicError]) -> SonicError:
+    def _nobody(self, wanted: ModelKey, failures: Sequence[SonicError]) -> SonicError:
         """Return the error for a model that no server has."""
         model, version = wanted
         missing = [f for f in failures if isinstance(f, ModelNotFoundError)]
@@ -404,7 +404,7 @@ class Fleet:
         self,
         endpoint: Endpoint,
         known: Contract,
-        wanted: Wanted,
+        wanted: ModelKey,
         done: Callable[[SonicError], None],
     ) -> None:
         """Ask a server whether it has the model that requests are made for, on another thread.
@@ -445,7 +445,7 @@ class Fleet:
 
 
 def _too_late(
-    wanted: Wanted, deadline: Deadline, failures: Sequence[SonicError] = ()
+    wanted: ModelKey, deadline: Deadline, failures: Sequence[SonicError] = ()
 ) -> SonicError:
     model, version = wanted
     error: SonicError = DeadlineError(
@@ -456,7 +456,7 @@ def _too_late(
     return error.because(str(failures[0])) if failures else error
 
 
-def _another(endpoint: Endpoint, wanted: Wanted) -> SonicError:
+def _another(endpoint: Endpoint, wanted: ModelKey) -> SonicError:
     error = ContractError(
         f"the server has a model {wanted[0]!r} that differs from that of the others; it gets none "
         "of the rows that are made for them",

@@ -28,7 +28,7 @@ _BATCHES, _MOST_FULL = 2, 64.0
 _HALF_A_TURN = 0.5
 
 
-class Limit:
+class AdaptiveLimit:
     """The number of requests for a model that may be out to a server at a time.
 
     It doubles with each round trip until answers take longer than they should, then follows them:
@@ -121,7 +121,7 @@ class Limit:
 
 
 @dataclass(slots=True)
-class Share:
+class Quota:
     """What this process may have of a server for a while, if someone sees all of its clients.
 
     Parameters
@@ -158,7 +158,7 @@ class Share:
         waits = now < self.next_at and now < self.until
         return min(self.next_at, self.until) if waits else math.inf
 
-    def after(self, old: Share | None) -> Share:
+    def after(self, old: Quota | None) -> Quota:
         """Return this share, as it goes on from another: a turn that is due is not lost."""
         due = old is not None and old.next_at <= self.turn_at - self.every_s
         self.next_at = old.next_at if due and old is not None else self.turn_at

@@ -10,7 +10,7 @@ from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._call import Piece
 from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._dispatcher import Dispatcher
-from sonic_coffea.pool._fleet import Fleet, ServerState, Sight
+from sonic_coffea.pool._fleet import EndpointReport, Fleet, ServerState
 from sonic_coffea.reporting import tables
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sonic_coffea.pool._call import Call
-    from sonic_coffea.pool._endpoint import Wanted
-    from sonic_coffea.pool._limits import Share
+    from sonic_coffea.pool._endpoint import ModelKey
+    from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.reporting import Statistics
     from sonic_coffea.transport import Connection, Contract, Timings
@@ -88,7 +88,7 @@ class Pool:
         """What is known of each server."""
         return self._fleet.states()
 
-    def use(self, servers: Any) -> None:
+    def set_servers(self, servers: Any) -> None:
         """Change the servers, while calls go on.
 
         New ones get rows once they have said that they have the same model. Those that are not
@@ -104,24 +104,24 @@ class Pool:
         ConfigError
             If a URL cannot be used.
         """
-        self._fleet.use(self.settings.with_servers(servers))
+        self._fleet.set_servers(self.settings.with_servers(servers))
 
     def wait_for_turn(self, seconds: float) -> None:
         """Contact no server for so many seconds: many processes may start at the same time."""
         self._fleet.first_at = time.monotonic() + seconds
 
-    def observe(self) -> tuple[list[Sight], dict[Wanted, int]]:
+    def observe(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
         """Return what was seen of each server since the last call, and how many requests wait."""
         with self._lock:
             return self._fleet.observe(), self._dispatcher.waiting()
 
-    def timings(self) -> dict[tuple[str, Wanted], Timings]:
+    def timings(self) -> dict[tuple[str, ModelKey], Timings]:
         """Return the servers' own account of the models in use, by server and model."""
         return self._fleet.timings()
 
     def allow(
         self,
-        shares: Mapping[tuple[str, Wanted], Share],
+        shares: Mapping[tuple[str, ModelKey], Quota],
         lost: Collection[str],
         lasts_s: float,
     ) -> None:

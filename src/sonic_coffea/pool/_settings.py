@@ -16,7 +16,7 @@ from sonic_coffea.transport import Address, ConnectionOptions
 _LARGEST_REQUEST = 2_000_000_000
 _CHOICES = {
     "compression": ("gzip", "deflate", None),
-    "balance": ("load", "order"),
+    "balance": ("load", "priority"),
     "shared_memory": ("auto", True, False),
 }
 
@@ -49,10 +49,10 @@ class Settings:
         messages: if it can, always, or never.
     channels : int
         Connections to one server; several, if a balancer leads each to another server behind it.
-    in_flight : int
+    max_in_flight : int
         Requests for a model that may ever be out to one server at a time, from this process. How
         many are, follows what the server bears.
-    in_flight_bytes : int
+    max_in_flight_bytes : int
         Tensor bytes that may be out at a time, over all servers.
     max_request_bytes : int
         Tensor bytes of one request.
@@ -60,9 +60,9 @@ class Settings:
         Deadline of one request.
     metadata_timeout_s : float
         Deadline of a call that carries no tensors.
-    retry_for_s : float
+    retry_timeout_s : float
         For how long requests of lost servers are tried elsewhere, or again, before it is an error.
-    balance : {"load", "order"}
+    balance : {"load", "priority"}
         Whether each server gets what it bears at the moment, or one is used only while those that
         are named before it cannot be.
     fallback : str, path, callable or None
@@ -80,7 +80,7 @@ class Settings:
     cache_trusts_versions : bool
         Whether scores are kept also where the server does not say what file a version is, and may
         serve another under the same number tomorrow.
-    waiting_chunks : int
+    max_suspended_chunks : int
         Chunks that may wait for scores without a thread, for each thread of a dask worker.
     hedge_after_s : float or None
         After so long, a request is also sent to another server that has room; the answer that is
@@ -97,12 +97,12 @@ class Settings:
     compression: str | None = None
     shared_memory: bool | str = "auto"
     channels: int = 1
-    in_flight: int = 256
-    in_flight_bytes: int = 256_000_000
+    max_in_flight: int = 256
+    max_in_flight_bytes: int = 256_000_000
     max_request_bytes: int = 32_000_000
     request_timeout_s: float = 120.0
     metadata_timeout_s: float = 10.0
-    retry_for_s: float = 10.0
+    retry_timeout_s: float = 10.0
     balance: str = "load"
     hedge_after_s: float | None = None
     fallback: str | Path | Callable[[], str] | None = None
@@ -111,7 +111,7 @@ class Settings:
     cache: str | Path | None = None
     cache_bytes: int = 1_000_000_000
     cache_trusts_versions: bool = False
-    waiting_chunks: int = 4
+    max_suspended_chunks: int = 4
 
     @classmethod
     def make(cls, servers: Any, **options: Any) -> Settings:
@@ -140,7 +140,7 @@ class Settings:
         return settings
 
     def _check_numbers(self) -> None:
-        for name, least in {"channels": 1, "in_flight": 1, "waiting_chunks": 0}.items():
+        for name, least in {"channels": 1, "max_in_flight": 1, "max_suspended_chunks": 0}.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 expected = f"a whole number of at least {least}"

@@ -35,8 +35,8 @@ def advise(statistics: Statistics, timings: Mapping[tuple[str, str], Timings]) -
     s, total = statistics, statistics.total()
     if s.lost:
         yield (
-            f"{s.lost:,} rows were lost, and are None: the log says why; a longer retry_for_s, or "
-            "a fallback, would wait for the servers"
+            f"{s.lost:,} rows were lost, and are None: the log says why; a longer retry_timeout_s, "
+            "or a fallback, would wait for the servers"
         )
     sent = s.padded + s.filled
     if sent and s.padded / sent > _MUCH_PADDING:
@@ -80,7 +80,7 @@ def _of_server(server: str, model: str, tally: Tally, timings: Timings | None) -
         if waits and queue_s < 0.1 * work_s:
             yield (
                 f"requests wait here while {model} on {server} has an empty queue: allow more in "
-                "flight (in_flight, in_flight_bytes)"
+                "flight (max_in_flight, max_in_flight_bytes)"
             )
         elif queue_s > _LONG_WAIT * work_s:
             yield (

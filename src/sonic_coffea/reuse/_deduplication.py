@@ -149,7 +149,7 @@ def keys_of(inputs: Inputs, scope: str) -> list[bytes]:
             ]
             packed = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
             width, view = packed.shape[1], np.ascontiguousarray(packed).data.cast("B")
-            numbers = np.arange(len(inputs.rows))[inputs.wanted(start, stop)]
+            numbers = np.arange(len(inputs.rows))[inputs.selection(start, stop)]
             for place, row in enumerate(numbers.tolist()):
                 one = xxhash.xxh3_128(head)
                 one.update(view[place * width : (place + 1) * width])
@@ -316,7 +316,7 @@ class Part:
             which = contract.digest or pool.settings.servers
             self._keys = keys_of(inputs, repr((contract.model, contract.version, which, asked)))
             repeats = Repeats(
-                self._keys, np.arange(len(inputs.rows))[inputs.wanted(0, len(inputs))]
+                self._keys, np.arange(len(inputs.rows))[inputs.selection(0, len(inputs))]
             )
             different = len(repeats.rows)
         self._sink = Sink(outputs, lock, repeats, keeps=reuse.cache is not None)

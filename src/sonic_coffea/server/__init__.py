@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from sonic_coffea.server._install import ServerInstall, ensure
+from sonic_coffea.server._probe import ServerMetadata
 from sonic_coffea.server.in_process import InProcessServer
-from sonic_coffea.server.launch import LocalServer, ServerInstall, ServerMetadata, ensure
+from sonic_coffea.server.launch import LocalServer
 from sonic_coffea.server.repository import (
     Ensemble,
     ModelVersion,

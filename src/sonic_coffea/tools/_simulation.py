@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sonic_coffea.dask._allocation import Allowed, Seen, Served, Shares, Trips
-from sonic_coffea.pool import Limit, Observed, Share
+from sonic_coffea.pool import AdaptiveLimit, Quota, RttStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ class Work:
         Of a request; a chunk is one request here.
     cpu_s : float
         CPU time of a chunk.
-    waiting_chunks : int
+    max_suspended_chunks : int
         Chunks that may wait for scores while the CPU works on others.
     network_s : float
         From worker to server, and back again.
@@ -66,7 +66,7 @@ class Work:
 
     rows: int = 1024
     cpu_s: float = 0.0
-    waiting_chunks: int = 4
+    max_suspended_chunks: int = 4
     network_s: float = 2e-4
 
 
@@ -100,9 +100,9 @@ class _Server:
 @dataclass(slots=True, eq=False)
 class _Worker:
     number: int
-    limits: list[Limit]
-    shares: list[Share | None]
-    seen: list[Observed]
+    limits: list[AdaptiveLimit]
+    shares: list[Quota | None]
+    seen: list[RttStatistics]
     out: list[int]
     queue: deque[_Request] = field(default_factory=deque)
     computing: bool = False
@@ -174,9 +174,9 @@ class Simulation:
         count = len(self._servers)
         worker = _Worker(
             next(self._numbers),
-            limits=[Limit(256) for _ in range(count)],
+            limits=[AdaptiveLimit(256) for _ in range(count)],
             shares=[None] * count,
-            seen=[Observed() for _ in range(count)],
+            seen=[RttStatistics() for _ in range(count)],
             out=[0] * count,
         )
         self._workers[worker.number] = worker
@@ -196,7 +196,7 @@ class Simulation:
     def _compute(self, worker: _Worker) -> None:
         """Have the CPU make the next request, unless too many chunks wait."""
         resident = len(worker.queue) + sum(worker.out)
-        if worker.computing or worker.gone or resident > self.work.waiting_chunks:
+        if worker.computing or worker.gone or resident > self.work.max_suspended_chunks:
             return
         worker.computing = True
         spread = self._random.uniform(0.8, 1.2) if self.work.cpu_s else 1.0
@@ -298,7 +298,7 @@ class Simulation:
                 full=one.full,
                 trips=trips,
             )
-            worker.seen[i] = Observed()
+            worker.seen[i] = RttStatistics()
         self._shares.report(str(worker.number), seen, {}, self.now)
         self._at(self.now + self._shares.every_s, lambda: self._report(worker))
 
@@ -314,7 +314,7 @@ class Simulation:
 
     def _allow(self, worker: _Worker, allowed: dict[Served, Allowed], until: float) -> None:
         for (server, _), one in allowed.items():
-            share = Share(one.most, one.every_s, self.now + one.first_s, until)
+            share = Quota(one.most, one.every_s, self.now + one.first_s, until)
             worker.shares[int(server)] = share.after(worker.shares[int(server)])
         self._send(worker)
 

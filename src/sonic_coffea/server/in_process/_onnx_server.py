@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError, ServerStartError
-from sonic_coffea.server.launch._probe import ServerMetadata, fetch_metadata
+from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
 from sonic_coffea.server.repository import _manifest
 from sonic_coffea.transport import local_state, read_model_config
 

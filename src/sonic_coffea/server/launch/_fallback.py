@@ -11,9 +11,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sonic_coffea.server._probe import is_ready
 from sonic_coffea.server.in_process._onnx_server import InProcessServer, cores
 from sonic_coffea.server.launch._local import LocalServer
-from sonic_coffea.server.launch._probe import is_ready
 from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:

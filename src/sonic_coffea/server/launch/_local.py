@@ -21,10 +21,10 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.reporting import tables
+from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
 from sonic_coffea.server.launch import _ways
 from sonic_coffea.server.launch._child import Guard
 from sonic_coffea.server.launch._log_files import new_log
-from sonic_coffea.server.launch._probe import ServerMetadata, fetch_metadata
 from sonic_coffea.server.launch._run import HEADER_NAME, PROTOCOLS, PortTaken, Run
 from sonic_coffea.server.launch._watcher import Watcher
 from sonic_coffea.transport import local_state
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from sonic_coffea.server.launch._install import Progress, ServerInstall
+    from sonic_coffea.server._install import Progress, ServerInstall
     from sonic_coffea.server.launch._ways import Container, Installed, Way
 
 __all__ = ["LocalServer"]

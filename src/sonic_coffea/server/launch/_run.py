@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ServerStartError
+from sonic_coffea.server._probe import is_ready
 from sonic_coffea.server.launch import _log
-from sonic_coffea.server.launch._probe import is_ready
 from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:

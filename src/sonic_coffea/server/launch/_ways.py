@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from sonic_coffea.errors import ConfigError, ServerStartError, nearest
-from sonic_coffea.server.launch import _install as install
+from sonic_coffea.server import _install as install
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sonic_coffea.server.launch._install import Progress, ServerInstall
+    from sonic_coffea.server._install import Progress, ServerInstall
 
 __all__ = ["IMAGE", "Container", "Engine", "Installed", "Launch", "Way", "choose"]
 

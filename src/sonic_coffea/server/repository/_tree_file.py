@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.server.launch import _install as install
+from sonic_coffea.server import _install as install
 from sonic_coffea.server.repository._tensors import Interface, declared
 
 __all__ = ["TreeFile", "read"]

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 import platformdirs
 
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server.launch import _interpreters
+from sonic_coffea.server import _interpreters
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.launch._interpreters import Interpreter
+    from sonic_coffea.server._interpreters import Interpreter
 
 __all__ = [
     "ALTERNATIVES",
@@ -61,7 +61,7 @@ _EXTRAS = {
 }
 _NEEDED_BYTES = 600_000_000
 _MARKER = "sonic-coffea.json"
-_BACKEND = Path(__file__).parents[1] / "repository" / "_python_backend.py"
+_BACKEND = Path(__file__).parent / "repository" / "_python_backend.py"
 # What NVIDIA's container has native backends for, the Python backend runs here.
 NATIVE = ("onnxruntime", "pytorch")
 ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
