@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
-import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
@@ -22,14 +19,15 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool._hooks import wait_for
+from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.reporting import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Sized
 
     from sonic_coffea.pool._batching import Segment
-    from sonic_coffea.pool._endpoint import Attempt
-    from sonic_coffea.transport import Answer, Contract, Exchange
+    from sonic_coffea.pool._request import RequestSlice
+    from sonic_coffea.transport import Contract, Response
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +44,15 @@ MASKABLE = (
 """What may become of rows by no fault of who sent them."""
 
 
-class Cargo(Protocol):
-    """The rows of a call, each at a place; places that are neighbours may share a request."""
+class RowSource(Protocol):
+    """The rows of a call, each at a place; places that are neighbours may share a request.
+
+    Several threads may pack at the same time.
+    """
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """Ranges of places, and what their rows weigh."""
+        """Ranges of places, and the bytes of their rows."""
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -67,43 +68,32 @@ class Cargo(Protocol):
 
 
 class Destination(Protocol):
-    """Where the answers for an output go."""
+    """Where the responses for an output go."""
 
-    def place(self, wanted: Any, rows: int, answer: Mapping[str, Tensor]) -> None:
-        """Put the answer for some rows in its place, or raise a `ResponseError`."""
+    def place(self, selection: Any, rows: int, response: Mapping[str, Tensor]) -> None:
+        """Put the response for some rows in its place, or raise a `ResponseError`."""
 
 
-@dataclass(slots=True, eq=False)
-class Piece:
-    """A slice of a call's rows, which travels as one request."""
+class Owner(Protocol):
+    """What sends the rows of a call, and alone changes it from then on."""
 
-    call: Call
-    start: int
-    stop: int
-    nbytes: int
-    number: int
-    order: int = 0
-    attempts: int = 0
-    queued_at: float = field(default_factory=time.monotonic)
-    first_failed_at: float | None = None
-    last_server: str | None = None
-    answered: bool = False
-    over: bool = False
-    begun_at: float = 0.0
-    attempts_out: list[Attempt] = field(default_factory=list)
+    def abandon(self, call: Call, error: SonicError) -> None:
+        """End a call with an error, and return when it has ended."""
 
 
 class Call:
     """The rows of one call: packed when there is room for them, put in order as they return.
 
+    Once it is submitted, only the engine changes it; others wait for it, or abandon it.
+
     Parameters
     ----------
     contract : Contract
         The model's.
-    inputs : Cargo
+    inputs : RowSource
         The rows, and how they are packed.
     outputs : mapping of str to Destination
-        What puts the answers together, by output.
+        What puts the responses together, by output.
     asked : sequence of str
         The outputs that requests ask for.
     version : str or None
@@ -111,13 +101,13 @@ class Call:
     mask : bool
         Whether rows that servers lose are noted in `lost`, instead of failing the call.
     lost_with : callable, optional
-        Returns all rows that are lost with some: these, and those that they stand for.
+        Returns all rows that are lost with some: these, and those that are equal to them.
     """
 
     def __init__(
         self,
         contract: Contract,
-        inputs: Cargo,
+        inputs: RowSource,
         outputs: Mapping[str, Destination],
         asked: Sequence[str],
         *,
@@ -130,29 +120,23 @@ class Call:
         self.outputs = outputs
         self.asked = tuple(asked)
         self.version = version
+        self.key = ModelKey(contract.model, version)
         self.statistics = Statistics(objects=len(inputs))
         self.failure: SonicError | None = None
         self.lost: list[Any] = []
+        self.served_versions: set[str] = set()
         self._mask = mask
         self._lost_with = lost_with
-        self.served_versions: set[str] = set()
         self._left = 0
-        self._lock = threading.Lock()
-        self._placing = threading.Lock()
+        self._owner: Owner | None = None
         self._complete = threading.Event()
-        self._exchanges: dict[int, list[Exchange]] = {}
-        self._callbacks: list[Callable[[], None]] = []
 
-    def expect(self, pieces: int) -> None:
-        """Say how many pieces there are."""
-        self._left = pieces
-        if pieces == 0:
-            self._finish()
-
-    @property
-    def wanted(self) -> tuple[str, str | None]:
-        """The model, and the version if one was asked for."""
-        return self.contract.model, self.version
+    def own(self, owner: Owner, slices: int) -> None:
+        """Take note of who sends its rows, and in how many requests."""
+        self._owner = owner
+        self._left = slices
+        if slices == 0:
+            self._complete.set()
 
     @property
     def over(self) -> bool:
@@ -167,105 +151,80 @@ class Call:
             self.cancel()
             raise
 
-    def when_over(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once it is over; at once, if it is."""
-        with self._lock:
-            if not self._complete.is_set():
-                self._callbacks.append(callback)
-                return
-        callback()
-
     def raise_failure(self) -> None:
         """Raise what went wrong, if something did."""
         if self.failure is not None:
             raise self.failure
 
-    def sent(self, piece: Piece, exchange: Exchange) -> None:
-        """Note a request that is out, so that it can be cancelled."""
-        with self._lock:
-            if not self._complete.is_set():
-                self._exchanges.setdefault(piece.number, []).append(exchange)
-                return
-        exchange.cancel()
+    def abandon(self, error: SonicError) -> None:
+        """End the call with an error, unless it is over; what is in flight is cancelled."""
+        if self.over:
+            return
+        if self._owner is None:
+            self.end(error)
+        else:
+            self._owner.abandon(self, error)
 
-    def arrived(self, piece: Piece, answer: Answer) -> None:
-        """Put an answer in its place.
+    def cancel(self) -> None:
+        """Abandon what is not answered yet."""
+        self.abandon(CancelledError("the call was cancelled"))
+
+    # What its owner does
+
+    def place(self, request: RequestSlice, response: Response) -> None:
+        """Put a response in its place.
 
         Raises
         ------
         ResponseError
             If it is not what the model declares.
         """
-        if piece.over:
-            return
-        wanted = self.inputs.selection(piece.start, piece.stop)
-        with self._placing:
-            for output in self.outputs.values():
-                output.place(wanted, piece.stop - piece.start, answer.outputs)
-        with self._lock:
-            self.served_versions.add(answer.version or self.contract.version)
-        self._end(piece)
+        selection = self.inputs.selection(request.start, request.stop)
+        for output in self.outputs.values():
+            output.place(selection, request.rows, response.outputs)
+        self.served_versions.add(response.version or self.contract.version)
 
-    def _end(self, piece: Piece, lost: Any = None, rows: int = 0) -> bool:
-        """Count a piece as over, with the rows that are lost, and how many; False if it was."""
-        with self._lock:
-            # Counted twice, another one would be left out: its rows would have no scores.
-            if piece.over:
-                return False
-            piece.over = True
-            if rows:
-                self.lost.append(lost)
-                self.statistics.lost += rows
-            self._exchanges.pop(piece.number, None)
+    def finish(self, request: RequestSlice) -> None:
+        """Count a slice as over, and with the last one the call."""
+        # Counted twice, another slice would be left out: its rows would have no scores.
+        if not request.over:
+            request.over = True
             self._left -= 1
-            last = self._left == 0
-        if last:
-            self._finish()
-        return True
+            if self._left == 0:
+                self._complete.set()
 
-    def fail(self, error: SonicError, piece: Piece | None = None) -> int:
-        """Give up a piece, and with it the call, unless it shall go on without; or all of it.
+    def fail(self, request: RequestSlice, error: SonicError) -> int:
+        """Give up a slice: its rows are lost if they may be, else the call fails.
 
         Returns the number of rows that are lost while the call goes on.
         """
-        start, stop = (0, len(self.inputs)) if piece is None else (piece.start, piece.stop)
-        error = error.at(
-            model=self.contract.model,
-            version=self.version or self.contract.version,
-            rows=None if piece is None else (start, stop),
-            events=self.inputs.events_of(start, stop),
-        )
-        if piece is not None and self._mask and isinstance(error, MASKABLE):
-            return self._lose(piece, error)
-        with self._lock:
-            if self._complete.is_set():
-                return 0
-            self.failure = error
-            exchanges, self._exchanges = self._exchanges, {}
-        self._finish()
-        for exchange in itertools.chain.from_iterable(exchanges.values()):
-            exchange.cancel()
-        return 0
-
-    def _lose(self, piece: Piece, error: SonicError) -> int:
-        if piece.over:
+        if request.over or self.over:
+            return 0
+        error = self._located(error, request.start, request.stop, rows=True)
+        if not (self._mask and isinstance(error, MASKABLE)):
+            self.end(error)
             return 0
         level = logging.DEBUG if self.lost else logging.WARNING
         logger.log(level, "%s; these rows, and others that are lost, are None", error)
-        lost = self.inputs.selection(piece.start, piece.stop)
-        rows = piece.stop - piece.start
+        lost, rows = self.inputs.selection(request.start, request.stop), request.rows
         if self._lost_with is not None:
             lost = self._lost_with(lost)
             rows = len(lost)
-        return rows if self._end(piece, lost, rows) else 0
+        self.lost.append(lost)
+        self.statistics.lost += rows
+        self.finish(request)
+        return rows
 
-    def cancel(self) -> None:
-        """Abandon what is not answered yet."""
-        self.fail(CancelledError("the call was cancelled"))
-
-    def _finish(self) -> None:
-        with self._lock:
+    def end(self, error: SonicError) -> None:
+        """Give up the whole call."""
+        if not self.over:
+            self.failure = self._located(error, 0, len(self.inputs), rows=False)
             self._complete.set()
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
+
+    def _located(self, error: SonicError, start: int, stop: int, *, rows: bool) -> SonicError:
+        return error.at(
+            model=self.contract.model,
+            version=self.version or self.contract.version,
+            rows=(start, stop) if rows else None,
+            events=self.inputs.events_of(start, stop),
+        )

@@ -1,157 +1,112 @@
-"""Which servers have a model, and what it takes and gives."""
+"""Discovery of a model: all servers are asked at once, until one has it or all are given up."""
 
 from __future__ import annotations
 
-import logging
-import time
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sonic_coffea.errors import ContractError, ModelNotFoundError, SonicError
-from sonic_coffea.pool._fallback import RANK
+from sonic_coffea.errors import (
+    DeadlineError,
+    ModelNotFoundError,
+    OverloadError,
+    ServerLostError,
+    SonicError,
+)
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
-    from sonic_coffea.pool._deadline import Deadline
-    from sonic_coffea.pool._endpoint import Endpoint, ModelKey
+    from sonic_coffea.pool._events import ContractRequest
+    from sonic_coffea.pool._request import ModelKey
     from sonic_coffea.transport import Contract
 
-logger = logging.getLogger(__name__)
-
-# Once one server has answered, the others have so long: one that hangs must not hold up the rest.
-_OTHERS_S = 1.0
+# Once a server has answered, the others have so long: one that hangs must not hold up the rest.
+OTHERS_S = 1.0
 
 
-def ask_contract(
-    endpoints: Sequence[Endpoint], wanted: ModelKey, lock: threading.Condition, deadline: Deadline
-) -> tuple[Contract | None, list[SonicError]]:
-    """Ask all servers at the same time what a model takes and gives.
+@dataclass(slots=True)
+class Discovery:
+    """What is known so far of a model that somebody asked for.
 
-    Parameters
+    Attributes
     ----------
-    endpoints : sequence of Endpoint
-        The servers; what they say is noted there.
-    wanted : tuple
-        The model, and the version if one is asked for.
-    lock : Condition
-        Guards the endpoints.
-    deadline : Deadline
-        When nobody waits for their answers any more.
-
-    Returns
-    -------
-    Contract or None
-        What those that have the model say, with the limits of the strictest; None also if the time
-        was not enough to hear them.
-    list of SonicError
-        What the others failed with.
-
-    Raises
-    ------
-    ContractError
-        If two servers have different models of this name.
+    requests : list of ContractRequest
+        Who waits for it.
+    next_round_at : float or None
+        When the servers are asked (again); None while they are.
+    contracts : dict
+        What servers have said in this round, by URL.
     """
-    executor = ThreadPoolExecutor(len(endpoints), thread_name_prefix="sonic-contract")
-    asked = {executor.submit(e.connections[0].contract, *wanted): e for e in endpoints}
-    executor.shutdown(wait=False)
-    found: dict[str, Contract] = {}
-    failures: list[SonicError] = []
-    left: set[Future[Contract]] = set(asked)
-    until: float | None = None
-    while left:
-        patience_s = deadline.left_s if until is None else deadline.within(until - time.monotonic())
-        done, left = wait(left, patience_s, return_when=FIRST_COMPLETED)
-        if not done:
-            break
-        for future in done:
-            endpoint = asked[future]
-            try:
-                contract = future.result()
-            except SonicError as error:
-                failures.append(error)
-                with lock:
-                    note(endpoint, wanted, error)
-            else:
-                found[endpoint.url] = without_file(contract, endpoint)
-                with lock:
-                    note(endpoint, wanted, None)
-                until = until or time.monotonic() + _OTHERS_S
-    if left and deadline.over:
-        return None, failures
-    for future in left:
-        url = asked[future].url
-        logger.warning("%s did not say within %.0f s what model %s is", url, _OTHERS_S, wanted[0])
-    _compare(found)
-    return _common(list(found.values())), failures
 
+    key: ModelKey
+    next_round_at: float | None
+    requests: list[ContractRequest] = field(default_factory=list)
+    contracts: dict[str, Contract] = field(default_factory=dict)
+    _awaited: set[str] = field(default_factory=set)
+    _failures: list[SonicError] = field(default_factory=list)
+    _failures_before: list[SonicError] = field(default_factory=list)
+    _grace_until: float = math.inf
 
-def note(endpoint: Endpoint, wanted: ModelKey, error: SonicError | None) -> None:
-    """Take note of what came of asking a server for a model; the caller holds the lock."""
-    now = time.monotonic()
-    if error is None or isinstance(error, ModelNotFoundError):
-        endpoint.lives(now)
-        endpoint.has(wanted, now, there=error is None)
-    else:
-        endpoint.failed(error, now)
+    def begin_round(self, urls: Iterable[str]) -> None:
+        """Take note that these servers are asked."""
+        self.next_round_at = None
+        self._awaited = set(urls)
+        self._failures_before, self._failures = self.failures, []
+        self.contracts, self._grace_until = {}, math.inf
 
+    def take(self, url: str, outcome: Contract | SonicError, now: float) -> None:
+        """Take what a server has said."""
+        if url not in self._awaited:
+            return
+        self._awaited.discard(url)
+        if isinstance(outcome, SonicError):
+            self._failures.append(outcome)
+        else:
+            self.contracts[url] = outcome
+            self._grace_until = min(self._grace_until, now + OTHERS_S)
 
-def _compare(found: dict[str, Contract]) -> None:
-    """Refuse servers that have different models under one name: scores would depend on luck."""
-    first = next(iter(found), "")
-    for url, other in found.items():
-        one = found[first]
-        if (one.inputs, one.outputs) != (other.inputs, other.outputs) or _differ(one, other):
-            raise ContractError(
-                f"{first} and {url} have different models of this name; pin a version, or connect "
-                "to one of them",
-                model=one.model,
-            )
-        if one.version != other.version:
-            logger.warning(
-                "%s has version %s of model %s, %s version %s; scores may depend on the server, "
-                "pin a version to avoid it",
-                first,
-                one.version,
-                one.model,
-                url,
-                other.version,
-            )
+    def complete(self, now: float) -> bool:
+        """Whether the round has ended."""
+        asked = self.next_round_at is None
+        return asked and (not self._awaited or now >= self._grace_until)
 
+    @property
+    def wakes_at(self) -> float:
+        """When it goes on by itself."""
+        return self._grace_until if self.next_round_at is None else self.next_round_at
 
-def without_file(contract: Contract, endpoint: Endpoint) -> Contract:
-    """Leave out which file a fallback has: its scores are compared instead."""
-    return replace(contract, digest="") if endpoint.rank == RANK else contract
+    @property
+    def silent(self) -> set[str]:
+        """The servers that have not answered in this round."""
+        return self._awaited
 
+    @property
+    def failures(self) -> list[SonicError]:
+        """What servers have failed with, of late."""
+        return self._failures or self._failures_before
 
-def _differ(one: Contract, other: Contract) -> bool:
-    """Whether two servers say that they have other files of the same version."""
-    same = one.version == other.version
-    return same and bool(one.digest and other.digest) and one.digest != other.digest
+    @property
+    def transient(self) -> bool:
+        """Whether another round may find what this one did not."""
+        return any(isinstance(f, (ServerLostError, OverloadError)) for f in self.failures)
 
+    def nobody_has_it(self, servers: Iterable[str]) -> SonicError:
+        """Return the error for a model that no server has."""
+        name, version = self.key
+        missing = [f for f in self.failures if isinstance(f, ModelNotFoundError)]
+        error = (missing or self.failures)[0].at(model=name, version=version)
+        if isinstance(error, ServerLostError):
+            where = error.server or next(iter(servers))
+            return error.because(f"sonic-coffea check {where} {name} tries it step by step")
+        return error
 
-def serves(found: Contract, known: Contract) -> bool:
-    """Return whether a server has the model that requests are made for."""
-    tensors = (found.inputs, found.outputs) == (known.inputs, known.outputs)
-    if _differ(found, known):
-        return False
-    if found.max_rows is None or not tensors:
-        return tensors
-    return known.max_rows is not None and known.max_rows <= found.max_rows
-
-
-def _common(contracts: Sequence[Contract]) -> Contract | None:
-    if not contracts:
-        return None
-    limits = [c.max_rows for c in contracts if c.max_rows is not None]
-    preferred = set.intersection(*(set(c.preferred_rows) for c in contracts))
-    # Only what all say: of one that does not, nobody knows which file it has.
-    digests = {c.digest for c in contracts}
-    return replace(
-        contracts[0],
-        digest=contracts[0].digest if len(digests) == 1 else "",
-        max_rows=min(limits, default=None),
-        preferred_rows=tuple(sorted(preferred)),
-    )
+    def too_late(self, timeout_s: float) -> SonicError:
+        """Return the error for somebody whose time is over."""
+        name, version = self.key
+        error: SonicError = DeadlineError(
+            f"no server has said within {timeout_s:g} s what the model is",
+            model=name,
+            version=version,
+        )
+        return error.because(str(self.failures[0])) if self.failures else error

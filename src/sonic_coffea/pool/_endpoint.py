@@ -1,343 +1,232 @@
-"""A server, as this process sees it at the moment."""
+"""An endpoint: a server's address, and what this process knows of it."""
 
 from __future__ import annotations
 
 import logging
-import random
-from collections import Counter
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sonic_coffea.pool._limits import AdaptiveLimit, Quota
+from sonic_coffea.errors import ServerLostError
+from sonic_coffea.pool._breaker import Circuit, CircuitBreaker
+from sonic_coffea.pool._in_flight import InFlight
+from sonic_coffea.pool._liveness import Liveness
+from sonic_coffea.pool._signature import Signatures
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from random import Random
 
     from sonic_coffea.errors import SonicError
-    from sonic_coffea.pool._call import Piece
-    from sonic_coffea.transport import Connection, Exchange
+    from sonic_coffea.pool._in_flight import RttStatistics
+    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
+    from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
 
-ModelKey = tuple[str, str | None]
-"""A model, and the version if one is asked for."""
-
-_FIRST_BACKOFF_S = 0.1
-_LAST_BACKOFF_S = 2.0
-# After so long, a server may have loaded a model that it did not have.
-_LACKS_FOR_S = 30.0
-# Which model it has, is asked again after so long, if it was lost in between.
-_COMPARED_FOR_S = 5.0
-# A server that another client has lost is left alone for at most so long.
-_SPARED_S = 5.0
-# A server that owes answers and has given none for so long is asked whether it lives.
-_QUIET_S = 2.0
+# Behind all servers that are named, in whatever order.
+FALLBACK_PRIORITY = 1_000_000
 
 
-@dataclass(slots=True)
-class RttStatistics:
-    """What a server did for a model since someone last asked.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """What a pool knows of a server at the moment."""
 
-    Attributes
-    ----------
-    rows, refused : int
-        Rows that were answered, and requests that were refused for lack of capacity.
-    full : float
-        Requests like the last one that make a full batch.
-    trips : dict
-        By size of the request (bits of the number of rows): number, sum and least of the trips.
-    """
-
-    rows: int = 0
-    refused: int = 0
-    full: float = 1.0
-    trips: dict[int, tuple[int, float, float]] = field(default_factory=dict)
-
-    def answered(self, trip_s: float, rows: int, full: float) -> None:
-        """Count an answer."""
-        self.rows += rows
-        self.full = full
-        size = rows.bit_length()
-        number, sum_s, least_s = self.trips.get(size, (0, 0.0, trip_s))
-        self.trips[size] = (number + 1, sum_s + trip_s, min(least_s, trip_s))
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """A piece on its way to a server."""
-
-    piece: Piece
-    endpoint: Endpoint
-    connection: Connection
-    packed_at: float
-    out: int
-    pack_s: float = 0.0
-    exchange: Exchange | None = None
-    settled: bool = False
+    url: str
+    in_flight: int
+    circuit: str
+    last_error: str | None
 
     @property
-    def wanted(self) -> ModelKey:
-        """The model."""
-        return self.piece.call.wanted
+    def usable(self) -> bool:
+        """Whether requests may be sent to it."""
+        return self.circuit != Circuit.OPEN.value
 
 
-@dataclass(slots=True, eq=False)
-class Endpoint:
-    """What is known of a server, from this process's own requests to it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointReport:
+    """What a pool tells of an endpoint to who sees all clients of the servers.
 
-    Parameters
-    ----------
-    url : str
-        Its address.
-    connections : list of Connection
-        One, or several for a balancer that leads each of them to another server.
-    most : int
-        Requests for a model that may ever be out to it at a time.
-    rank : int
-        It is used while no server of a lower rank can be.
+    ``models`` has, by model, the requests in flight and the RTT statistics since the last report.
     """
 
     url: str
-    connections: list[Connection]
-    most: int
-    rank: int = 0
-    leaving: bool = False
-    attempts: set[Attempt] = field(default_factory=set)
-    taken: int = 0
-    failing_since: float | None = None
-    hearsay: bool = False
-    away_until: float = 0.0
-    last_error: SonicError | None = None
-    heard_at: float = 0.0
-    asked: bool = False
-    _out: Counter[ModelKey] = field(default_factory=Counter)
-    _limits: dict[ModelKey, AdaptiveLimit] = field(default_factory=dict)
-    _lacks: dict[ModelKey, float] = field(default_factory=dict)
-    _compared: dict[ModelKey, float] = field(default_factory=dict)
-    _asking: set[ModelKey] = field(default_factory=set)
-    _shares: dict[ModelKey, Quota] = field(default_factory=dict)
-    _observed: dict[ModelKey, RttStatistics] = field(default_factory=dict)
-    _answered_from: float = 0.0
-    _spared_until: float = 0.0
-    _failed_in_a_row: int = 0
+    lost: bool
+    models: Mapping[ModelKey, tuple[int, RttStatistics]]
 
-    @property
-    def out(self) -> int:
-        """Requests that are out."""
-        return len(self.attempts)
 
-    @property
-    def models(self) -> list[ModelKey]:
-        """The models that it is known to have."""
-        return list(self._compared)
+class Endpoint:
+    """A server as this process sees it.
 
-    def limit(self, wanted: ModelKey) -> AdaptiveLimit:
-        """Return the limit of a model."""
-        if wanted not in self._limits:
-            self._limits[wanted] = AdaptiveLimit(self.most)
-        return self._limits[wanted]
+    Attributes
+    ----------
+    priority : int
+        Requests go to it while no endpoint of a lower number can take them.
+    draining : bool
+        Whether it gets no more requests, and is closed when the last one has ended.
+    """
 
-    def lacks(self, wanted: ModelKey, now: float) -> bool:
-        """Whether it has turned out not to have a model, not long ago."""
-        return self.leaving or self._lacks.get(wanted, 0.0) > now
+    __slots__ = ("breaker", "draining", "in_flight", "liveness", "priority", "signatures", "url")
 
-    def has(self, wanted: ModelKey, now: float, *, there: bool) -> None:
-        """Take note of whether it has a model, and the one that is meant."""
-        self._lacks[wanted] = 0.0 if there else now + _LACKS_FOR_S
-        self._compared.pop(wanted, None)
-        if there:
-            self._compared[wanted] = now
+    def __init__(self, url: str, settings: Settings, rng: Random) -> None:
+        self.url = url
+        self.priority = 0
+        self.draining = False
+        self.breaker = CircuitBreaker(rng)
+        self.liveness = Liveness()
+        self.signatures = Signatures()
+        self.in_flight = InFlight(settings.limits.max_in_flight, settings.channels)
 
-    def ask(self, wanted: ModelKey, now: float) -> bool:
-        """Return whether it has to be asked now what model it has, and take note of it."""
-        known = wanted in self._compared or wanted in self._asking or self.lacks(wanted, now)
-        if known or self.away_until > now:
-            return False
-        self._asking.add(wanted)
-        return True
+    def may_have(self, key: ModelKey, now: float) -> bool:
+        """Whether it has a model, as far as is known."""
+        return not self.draining and self.signatures.rejection(key, now) is None
 
-    def told(self, wanted: ModelKey) -> None:
-        """Take note that the question is answered, or failed."""
-        self._asking.discard(wanted)
+    def usable(self, key: ModelKey, now: float) -> bool:
+        """Whether requests for a model may be sent to it."""
+        passes = self.breaker.circuit(now) is not Circuit.OPEN
+        return passes and not self.draining and self.signatures.valid(key)
 
-    def forget_questions(self) -> None:
-        """Take note that nobody may be about to answer what it was to be asked."""
-        self.asked = False
-        self._asking.clear()
+    def room(self, key: ModelKey, now: float) -> int:
+        """Return how many more requests for a model may be sent to it now."""
+        if self.breaker.circuit(now) is Circuit.HALF_OPEN:
+            return 1 - len(self.in_flight)
+        return self.in_flight.room(key, now)
 
-    def usable(self, wanted: ModelKey, now: float) -> bool:
-        """Whether it may get requests for a model, as far as is known."""
-        away = self.away_until > now or self.lacks(wanted, now)
-        return not away and wanted in self._compared
-
-    def room(self, wanted: ModelKey, now: float) -> int:
-        """Return how many more requests for a model may go out to it now."""
-        if not self.usable(wanted, now):
-            return 0
-        if self.failing_since is not None:
-            # One, to see whether it is back.
-            return 1 - self.out
-        share = self._share(wanted, now)
-        limit = self.limit(wanted) if share is None else share
-        return limit.room(self._out[wanted], now)
-
-    def _share(self, wanted: ModelKey, now: float) -> Quota | None:
-        share = self._shares.get(wanted)
-        return share if share is not None and now < share.until else None
-
-    def allow(self, wanted: ModelKey, share: Quota, now: float) -> None:
-        """Take what someone who sees all clients lets this one have."""
-        self._shares[wanted] = share.after(self._share(wanted, now))
-
-    def next_turn(self, now: float) -> float:
-        """Return when a share lets the next request leave, or ends, if nothing else does."""
-        return min((s.wakes_at(now) for s in self._shares.values()), default=float("inf"))
-
-    def observe(self) -> dict[ModelKey, tuple[int, RttStatistics]]:
-        """Return what is out and what was seen, by model, and begin anew."""
-        observed = {w: (self._out[w], self._observed.get(w, RttStatistics())) for w in self._out}
-        self._observed = {}
-        return observed
-
-    def lost_since(self, now: float) -> float | None:
-        """Return since when it is lost; what others say counts for as long as they say it."""
-        over = self.hearsay and now >= self._spared_until
-        return None if over else self.failing_since
-
-    @property
-    def lost(self) -> bool:
-        """Whether this process has lost it itself."""
-        return self.failing_since is not None and not self.hearsay
-
-    def spare(self, error: SonicError, until: float, now: float) -> None:
-        """Leave it alone for a while: another client has lost it.
-
-        Not for ever, as it may be that one's network that is lost.
-        """
-        if self.lost_since(now) is None:
-            self.failed(error, now)
-            self.hearsay = True
-        self._spared_until = until
-        self.away_until = min(until, (self.failing_since or now) + _SPARED_S)
-
-    def try_again(self, now: float) -> None:
-        """Take note that others do not think it lost any more."""
-        if self._spared_until > now:
-            self.away_until = self._spared_until = now
-
-    def load(self, wanted: ModelKey) -> float:
-        """Return how much of what it bears is out."""
-        return self._out[wanted] / self.limit(wanted).value
-
-    def begin(self, piece: Piece, now: float) -> Attempt:
-        """Take a piece."""
-        connection = min(
-            self.connections,
-            key=lambda c: sum(a.connection is c for a in self.attempts),
-        )
-        if not self.attempts:
-            self.heard_at = now
-        wanted = piece.call.wanted
-        self._out[wanted] += 1
-        self.taken += 1
-        if (share := self._share(wanted, now)) is not None:
-            share.sent(now)
-        attempt = Attempt(piece, self, connection, now, self._out[wanted])
-        self.attempts.add(attempt)
-        piece.begun_at = now
-        piece.attempts_out.append(attempt)
+    def begin(self, request: RequestSlice, now: float) -> Attempt:
+        """Take a slice."""
+        if not self.in_flight:
+            self.liveness.hear(now)
+        attempt = self.in_flight.begin(request, self.url, now)
+        request.begun_at = now
+        request.attempts.append(attempt)
         return attempt
 
     def settle(self, attempt: Attempt) -> bool:
-        """End an attempt, however it ended; False if it has been already."""
+        """End an attempt; False if it has ended before."""
         if attempt.settled:
             return False
         attempt.settled = True
-        self.attempts.discard(attempt)
-        attempt.piece.attempts_out.remove(attempt)
-        self._out[attempt.wanted] -= 1
+        attempt.slice.attempts.remove(attempt)
+        self.in_flight.settle(attempt)
         return True
 
-    def answered(self, attempt: Attempt, now: float) -> None:
-        """Take note of an answer."""
-        self.heard(now)
-        self._answered_from = max(self._answered_from, attempt.packed_at)
-        rows = attempt.piece.stop - attempt.piece.start
-        trip_s = now - attempt.packed_at - attempt.pack_s
-        full = (attempt.piece.call.contract.max_rows or rows) / rows
-        self.limit(attempt.wanted).answered(trip_s, rows, attempt.out, now, full)
-        self._observed.setdefault(attempt.wanted, RttStatistics()).answered(trip_s, rows, full)
-
-    def lives(self, now: float) -> None:
-        """Take note of a sign of life, which is no proof that it infers."""
-        self.heard_at = now
-
-    def heard(self, now: float) -> None:
-        """Take note that it does its work."""
-        self.heard_at = now
-        self._failed_in_a_row = 0
-        self.away_until = 0.0
-        if self.failing_since is not None:
+    def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
+        """Learn from a response: the endpoint does its work."""
+        self.liveness.hear(now)
+        if self.breaker.succeed():
             logger.warning("%s answers again", self.url)
-            self.failing_since, self.hearsay = None, False
-
-    def partly(self, attempt: Attempt) -> bool:
-        """Whether a request is lost while others are not, as by a balancer with a dead server."""
-        first = attempt.piece.attempts == 0
-        return first and self.failing_since is None and attempt.packed_at < self._answered_from
+        self.in_flight.answered(attempt, rtt_s, now)
 
     def failed(self, error: SonicError, now: float) -> None:
-        """Take note of a loss: nothing goes out to it for a while, then one request."""
-        self.last_error = error
-        if not self.lost:
-            logger.warning("%s; what was asked of it is asked again", error)
-            self.failing_since, self.hearsay = now, False
-            # What comes back may be another server, with another model.
-            self._limits.clear()
-            self._compared.clear()
-        # A balancer that does not know yet who is dead may lead each second request there: what was
-        # compared a moment ago need not be again, or nothing else would ever go out.
-        old = [wanted for wanted, at in self._compared.items() if now - at > _COMPARED_FOR_S]
-        for wanted in old:
-            del self._compared[wanted]
-        self._pause(now)
+        """Learn from a loss: the circuit opens, and models are validated again."""
+        if new := self.breaker.fail(error, now):
+            logger.warning("%s; its requests are sent again", error)
+            self.in_flight.forget_limits()
+        self.signatures.doubt(now, all_of_them=new)
 
-    def refused(self, error: SonicError, wanted: ModelKey, now: float) -> None:
-        """Take note of a refusal for lack of capacity: it gets less, after a while."""
-        self.last_error = error
-        self.heard_at = now
-        if self._failed_in_a_row == 0:
+    def overloaded(self, error: SonicError, key: ModelKey, now: float) -> None:
+        """Learn from a refusal for lack of capacity: fewer requests, after a back-off."""
+        self.liveness.hear(now)
+        if self.breaker.overload(error, now):
             logger.warning("%s; it gets fewer requests at a time", error)
-        self.limit(wanted).refused(now)
-        self._observed.setdefault(wanted, RttStatistics()).refused += 1
-        self._pause(now)
+        self.in_flight.refused(key, now)
 
-    def _pause(self, now: float) -> None:
-        if self.away_until > now:  # one of several requests that failed together
-            return
-        self._failed_in_a_row += 1
-        pause_s = min(_FIRST_BACKOFF_S * 2 ** (self._failed_in_a_row - 1), _LAST_BACKOFF_S)
-        # Many clients lose a server at the same moment, and must not come back at one.
-        self.away_until = now + pause_s * random.uniform(0.5, 1.0)
+    def eject(self, until: float, now: float) -> None:
+        """Leave it alone, as other clients have lost it."""
+        error = ServerLostError("another worker has lost it", server=self.url)
+        if self.breaker.eject(error, until, now):
+            logger.warning("%s; its requests go elsewhere", error)
+            self.in_flight.forget_limits()
+            self.signatures.doubt(now, all_of_them=True)
 
-    def quiet_until(self) -> float:
-        """Return when it has to be asked whether it lives, if nothing is heard before."""
-        return self.heard_at + _QUIET_S if self.attempts and not self.asked else float("inf")
+    def state(self, now: float) -> ServerState:
+        """Return what is known of it."""
+        error = self.breaker.last_error
+        return ServerState(
+            url=self.url,
+            in_flight=len(self.in_flight),
+            circuit=self.breaker.circuit(now).value,
+            last_error=str(error) if error else None,
+        )
 
-    def close(self) -> None:
-        """Let go of its connections."""
-        for connection in self.connections:
-            connection.close()
+    def report(self) -> EndpointReport:
+        """Return what happened since the last report."""
+        return EndpointReport(url=self.url, lost=self.breaker.lost, models=self.in_flight.report())
 
 
-def choose(
-    piece: Piece, endpoints: Iterable[Endpoint], now: float, *, but: Collection[Endpoint] = ()
-) -> Endpoint | None:
-    """Return the server that is to have a piece, if one has room for it."""
-    wanted = piece.call.wanted
-    usable = [e for e in endpoints if e.usable(wanted, now) and e not in but]
-    first = min((e.rank for e in usable), default=0)
-    able = [e for e in usable if e.rank == first and e.room(wanted, now) > 0]
-    # One that has just lost these rows is the last to get them again.
-    by = {e: (e.url == piece.last_server, e.load(wanted), e.taken) for e in able}
-    return min(able, key=by.__getitem__, default=None)
+class EndpointRegistry:
+    """The endpoints of a pool, by URL.
+
+    Parameters
+    ----------
+    settings : Settings
+        How many requests may be in flight, and how endpoints are balanced.
+    rng : Random
+        Shuffles the servers: many processes start at the same time, and must not all turn to the
+        same one.
+    """
+
+    def __init__(self, settings: Settings, rng: Random) -> None:
+        self._settings = settings
+        self._rng = rng
+        self._by_url: dict[str, Endpoint] = {}
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self._by_url.values())
+
+    def get(self, url: str) -> Endpoint | None:
+        """Return an endpoint, or None if it has gone."""
+        return self._by_url.get(url)
+
+    @property
+    def active(self) -> list[Endpoint]:
+        """The endpoints that are not draining."""
+        return [endpoint for endpoint in self if not endpoint.draining]
+
+    def set_servers(self, servers: Sequence[str], fallback: str | None) -> None:
+        """Add and drain endpoints, so that these are the active ones."""
+        urls = list(servers) if fallback is None else [*servers, fallback]
+        new = [url for url in urls if url not in self._by_url]
+        self._rng.shuffle(new)
+        for url in new:
+            self._by_url[url] = Endpoint(url, self._settings, self._rng)
+        ordered = self._settings.balance == "priority"
+        for endpoint in self:
+            endpoint.draining = endpoint.url not in urls
+            named = ordered and not endpoint.draining
+            endpoint.priority = urls.index(endpoint.url) if named else 0
+        if fallback is not None and fallback not in servers:
+            self._by_url[fallback].priority = FALLBACK_PRIORITY
+
+    def remove_drained(self) -> list[str]:
+        """Remove endpoints that are draining and have nothing in flight; return their URLs."""
+        urls = [e.url for e in self if e.draining and not e.in_flight]
+        for url in urls:
+            del self._by_url[url]
+        return urls
+
+    def that_may_have(self, key: ModelKey, now: float) -> list[Endpoint]:
+        """Return the endpoints that have a model, as far as is known."""
+        return [endpoint for endpoint in self if endpoint.may_have(key, now)]
+
+    def choose(
+        self, request: RequestSlice, now: float, *, but: Collection[str] = ()
+    ) -> Endpoint | None:
+        """Return the endpoint that is to get a slice, if one has room for it."""
+        key = request.key
+        usable = [e for e in self if e.usable(key, now) and e.url not in but]
+        first = min((e.priority for e in usable), default=0)
+        able = [e for e in usable if e.priority == first and e.room(key, now) > 0]
+        # The one that has just lost these rows is the last to get them again.
+        return min(
+            able,
+            key=lambda e: (e.url == request.last_url, e.in_flight.load(key), e.in_flight.taken),
+            default=None,
+        )
+
+
+def all_lost_since(endpoints: Iterable[Endpoint], now: float) -> float | None:
+    """Return since when the last of some endpoints is lost; None if one is not."""
+    since = [endpoint.breaker.lost_since(now) for endpoint in endpoints]
+    lost = [at for at in since if at is not None]
+    return max(lost, default=-math.inf) if len(lost) == len(since) else None

@@ -1,102 +1,65 @@
-"""What is used while no server has a model: started when it is needed, and compared first."""
+"""When the fallback is started: while no server has a model, or all of them are lost."""
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from sonic_coffea.errors import ContractError, DeadlineError, SonicError
+from sonic_coffea.pool._endpoint import all_lost_since
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from sonic_coffea.pool._call import Piece
+    from sonic_coffea.errors import SonicError
+    from sonic_coffea.pool._endpoint import EndpointRegistry
+    from sonic_coffea.pool._request import ModelKey
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Answer, Connection, Contract
-
-_ROWS = 8
-# Behind all that is named, in whatever order.
-RANK = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A few rows of a model, and what a server made of them."""
+class FallbackPolicy:
+    """Whether there is a fallback, whether it is starting, and when it is to be started.
 
-    server: str
-    inputs: Mapping[str, NDArray[Any]]
-    outputs: Mapping[str, NDArray[Any]]
+    Attributes
+    ----------
+    url : str or None
+        Where it serves, or has served.
+    starting : bool
+        Whether it is being started.
+    """
 
-    @classmethod
-    def of(cls, piece: Piece, answer: Answer, server: str) -> Sample | None:
-        """Return the first rows of a request, if rows can be told apart in its answer."""
-        rows = piece.stop - piece.start
-        if any(tensor.ndim == 0 or len(tensor) != rows for tensor in answer.outputs.values()):
-            return None
-        some = min(rows, _ROWS)
-        inputs = piece.call.inputs.pack(piece.start, piece.start + some)
-        if any(tensor.ndim == 0 or len(tensor) != some for tensor in inputs.values()):
-            return None  # a graph
-        outputs = {name: tensor[:some].copy() for name, tensor in answer.outputs.items()}
-        return cls(server, dict(inputs), outputs)
+    def __init__(self, settings: Settings, endpoints: EndpointRegistry) -> None:
+        self._settings = settings.fallback
+        self._endpoints = endpoints
+        self._started_at = -math.inf
+        self._error: SonicError | None = None
+        self.url: str | None = None
+        self.starting = False
 
-    def compare(
-        self, connection: Connection, contract: Contract, version: str | None, settings: Settings
-    ) -> None:
-        """Have another server score the same rows.
+    def due_at(self, key: ModelKey, now: float) -> float:
+        """Return when it is to be started for a model; infinity if it is not."""
+        if self._settings.source is None or self._error is not None or self.starting:
+            return math.inf
+        endpoint = None if self.url is None else self._endpoints.get(self.url)
+        if endpoint is not None:
+            lost_since = endpoint.breaker.lost_since(now)
+            # It is there, whatever models it has, or has been started again in vain.
+            if lost_since is None or lost_since <= self._started_at:
+                return math.inf
+        since = all_lost_since(self._endpoints.that_may_have(key, now), now)
+        return math.inf if since is None else since + self._settings.after_s
 
-        Raises
-        ------
-        ContractError
-            If its scores differ by more than the tolerance.
-        """
-        over = threading.Event()
-        outcome: list[Answer | SonicError] = []
+    def awaited(self, key: ModelKey, now: float) -> bool:
+        """Whether rows of a model may still be scored by it."""
+        return self.starting or self.due_at(key, now) < math.inf
 
-        def done(result: Answer | SonicError) -> None:
-            outcome.append(result)
-            over.set()
+    def start(self) -> None:
+        """Take note that it is being started."""
+        self.starting = True
 
-        connection.infer(
-            contract,
-            self.inputs,
-            list(self.outputs),
-            version=version,
-            request_id="compare",
-            done=done,
-        )
-        if not over.wait(settings.request_timeout_s + 10.0):
-            raise DeadlineError("the fallback did not answer", server=str(connection.address))
-        (answer,) = outcome
-        if isinstance(answer, SonicError):
-            raise answer
-        for name, expected in self.outputs.items():
-            self._differ(name, expected, answer.outputs[name], connection, contract, settings)
+    def started(self, url: str, now: float) -> None:
+        """Take note of where it serves."""
+        self.starting = False
+        self.url, self._started_at = url, now
 
-    def _differ(
-        self,
-        name: str,
-        expected: NDArray[Any],
-        found: NDArray[Any],
-        connection: Connection,
-        contract: Contract,
-        settings: Settings,
-    ) -> None:
-        most = settings.fallback_tolerance
-        same = expected.shape == found.shape and np.allclose(found, expected, most, most)
-        if same:
-            return
-        by = "in shape"
-        if expected.shape == found.shape:
-            by = f"by up to {np.abs(found.astype(float) - expected.astype(float)).max():.3g}"
-        raise ContractError(
-            f"the fallback is another model: its output {name!r} differs {by} from that of "
-            f"{self.server}, more than fallback_tolerance={most:g}",
-            server=str(connection.address),
-            model=contract.model,
-        )
+    def fail(self, error: SonicError) -> None:
+        """Take note that it cannot be used; it is not started again."""
+        self.starting = False
+        self._error = error

@@ -1,28 +1,34 @@
-"""The pool: the shared servers of one process, and all that is out on them."""
+"""The pool: the shared servers of one process, and all that is in flight to them."""
 
 from __future__ import annotations
 
-import threading
+import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from sonic_coffea.errors import SonicError
+from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._batching import plan
-from sonic_coffea.pool._call import Piece
 from sonic_coffea.pool._deadline import NEVER, Deadline
-from sonic_coffea.pool._dispatcher import Dispatcher
-from sonic_coffea.pool._fleet import EndpointReport, Fleet, ServerState
+from sonic_coffea.pool._engine import ContractWaiter, Engine
+from sonic_coffea.pool._request import ModelKey, RequestSlice
+from sonic_coffea.pool._watch import ServersFile
 from sonic_coffea.reporting import tables
+from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from types import TracebackType
 
     from sonic_coffea.pool._call import Call
-    from sonic_coffea.pool._endpoint import ModelKey
+    from sonic_coffea.pool._endpoint import EndpointReport, ServerState
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.reporting import Statistics
-    from sonic_coffea.transport import Connection, Contract, Timings
+    from sonic_coffea.transport import Connection, Contract, ModelStatistics
+
+logger = logging.getLogger(__name__)
 
 
 class Pool:
@@ -30,12 +36,19 @@ class Pool:
 
     Made by :func:`sonic_coffea.connect`; one is enough for a process. Threads and connections are
     made on first use. Thread-safe; a context manager that closes it.
+
+    Parameters
+    ----------
+    settings : Settings
+        The servers and the limits.
+    connect : callable, optional
+        Makes a connection, given a URL and ``options``; by default over gRPC.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._lock = threading.Condition()
-        self._fleet = Fleet(settings, self._lock)
-        self._dispatcher = Dispatcher(self._fleet, self._lock)
+    def __init__(
+        self, settings: Settings, *, connect: Callable[..., Connection] = connect_transport
+    ) -> None:
+        self._engine = Engine(settings, connect)
 
     def __enter__(self) -> Pool:
         return self
@@ -49,16 +62,16 @@ class Pool:
         self.close()
 
     def _repr_html_(self) -> str:
-        header = ("server", "state", "requests out", "last error")
+        header = ("server", "circuit", "in flight", "last error")
         rows: list[tuple[str, str, int, str]] = [
-            (one.url, "usable" if one.usable else "away", one.in_flight, one.last_error or "")
-            for one in self.servers
+            (state.url, state.circuit, state.in_flight, state.last_error or "")
+            for state in self.servers
         ]
         rows = rows or [(url, "not used yet", 0, "") for url in self.settings.servers]
         total = self.statistics.total()
         notes = [
             (
-                f"{total.rows:,} rows in {total.requests:,} requests, {total.retries:,} again; "
+                f"{total.rows:,} rows in {total.requests:,} requests, {total.retries:,} retries; "
                 "sonic.report(pool) says more"
             )
         ]
@@ -71,28 +84,28 @@ class Pool:
     @property
     def settings(self) -> Settings:
         """The servers and the limits."""
-        return self._fleet.settings
+        return self._engine.settings
 
     @property
     def closed(self) -> bool:
         """Whether the pool has been closed."""
-        return self._dispatcher.closed
+        return self._engine.closing.is_set()
 
     @property
     def statistics(self) -> Statistics:
         """What has been scored so far, and how long it took."""
-        return self._dispatcher.statistics
+        return self._engine.statistics
 
     @property
     def servers(self) -> list[ServerState]:
         """What is known of each server."""
-        return self._fleet.states()
+        return self._engine.states()
 
     def set_servers(self, servers: Any) -> None:
         """Change the servers, while calls go on.
 
         New ones get rows once they have said that they have the same model. Those that are not
-        named any more answer what they have, and get nothing else.
+        named any more are drained: they answer what they have, and get nothing else.
 
         Parameters
         ----------
@@ -104,43 +117,50 @@ class Pool:
         ConfigError
             If a URL cannot be used.
         """
-        self._fleet.set_servers(self.settings.with_servers(servers))
+        self._engine.set_servers(self.settings.with_servers(servers).servers)
 
-    def wait_for_turn(self, seconds: float) -> None:
-        """Contact no server for so many seconds: many processes may start at the same time."""
-        self._fleet.first_at = time.monotonic() + seconds
+    def delay_start(self, delay_s: float) -> None:
+        """Contact no server for some time: many processes may start at the same time."""
+        self._engine.post(e.StartDelayed(time.monotonic() + delay_s))
 
-    def observe(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
-        """Return what was seen of each server since the last call, and how many requests wait."""
-        with self._lock:
-            return self._fleet.observe(), self._dispatcher.waiting()
+    def telemetry(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
+        """Return what happened at each endpoint since the last call, and how many requests wait."""
+        return self._engine.telemetry()
 
-    def timings(self) -> dict[tuple[str, ModelKey], Timings]:
+    def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
         """Return the servers' own account of the models in use, by server and model."""
-        return self._fleet.timings()
+        asked = [(url, c, key) for url, c, keys in self._engine.served() for key in keys]
 
-    def allow(
+        def ask(url: str, connection: Connection, key: ModelKey) -> ModelStatistics | None:
+            try:
+                return connection.timings(*key)
+            except SonicError as error:
+                logger.debug("%s gives no statistics: %s", url, error)
+                return None
+
+        with ThreadPoolExecutor(max(1, len(asked)), thread_name_prefix="sonic-statistics") as threads:
+            answers = threads.map(lambda question: ask(*question), asked)
+            pairs = zip(asked, answers, strict=True)
+            return {(url, key): answer for (url, _, key), answer in pairs if answer is not None}
+
+    def set_quotas(
         self,
-        shares: Mapping[tuple[str, ModelKey], Quota],
-        lost: Collection[str],
-        lasts_s: float,
+        quotas: Mapping[tuple[str, ModelKey], Quota],
+        ejected: Collection[str],
+        lease_s: float,
     ) -> None:
         """Take what someone who sees all clients of the servers says.
 
         Parameters
         ----------
-        shares : mapping
-            By server and model.
-        lost : collection of str
-            Servers that others have lost.
-        lasts_s : float
+        quotas : mapping
+            What this process may have in flight, by server and model.
+        ejected : collection of str
+            Servers that other clients have lost.
+        lease_s : float
             For how long those are left alone.
         """
-        self._fleet.allow(shares, lost, lasts_s)
-
-    def connections(self) -> list[Connection]:
-        """Return a connection for each server."""
-        return [e.connections[0] for e in self._fleet.open()]
+        self._engine.post(e.QuotasReceived(quotas, ejected, lease_s))
 
     def contract(
         self,
@@ -154,6 +174,8 @@ class Pool:
 
         Raises
         ------
+        ConfigError
+            If the pool has been closed.
         DeadlineError
             If the time was not enough.
         ModelNotFoundError
@@ -161,25 +183,37 @@ class Pool:
         ServerLostError
             If no server could be reached.
         """
-        if anew:
-            self._fleet.forget((model, version))
-        return self._fleet.contract((model, version), deadline)
+        key = ModelKey(model, version)
+        known = None if anew or self.closed else self._engine.contracts.get(key)
+        if known is not None:
+            return known
+        self._open()
+        return self._engine.contract(ContractWaiter(key, deadline.left_s), anew=anew)
 
     def submit(self, call: Call) -> None:
-        """Queue a call; it leaves as soon as there is room."""
+        """Queue a call; its requests leave as soon as there is room for them.
+
+        Raises
+        ------
+        ConfigError
+            If the pool has been closed.
+        """
         cuts = plan(
             call.inputs.segments,
             max_rows=call.contract.max_rows,
             preferred_rows=call.contract.preferred_rows,
-            max_bytes=self.settings.max_request_bytes,
+            max_bytes=self.settings.limits.max_request_bytes,
         )
-        pieces = [Piece(call, *cut, number) for number, cut in enumerate(cuts)]
-        self._fleet.open()
-        call.expect(len(pieces))
-        self._dispatcher.submit(call, pieces)
+        slices = [RequestSlice(call, *cut) for cut in cuts]
+        self._open()
+        self._engine.submit(call, slices)
 
     def close(self) -> None:
-        """Cancel what is out and let go of all servers. May be called again."""
-        if self._dispatcher.stop():
-            self._fleet.close()
-            self._dispatcher.join()
+        """Cancel what is in flight and close all connections. May be called again."""
+        self._engine.close()
+
+    def _open(self) -> None:
+        """Start the engine, and watch the file of servers if there is one."""
+        if self._engine.start() and (path := self.settings.servers_file) is not None:
+            known, changed = self.settings.servers, self._engine.set_servers
+            ServersFile(path, known, changed, self._engine.closing).start()

@@ -1,0 +1,534 @@
+"""The pool's core: a state machine that hears events and gives instructions.
+
+It knows no clock, no thread and no connection: the time comes with the events, and whoever owns it
+carries out what it says. So it is tested, and simulated, on virtual time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+from random import Random
+from typing import TYPE_CHECKING
+
+from sonic_coffea.errors import (
+    ContractError,
+    ModelNotFoundError,
+    OverloadError,
+    ServerLostError,
+    SonicError,
+)
+from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._breaker import Circuit
+from sonic_coffea.pool._discovery import Discovery
+from sonic_coffea.pool._endpoint import EndpointRegistry, all_lost_since
+from sonic_coffea.pool._fallback import FallbackPolicy
+from sonic_coffea.pool._signature import merge, serves
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sonic_coffea.pool._endpoint import Endpoint, EndpointReport, ServerState
+    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
+    from sonic_coffea.pool._settings import Settings
+    from sonic_coffea.transport import Contract
+
+logger = logging.getLogger(__name__)
+
+# Rows that servers lose while they answer others may be what is killing them.
+MAX_RETRIES = 4
+
+
+class PoolCore:
+    """What waits to be sent, what is in flight, what is known of the servers, and what follows.
+
+    Parameters
+    ----------
+    settings : Settings
+        The servers and the limits.
+    rng : random.Random, optional
+        For jitter and the order of the servers.
+    """
+
+    def __init__(self, settings: Settings, rng: Random | None = None) -> None:
+        self._settings = settings
+        self._servers = settings.servers
+        self.endpoints = EndpointRegistry(settings, rng or Random())
+        self._fallback = FallbackPolicy(settings, self.endpoints)
+        self._queues: dict[ModelKey, list[tuple[int, RequestSlice]]] = {}
+        self._order = itertools.count()
+        self._in_flight_bytes = 0
+        self._contracts: dict[ModelKey, Contract] = {}
+        self._discoveries: dict[ModelKey, Discovery] = {}
+        self._starts_at = -math.inf
+        self._instructions: list[e.Instruction] = []
+        self.endpoints.set_servers(self._servers, None)
+
+    def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
+        """Take events, and return what is to be done.
+
+        Parameters
+        ----------
+        now : float
+            The time of the events, by a clock that does not go back.
+        *events : Event
+            What has happened; none if only time has passed.
+        """
+        for event in events:
+            self._take(event, now)
+        self._advance(now)
+        instructions, self._instructions = self._instructions, []
+        return instructions
+
+    def wakes_at(self, now: float) -> float:
+        """Return when time alone changes something; infinity if only an event does."""
+        times = [d.wakes_at for d in self._discoveries.values()]
+        waiting = [key for key, queue in self._queues.items() if queue]
+        for endpoint in self.endpoints:
+            times.append(endpoint.liveness.due_at(len(endpoint.in_flight)))
+            if waiting:
+                times.append(endpoint.in_flight.wakes_at(now))
+                # What is due already, and does not leave, waits for a response.
+                times += [at for at in [endpoint.breaker.retry_at] if at > now]
+            if self._settings.retry.hedge_after_s is not None:
+                hedges = (self._hedged_at(attempt) for attempt in endpoint.in_flight.attempts)
+                times += [at for at in hedges if at > now]
+        due = (self._fallback.due_at(key, now) for key in waiting)
+        times += [at for at in due if at > now]
+        return min(times, default=math.inf)
+
+    def waiting(self) -> dict[ModelKey, int]:
+        """Return how many slices of each model wait."""
+        return {key: len(queue) for key, queue in self._queues.items()}
+
+    def states(self, now: float) -> list[ServerState]:
+        """Return what is known of each server."""
+        return [endpoint.state(now) for endpoint in self.endpoints.active]
+
+    def report(self) -> list[EndpointReport]:
+        """Return what happened at each endpoint since the last report."""
+        return [endpoint.report() for endpoint in self.endpoints.active]
+
+    # Events
+
+    def _take(self, event: e.Event, now: float) -> None:
+        match event:
+            case e.Answered():
+                self._answered(event, now)
+            case e.Submitted(slices):
+                for request in slices:
+                    request.order, request.queued_at = next(self._order), now
+                    self._queue(request)
+            case e.Failed(attempt, error):
+                self._lost(attempt, error, now)
+            case e.Unsendable(attempt, error):
+                self._unsendable(attempt, error)
+            case e.CallEnded(call):
+                for attempt in self._attempts():
+                    if attempt.slice.call is call:
+                        self._instructions.append(e.Cancel(attempt))
+            case e.Probed(url, error):
+                self._probed(url, error, now)
+            case e.Validated():
+                self._validated(event, now)
+            case e.ContractRequested(request, anew):
+                self._requested(request, now, anew=anew)
+            case e.ContractWithdrawn(request):
+                self._withdrawn(request)
+            case e.ServersChanged(servers):
+                self._servers = tuple(servers)
+                self.endpoints.set_servers(self._servers, self._fallback.url)
+            case e.QuotasReceived():
+                self._granted(event, now)
+            case e.FallbackStarted(url, error):
+                self._fallback_started(url, error, now)
+            case e.StartDelayed(until):
+                self._starts_at = until
+
+    def _answered(self, event: e.Answered, now: float) -> None:
+        attempt = event.attempt
+        request, endpoint = attempt.slice, self.endpoints.get(attempt.url)
+        if attempt.settled or endpoint is None:  # given up meanwhile; its rows are elsewhere
+            return
+        endpoint.answered(attempt, event.received_at - event.sent_at, now)
+        request.delivered = True
+        for other in list(request.attempts):
+            self._settle(other)
+            if other is not attempt:
+                self._instructions.append(e.Cancel(other))
+        self._instructions.append(e.Deliver(event))
+
+    def _lost(self, attempt: Attempt, error: SonicError, now: float) -> None:
+        """Decide what becomes of rows that did not come back."""
+        request = attempt.slice
+        if not self._settle(attempt) or request.delivered or request.call.over:
+            return
+        again = self._retries(attempt, error, now)
+        if again and not request.attempts:
+            request.retries += 1
+            request.last_url = attempt.url
+            self._queue(request)
+        if again or request.attempts:
+            self._instructions.append(e.Retry(attempt, error))
+        else:
+            self._give_up(request, attempt.url, error)
+
+    def _unsendable(self, attempt: Attempt, error: SonicError) -> None:
+        request = attempt.slice
+        if not self._settle(attempt) or request.call.over:
+            return
+        if request.delivered or request.attempts:
+            self._instructions.append(e.CountFailure(attempt, error))
+        else:
+            self._instructions.append(e.Fail(request, error))
+
+    def _probed(self, url: str, error: SonicError | None, now: float) -> None:
+        endpoint = self.endpoints.get(url)
+        if endpoint is None:
+            return
+        silent = endpoint.liveness.end(now, lives=error is None)
+        for attempt in list(endpoint.in_flight.attempts) if silent else []:
+            assert error is not None  # noqa: S101  silent endpoints have one
+            self._lost(attempt, error, now)
+            self._instructions.append(e.Cancel(attempt))
+
+    def _validated(self, event: e.Validated, now: float) -> None:
+        key, outcome = event.key, event.outcome
+        if (discovery := self._discoveries.get(key)) is not None:
+            discovery.take(event.url, outcome, now)
+        endpoint = self.endpoints.get(event.url)
+        if endpoint is None:
+            return
+        # A server that answers late, or for a discovery, must have the model that is known by now.
+        expected = endpoint.signatures.end(key) or self._contracts.get(key)
+        if not isinstance(outcome, SonicError):
+            endpoint.liveness.hear(now)
+            if expected is None or serves(outcome, expected):
+                endpoint.signatures.accept(key, now)
+                self._compare_files(endpoint, outcome, expected)
+            else:
+                self._reject(endpoint, key, now)
+        elif isinstance(outcome, ModelNotFoundError):
+            endpoint.liveness.hear(now)
+            endpoint.signatures.reject(key, outcome, now)
+        else:
+            endpoint.failed(outcome, now)
+            self._give_up_if_hopeless(key, event.url, outcome, now)
+
+    def _requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
+        key = request.key
+        if anew:
+            self._forget(key)
+        if (known := self._contracts.get(key)) is not None:
+            self._instructions.append(e.Resolve(request, known))
+            return
+        if key not in self._discoveries:
+            self._discoveries[key] = Discovery(key, max(now, self._starts_at))
+        self._discoveries[key].requests.append(request)
+
+    def _withdrawn(self, request: e.ContractRequest) -> None:
+        discovery = self._discoveries.get(request.key)
+        if discovery is None or request not in discovery.requests:  # it has just been resolved
+            return
+        discovery.requests.remove(request)
+        error = discovery.too_late(request.timeout_s or 0.0)
+        self._instructions.append(e.Resolve(request, error))
+        if not discovery.requests:
+            del self._discoveries[request.key]
+
+    def _granted(self, event: e.QuotasReceived, now: float) -> None:
+        for endpoint in self.endpoints:
+            if endpoint.url in event.ejected:
+                endpoint.eject(now + event.lease_s, now)
+            else:
+                endpoint.breaker.readmit(now)
+        for (url, key), quota in event.quotas.items():
+            if (target := self.endpoints.get(url)) is not None:
+                target.in_flight.grant(key, quota, now)
+
+    def _fallback_started(self, url: str | None, error: SonicError | None, now: float) -> None:
+        if url is None:
+            assert error is not None  # noqa: S101  the event says so
+            logger.error("no fallback: %s", error)
+            self._fallback.fail(error)
+            return
+        logger.warning("rows are scored by the fallback %s until a server is back", url)
+        self._fallback.started(url, now)
+        self.endpoints.set_servers(self._servers, url)
+
+    # What time and room allow
+
+    def _advance(self, now: float) -> None:
+        for discovery in list(self._discoveries.values()):
+            self._go_on(discovery, now)
+        self._probe(now)
+        self._validate_waiting(now)
+        while (attempt := self._next(now) or self._hedge(now)) is not None:
+            self._in_flight_bytes += attempt.slice.nbytes
+            self._instructions.append(e.Send(attempt))
+        self._fail_unroutable(now)
+        self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
+
+    def _probe(self, now: float) -> None:
+        for endpoint in self.endpoints:
+            if endpoint.liveness.due_at(len(endpoint.in_flight)) <= now:
+                endpoint.liveness.probe(now)
+                self._instructions.append(e.Probe(endpoint.url))
+
+    def _validate_waiting(self, now: float) -> None:
+        """Ask servers for the models of what waits, if they have not said yet."""
+        for key, queue in self._queues.items():
+            if not queue:
+                continue
+            for endpoint in self.endpoints:
+                passes = endpoint.breaker.circuit(now) is not Circuit.OPEN
+                if passes and not endpoint.draining and endpoint.signatures.due(key, now):
+                    self._validate(endpoint, key)
+
+    def _validate(self, endpoint: Endpoint, key: ModelKey) -> None:
+        queue = self._queues.get(key)
+        endpoint.signatures.begin(key, queue[0][1].call.contract if queue else None)
+        self._instructions.append(e.Validate(endpoint.url, key))
+
+    def _next(self, now: float) -> Attempt | None:
+        """Take the next slice that may be sent now, for an endpoint that has room for it."""
+        for key, queue in sorted(self._queues.items(), key=lambda item: item[1][:1]):
+            while queue and queue[0][1].call.over:
+                heapq.heappop(queue)
+            if not queue:
+                continue
+            request = queue[0][1]
+            if not self._fits(request):
+                return None
+            endpoint = self.endpoints.choose(request, now)
+            if endpoint is not None:
+                heapq.heappop(queue)
+                return endpoint.begin(request, now)
+            if self._fallback.due_at(key, now) <= now:
+                self._start_fallback()
+        return None
+
+    def _hedge(self, now: float) -> Attempt | None:
+        """Send a request that takes long to another endpoint, too."""
+        if self._settings.retry.hedge_after_s is None:
+            return None
+        for attempt in self._attempts():
+            if self._hedged_at(attempt) <= now and self._fits(attempt.slice):
+                other = self.endpoints.choose(attempt.slice, now, but=[attempt.url])
+                if other is not None:
+                    return other.begin(attempt.slice, now)
+        return None
+
+    def _hedged_at(self, attempt: Attempt) -> float:
+        after_s = self._settings.retry.hedge_after_s
+        if after_s is None or len(attempt.slice.attempts) > 1 or attempt.slice.call.over:
+            return math.inf
+        # Not again at once, if the other attempt has failed.
+        return attempt.slice.begun_at + after_s
+
+    def _fits(self, request: RequestSlice) -> bool:
+        # A slice larger than the whole limit travels alone.
+        limit = self._settings.limits.max_in_flight_bytes
+        return self._in_flight_bytes == 0 or self._in_flight_bytes + request.nbytes <= limit
+
+    def _fail_unroutable(self, now: float) -> None:
+        """Give up what no endpoint can take any more."""
+        for key, queue in self._queues.items():
+            if queue and not self._may_be_served(key, now):
+                error = self._unroutable(key, now)
+                self._instructions += [e.Fail(request, error) for request in self._take_out(key)]
+
+    def _may_be_served(self, key: ModelKey, now: float) -> bool:
+        there = self.endpoints.that_may_have(key, now)
+        return bool(there) or self._fallback.awaited(key, now)
+
+    def _unroutable(self, key: ModelKey, now: float) -> SonicError:
+        """Return why no endpoint can take a model: another model counts more than none."""
+        reasons = [x.signatures.rejection(key, now) for x in self.endpoints.active]
+        for reason in reasons:
+            if isinstance(reason, ContractError):
+                return reason
+        return ModelNotFoundError(f"no server has model {key.name!r} any more")
+
+    # Discovery
+
+    def _go_on(self, discovery: Discovery, now: float) -> None:
+        """Begin a round, or draw the conclusions of one."""
+        key = discovery.key
+        if discovery.next_round_at is not None:
+            if self._fallback.starting:
+                discovery.next_round_at = math.inf
+            elif self._fallback.due_at(key, now) <= now:
+                self._start_fallback()
+                discovery.next_round_at = math.inf
+            elif discovery.next_round_at <= now or discovery.next_round_at == math.inf:
+                self._begin_round(discovery)
+        elif discovery.complete(now):
+            if discovery.contracts:
+                self._conclude(discovery, now)
+            else:
+                self._ask_again(discovery, now)
+
+    def _begin_round(self, discovery: Discovery) -> None:
+        endpoints = self.endpoints.active
+        discovery.begin_round(endpoint.url for endpoint in endpoints)
+        for endpoint in endpoints:
+            if not endpoint.signatures.validating(discovery.key):
+                self._validate(endpoint, discovery.key)
+
+    def _conclude(self, discovery: Discovery, now: float) -> None:
+        key = discovery.key
+        for url in discovery.silent:
+            logger.warning("%s has not said in time what model %s is", url, key.name)
+        try:
+            contract = merge(discovery.contracts)
+        except ContractError as error:
+            self._resolve(discovery, error)
+            return
+        self._contracts[key] = contract
+        self._instructions.append(e.Publish(key, contract))
+        for url in discovery.contracts:
+            if (endpoint := self.endpoints.get(url)) is not None:
+                endpoint.signatures.accept(key, now)
+        # What was packed for another model, which these servers have replaced, cannot be sent.
+        for request in self._take_out(key):
+            if serves(contract, request.call.contract):
+                self._queue(request)
+            else:
+                error = ContractError(f"the servers' model {key.name!r} has changed meanwhile")
+                self._instructions.append(e.Fail(request, error))
+        self._resolve(discovery, contract)
+
+    def _ask_again(self, discovery: Discovery, now: float) -> None:
+        """Plan another round, unless no server can have the model."""
+        key = discovery.key
+        since = [x.breaker.lost_since(now) for x in self.endpoints]
+        last_lost = max((at for at in since if at is not None), default=-math.inf)
+        retries = [x.breaker.retry_at for x in self.endpoints if x.breaker.failing_since is not None]
+        due_at = self._fallback.due_at(key, now)
+        if due_at <= now:
+            self._start_fallback()
+        if self._fallback.starting:
+            discovery.next_round_at = math.inf
+            return
+        expired = now - last_lost >= self._settings.retry.timeout_s
+        if due_at == math.inf and (expired or not discovery.transient):
+            self._resolve(discovery, discovery.nobody_has_it(self._servers))
+            return
+        discovery.next_round_at = min([*retries, due_at], default=now)
+
+    def _resolve(self, discovery: Discovery, outcome: Contract | SonicError) -> None:
+        del self._discoveries[discovery.key]
+        self._instructions += [e.Resolve(request, outcome) for request in discovery.requests]
+
+    def _forget(self, key: ModelKey) -> None:
+        if self._contracts.pop(key, None) is not None:
+            self._instructions.append(e.Publish(key, None))
+
+    # Losses
+
+    def _retries(self, attempt: Attempt, error: SonicError, now: float) -> bool:
+        """Learn from a failed attempt, and return whether its rows are sent again."""
+        request, key, endpoint = attempt.slice, attempt.key, self.endpoints.get(attempt.url)
+        if request.first_failed_at is None:
+            request.first_failed_at = now
+        failing_s = now - request.first_failed_at
+        retry = self._settings.retry
+        if endpoint is None:
+            return isinstance(error, (ModelNotFoundError, OverloadError, ServerLostError))
+        if isinstance(error, ModelNotFoundError):
+            endpoint.signatures.reject(key, error, now)
+            self._forget(key)
+            return self._may_be_served(key, now)
+        if isinstance(error, OverloadError):
+            endpoint.overloaded(error, key, now)
+            return failing_s < self._settings.timeouts.request_s
+        if not isinstance(error, ServerLostError):
+            return False
+        first = request.retries == 0 and endpoint.breaker.failing_since is None
+        if first and endpoint.in_flight.overtaken(attempt):
+            # Lost while others are answered, as by a balancer with a dead server behind it: it says
+            # something of the request, and nothing of the endpoint.
+            return True
+        endpoint.failed(error, now)
+        lost_since = self._lost_since(key, now)
+        if lost_since is not None:
+            return now - lost_since < retry.timeout_s
+        return request.retries < MAX_RETRIES or failing_s < retry.timeout_s
+
+    def _lost_since(self, key: ModelKey, now: float) -> float | None:
+        """Return since when the last server of a model is lost; None if one is there, or to come.
+
+        It does not begin anew when coffea or dask run a chunk again.
+        """
+        if self._fallback.awaited(key, now):
+            return None
+        return all_lost_since(self.endpoints.that_may_have(key, now), now)
+
+    def _give_up_if_hopeless(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
+        """Fail what waits for a model, if it has had no server for too long."""
+        lost_since = self._lost_since(key, now)
+        passing = isinstance(error, (ServerLostError, OverloadError))
+        patience_s = self._settings.retry.timeout_s if passing else 0.0
+        if lost_since is not None and now - lost_since >= patience_s:
+            for request in self._take_out(key):
+                self._give_up(request, url, error)
+
+    def _give_up(self, request: RequestSlice, url: str, error: SonicError) -> None:
+        if request.retries:
+            error = error.because(f"tried {request.retries + 1} times")
+        self._instructions.append(e.Fail(request, error, url))
+
+    def _reject(self, endpoint: Endpoint, key: ModelKey, now: float) -> None:
+        """Send no rows to an endpoint whose model is not the one that they are made for."""
+        error = ContractError(
+            f"the server has a model {key.name!r} that differs from that of the others; it gets "
+            "none of the rows that are made for them",
+            server=endpoint.url,
+            model=key.name,
+        )
+        logger.warning("%s", error)
+        endpoint.signatures.reject(key, error, now)
+        self._forget(key)
+        if endpoint.url == self._fallback.url:
+            self._fallback.fail(error)
+
+    def _compare_files(self, endpoint: Endpoint, actual: Contract, expected: Contract | None) -> None:
+        """Warn of a fallback of which nobody knows whether it has the servers' file."""
+        if endpoint.url != self._fallback.url:
+            return
+        if expected is None or not (actual.digest and expected.digest):
+            logger.warning(
+                "%s serves model %s, and nobody says whether it has the servers' file",
+                endpoint.url,
+                actual.model,
+            )
+
+    def _start_fallback(self) -> None:
+        self._fallback.start()
+        self._instructions.append(e.StartFallback())
+
+    def _settle(self, attempt: Attempt) -> bool:
+        """End an attempt and make room for others; False if it has ended before."""
+        endpoint = self.endpoints.get(attempt.url)
+        if endpoint is None or not endpoint.settle(attempt):
+            return False
+        self._in_flight_bytes -= attempt.slice.nbytes
+        return True
+
+    def _queue(self, request: RequestSlice) -> None:
+        heapq.heappush(self._queues.setdefault(request.key, []), (request.order, request))
+
+    def _take_out(self, key: ModelKey) -> list[RequestSlice]:
+        """Take out the slices of a model that wait, and that somebody waits for."""
+        queue = self._queues.get(key, [])
+        slices = [request for _, request in queue if not request.call.over]
+        queue.clear()
+        return slices
+
+    def _attempts(self) -> Iterator[Attempt]:
+        return itertools.chain.from_iterable(
+            [list(endpoint.in_flight.attempts) for endpoint in self.endpoints]
+        )

@@ -1,0 +1,546 @@
+"""The engine: one thread that owns the pool's core, and carries out its instructions.
+
+Connections, senders and callers only post events to it; nobody else touches the core, so there is
+nothing to lock. What may block runs on threads of its own.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import logging
+import math
+import os
+import platform
+import threading
+import time
+import uuid
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from sonic_coffea.errors import (
+    CancelledError,
+    ConfigError,
+    RequestError,
+    ResponseError,
+    ServerLostError,
+    SonicError,
+)
+from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._core import PoolCore
+from sonic_coffea.pool._sender import Sender, Transmission
+from sonic_coffea.reporting import Span, Statistics
+from sonic_coffea.transport import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from sonic_coffea.pool._call import Call
+    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
+    from sonic_coffea.pool._settings import Settings
+    from sonic_coffea.reporting import Tally
+    from sonic_coffea.transport import Connection, Contract
+
+    Connect = Callable[..., Connection]
+    Task = Callable[[], e.Event | None]
+
+logger = logging.getLogger(__name__)
+
+CLOSED = "the pool has been closed; call sonic.connect again"
+
+T = TypeVar("T")
+
+
+class ContractWaiter:
+    """A thread that waits for what a model takes and gives."""
+
+    def __init__(self, key: ModelKey, timeout_s: float | None) -> None:
+        self.key = key
+        self.timeout_s = timeout_s
+        self.outcome: Future[Contract | SonicError] = Future()
+
+
+class Engine:
+    """The thread that owns the core, the connections, and the calls that are not over.
+
+    Parameters
+    ----------
+    settings : Settings
+        The servers and the limits.
+    connect : callable
+        Makes a connection, given a URL and ``options``.
+
+    Attributes
+    ----------
+    statistics : Statistics
+        What has been scored, and how long it took.
+    contracts : dict
+        What models take and give, for who asks again: written by the engine, read by all.
+    """
+
+    def __init__(self, settings: Settings, connect: Connect) -> None:
+        self.settings = settings
+        self.statistics = Statistics()
+        self.contracts: dict[ModelKey, Contract] = {}
+        self.closing = threading.Event()
+        self._connect = connect
+        self._core = PoolCore(settings)
+        self._senders: dict[str, Sender] = {}
+        self._transmissions: dict[Attempt, Transmission] = {}
+        self._calls: set[Call] = set()
+        self._waiters: set[ContractWaiter] = set()
+        self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
+        self._events: list[e.Event] = []
+        # Guards only whether the thread runs.
+        self._life = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._numbers = itertools.count()
+        self._name = uuid.uuid4().hex[:8]
+        self._worker = f"{platform.node()}:{os.getpid()}"
+
+    # What other threads do
+
+    @property
+    def started(self) -> bool:
+        """Whether it has been used."""
+        return self._thread is not None
+
+    def post(self, event: e.Event) -> None:
+        """Tell the core what has happened."""
+        self._inbox.put(event)
+
+    def start(self) -> bool:
+        """Connect to the servers and start the thread; False if that has been done.
+
+        Raises
+        ------
+        ConfigError
+            If the pool has been closed, or a server cannot be connected.
+        """
+        with self._life:
+            if self.closing.is_set():
+                raise ConfigError(CLOSED)
+            if self._thread is not None:
+                return False
+            for url in self.settings.servers:
+                self._senders.setdefault(url, self._sender(url))
+            thread = threading.Thread(target=self._run, name="sonic-pool", daemon=True)
+            # If the system has no more threads, the next call tries again.
+            thread.start()
+            self._thread = thread
+            return True
+
+    def submit(self, call: Call, slices: Sequence[RequestSlice]) -> None:
+        """Send the slices of a call, as soon as there is room for them.
+
+        Raises
+        ------
+        ConfigError
+            If the pool has been closed.
+        """
+        self.start()
+
+        def submitted() -> e.Event:
+            self._calls.add(call)
+            self.statistics += call.statistics
+            return e.Submitted(slices)
+
+        call.own(self, len(slices))
+        if slices:
+            self._enter(submitted)
+
+    def abandon(self, call: Call, error: SonicError) -> None:
+        """End a call with an error, and return when it has ended."""
+        self.ask(lambda: self._end(call, error))
+
+    def contract(self, waiter: ContractWaiter, *, anew: bool) -> Contract:
+        """Return what a model takes and gives.
+
+        Raises
+        ------
+        SonicError
+            If no server says so, or not in time.
+        """
+        self.start()
+
+        def requested() -> e.Event:
+            self._waiters.add(waiter)
+            return e.ContractRequested(waiter, anew)
+
+        self._enter(requested)
+        try:
+            outcome = waiter.outcome.result(waiter.timeout_s)
+        except concurrent.futures.TimeoutError:
+            self.post(e.ContractWithdrawn(waiter))
+            outcome = waiter.outcome.result()
+        except BaseException:  # Ctrl-C
+            self.post(e.ContractWithdrawn(waiter))
+            raise
+        if isinstance(outcome, SonicError):
+            raise outcome.at()
+        return outcome
+
+    def set_servers(self, servers: Sequence[str]) -> None:
+        """Change the servers; connections to new ones are made first: to all, or to none."""
+        known = self.ask(lambda: set(self._senders))
+        new = [url for url in servers if url not in known] if self.started else []
+        senders = dict(zip(new, self._connected(new), strict=True))
+
+        def changed() -> None:
+            for url, sender in senders.items():
+                self._senders.setdefault(url, sender)
+            self.settings = self.settings.with_servers(servers)
+            self._events.append(e.ServersChanged(self.settings.servers))
+
+        self.ask(changed)
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """Run a function on the engine's thread, where it may look at what the engine has."""
+        future: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(question())
+            except BaseException as error:  # noqa: BLE001  it is raised where it was asked
+                future.set_exception(error)
+
+        with self._life:
+            thread = self._thread
+            alive = thread is not None and thread.is_alive()
+            if not alive or thread is threading.current_thread():
+                answer()
+                self._settle_down()
+                return future.result()
+            ending = self.closing.is_set()
+            if not ending:
+                self._inbox.put(answer)
+        if ending:
+            thread.join()
+            answer()
+        return future.result()
+
+    def close(self) -> bool:
+        """Send nothing more, cancel what is in flight, and close all; False if that is done."""
+        with self._life:
+            if self.closing.is_set():
+                return False
+            self.closing.set()
+            self._inbox.put(None)
+            thread = self._thread
+        if thread is None:
+            self._shut_down()
+        elif thread is not threading.current_thread():
+            thread.join()
+        _all_at_once(sender.close for sender in self._senders.values())
+        return True
+
+    def states(self) -> list[Any]:
+        """Return what is known of each server."""
+        return self.ask(lambda: self._core.states(time.monotonic()) if self.started else [])
+
+    def telemetry(self) -> tuple[list[Any], dict[ModelKey, int]]:
+        """Return what happened at each endpoint since the last report, and what waits."""
+        return self.ask(lambda: (self._core.report(), self._core.waiting()))
+
+    def served(self) -> list[tuple[str, Connection, list[ModelKey]]]:
+        """Return the servers, a connection to each, and the models that they are known to have."""
+
+        def known() -> list[tuple[str, Connection, list[ModelKey]]]:
+            return [
+                (x.url, self._senders[x.url].connections[0], x.signatures.models)
+                for x in self._core.endpoints.active
+            ]
+
+        return self.ask(known)
+
+    # What its own thread does
+
+    def _enter(self, task: Task) -> None:
+        """Have a task run on the thread, whose event the core takes."""
+        with self._life:
+            if self.closing.is_set():
+                raise ConfigError(CLOSED)
+            self._inbox.put(task)
+
+    def _run(self) -> None:
+        ends = False
+        while not ends:
+            try:
+                ends = self._turn()
+            except Exception as error:
+                # Those who wait would do so for ever, and later calls find no thread.
+                logger.exception("the pool has failed inside; it begins anew")
+                self._begin_anew(error)
+        self._shut_down()
+
+    def _turn(self) -> bool:
+        """Wait for events, or the time, and do what follows; True if the pool is to end."""
+        now = time.monotonic()
+        wakes_at = self._core.wakes_at(now)
+        items: list[e.Event | Task | None] = []
+        try:
+            items.append(self._inbox.get(timeout=_within(wakes_at - now)))
+            while True:
+                items.append(self._inbox.get_nowait())
+        except Empty:
+            pass
+        for item in items:
+            event = item() if callable(item) else item
+            if event is not None:
+                self._events.append(event)
+        self._settle_down(at_least_once=True)
+        return None in items
+
+    def _settle_down(self, *, at_least_once: bool = False) -> None:
+        """Have the core take what has happened, until nothing follows from it."""
+        while self._events or at_least_once:
+            at_least_once = False
+            events, self._events = self._events, []
+            known = [event for event in events if self._concerns_us(event)]
+            for instruction in self._core.handle(time.monotonic(), *known):
+                self._carry_out(instruction)
+
+    def _concerns_us(self, event: e.Event) -> bool:
+        """Whether the core knows an attempt that has ended: it may have begun anew meanwhile."""
+        if isinstance(event, (e.Answered, e.Failed, e.Unsendable)):
+            return self._transmissions.pop(event.attempt, None) is not None
+        return True
+
+    def _carry_out(self, instruction: e.Instruction) -> None:
+        match instruction:
+            case e.Send(attempt):
+                self._send(attempt)
+            case e.Deliver(answered):
+                self._deliver(answered)
+            case e.Cancel(attempt):
+                if (transmission := self._transmissions.get(attempt)) is not None:
+                    transmission.cancel()
+            case e.Retry(attempt, error):
+                logger.debug("%s; its rows are sent again", error)
+                self._count(attempt.slice, attempt.url, "retries")
+            case e.CountFailure(attempt, error):
+                logger.debug("%s; another server has its rows", error)
+                self._count(attempt.slice, attempt.url, "failures")
+            case e.Fail(request, error, url):
+                if url is not None:
+                    self._count(request, url, "failures")
+                self._fail(request, error)
+            case e.Resolve(request, outcome):
+                waiter = cast("ContractWaiter", request)
+                self._waiters.discard(waiter)
+                waiter.outcome.set_result(outcome)
+            case e.Publish(key, contract):
+                self.contracts.pop(key, None)
+                if contract is not None:
+                    self.contracts[key] = contract
+            case e.Probe(url):
+                self._probe(url)
+            case e.Validate(url, key):
+                self._validate(url, key)
+            case e.StartFallback():
+                self._start_fallback()
+            case e.Close(url):
+                sender = self._senders.pop(url)
+                _apart("sonic-close", sender.close, lambda _: None)
+
+    def _send(self, attempt: Attempt) -> None:
+        transmission = Transmission(attempt, f"{self._name}-{next(self._numbers)}")
+        self._transmissions[attempt] = transmission
+        try:
+            self._senders[attempt.url].send(_call_of(attempt.slice), transmission)
+        except RuntimeError as error:  # no more threads
+            failure = RequestError(f"the request could not be made: {error!r}")
+            self._events.append(e.Unsendable(attempt, failure))
+
+    def _deliver(self, answered: e.Answered) -> None:
+        attempt, response = answered.attempt, answered.response
+        request, call = attempt.slice, _call_of(attempt.slice)
+        if call.over:
+            return
+        begun_at = time.monotonic()
+        failure: SonicError | None = None
+        try:
+            call.place(request, response)
+        except SonicError as error:
+            failure = error.at(server=attempt.url)
+        except Exception as error:
+            logger.debug("a response could not be taken", exc_info=True)
+            message = f"the response could not be taken: {error!r}"
+            failure = ResponseError(message, server=attempt.url)
+        unpack_s = time.monotonic() - begun_at
+        rtt_s = answered.received_at - answered.sent_at
+        span = Span(
+            worker=self._worker,
+            model=call.key.name,
+            server=attempt.url,
+            begun=time.time() - (time.monotonic() - answered.sent_at),
+            seconds=rtt_s,
+            rows=request.rows,
+        )
+        for statistics in (call.statistics, self.statistics):
+            tally = _tally(statistics, call, attempt.url)
+            tally.requests += 1
+            tally.rows += request.rows
+            tally.sent_bytes += response.sent_bytes
+            tally.received_bytes += response.received_bytes
+            tally.wait_s += max(0.0, answered.packing_at - request.queued_at)
+            tally.pack_s += answered.sent_at - answered.packing_at
+            tally.unpack_s += unpack_s
+            tally.record_trip(rtt_s)
+            statistics.record_span(span)
+        if failure is None:
+            call.finish(request)
+            self._calls -= {call} if call.over else set()
+        else:
+            self._fail(request, failure)
+
+    def _count(self, request: RequestSlice, url: str, what: str) -> None:
+        call = _call_of(request)
+        for statistics in (call.statistics, self.statistics):
+            tally = _tally(statistics, call, url)
+            setattr(tally, what, getattr(tally, what) + 1)
+
+    def _fail(self, request: RequestSlice, error: SonicError) -> None:
+        call = _call_of(request)
+        self.statistics.lost += call.fail(request, error)
+        if call.over:
+            self._forget(call)
+
+    def _end(self, call: Call, error: SonicError) -> None:
+        call.end(error)
+        self._forget(call)
+
+    def _forget(self, call: Call) -> None:
+        if call in self._calls:
+            self._calls.remove(call)
+            self._events.append(e.CallEnded(call))
+
+    def _probe(self, url: str) -> None:
+        connection = self._senders[url].connections[0]
+
+        def answered(error: SonicError | None) -> None:
+            self.post(e.Probed(url, error))
+
+        def failed(error: Exception) -> None:
+            answered(ServerLostError(f"the server cannot be probed: {error!r}", server=url))
+
+        _apart("sonic-probe", lambda: connection.live(answered), failed)
+
+    def _validate(self, url: str, key: ModelKey) -> None:
+        connection = self._senders[url].connections[0]
+
+        def failed(error: Exception) -> None:
+            known = isinstance(error, SonicError)
+            outcome = error if known else RequestError(f"the server cannot be asked: {error!r}")
+            self.post(e.Validated(url, key, cast("SonicError", outcome)))
+
+        def ask() -> None:
+            self.post(e.Validated(url, key, connection.contract(*key)))
+
+        _apart("sonic-contract", ask, failed)
+
+    def _start_fallback(self) -> None:
+        source = self.settings.fallback.source
+
+        def start() -> None:
+            try:
+                if callable(source):
+                    url = source()
+                else:
+                    from sonic_coffea.server.launch import serve_for_machine
+
+                    url = serve_for_machine(str(source))
+                url = Address.parse(url).url
+                (sender,) = self._connected([url])
+            except SystemExit as error:  # a user's function, and rows that wait for it
+                failed(ConfigError(repr(error)))
+            else:
+                self._inbox.put(lambda: started(url, sender))
+
+        def started(url: str, sender: Sender) -> e.Event:
+            self._senders.setdefault(url, sender)
+            return e.FallbackStarted(url)
+
+        def failed(error: Exception) -> None:
+            failure = error if isinstance(error, SonicError) else ConfigError(repr(error))
+            self.post(e.FallbackStarted(None, failure))
+
+        _apart("sonic-fallback", start, failed)
+
+    def _sender(self, url: str) -> Sender:
+        options = self.settings.connection_options()
+        channels = range(self.settings.channels)
+        return Sender([self._connect(url, options=options) for _ in channels], self.post)
+
+    def _connected(self, urls: Iterable[str]) -> list[Sender]:
+        """Return senders for new servers: for all, or for none."""
+        senders: list[Sender] = []
+        try:
+            for url in urls:
+                senders.append(self._sender(url))  # noqa: PERF401  those so far are closed below
+        except BaseException:
+            _all_at_once(sender.close for sender in senders)
+            raise
+        return senders
+
+    def _begin_anew(self, error: Exception) -> None:
+        """Fail all that waits or is in flight, and go on with a core that knows nothing."""
+        self._drop(SonicError(f"the pool has failed inside: {error!r}"))
+        self._core = PoolCore(self.settings)
+        for url in self.settings.servers:
+            self._senders.setdefault(url, self._sender(url))
+
+    def _shut_down(self) -> None:
+        self._drop(CancelledError("the pool was closed"), ConfigError(CLOSED))
+
+    def _drop(self, error: SonicError, asked: SonicError | None = None) -> None:
+        """End all calls, and whoever waits for a contract."""
+        for transmission in self._transmissions.values():
+            transmission.cancel()
+        for call in self._calls:
+            call.end(error)
+        for waiter in self._waiters:
+            waiter.outcome.set_result(asked or error)
+        self._transmissions.clear()
+        self._calls.clear()
+        self._waiters.clear()
+        self._events.clear()
+        self.contracts.clear()
+
+
+def _within(seconds: float) -> float | None:
+    """Return how long to wait; None if as long as it takes."""
+    return None if seconds == math.inf else max(0.0, seconds)
+
+
+def _call_of(request: RequestSlice) -> Call:
+    return cast("Call", request.call)
+
+
+def _tally(statistics: Statistics, call: Call, url: str) -> Tally:
+    return statistics.tally(url, call.key.name, call.version or call.contract.version)
+
+
+def _apart(name: str, work: Callable[[], Any], failed: Callable[[Exception], Any]) -> None:
+    """Do what may block on a thread of its own; what it raises goes to `failed`."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  rows would wait for ever
+            failed(error)
+
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:  # no more threads
+        failed(error)
+
+
+def _all_at_once(closings: Iterable[Callable[[], None]]) -> None:
+    """Close several things, of which each may take its time."""
+    threads = [threading.Thread(target=close, name="sonic-close") for close in closings]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,259 @@
+"""The words of the pool's core: events that it hears, and instructions that it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from sonic_coffea.errors import SonicError
+    from sonic_coffea.pool._limits import Quota
+    from sonic_coffea.pool._request import Attempt, ModelKey, Request, RequestSlice
+    from sonic_coffea.transport import Contract, Response
+
+
+class ContractRequest(Protocol):
+    """Somebody who waits for what a model takes and gives."""
+
+    @property
+    def key(self) -> ModelKey:
+        """The model."""
+
+    @property
+    def timeout_s(self) -> float | None:
+        """How long they wait, for the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A call has slices to send."""
+
+    slices: Sequence[RequestSlice]
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """Nobody waits for a call any more: its slices need not be sent."""
+
+    call: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A response has come.
+
+    ``packing_at``, ``sent_at`` and ``received_at`` are when packing began, when the request left,
+    and when the response came.
+    """
+
+    attempt: Attempt
+    response: Response
+    packing_at: float
+    sent_at: float
+    received_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request has failed after it left."""
+
+    attempt: Attempt
+    error: SonicError
+
+
+@dataclass(frozen=True, slots=True)
+class Unsendable:
+    """A request could not be made; no other endpoint helps."""
+
+    attempt: Attempt
+    error: SonicError
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A liveness probe has ended: with an error if the server does not live."""
+
+    url: str
+    error: SonicError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """A server has said what a model takes and gives, or has failed to."""
+
+    url: str
+    key: ModelKey
+    outcome: Contract | SonicError
+
+
+@dataclass(frozen=True, slots=True)
+class ContractRequested:
+    """Somebody wants to know what a model takes and gives; `anew`: what was known is forgotten."""
+
+    request: ContractRequest
+    anew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ContractWithdrawn:
+    """The time of somebody who waits for a contract is over."""
+
+    request: ContractRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ServersChanged:
+    """These are the servers from now on."""
+
+    servers: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StartDelayed:
+    """No server is to be contacted before this time."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuotasReceived:
+    """Somebody who sees all clients of the servers says what this one may have in flight.
+
+    ``ejected`` are the servers that other clients have lost.
+    """
+
+    quotas: Mapping[tuple[str, ModelKey], Quota]
+    ejected: Collection[str]
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackStarted:
+    """The fallback serves here; None with the reason if there is none."""
+
+    url: str | None
+    error: SonicError | None = None
+
+
+Event = (
+    Submitted
+    | CallEnded
+    | Answered
+    | Failed
+    | Unsendable
+    | Probed
+    | Validated
+    | ContractRequested
+    | ContractWithdrawn
+    | ServersChanged
+    | StartDelayed
+    | QuotasReceived
+    | FallbackStarted
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Pack the rows of an attempt, and send them."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Cancel an attempt; what comes of it does not matter any more."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Put a response in its place."""
+
+    answered: Answered
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A request has been lost, and its rows are sent again or are in flight elsewhere: count it."""
+
+    attempt: Attempt
+    error: SonicError
+
+
+@dataclass(frozen=True, slots=True)
+class CountFailure:
+    """An attempt has failed while another one has its rows: count it."""
+
+    attempt: Attempt
+    error: SonicError
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Give up a slice; ``url`` is the endpoint whose failure it was."""
+
+    slice: RequestSlice
+    error: SonicError
+    url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask a server whether it lives."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Validate:
+    """Ask a server what a model takes and gives."""
+
+    url: str
+    key: ModelKey
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """Tell somebody what a model takes and gives, or why nobody knows."""
+
+    request: ContractRequest
+    outcome: Contract | SonicError
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Remember what a model takes and gives, for who asks next; None: forget it."""
+
+    key: ModelKey
+    contract: Contract | None
+
+
+@dataclass(frozen=True, slots=True)
+class StartFallback:
+    """Start the fallback, or look for the one of this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the connections to a server: it is drained."""
+
+    url: str
+
+
+Instruction = (
+    Send
+    | Cancel
+    | Deliver
+    | Retry
+    | CountFailure
+    | Fail
+    | Probe
+    | Validate
+    | Resolve
+    | Publish
+    | StartFallback
+    | Close
+)

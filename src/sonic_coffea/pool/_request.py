@@ -1,0 +1,104 @@
+"""What is sent: rows of a call that travel as one request, and the attempts to send them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from sonic_coffea.transport import Contract
+
+
+class ModelKey(NamedTuple):
+    """A model, and the version if one is asked for."""
+
+    name: str
+    version: str | None
+
+
+class Request(Protocol):
+    """What the core has to know of a call."""
+
+    @property
+    def key(self) -> ModelKey:
+        """The model."""
+
+    @property
+    def contract(self) -> Contract:
+        """What the model takes and gives, as its rows are packed for it."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for its rows any more."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestSlice:
+    """Rows of a call that travel as one request.
+
+    Attributes
+    ----------
+    start, stop, nbytes : int
+        Places of the rows in the call, and the bytes of their tensors.
+    order : int
+        Slices leave in this order; one that is sent again keeps its place.
+    retries : int
+        How often it was queued again.
+    last_url : str or None
+        The endpoint that lost it last.
+    delivered : bool
+        Whether a response is there; attempts that end later change nothing.
+    over : bool
+        Whether its call has counted it.
+    """
+
+    call: Request
+    start: int
+    stop: int
+    nbytes: int
+    order: int = 0
+    queued_at: float = 0.0
+    begun_at: float = 0.0
+    retries: int = 0
+    first_failed_at: float | None = None
+    last_url: str | None = None
+    delivered: bool = False
+    over: bool = False
+    attempts: list[Attempt] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.stop - self.start
+
+    @property
+    def key(self) -> ModelKey:
+        """The model."""
+        return self.call.key
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One attempt to have a slice answered by an endpoint.
+
+    Attributes
+    ----------
+    channel : int
+        Which of the endpoint's connections it takes.
+    in_flight : int
+        Requests for the model that are in flight to the endpoint, itself included.
+    settled : bool
+        Whether it has ended, however that was.
+    """
+
+    slice: RequestSlice
+    url: str
+    channel: int
+    begun_at: float
+    in_flight: int
+    settled: bool = False
+
+    @property
+    def key(self) -> ModelKey:
+        """The model."""
+        return self.slice.call.key
