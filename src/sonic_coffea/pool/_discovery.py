@@ -77,7 +77,10 @@ def ask_contract(
             else:
                 found[endpoint.url] = without_file(contract, endpoint)
                 with lock:
-                    note(endpoint, wanted, None)
+                    if endpoint.rank == RANK:
+                        endpoint.lives(time.monotonic())  # its digest is compared first
+                    else:
+                        note(endpoint, wanted, None)
                 until = until or time.monotonic() + _OTHERS_S
     if left and deadline.over:
         return None, failures
@@ -122,7 +125,7 @@ def _compare(found: dict[str, Contract]) -> None:
 
 
 def without_file(contract: Contract, endpoint: Endpoint) -> Contract:
-    """Leave out which file a fallback has: its scores are compared instead."""
+    """Leave out the digest of a fallback: that of the servers says which model is meant."""
     return replace(contract, digest="") if endpoint.rank == RANK else contract
 
 

@@ -221,7 +221,7 @@ class Dispatcher:
 
     def _hedge(self, now: float) -> Attempt | None:
         """Send a request that takes long to another server, too."""
-        if self._settings.hedge_after_s is None:
+        if self._settings.retry.hedge_after_s is None:
             return None
         late = [a for e in self._fleet.endpoints for a in e.attempts if self._hedged_at(a) <= now]
         for attempt in late:
@@ -231,7 +231,7 @@ class Dispatcher:
         return None
 
     def _hedged_at(self, attempt: Attempt) -> float:
-        after_s = self._settings.hedge_after_s
+        after_s = self._settings.retry.hedge_after_s
         if after_s is None or len(attempt.piece.attempts_out) > 1:
             return math.inf
         # Not again at once, if the other attempt has failed.
@@ -239,7 +239,7 @@ class Dispatcher:
 
     def _fits(self, piece: Piece) -> bool:
         # A piece larger than the whole budget travels alone.
-        limit = self._settings.max_in_flight_bytes
+        limit = self._settings.limits.max_in_flight_bytes
         return self._out_bytes == 0 or self._out_bytes + piece.nbytes <= limit
 
     def _pause_s(self, now: float) -> float | None:
@@ -247,7 +247,7 @@ class Dispatcher:
         endpoints = self._fleet.endpoints
         times = [e.quiet_until() for e in endpoints]
         times += [e.next_turn(now) for e in endpoints if any(self._queues.values())]
-        if self._settings.hedge_after_s is not None:
+        if self._settings.retry.hedge_after_s is not None:
             times += [t for e in endpoints for t in map(self._hedged_at, e.attempts) if t > now]
         if any(self._queues.values()):
             times += [e.away_until for e in endpoints if e.away_until > now]
@@ -278,7 +278,7 @@ class Dispatcher:
 
     def _patience_s(self, error: SonicError) -> float:
         passing = isinstance(error, (ServerLostError, OverloadError))
-        return self._settings.retry_timeout_s if passing else 0.0
+        return self._settings.retry.timeout_s if passing else 0.0
 
     def _ask_life(self, endpoint: Endpoint) -> None:
         """Ask a server that owes answers whether it lives; one that does not say so is lost."""
@@ -403,7 +403,6 @@ class Dispatcher:
         )
         self._record(call, endpoint, count, span)
         try:
-            self._fleet.keep(piece, answer, endpoint.url)
             call.arrived(piece, answer)
         except SonicError as error:
             self._fail(piece, error.at(server=endpoint.url))
@@ -449,7 +448,7 @@ class Dispatcher:
             return there or self._fleet.waits_for_fallback(wanted, now)
         if isinstance(error, OverloadError):
             endpoint.refused(error, wanted, now)
-            return now - piece.first_failed_at < self._settings.request_timeout_s
+            return now - piece.first_failed_at < self._settings.timeouts.request_s
         if not isinstance(error, ServerLostError):
             return False
         if endpoint.partly(attempt):
@@ -457,11 +456,11 @@ class Dispatcher:
         endpoint.failed(error, now)
         lost_since = self._fleet.lost_since(wanted, now)
         if lost_since is not None:
-            return now - lost_since < self._settings.retry_timeout_s
+            return now - lost_since < self._settings.retry.timeout_s
         # Rows that servers lose while they answer others may be what is killing them.
         return (
             piece.attempts < _MOST_ATTEMPTS
-            or now - piece.first_failed_at < self._settings.retry_timeout_s
+            or now - piece.first_failed_at < self._settings.retry.timeout_s
         )
 
     def _record(

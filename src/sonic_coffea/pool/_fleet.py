@@ -24,19 +24,18 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool._discovery import ask_contract, note, serves, without_file
 from sonic_coffea.pool._endpoint import Endpoint, ModelKey
-from sonic_coffea.pool._fallback import RANK, Sample
+from sonic_coffea.pool._fallback import RANK, check_digest
 from sonic_coffea.pool._settings import read_servers
 from sonic_coffea.transport import Address, connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from sonic_coffea.pool._call import Piece
     from sonic_coffea.pool._deadline import Deadline
     from sonic_coffea.pool._endpoint import RttStatistics
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Answer, Contract, Timings
+    from sonic_coffea.transport import Contract, Timings
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ class Fleet:
         self._changed: int | None = None
         self._listed = settings.servers
         self._unreadable = ""
-        self._samples: dict[ModelKey, Sample] = {}
+        self._incomparable: set[ModelKey] = set()
         self._fallback_url: str | None = None
         self._falling_back = False
         self._fell_back_at = -math.inf
@@ -172,7 +171,7 @@ class Fleet:
         with contextlib.ExitStack() as made:
             endpoints = []
             for url in urls:
-                endpoint = Endpoint(url, [], settings.max_in_flight)
+                endpoint = Endpoint(url, [], settings.limits.max_in_flight)
                 made.callback(endpoint.close)
                 for _ in range(settings.channels):
                     endpoint.connections.append(connect_transport(url, options=options))
@@ -256,17 +255,9 @@ class Fleet:
         """Return those that may have a model, as far as is known."""
         return [e for e in self.endpoints if not e.lacks(wanted, now)]
 
-    def keep(self, piece: Piece, answer: Answer, server: str) -> None:
-        """Keep some rows and their scores, which the fallback has to give, too."""
-        wanted = piece.call.wanted
-        if self.settings.fallback is not None and wanted not in self._samples:
-            sample = Sample.of(piece, answer, server)
-            if sample is not None:
-                self._samples[wanted] = sample
-
     def falls_back_at(self, wanted: ModelKey, now: float) -> float:
         """Return when a fallback is to be started for a model; never, if there is none to come."""
-        coming = self.settings.fallback is not None and self._fallback_error is None
+        coming = self.settings.fallback.source is not None and self._fallback_error is None
         if not coming or self._falling_back:
             return math.inf
         for fallback in (e for e in self.endpoints if e.url == self._fallback_url):
@@ -275,7 +266,7 @@ class Fleet:
             if lost_since is None or lost_since <= self._fell_back_at:
                 return math.inf
         since = self._all_lost_since(self.serving(wanted, now), now)
-        return math.inf if since is None else since + self.settings.fallback_after_s
+        return math.inf if since is None else since + self.settings.fallback.after_s
 
     def waits_for_fallback(self, wanted: ModelKey, now: float) -> bool:
         """Whether rows of a model may still be scored by one."""
@@ -287,7 +278,7 @@ class Fleet:
         self._falling_back = True
 
     def _start_fallback(self) -> None:
-        given, before = self.settings.fallback, self._fallback_url
+        given, before = self.settings.fallback.source, self._fallback_url
         try:
             if callable(given):
                 url = given()
@@ -301,8 +292,6 @@ class Fleet:
                 if not self._closed:
                     self._take_in(self.settings)
             logger.warning("rows are scored by the fallback %s until a server is back", url)
-            if not self._samples:
-                logger.warning("it cannot be compared: no server has scored rows before")
         except BaseException as error:  # noqa: BLE001  a user's function, and rows that wait for it
             failure = error if isinstance(error, SonicError) else ConfigError(repr(error))
             logger.error("no fallback: %s", failure)  # noqa: TRY400  it says enough
@@ -380,7 +369,7 @@ class Fleet:
                         lambda: self._closed or not self._falling_back, deadline.left_s
                     )
                     continue
-                given_up = not passing or now - since >= self.settings.retry_timeout_s
+                given_up = not passing or now - since >= self.settings.retry.timeout_s
                 if falls_back == math.inf and given_up and not deadline.over:
                     raise self._nobody(wanted, failures)
                 self._wait(min([e.away_until for e in lost] + [falls_back]), deadline)
@@ -415,10 +404,10 @@ class Fleet:
         def ask() -> None:
             error: SonicError | None = None
             try:
-                found = without_file(endpoint.connections[0].contract(*wanted), endpoint)
-                sample = self._samples.get(wanted) if endpoint.rank == RANK else None
-                if sample is not None and serves(found, known):
-                    sample.compare(endpoint.connections[0], known, wanted[1], self.settings)
+                contract = endpoint.connections[0].contract(*wanted)
+                if endpoint.rank == RANK:
+                    self._check_digest(endpoint.url, contract, known, wanted)
+                found = without_file(contract, endpoint)
             except ContractError as failure:
                 error = failure
                 with self._lock:
@@ -442,6 +431,18 @@ class Fleet:
                 done(error)
 
         threading.Thread(target=ask, name="sonic-contract", daemon=True).start()
+
+    def _check_digest(self, url: str, served: Contract, known: Contract, wanted: ModelKey) -> None:
+        """Refuse a fallback with another digest, and warn once where the digests are not known."""
+        if check_digest(served, known, server=url) or wanted in self._incomparable:
+            return
+        self._incomparable.add(wanted)
+        logger.warning(
+            "model %s of the fallback %s cannot be compared with that of the servers: the digest "
+            "of one of them is not known",
+            wanted[0],
+            url,
+        )
 
 
 def _too_late(

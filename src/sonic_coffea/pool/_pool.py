@@ -171,7 +171,7 @@ class Pool:
             call.inputs.segments,
             max_rows=call.contract.max_rows,
             preferred_rows=call.contract.preferred_rows,
-            max_bytes=self.settings.max_request_bytes,
+            max_bytes=self.settings.limits.max_request_bytes,
         )
         pieces = [Piece(call, *cut, number) for number, cut in enumerate(cuts)]
         self._fleet.open()
