@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -81,8 +82,7 @@ def test_a_server_lost_in_mid_run_and_back(remote: FakeServer, local: FakeServer
         remote.stop()
         assert twice(pending.result(timeout_s=60)) == list(range(40))
         scored = {server: tally.rows for (server, *_), tally in pool.statistics}
-        # A few rows more: those that were compared.
-        assert rows(local) == scored[local.url] + 4
+        assert rows(local) == scored[local.url]
         assert scored[local.url] > 20
         before = rows(remote)
         remote.start()
@@ -106,24 +106,48 @@ def test_a_model_that_no_server_has(remote: FakeServer, local: FakeServer) -> No
         remote.load("m")
 
 
-def test_another_model_is_refused(remote: FakeServer) -> None:
-    def other(inputs: Any) -> dict[str, Any]:
-        return {"y": 2.1 * inputs["x"]}
+@contextlib.contextmanager
+def with_digests(servers: str, fallback: str, **options: Any) -> Iterator[tuple[Pool, FakeServer]]:
+    """Yield a pool whose server is lost after its first rows, and the fallback."""
 
-    with FakeServer(served(other)) as wrong, pool_of(remote, lambda: wrong.url) as pool:
-        assert twice(MODEL(objects(40), pool=pool)) == list(range(40))
-        remote.stop()
-        with pytest.raises(errors.ContractError, match=r"fallback is another model.*by up to \d"):
-            MODEL(objects(40), pool=pool)
-        assert rows(wrong) == 4  # those that were compared
-    remote.start()
+    def of(digest: str) -> FakeServer:
+        return FakeServer({"m": replace(served()["m"], digest=digest)})
+
     with (
-        FakeServer(served(other)) as near,
-        pool_of(remote, lambda: near.url, fallback_tolerance=0.1) as pool,
+        of(servers) as remote,
+        of(fallback) as local,
+        pool_of(remote, lambda: local.url, **options) as pool,
     ):
-        MODEL(objects(4), pool=pool)
+        assert twice(MODEL(objects(4), pool=pool)) == list(range(4))
         remote.stop()
-        assert MODEL(objects(2), pool=pool).twice.tolist() == pytest.approx([0, 2.1])
+        yield pool, local
+
+
+def test_a_fallback_with_the_same_digest_scores(caplog: pytest.LogCaptureFixture) -> None:
+    with with_digests("one", "one") as (pool, local):
+        assert twice(MODEL(objects(40), pool=pool)) == list(range(40))
+        assert rows(local) == 40
+    assert "cannot be compared" not in caplog.text
+
+
+def test_a_fallback_with_another_digest_is_refused() -> None:
+    with with_digests("one", "two") as (pool, local):
+        message = (
+            "fallback is another model: its files have the digest two, those of the servers one"
+        )
+        with pytest.raises(errors.ContractError, match=message):
+            MODEL(objects(40), pool=pool)
+        assert rows(local) == 0
+
+
+@pytest.mark.parametrize(("servers", "fallback"), [("one", ""), ("", "two"), ("", "")])
+def test_a_fallback_that_cannot_be_compared_is_said_once(
+    servers: str, fallback: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with with_digests(servers, fallback) as (pool, _):
+        for _ in range(2):
+            assert twice(MODEL(objects(8), pool=pool)) == list(range(8))
+    assert caplog.text.count("cannot be compared") == 1
 
 
 def test_a_fallback_that_cannot_be_had(remote: FakeServer) -> None:

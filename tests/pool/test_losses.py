@@ -55,7 +55,7 @@ def test_one_server_that_is_gone_is_one_clear_error(servers: dict[str, FakeServe
         before = len(one.requests)
         with pytest.raises(errors.ServerLostError):
             MODEL(events, pool=pool)
-        assert len(one.requests) - before <= pool.settings.max_in_flight
+        assert len(one.requests) - before <= pool.settings.limits.max_in_flight
 
 
 def test_a_server_that_returns_is_used_again(servers: dict[str, FakeServer]) -> None:
@@ -392,7 +392,7 @@ def test_what_others_have_lost_counts_for_as_long_as_they_say_it(
             endpoint.spare(LOST, now + 2.0, now)
             # It is tried after a while, whatever others say.
             assert endpoint.away_until == min(now + 2.0, 105.0)
-        assert fleet.falls_back_at(wanted, 107.0) == 100.0 + pool.settings.fallback_after_s
+        assert fleet.falls_back_at(wanted, 107.0) == 100.0 + pool.settings.fallback.after_s
         # What was heard is not told as seen.
         assert not any(sight.lost for sight in fleet.observe())
         assert endpoint.lost_since(107.0) == 100.0

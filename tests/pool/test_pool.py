@@ -183,13 +183,13 @@ def test_ctrl_c_cancels_what_is_out(
     one.gate.clear()
     with pool_of("grpc://s1:8001", max_in_flight=4) as pool:
         pending = MODEL.submit(objects(100), pool=pool)
-        until(lambda: one.out == pool.settings.max_in_flight)
+        until(lambda: one.out == pool.settings.limits.max_in_flight)
         (call,) = (part.call for part in pending.parts)
         with pytest.raises(KeyboardInterrupt), ctrl_c_in(call):
             pending.result(timeout_s)
         assert pending.done()
         assert all(e.cancelled.wait(20) for e in one.exchanges)
-        assert len(one.requests) == pool.settings.max_in_flight
+        assert len(one.requests) == pool.settings.limits.max_in_flight
         one.gate.set()
         assert doubled(MODEL(objects(3), pool=pool)) == [0, 1, 2]
 

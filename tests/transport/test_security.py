@@ -17,7 +17,7 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.server import ensure
 from sonic_coffea.server.launch import _ways
-from sonic_coffea.transport import ConnectionOptions, connect_transport
+from sonic_coffea.transport import ConnectionOptions, Tls, connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +102,7 @@ def secured(
         f"--grpc-root-cert={root}",
         f"--grpc-use-ssl-mutual={'true' if request.param == 'mutual' else 'false'}",
     ]
-    options = ConnectionOptions(tls_root=str(root), tls_cert=mine, tls_key=my_key)
+    options = ConnectionOptions(tls=Tls(root=str(root), cert=mine, key=my_key))
 
     def ready(port: int) -> bool:
         connection = connect_transport(f"grpcs://127.0.0.1:{port}", options=options)
@@ -164,7 +164,7 @@ def test_a_server_that_cannot_be_trusted(
                 connect_transport(
                     url,
                     options=ConnectionOptions(
-                        tls_root=root, tls_cert=secured.cert, tls_key=secured.key
+                        tls=Tls(root=root, cert=secured.cert, key=secured.key)
                     ),
                 )
             )
@@ -179,7 +179,7 @@ def test_a_client_that_cannot_be_trusted(wrong: str, secured: Secured, tmp_path:
     cert, key = None, None
     if wrong == "stranger":
         cert, key = files(tmp_path, trustme.CA().issue_cert("client@example.org"), "stranger")
-    options = ConnectionOptions(tls_root=secured.root, tls_cert=cert, tls_key=key)
+    options = ConnectionOptions(tls=Tls(root=secured.root, cert=cert, key=key))
     with contextlib.closing(connect_transport(secured.url, options=options)) as connection:
         if not secured.mutual:
             assert connection.contract("tagger", None).max_rows == 64
@@ -224,10 +224,10 @@ def test_options_that_cannot_be(servers: Any, options: dict[str, Any], message: 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "not.pem").write_text("nothing")
     for name, file, message in (
-        ("tls_root", "none.pem", "certificate authority .*none.pem': No such file"),
-        ("tls_root", "not.pem", "begins with -----BEGIN"),
+        ("root", "none.pem", "certificate authority .*none.pem': No such file"),
+        ("root", "not.pem", "begins with -----BEGIN"),
     ):
-        options = ConnectionOptions(**{name: str(tmp_path / file)})
+        options = ConnectionOptions(tls=Tls(**{name: str(tmp_path / file)}))
         with pytest.raises(errors.ConfigError, match=message):
             connect_transport("grpcs://h:1", options=options)
 

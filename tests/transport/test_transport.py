@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.transport import Address, ConnectionOptions, connect_transport, local_state
+from sonic_coffea.transport import Address, ConnectionOptions, Tls, connect_transport, local_state
 from sonic_coffea.transport._contents import with_contents
 from sonic_coffea.transport._failures import translate
 
@@ -302,7 +302,7 @@ def test_a_token_is_asked_for_at_each_call_and_never_shown(server: sonic.LocalSe
 
 
 def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    options = ConnectionOptions(tls_root=str(tmp_path / "none.pem"))
+    options = ConnectionOptions(tls=Tls(root=str(tmp_path / "none.pem")))
     with pytest.raises(errors.ConfigError, match="none.pem") as caught:
         connect_transport("grpcs://triton.example", options=options)
     assert caught.value.__cause__ is None

@@ -13,7 +13,7 @@ import typer
 
 from sonic_coffea.cli._connection import AsJson
 from sonic_coffea.errors import ServerError, SonicError, nearest
-from sonic_coffea.transport import ConnectionOptions, connect_transport, local_state
+from sonic_coffea.transport import ConnectionOptions, Timeouts, connect_transport, local_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +87,8 @@ def urls(records: Sequence[ServerRecord]) -> list[str]:
 
 def _described(record: ServerRecord) -> dict[str, Any]:
     """Return what is recorded of a server, and what it says; never its secret."""
-    connection = connect_transport(record.url, options=ConnectionOptions(metadata_timeout_s=5.0))
+    options = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0))
+    connection = connect_transport(record.url, options=options)
     try:
         models = [f"{m.name} v{m.version}" for m in connection.models() if m.state == "READY"]
         ready = connection.ready()

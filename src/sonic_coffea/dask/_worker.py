@@ -53,7 +53,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         """Open the pool, and hear from the scheduler how to use it; no server is contacted yet."""
         self._worker = worker
         self._pool = install(self.settings)
-        take_part(ThreadLoan(self.settings.max_suspended_chunks).wait, _note_failure)
+        take_part(ThreadLoan(self.settings.limits.max_suspended_chunks).wait, _note_failure)
         offer_metrics(worker, self._pool)
         worker.stream_handlers[SHARES] = self._allow
         # Waited for, as the first task may fail for good, or contact the servers.

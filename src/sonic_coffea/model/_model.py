@@ -400,7 +400,7 @@ class Model:
         self, pool: Pool, version: str | None, rows: Inputs, *, mask: bool, deadline: Deadline
     ) -> Contract | None:
         """Return what the servers say of the model; None if the rows are lost, and may be."""
-        anew = pool.settings.cache is not None
+        anew = pool.settings.cache.path is not None
         try:
             return self._check(pool, version, anew=anew, deadline=deadline)
         except (ServerError, DeadlineError) as problem:
@@ -421,9 +421,9 @@ class Model:
                 "tensor for all; leave deduplicate out"
             )
         kept = None
-        if settings.cache is not None and not whole:
-            if contract.digest or settings.cache_trusts_versions:
-                kept = ScoreCache(settings.cache, settings.cache_bytes)
+        if settings.cache.path is not None and not whole:
+            if contract.digest or settings.cache.trusts_versions:
+                kept = ScoreCache(settings.cache.path, settings.cache.max_bytes)
             else:
                 _say_that_nothing_is_kept(self.name, contract.version)
         return Reuse(deduplicate=deduplicate or kept is not None, cache=kept)

@@ -1,29 +1,104 @@
-"""How a pool is configured."""
+"""How a pool is configured: flat options for users, values in groups inside."""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.transport import Address, ConnectionOptions
+from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls
 
-# Room is left for what a message has beside the tensors.
-_LARGEST_REQUEST = 2_000_000_000
-_CHOICES = {
-    "compression": ("gzip", "deflate", None),
-    "balance": ("load", "priority"),
-    "shared_memory": ("auto", True, False),
-}
+# gRPC's limit of 2 GiB holds for the whole message, which has more in it than the tensors.
+_MAX_REQUEST_BYTES = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What may be in flight, and how large it is.
+
+    Parameters
+    ----------
+    max_in_flight : int
+        The most requests for a model in flight to one server from this process. The adaptive
+        concurrency limit stays below.
+    max_in_flight_bytes : int
+        Tensor bytes in flight, over all servers.
+    max_request_bytes : int
+        Tensor bytes of one request.
+    max_suspended_chunks : int
+        Chunks that wait for scores without a thread, for each thread of a dask worker.
+    """
+
+    max_in_flight: int = 256
+    max_in_flight_bytes: int = 256_000_000
+    max_request_bytes: int = 32_000_000
+    max_suspended_chunks: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """Whether a request is sent more than once.
+
+    Parameters
+    ----------
+    timeout_s : float
+        How long requests of lost servers are sent elsewhere, or again, before it is an error.
+    hedge_after_s : float or None
+        After this time a hedged request goes to another server with capacity; the first response
+        counts. None: never.
+    """
+
+    timeout_s: float = 10.0
+    hedge_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """What serves a model while no server does.
+
+    Parameters
+    ----------
+    source : str, path, callable or None
+        A model repository that a local server of this machine serves, or a function that returns
+        the URL of a running server. None: no fallback.
+    after_s : float
+        How long all servers of a model must be lost before.
+    """
+
+    source: str | Path | Callable[[], str] | None = None
+    after_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSettings:
+    """Where scores are kept, so that rows that were scored before are not sent again.
+
+    Parameters
+    ----------
+    path : str, path or None
+        The file. None: no cache.
+    max_bytes : int
+        About how large the file may become.
+    trusts_versions : bool
+        Whether scores are kept also where the server does not say which file a version is, and may
+        serve another file under the same number tomorrow.
+    """
+
+    path: str | Path | None = None
+    max_bytes: int = 1_000_000_000
+    trusts_versions: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The servers of a pool, and its limits.
+    """The servers of a pool, and how it uses them.
+
+    `make` builds it from the flat options of `connect`, such as ``max_in_flight``, and checks them.
 
     Parameters
     ----------
@@ -31,147 +106,95 @@ class Settings:
         URLs: ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``triton+grpc://host:port``.
     servers_file : str or None
         A file with a URL on each line, from which the servers are; it is read again when it
-        changes. Lines may be empty, or comments that begin with ``#``. One that cannot be used
+        changes. Lines may be empty, or comments that begin with ``#``. A file that cannot be used
         changes nothing, and the log says so.
     token : str, path, callable or None
         Bearer token; a `pathlib.Path` is read again for every call, as tokens expire.
     headers : mapping
-        Headers for every call.
-    tls_root : str or None
-        PEM file with the certificate authority of ``grpcs`` servers.
-    tls_cert, tls_key : str or None
-        PEM files with a certificate and its key, for ``grpcs`` servers that want clients to show
-        one (mutual TLS).
+        Headers of every call.
     compression : {"gzip", "deflate"} or None
-        How tensors are compressed on their way, where the network is slower than that.
+        How requests are compressed, for networks that are slower than the compression.
     shared_memory : bool or "auto"
-        Whether a server on this machine reads large tensors where they are, instead of from
+        Whether a server on this machine reads large tensors from shared memory, instead of from
         messages: if it can, always, or never.
     channels : int
         Connections to one server; several, if a balancer leads each to another server behind it.
-    max_in_flight : int
-        Requests for a model that may ever be out to one server at a time, from this process. How
-        many are, follows what the server bears.
-    max_in_flight_bytes : int
-        Tensor bytes that may be out at a time, over all servers.
-    max_request_bytes : int
-        Tensor bytes of one request.
-    request_timeout_s : float
-        Deadline of one request.
-    metadata_timeout_s : float
-        Deadline of a call that carries no tensors.
-    retry_timeout_s : float
-        For how long requests of lost servers are tried elsewhere, or again, before it is an error.
     balance : {"load", "priority"}
-        Whether each server gets what it bears at the moment, or one is used only while those that
-        are named before it cannot be.
-    fallback : str, path, callable or None
-        A model repository that a local server of this machine serves while no server has a model:
-        or a function that returns the URL of such a server.
-    fallback_after_s : float
-        For how long all servers of a model must be lost before.
-    fallback_tolerance : float
-        By how much scores of the fallback may differ from those of the servers, relative to 1 and
-        to the scores, on some rows that these have scored before.
-    cache : str, path or None
-        A file in which scores are kept, so that rows that were scored before are not sent again.
-    cache_bytes : int
-        About how large it may become.
-    cache_trusts_versions : bool
-        Whether scores are kept also where the server does not say what file a version is, and may
-        serve another under the same number tomorrow.
-    max_suspended_chunks : int
-        Chunks that may wait for scores without a thread, for each thread of a dask worker.
-    hedge_after_s : float or None
-        After so long, a request is also sent to another server that has room; the answer that is
-        first counts.
+        Whether requests go to each server by its adaptive limit, or to a server only while those
+        named before it are lost.
+    timeouts, limits, retry, tls, fallback, cache
+        The other options, in groups.
     """
 
     servers: tuple[str, ...]
     servers_file: str | None = None
     token: str | Path | Callable[[], str] | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    tls_root: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
     compression: str | None = None
     shared_memory: bool | str = "auto"
     channels: int = 1
-    max_in_flight: int = 256
-    max_in_flight_bytes: int = 256_000_000
-    max_request_bytes: int = 32_000_000
-    request_timeout_s: float = 120.0
-    metadata_timeout_s: float = 10.0
-    retry_timeout_s: float = 10.0
     balance: str = "load"
-    hedge_after_s: float | None = None
-    fallback: str | Path | Callable[[], str] | None = None
-    fallback_after_s: float = 5.0
-    fallback_tolerance: float = 1e-3
-    cache: str | Path | None = None
-    cache_bytes: int = 1_000_000_000
-    cache_trusts_versions: bool = False
-    max_suspended_chunks: int = 4
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    limits: Limits = field(default_factory=Limits)
+    retry: Retry = field(default_factory=Retry)
+    tls: Tls = field(default_factory=Tls)
+    fallback: Fallback = field(default_factory=Fallback)
+    cache: CacheSettings = field(default_factory=CacheSettings)
 
     @classmethod
     def make(cls, servers: Any, **options: Any) -> Settings:
-        """Check and build.
+        """Check flat options, and build.
 
         Raises
         ------
         ConfigError
             Naming the nearest option or the expected value.
         """
-        known = [f.name for f in fields(cls) if f.name != "servers"]
-        for name in options:
-            if name not in known:
-                raise ConfigError(f"connect has no option {name!r}; {nearest(name, known)}")
+        token_file = options.pop("token_file", None)
+        if token_file is not None:
+            options["token"] = Path(token_file).expanduser()
         if isinstance(servers, Path):
             options["servers_file"] = str(servers.expanduser().absolute())
             servers = read_servers(options["servers_file"])
-        settings = cls(servers=_urls(servers), **options)
-        settings._check_numbers()
+        urls = _urls(servers)
+        groups: dict[str, dict[str, Any]] = defaultdict(dict)
+        for name, value in options.items():
+            if name not in OPTIONS:
+                known = [*OPTIONS, "token_file"]
+                raise ConfigError(f"connect has no option {name!r}; {nearest(name, known)}")
+            option = OPTIONS[name]
+            if (expected := option.expects(value)) is not None:
+                raise ConfigError(f"{name}: expected {expected}, got {value!r}")
+            groups[option.group][option.field] = value
+        own = groups.pop("", {})
+        own |= {group: _GROUPS[group](**values) for group, values in groups.items()}
+        settings = cls(servers=urls, **own)
         settings._check_tls()
-        for name, choices in _CHOICES.items():
-            value = getattr(settings, name)
-            if value not in choices:
-                expected = ", ".join(str(c) for c in choices)
-                raise ConfigError(f"{name}: expected one of {expected}, got {value!r}")
         return settings
 
-    def _check_numbers(self) -> None:
-        for name, least in {"channels": 1, "max_in_flight": 1, "max_suspended_chunks": 0}.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                expected = f"a whole number of at least {least}"
-                raise ConfigError(f"{name}: expected {expected}, got {value!r}")
-        for one in fields(self):
-            value = getattr(self, one.name)
-            optional = value is None and one.default is None
-            if one.name.endswith(("_s", "_bytes")) and not optional and not value > 0:
-                raise ConfigError(f"{one.name}: expected more than 0, got {value!r}")
-        if self.max_request_bytes > _LARGEST_REQUEST:
-            raise ConfigError(
-                f"max_request_bytes: expected at most {_LARGEST_REQUEST}, got "
-                f"{self.max_request_bytes}; a message of gRPC holds less than 2 GiB"
-            )
-
     def _check_tls(self) -> None:
-        given = [name for name in ("tls_root", "tls_cert", "tls_key") if getattr(self, name)]
+        tls = {name: value for name, value in self.options().items() if name.startswith("tls_")}
+        present = [name for name, value in tls.items() if value]
         plain = [url for url in self.servers if not url.startswith("grpcs://")]
-        if given and plain:
+        if present and plain:
             raise ConfigError(
-                f"{given[0]} is for servers with TLS, and {plain[0]} has none; did you mean "
+                f"{present[0]} is for servers with TLS, and {plain[0]} has none; did you mean "
                 f"{plain[0].replace('grpc://', 'grpcs://')!r}?"
             )
-        if bool(self.tls_cert) != bool(self.tls_key):
-            missing = "tls_key" if self.tls_cert else "tls_cert"
+        if bool(self.tls.cert) != bool(self.tls.key):
+            missing = "tls_key" if self.tls.cert else "tls_cert"
             raise ConfigError(f"a certificate and its key belong together; {missing} is missing")
 
+    def options(self) -> dict[str, Any]:
+        """Return the flat options, as `make` takes them."""
+        return {
+            name: getattr(getattr(self, o.group) if o.group else self, o.field)
+            for name, o in OPTIONS.items()
+        }
+
     def with_options(self, **options: Any) -> Settings:
-        """Return the same with other options, which are checked."""
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "servers"}
-        return Settings.make(self.servers, **{**given, **options})
+        """Return the same with other flat options, which are checked."""
+        return Settings.make(self.servers, **{**self.options(), **options})
 
     def with_servers(self, servers: Any) -> Settings:
         """Return the same for other servers."""
@@ -195,14 +218,15 @@ class Settings:
         import dask.config
 
         _offer_defaults()
-        given = _underscored(dask.config.get("sonic", None) or {})
-        given.pop("local", None)  # which is for local servers
-        profiles = given.pop("profiles", None) or {}
-        profile = profile or given.pop("profile", None)
+        options = _underscored(dask.config.get("sonic", None) or {})
+        options.pop("local", None)  # which is for local servers
+        profiles = options.pop("profiles", None) or {}
+        configured = options.pop("profile", None)
+        profile = profile or configured
         if profile is not None and profile not in profiles:
             raise ConfigError(f"no profile {profile!r}; {nearest(profile, profiles)}")
         own = {} if profile is None else _underscored(profiles[profile])
-        options = {**{name: v for name, v in given.items() if name != "profile"}, **own}
+        options |= own
         servers = options.pop("servers", None)
         servers_file = options.pop("servers_file", None)
         if servers_file is not None and "servers" not in own:
@@ -210,11 +234,8 @@ class Settings:
         servers = servers or _local_balancer()
         if not servers:
             return None
-        if "token" in options and isinstance(options["token"], str):
+        if isinstance(options.get("token"), str):
             options["token"] = os.path.expandvars(options["token"])
-        token_file = options.pop("token_file", None)
-        if token_file is not None:
-            options["token"] = Path(token_file).expanduser()
         return cls.make(servers, **options)
 
     def without_secrets(self) -> Settings:
@@ -241,14 +262,96 @@ class Settings:
         return ConnectionOptions(
             token=token,
             headers=self.headers,
-            tls_root=self.tls_root,
-            tls_cert=self.tls_cert,
-            tls_key=self.tls_key,
+            tls=self.tls,
             compression=self.compression,
             shared_memory=self.shared_memory,
-            request_timeout_s=self.request_timeout_s,
-            metadata_timeout_s=self.metadata_timeout_s,
+            timeouts=self.timeouts,
         )
+
+
+class _Option(NamedTuple):
+    """Where the value of a flat option is kept, and what it may be."""
+
+    group: str  # "": of Settings itself
+    field: str
+    expects: Callable[[Any], str | None]  # what it should be instead, if it cannot be this
+
+
+def _instance(text: str, *types: type) -> Callable[[Any], str | None]:
+    return lambda value: None if isinstance(value, types) else text
+
+
+def _optional(*types: type) -> Callable[[Any], str | None]:
+    names = ", ".join(t.__name__ for t in types)
+    return _instance(f"{names} or None", *types, type(None))
+
+
+def _choice(*choices: Any) -> Callable[[Any], str | None]:
+    text = "one of " + ", ".join(str(c) for c in choices)
+    return lambda value: None if value in choices else text
+
+
+def _shared_memory(value: Any) -> str | None:
+    return None if value == "auto" or isinstance(value, bool) else "one of auto, True, False"
+
+
+def _whole(least: int) -> Callable[[Any], str | None]:
+    text = f"a whole number of at least {least}"
+    return lambda value: None if isinstance(value, int) and value >= least else text
+
+
+def _positive(value: Any) -> str | None:
+    return None if isinstance(value, (int, float)) and value > 0 else "a number of more than 0"
+
+
+def _request_bytes(value: Any) -> str | None:
+    most = _MAX_REQUEST_BYTES
+    if (expected := _positive(value)) or value <= most:
+        return expected
+    return f"at most {most} bytes, as a message of gRPC is less than 2 GiB"
+
+
+def _positive_or_none(value: Any) -> str | None:
+    return None if value is None else _positive(value)
+
+
+_file = _optional(str, Path)
+_source = _instance("a path, a function or None", str, Path, Callable, type(None))  # type: ignore[arg-type]
+
+_GROUPS: Mapping[str, Callable[..., Any]] = {
+    "timeouts": Timeouts,
+    "limits": Limits,
+    "retry": Retry,
+    "tls": Tls,
+    "fallback": Fallback,
+    "cache": CacheSettings,
+}
+# The flat options of `connect`, of dask's configuration and of profiles.
+OPTIONS: Mapping[str, _Option] = {
+    "servers_file": _Option("", "servers_file", _file),
+    "token": _Option("", "token", _source),
+    "headers": _Option("", "headers", _instance("a mapping of names to values", Mapping)),
+    "tls_root": _Option("tls", "root", _file),
+    "tls_cert": _Option("tls", "cert", _file),
+    "tls_key": _Option("tls", "key", _file),
+    "compression": _Option("", "compression", _choice("gzip", "deflate", None)),
+    "shared_memory": _Option("", "shared_memory", _shared_memory),
+    "channels": _Option("", "channels", _whole(1)),
+    "max_in_flight": _Option("limits", "max_in_flight", _whole(1)),
+    "max_in_flight_bytes": _Option("limits", "max_in_flight_bytes", _positive),
+    "max_request_bytes": _Option("limits", "max_request_bytes", _request_bytes),
+    "request_timeout_s": _Option("timeouts", "request_s", _positive),
+    "metadata_timeout_s": _Option("timeouts", "metadata_s", _positive),
+    "retry_timeout_s": _Option("retry", "timeout_s", _positive),
+    "balance": _Option("", "balance", _choice("load", "priority")),
+    "hedge_after_s": _Option("retry", "hedge_after_s", _positive_or_none),
+    "fallback": _Option("fallback", "source", _source),
+    "fallback_after_s": _Option("fallback", "after_s", _positive),
+    "cache": _Option("cache", "path", _file),
+    "cache_bytes": _Option("cache", "max_bytes", _positive),
+    "cache_trusts_versions": _Option("cache", "trusts_versions", _instance("True or False", bool)),
+    "max_suspended_chunks": _Option("limits", "max_suspended_chunks", _whole(0)),
+}
 
 
 def read_servers(path: str) -> tuple[str, ...]:

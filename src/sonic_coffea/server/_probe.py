@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
-from sonic_coffea.transport import ConnectionOptions, ModelEntry, connect_transport
+from sonic_coffea.transport import ConnectionOptions, ModelEntry, Timeouts, connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["ServerMetadata", "fetch_metadata", "is_ready"]
 
-_OPTIONS = ConnectionOptions(metadata_timeout_s=5.0)
+_OPTIONS = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

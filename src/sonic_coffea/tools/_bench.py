@@ -157,7 +157,7 @@ def measure(
             )
         largest = zeros(contract, most, length)
         best, best_out, out = 0.0, 1, 1
-        while out <= settings.max_in_flight:
+        while out <= settings.limits.max_in_flight:
             tell(f"{out} requests of {most} rows at a time")
             # Of slow models too, as many as shall be out at a time.
             turns = max(4, max(1, round(seconds / times[-1])) * out)

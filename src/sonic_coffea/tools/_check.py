@@ -238,13 +238,13 @@ class _Attempt:
 
     def _tls_context(self) -> ssl.SSLContext:
         settings = self._settings
-        used = f"the certificate authority {settings.tls_root!r}"
+        used = f"the certificate authority {settings.tls.root!r}"
         try:
-            context = ssl.create_default_context(cafile=settings.tls_root)
+            context = ssl.create_default_context(cafile=settings.tls.root)
             context.set_alpn_protocols(["h2"])
-            if settings.tls_cert:
-                used = f"the certificate {settings.tls_cert!r} with the key {settings.tls_key!r}"
-                context.load_cert_chain(settings.tls_cert, settings.tls_key)
+            if settings.tls.cert:
+                used = f"the certificate {settings.tls.cert!r} with the key {settings.tls.key!r}"
+                context.load_cert_chain(settings.tls.cert, settings.tls.key)
         except OSError as error:
             remedy = "files for TLS are in PEM format, which begins with -----BEGIN"
             raise _Failed(f"cannot use {used}: {error.strerror or error}", remedy) from None

@@ -22,7 +22,9 @@ from sonic_coffea.transport._protocol import (
     Exchange,
     ModelEntry,
     ServerInfo,
+    Timeouts,
     Timings,
+    Tls,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +43,9 @@ __all__ = [
     "ServerInfo",
     "ServerRecord",
     "TensorSpec",
+    "Timeouts",
     "Timings",
+    "Tls",
     "connect_transport",
     "kserve_name",
     "local_state",

@@ -294,7 +294,7 @@ class GrpcConnection:
         try:
             future = self._infer.future(
                 message,
-                timeout=self._options.request_timeout_s,
+                timeout=self._options.timeouts.request_s,
                 metadata=self._headers(local),
                 compression=COMPRESSIONS[self._options.compression],
             )
@@ -378,7 +378,7 @@ class GrpcConnection:
     ) -> Any:
         local = self._local_headers
         context["server"] = str(self._address)
-        timeout_s = timeout_s or self._options.metadata_timeout_s
+        timeout_s = timeout_s or self._options.timeouts.metadata_s
         try:
             return getattr(self._stub, method)(
                 request, timeout=timeout_s, metadata=self._headers(local)
@@ -448,9 +448,9 @@ def _channel(address: Address, options: ConnectionOptions) -> Any:
     if not address.tls:
         return grpc.insecure_channel(address.target, options=CHANNEL_OPTIONS)
     credentials = grpc.ssl_channel_credentials(
-        root_certificates=_pem(options.tls_root, "certificate authority"),
-        private_key=_pem(options.tls_key, "key"),
-        certificate_chain=_pem(options.tls_cert, "certificate"),
+        root_certificates=_pem(options.tls.root, "certificate authority"),
+        private_key=_pem(options.tls.key, "key"),
+        certificate_chain=_pem(options.tls.cert, "certificate"),
     )
     return grpc.secure_channel(address.target, credentials, options=CHANNEL_OPTIONS)
 

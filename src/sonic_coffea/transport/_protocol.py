@@ -18,6 +18,39 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Deadlines of calls.
+
+    Parameters
+    ----------
+    request_s : float
+        Of one inference request.
+    metadata_s : float
+        Of a call that carries no tensors.
+    """
+
+    request_s: float = 120.0
+    metadata_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """PEM files for ``grpcs``.
+
+    Parameters
+    ----------
+    root : str or None
+        The certificate authority to trust; by default those of gRPC.
+    cert, key : str or None
+        The certificate and its key that the client shows (mutual TLS).
+    """
+
+    root: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
     """How to connect.
 
@@ -27,30 +60,23 @@ class ConnectionOptions:
         Bearer token, or what returns one; it goes with every call. Never shown.
     headers : mapping
         More headers for every call. Never shown.
-    tls_root : str or None
-        PEM file with the certificate authority to trust; by default those of gRPC.
-    tls_cert, tls_key : str or None
-        PEM files with the certificate and the key by which the client shows who it is.
+    tls : Tls
+        PEM files, for servers with TLS.
     compression : {"gzip", "deflate"} or None
         How requests with tensors are compressed on their way.
     shared_memory : bool or "auto"
         Whether large tensors are read by the server where they are, if it is on this machine: if
         it can, or as a demand.
-    metadata_timeout_s : float
-        Deadline of calls that carry no tensors.
-    request_timeout_s : float
-        Deadline of one inference request.
+    timeouts : Timeouts
+        Deadlines of calls.
     """
 
     token: str | Callable[[], str] | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    tls_root: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
+    tls: Tls = field(default_factory=Tls)
     compression: str | None = None
     shared_memory: bool | str = "auto"
-    metadata_timeout_s: float = 10.0
-    request_timeout_s: float = 120.0
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
     def with_headers(self, headers: Mapping[str, str]) -> ConnectionOptions:
         """Return the options with more headers."""
