@@ -1,16 +1,17 @@
-"""Pool: the servers that a process knows, what is in flight to them, and what to do on failure."""
+"""pool: the servers that a process knows, what is in flight to them, and what to do on failure."""
 
 from __future__ import annotations
 
 from sonic_coffea.pool._batching import rows_per_request
 from sonic_coffea.pool._call import MASKABLE, Call
 from sonic_coffea.pool._deadline import NEVER, Deadline
-from sonic_coffea.pool._endpoint import ModelKey, RttStatistics
-from sonic_coffea.pool._fleet import EndpointReport, ServerState
+from sonic_coffea.pool._endpoint import EndpointReport, ServerState
 from sonic_coffea.pool._hooks import failures_told, take_part
+from sonic_coffea.pool._in_flight import RttStatistics
 from sonic_coffea.pool._limits import AdaptiveLimit, Quota
 from sonic_coffea.pool._pool import Pool
 from sonic_coffea.pool._registry import adopt, carried, current, forget, install, shared
+from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.pool._settings import Settings
 
 __all__ = [

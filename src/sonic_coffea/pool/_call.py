@@ -211,7 +211,7 @@ class Call:
             lost = self._lost_with(lost)
             rows = len(lost)
         self.lost.append(lost)
-        self.statistics.lost += rows
+        self.statistics += Statistics(masked=rows)
         self.finish(request)
         return rows
 

@@ -30,7 +30,7 @@ from sonic_coffea.errors import (
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._sender import Sender, Transmission
-from sonic_coffea.reporting import Span, Statistics
+from sonic_coffea.reporting import Span, Statistics, Tally
 from sonic_coffea.transport import Address
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.reporting import Tally
     from sonic_coffea.transport import Connection, Contract
 
     Connect = Callable[..., Connection]
@@ -318,13 +317,13 @@ class Engine:
                     transmission.cancel()
             case e.Retry(attempt, error):
                 logger.debug("%s; its rows are sent again", error)
-                self._count(attempt.slice, attempt.url, "retries")
+                self._record(_call_of(attempt.slice), attempt.url, Tally(retries=1))
             case e.CountFailure(attempt, error):
                 logger.debug("%s; another server has its rows", error)
-                self._count(attempt.slice, attempt.url, "failures")
+                self._record(_call_of(attempt.slice), attempt.url, Tally(failures=1))
             case e.Fail(request, error, url):
                 if url is not None:
-                    self._count(request, url, "failures")
+                    self._record(_call_of(request), url, Tally(failures=1))
                 self._fail(request, error)
             case e.Resolve(request, outcome):
                 waiter = cast("ContractWaiter", request)
@@ -378,32 +377,32 @@ class Engine:
             seconds=rtt_s,
             rows=request.rows,
         )
-        for statistics in (call.statistics, self.statistics):
-            tally = _tally(statistics, call, attempt.url)
-            tally.requests += 1
-            tally.rows += request.rows
-            tally.sent_bytes += response.sent_bytes
-            tally.received_bytes += response.received_bytes
-            tally.wait_s += max(0.0, answered.packing_at - request.queued_at)
-            tally.pack_s += answered.sent_at - answered.packing_at
-            tally.unpack_s += unpack_s
-            tally.record_trip(rtt_s)
-            statistics.record_span(span)
+        tally = Tally(
+            requests=1,
+            rows=request.rows,
+            sent_bytes=response.sent_bytes,
+            received_bytes=response.received_bytes,
+            wait_s=max(0.0, answered.packing_at - request.queued_at),
+            pack_s=answered.sent_at - answered.packing_at,
+            unpack_s=unpack_s,
+        )
+        tally.record_trip(rtt_s)
+        self._record(call, attempt.url, tally, span)
         if failure is None:
             call.finish(request)
             self._calls -= {call} if call.over else set()
         else:
             self._fail(request, failure)
 
-    def _count(self, request: RequestSlice, url: str, what: str) -> None:
-        call = _call_of(request)
+    def _record(self, call: Call, url: str, tally: Tally, span: Span | None = None) -> None:
+        """Write to the call's statistics and to the pool's alike."""
+        version = call.version or call.contract.version
         for statistics in (call.statistics, self.statistics):
-            tally = _tally(statistics, call, url)
-            setattr(tally, what, getattr(tally, what) + 1)
+            statistics.record(url, call.key.name, version, tally, span)
 
     def _fail(self, request: RequestSlice, error: SonicError) -> None:
         call = _call_of(request)
-        self.statistics.lost += call.fail(request, error)
+        self.statistics += Statistics(masked=call.fail(request, error))
         if call.over:
             self._forget(call)
 
@@ -516,10 +515,6 @@ def _within(seconds: float) -> float | None:
 
 def _call_of(request: RequestSlice) -> Call:
     return cast("Call", request.call)
-
-
-def _tally(statistics: Statistics, call: Call, url: str) -> Tally:
-    return statistics.tally(url, call.key.name, call.version or call.contract.version)
 
 
 def _apart(name: str, work: Callable[[], Any], failed: Callable[[Exception], Any]) -> None:

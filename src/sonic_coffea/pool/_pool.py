@@ -93,8 +93,8 @@ class Pool:
 
     @property
     def statistics(self) -> Statistics:
-        """What has been scored so far, and how long it took."""
-        return self._engine.statistics
+        """What has been scored so far, and how long it took: a snapshot."""
+        return self._engine.statistics.copy()
 
     @property
     def servers(self) -> list[ServerState]:
