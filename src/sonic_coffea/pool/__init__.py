@@ -8,13 +8,14 @@ from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._endpoint import ModelKey, RttStatistics
 from sonic_coffea.pool._fleet import EndpointReport, ServerState
 from sonic_coffea.pool._hooks import failures_told, take_part
-from sonic_coffea.pool._limits import AdaptiveLimit, Quota
+from sonic_coffea.pool._limits import MAX_RTT_RATIO, AdaptiveLimit, Quota, min_in_flight
 from sonic_coffea.pool._pool import Pool
 from sonic_coffea.pool._registry import adopt, carried, current, forget, install, shared
 from sonic_coffea.pool._settings import Settings
 
 __all__ = [
     "MASKABLE",
+    "MAX_RTT_RATIO",
     "NEVER",
     "AdaptiveLimit",
     "Call",
@@ -32,6 +33,7 @@ __all__ = [
     "failures_told",
     "forget",
     "install",
+    "min_in_flight",
     "rows_per_request",
     "shared",
     "take_part",

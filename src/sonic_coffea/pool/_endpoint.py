@@ -183,7 +183,7 @@ class Endpoint:
 
     def _share(self, wanted: ModelKey, now: float) -> Quota | None:
         share = self._shares.get(wanted)
-        return share if share is not None and now < share.until else None
+        return share if share is not None and now < share.expires_at else None
 
     def allow(self, wanted: ModelKey, share: Quota, now: float) -> None:
         """Take what someone who sees all clients lets this one have."""

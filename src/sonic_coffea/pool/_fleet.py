@@ -58,10 +58,10 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointReport:
-    """What was seen of a server: whether it is lost, and by model what is out and what came."""
+    """Telemetry of a server: its circuit, and by model the requests in flight and their RTTs."""
 
     url: str
-    lost: bool
+    circuit_open: bool
     models: Mapping[ModelKey, tuple[int, RttStatistics]]
 
 
@@ -215,7 +215,7 @@ class Fleet:
         """Return what was seen of each server since the last call."""
         with self._lock:
             return [
-                EndpointReport(url=e.url, lost=e.lost, models=e.observe())
+                EndpointReport(url=e.url, circuit_open=e.lost, models=e.observe())
                 for e in self.endpoints
                 if not e.leaving
             ]
@@ -238,7 +238,7 @@ class Fleet:
         lost: Collection[str],
         lasts_s: float,
     ) -> None:
-        """Take what someone who sees all clients says; see `Pool.allow`."""
+        """Take what someone who sees all clients says; see `Pool.set_quotas`."""
         with self._lock:
             now = time.monotonic()
             for endpoint in self.endpoints:

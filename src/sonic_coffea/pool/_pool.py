@@ -106,11 +106,11 @@ class Pool:
         """
         self._fleet.set_servers(self.settings.with_servers(servers))
 
-    def wait_for_turn(self, seconds: float) -> None:
-        """Contact no server for so many seconds: many processes may start at the same time."""
-        self._fleet.first_at = time.monotonic() + seconds
+    def delay_start(self, delay_s: float) -> None:
+        """Contact no server for some time: many processes may start at the same moment."""
+        self._fleet.first_at = time.monotonic() + delay_s
 
-    def observe(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
+    def telemetry(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
         """Return what was seen of each server since the last call, and how many requests wait."""
         with self._lock:
             return self._fleet.observe(), self._dispatcher.waiting()
@@ -119,24 +119,24 @@ class Pool:
         """Return the servers' own account of the models in use, by server and model."""
         return self._fleet.timings()
 
-    def allow(
+    def set_quotas(
         self,
-        shares: Mapping[tuple[str, ModelKey], Quota],
-        lost: Collection[str],
-        lasts_s: float,
+        quotas: Mapping[tuple[str, ModelKey], Quota],
+        ejected: Collection[str],
+        lease_s: float,
     ) -> None:
-        """Take what someone who sees all clients of the servers says.
+        """Take the quotas of this process from who sees all clients of the servers.
 
         Parameters
         ----------
-        shares : mapping
+        quotas : mapping
             By server and model.
-        lost : collection of str
-            Servers that others have lost.
-        lasts_s : float
+        ejected : collection of str
+            Servers whose circuit is open elsewhere.
+        lease_s : float
             For how long those are left alone.
         """
-        self._fleet.allow(shares, lost, lasts_s)
+        self._fleet.allow(quotas, ejected, lease_s)
 
     def connections(self) -> list[Connection]:
         """Return a connection for each server."""
