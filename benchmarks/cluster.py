@@ -1,7 +1,7 @@
 """Workers of a dask cluster: whether their cores wait, and how they share a server.
 
 On real clusters of processes with a stand-in accelerator in a real Triton, and, for more workers
-than a machine has, in virtual time with the limits and shares that run for real.
+than a machine has, in virtual time with the limits and quotas that run for real.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import signal
 import tempfile
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -29,9 +28,9 @@ from harness import Results, common_rates, finish, interleaved, parser
 from layouts import FIELDS, LENGTH, collection
 from matplotlib.figure import Figure
 from pool import saturated
+from simulation import Accelerator, Simulation, Work, fairness
 
 import sonic_coffea as sonic
-from sonic_coffea.tools._simulation import Accelerator, Simulation, Work, fairness
 
 MODEL = sonic.Model(
     "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}
@@ -76,7 +75,7 @@ def waiting(results: Results, folder: Path, chunks: int, cpu_s: float) -> None:
             Client(cluster) as client,
         ):
             walls = {}
-            for way, most in {"without scores": 0, "blocking": 0, "threads lent": 4}.items():
+            for way, most in {"without scores": 0, "blocking": 0, "suspended": 4}.items():
                 with sonic.connect(
                     server, client=client, max_suspended_chunks=most, shared_memory=False
                 ):
@@ -89,7 +88,7 @@ def waiting(results: Results, folder: Path, chunks: int, cpu_s: float) -> None:
         name = (
             f"wall time over the larger of CPU's and inference's, inference {part:.0%} of the CPU's"
         )
-        results.note(f"{name}, threads lent", walls["threads lent"] / ideal, at_most=1.15)
+        results.note(f"{name}, suspended", walls["suspended"] / ideal, at_most=1.15)
         results.note(f"{name}, blocking", walls["blocking"] / ideal)
 
 
@@ -176,15 +175,12 @@ def simulated(results: Results, counts: list[int]) -> None:
         simulation = Simulation([Accelerator()], Work())
         simulation.join(workers, within_s=1.0)
         simulation.run(until)
-        late = [a for a in simulation.answered if a.at > warm]
-        rows: Counter[int] = Counter(a.worker for a in late)
-        each = [rows[number] for number in range(workers)]
-        rate = sum(a.rows for a in late) / (until - warm) / simulation.capacity_rows_per_s
         name = f"{workers} simulated workers"
+        rate = simulation.throughput(since=warm)
         results.note(f"{name}: rows/s over the saturated server's", rate, at_least=0.9)
-        results.note(f"{name}: fairness", fairness(each), at_least=0.95)
-        results.note(f"{name}: requests out", simulation.in_flight)
-        waits = [a.at - a.made_at for a in late]
+        results.note(f"{name}: fairness", fairness(simulation.rows(since=warm)), at_least=0.95)
+        results.note(f"{name}: requests in flight", simulation.in_flight)
+        waits = [a.at - a.made_at for a in simulation.answered if a.at > warm]
         results.note(f"{name}: 99 % of requests within, s", float(np.quantile(waits, 0.99)))
 
 
@@ -195,16 +191,16 @@ def convergence(results: Results) -> None:
     simulation.join(100, at=60.0, within_s=0.1)
     simulation.leave(100, at=120.0)
     step = 0.5
-    rates, out = [], []
+    in_flight = []
     for turn in range(int(180 / step)):
         simulation.run((turn + 1) * step)
-        out.append(simulation.in_flight)
+        in_flight.append(simulation.in_flight)
     at = np.array([a.at for a in simulation.answered])
     rates = np.histogram(at, np.arange(0, 180 + step, step))[0] * ROWS / step
-    share = rates / simulation.capacity_rows_per_s
+    part = rates / simulation.capacity_rows_per_s
     for name, start in {"100 more join": 60.0, "100 of 200 die": 120.0}.items():
         first = int(start / step)
-        bad = [i for i in range(first, first + 100) if share[i] < 0.9 or out[i] > 30]
+        bad = [i for i in range(first, first + 100) if part[i] < 0.9 or in_flight[i] > 30]
         settled = (bad[-1] + 1 - first) * step if bad else 0.0
         results.note(f"{name}: seconds until rows/s and queue are as before", settled)
 
@@ -221,11 +217,11 @@ def clients(results: Results, seconds: float) -> None:
         simulation.run(10.0 + seconds)
         late = [a for a in simulation.answered if a.at > 10.0]
         medians.append(float(np.median([a.at - a.made_at for a in late])))
-        rates.append(sum(a.rows for a in late) / seconds / simulation.capacity_rows_per_s)
+        rates.append(simulation.throughput(since=10.0))
     slower = [n for n, m in zip(counts, medians, strict=True) if m > 1.1 * medians[0]]
     fits = max((n for n in counts if not slower or n < slower[0]), default=0)
     results.note("clients until a request takes 10 % longer (0.5 s of CPU, 1,000 rows)", fits)
-    enough = Accelerator().rows_per_s / (work.rows / work.cpu_s)
+    enough = Accelerator().rows_per_s(work.rows) / (work.rows / work.cpu_s)
     results.note("the same, over the clients that keep it busy all the time", fits / enough)
     name = "clients, median seconds, share of the saturated server"
     results.numbers[name] = [counts, medians, rates]

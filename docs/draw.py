@@ -1,11 +1,12 @@
 """Draws the pictures of the documentation that are more than boxes and arrows.
 
 ``python docs/draw.py`` writes them to ``docs/pictures``. What they show comes from the package: the
-tensors from its layouts, the curves from its simulation.
+tensors from its layouts, the curves from its limits in a simulation.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
-from sonic_coffea.tools._simulation import Accelerator, Simulation, Work
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from simulation import Accelerator, Simulation, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,7 +139,7 @@ def trips(network_s: float, until: float) -> tuple[Any, Any, Any, Any]:
     """Return when requests of a client are out, and how long they take, as others come at 3 s."""
     server = Accelerator(launch_s=10e-3, row_s=5e-6)
     run = Simulation(
-        [server], Work(rows=256, max_suspended_chunks=300, network_s=network_s), shares=False
+        [server], Work(rows=256, max_suspended_chunks=300, network_s=network_s), quotas=False
     )
     run.join(1)
     run.join(3, 3.0)

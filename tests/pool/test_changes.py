@@ -136,7 +136,7 @@ def test_a_file_of_servers_that_cannot_be_reached_holds_up_nobody(
         monkeypatch.setattr("sonic_coffea.pool._fleet.read_servers", read)
         assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
         assert reading.wait(20)
-        assert pool.observe()[1] == {("m", None): 0}
+        assert pool.telemetry()[1] == {("m", None): 0}
         assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
         released.set()
 

@@ -211,7 +211,7 @@ def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(
     servers: dict[str, FakeServer],
 ) -> None:
     pool = pool_of(*servers)
-    pool.wait_for_turn(3600)
+    pool.delay_start(3600)
     waiting, found = threading.Event(), []
     pool._lock.wait_for = lambda *_: waiting.set() or wait_for(*_)  # type: ignore[method-assign]
 

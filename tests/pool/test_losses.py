@@ -394,7 +394,7 @@ def test_what_others_have_lost_counts_for_as_long_as_they_say_it(
             assert endpoint.away_until == min(now + 2.0, 105.0)
         assert fleet.falls_back_at(wanted, 107.0) == 100.0 + pool.settings.fallback.after_s
         # What was heard is not told as seen.
-        assert not any(sight.lost for sight in fleet.observe())
+        assert not any(sight.circuit_open for sight in fleet.observe())
         assert endpoint.lost_since(107.0) == 100.0
         assert endpoint.lost_since(108.0) is None
         assert fleet.falls_back_at(wanted, 108.0) == float("inf")
@@ -406,7 +406,7 @@ def test_what_others_have_lost_counts_for_as_long_as_they_say_it(
         # Then this process does.
         endpoint.failed(LOST, 7200.0)
         assert endpoint.lost_since(7201.0) == 7200.0
-        assert all(sight.lost for sight in fleet.observe())
+        assert all(sight.circuit_open for sight in fleet.observe())
         endpoint.heard(7202.0)
         assert endpoint.lost_since(7202.0) is None
 
@@ -471,11 +471,11 @@ def test_a_share_that_ends_before_its_turn_holds_nobody(servers: dict[str, FakeS
 
         def allow(lasts_s: float) -> None:
             now = time.monotonic()
-            share = Quota(most=1, every_s=1000.0, turn_at=now + 900.0, until=now + lasts_s)
-            pool.allow({("grpc://s1:8001", wanted): share}, [], lasts_s)
+            share = Quota(1, 1000.0, turn_at=now + 900.0, expires_at=now + lasts_s)
+            pool.set_quotas({("grpc://s1:8001", wanted): share}, [], lasts_s)
 
         allow(1000.0)
         pending = MODEL.submit(objects(4), pool=pool)
-        until(lambda: pool.observe()[1] == {wanted: 1})
+        until(lambda: pool.telemetry()[1] == {wanted: 1})
         allow(0.1)
         assert doubled(pending.result(timeout_s=20)) == list(range(4))

@@ -1,4 +1,4 @@
-"""dask: a pool on every present and future worker of a cluster, and shares of the servers."""
+"""dask: a pool on every present and future worker of a cluster, and quotas of the servers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ def register(client: Client, settings: Settings) -> None:
         client.register_plugin(SonicSchedulerPlugin())
     except Exception as error:  # noqa: BLE001  whatever its environment lacks
         logger.warning(
-            "the scheduler cannot load sonic-coffea (%s); workers share the servers by what each "
-            "of them sees",
-            error,
+            "the scheduler cannot load sonic-coffea (%s); each worker adapts its own limits", error
         )
     client.register_plugin(SonicPlugin(settings))

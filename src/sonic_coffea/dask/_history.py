@@ -1,4 +1,4 @@
-"""What the dashboard shows: sums over all workers that there were, and their course."""
+"""The history of a cluster's scoring that the dashboard shows, over all workers that there were."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.dask._messages import TIMINGS, TOTALS
+from sonic_coffea.dask._messages import TOTALS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-Served = tuple[str, str, str]
+    from sonic_coffea.dask._allocator import Allocator, ServedModel
+
+ServedVersion = tuple[str, str, str]
+"""A server's URL, a model, and its version."""
 
 _POINTS = 600
 _SMOOTHING = 0.3
@@ -19,97 +22,98 @@ _SMOOTHING = 0.3
 
 @dataclass(slots=True)
 class Course:
-    """One model on one server.
+    """One version of a model on one server.
 
     Attributes
     ----------
-    sums : dict
+    totals : dict
         Of the tallies of all workers.
     rows_per_s : deque
         Time and rate, round by round.
-    timings : dict
-        The server's own account of the time since it was last asked: mean seconds of a request in
-        the queue and in the model.
+    rtt_s : float
+        The mean of the last round with answers.
+    queue_s, model_s : float or None
+        The server's own account since it was last asked: mean seconds of a request.
+    limit : float or None
+        The in-flight limit of all workers together.
+    open_circuits : int
+        Workers whose circuit to the server is open.
     """
 
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0.0))
+    totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0.0))
     rows_per_s: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_POINTS))
-    trip_s: float = 0.0
-    timings: dict[str, float] = field(default_factory=dict)
-    _then: dict[str, float] = field(default_factory=dict)
-    _at: float | None = None
+    rtt_s: float = 0.0
+    queue_s: float | None = None
+    model_s: float | None = None
+    in_flight: int = 0
+    waiting: int = 0
+    limit: float | None = None
+    open_circuits: int = 0
+    _last: tuple[float, dict[str, float]] | None = None
 
-    def round(self, now: float) -> None:
-        """End a round: what has come since the last one is a point of the course."""
-        if self._at is not None:
-            came = {name: self.sums[name] - self._then[name] for name in TOTALS}
-            rate = came["rows"] / max(now - self._at, 1e-3)
-            last = self.rows_per_s[-1][1] if self.rows_per_s else rate
-            self.rows_per_s.append((now, last + _SMOOTHING * (rate - last)))
-            if came["requests"]:
-                self.trip_s = came["trip_s"] / came["requests"]
-        self._at, self._then = now, dict(self.sums)
+    def end_round(self, now: float) -> None:
+        """Add a point to the course: what has come since the last round."""
+        if self._last is not None:
+            at, last = self._last
+            new = {name: self.totals[name] - last[name] for name in TOTALS}
+            rate = new["rows"] / max(now - at, 1e-3)
+            before = self.rows_per_s[-1][1] if self.rows_per_s else rate
+            self.rows_per_s.append((now, before + _SMOOTHING * (rate - before)))
+            if new["requests"]:
+                self.rtt_s = new["trip_s"] / new["requests"]
+        self._last = now, dict(self.totals)
 
 
 class History:
-    """What all workers reported, also those that are gone."""
+    """Courses by server, model and version."""
 
     def __init__(self) -> None:
-        self.courses: defaultdict[Served, Course] = defaultdict(Course)
-        self.lost: dict[str, set[str]] = defaultdict(set)
-        self._last: dict[str, dict[Served, Sequence[float]]] = {}
-        self._asked: dict[tuple[str, str], Sequence[float]] = {}
+        self.courses: defaultdict[ServedVersion, Course] = defaultdict(Course)
+        self._totals: defaultdict[str, dict[ServedVersion, Sequence[float]]] = defaultdict(dict)
+        self._timings: dict[ServedModel, Sequence[float]] = {}
 
-    def add(
-        self,
-        worker: str,
-        totals: Sequence[Sequence[Any]],
-        timings: Sequence[Sequence[Any]],
-        lost: Mapping[str, bool],
-        now: float,
-    ) -> None:
-        """Take a worker's report."""
-        del now
-        last = self._last.setdefault(worker, {})
-        for server, model, version, *numbers in totals:
-            served = server, model, version
-            before = last.get(served, [0.0] * len(TOTALS))
-            for name, new, old in zip(TOTALS, numbers, before, strict=True):
-                self.courses[served].sums[name] += new - old
+    def report(self, client: str, totals: Iterable[Any], timings: Iterable[Any]) -> None:
+        """Take a client's totals, and the servers' own statistics if it has asked for them."""
+        last = self._totals[client]
+        for served, numbers in totals:
+            course = self.courses[served]
+            for name, more in zip(TOTALS, _increase(last.get(served), numbers), strict=True):
+                course.totals[name] += more
             last[served] = numbers
-        for server, is_lost in lost.items():
-            (self.lost[server].add if is_lost else self.lost[server].discard)(worker)
-        for server, model, *numbers in timings:
-            self._time(server, model, numbers)
+        for served, numbers in timings:
+            # Behind a balancer, these may be of another server than before.
+            requests, queue_s, *model_s = _increase(self._timings.get(served), numbers)
+            self._timings[served] = numbers
+            for course in self._courses(served) if requests > 0 else ():
+                course.queue_s = queue_s / requests
+                course.model_s = sum(model_s) / requests
 
-    def is_lost(self, worker: str, server: str) -> bool:
-        """Whether a worker had lost a server when it last reported."""
-        return worker in self.lost.get(server, ())
+    def leave(self, client: str) -> None:
+        """Forget a client's last totals; what it did stays."""
+        self._totals.pop(client, None)
 
-    def leave(self, worker: str) -> None:
-        """Take note that a worker is gone; what it did stays."""
-        self._last.pop(worker, None)
-        for workers in self.lost.values():
-            workers.discard(worker)
-
-    def round(self, now: float) -> None:
+    def end_round(self, allocator: Allocator, now: float) -> None:
         """End a round."""
-        for course in self.courses.values():
-            course.round(now)
+        for served, capacity in allocator.capacities.items():
+            for course in self._courses(served):
+                course.in_flight, course.waiting = allocator.demand(served)
+                course.limit = capacity.limit
+        for (server, *_), course in self.courses.items():
+            course.open_circuits = allocator.open_circuits(server)
+            course.end_round(now)
 
-    def _time(self, server: str, model: str, numbers: Sequence[float]) -> None:
-        """Take a server's own statistics, which count from its start, over all of its clients."""
-        before = self._asked.get((server, model), [0.0] * len(TIMINGS))
-        self._asked[server, model] = numbers
-        came = {n: new - old for n, new, old in zip(TIMINGS, numbers, before, strict=True)}
-        # Behind a balancer they are another server's, or it has been started anew.
-        if came["requests"] <= 0 or min(came.values()) < 0:
-            return
-        name, _, wanted = model.partition("/")
-        model_s = came["input_s"] + came["compute_s"] + came["output_s"]
-        for (url, served, version), course in self.courses.items():
-            if url == server and served == name and wanted in ("", version):
-                course.timings = {
-                    "queue_s": came["queue_s"] / came["requests"],
-                    "model_s": model_s / came["requests"],
-                }
+    def _courses(self, served: ServedModel) -> list[Course]:
+        """Return the courses of a model, of all versions unless one is asked for."""
+        server, (model, version) = served
+        return [
+            course
+            for key, course in self.courses.items()
+            if key[:2] == (server, model) and version in (None, key[2])
+        ]
+
+
+def _increase(before: Sequence[float] | None, numbers: Sequence[float]) -> Sequence[float]:
+    """Return how much counters have grown; they begin at 0 again when their process does."""
+    if before is None or any(new < old for new, old in zip(numbers, before, strict=True)):
+        return numbers
+    return [new - old for new, old in zip(numbers, before, strict=True)]

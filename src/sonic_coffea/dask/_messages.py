@@ -2,103 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.dask._allocation import Allowed, Seen, Served, Trips
-from sonic_coffea.pool import Quota
+from sonic_coffea.dask._allocator import Grant, ServedModel, Telemetry
+from sonic_coffea.pool import ModelKey, Quota, RttStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from sonic_coffea.pool import EndpointReport, ModelKey
-    from sonic_coffea.reporting import Statistics
+    from sonic_coffea.pool import Pool
     from sonic_coffea.transport import Timings
 
 JOIN = "sonic_join"
 REPORT = "sonic-report"
-SHARES = "sonic-shares"
+QUOTAS = "sonic-quotas"
 FINAL = "sonic-final"
 
-TOTALS = ("rows", "requests", "retries", "failures", "wait_s", "trip_s")
+TOTALS = ("rows", "requests", "retries", "failures", "trip_s")
 """What of a worker's tallies the dashboard shows."""
 TIMINGS = ("requests", "queue_s", "input_s", "compute_s", "output_s")
 """What of a server's own statistics it shows."""
 
 
-def model_of(wanted: ModelKey) -> str:
-    """Return a model and its version, if one is asked for, in one word."""
-    name, version = wanted
-    return name if version is None else f"{name}/{version}"
-
-
-def wanted_of(model: str) -> ModelKey:
-    """Return the inverse of `model_of`."""
-    name, _, version = model.partition("/")
-    return name, version or None
-
-
-def written_report(
-    sights: Sequence[EndpointReport],
-    waiting: Mapping[ModelKey, int],
-    statistics: Statistics,
-    timings: Mapping[tuple[str, ModelKey], Timings],
-) -> dict[str, Any]:
-    """Return what a worker saw, as a message."""
-    seen = [
-        {
-            "server": sight.url,
-            "model": model_of(wanted),
-            "out": out,
-            "waiting": waiting.get(wanted, 0),
-            "rows": observed.rows,
-            "refused": observed.refused,
-            "full": observed.full,
-            "trips": [[size, *trips] for size, trips in observed.trips.items()],
-        }
-        for sight in sights
-        for wanted, (out, observed) in sight.models.items()
-    ]
+def write_report(pool: Pool, timings: Mapping[ServedModel, Timings]) -> dict[str, Any]:
+    """Return what a pool reports, as a message."""
+    endpoints, waiting = pool.telemetry()
     return {
-        "seen": seen,
-        "lost": {sight.url: sight.lost for sight in sights},
-        "totals": [
-            [*served, *(getattr(tally, name) for name in TOTALS)] for served, tally in statistics
+        "telemetry": [
+            (e.url, model, in_flight, waiting.get(model, 0), astuple(rtt))
+            for e in endpoints
+            for model, (in_flight, rtt) in e.models.items()
         ],
-        "timings": [
-            [server, model_of(wanted), *(getattr(t, name) for name in TIMINGS)]
-            for (server, wanted), t in timings.items()
-        ],
+        "circuits": {e.url: e.circuit_open for e in endpoints},
+        "totals": [(served, _values(tally, TOTALS)) for served, tally in pool.statistics],
+        "timings": [(served, _values(timing, TIMINGS)) for served, timing in timings.items()],
     }
 
 
-def read_seen(seen: Sequence[Mapping[str, Any]]) -> dict[Served, Seen]:
-    """Return what a worker saw, from a message."""
+def _values(numbers: Any, names: Iterable[str]) -> list[float]:
+    return [getattr(numbers, name) for name in names]
+
+
+def read_telemetry(telemetry: Iterable[Sequence[Any]]) -> dict[ServedModel, Telemetry]:
+    """Return the telemetry of a report."""
     return {
-        (one["server"], one["model"]): Seen(
-            out=one["out"],
-            waiting=one["waiting"],
-            rows=one["rows"],
-            refused=one["refused"],
-            full=one["full"],
-            trips={
-                size: Trips(number=number, sum_s=sum_s, least_s=least_s)
-                for size, number, sum_s, least_s in one["trips"]
-            },
-        )
-        for one in seen
+        (url, model): Telemetry(in_flight, waiting, RttStatistics(*rtt))
+        for url, model, in_flight, waiting, rtt in telemetry
     }
 
 
-def written_shares(shares: Mapping[Served, Allowed]) -> list[list[Any]]:
-    """Return what a worker may have, as a message."""
-    return [[*served, a.most, a.every_s, a.first_s] for served, a in shares.items()]
+def write_grants(grants: Mapping[ServedModel, Grant]) -> list[Any]:
+    """Return what a worker may have in flight, as a message."""
+    return [(served, tuple(grant)) for served, grant in grants.items()]
 
 
-def read_shares(
-    shares: Sequence[Sequence[Any]], lasts_s: float, now: float
+def read_quotas(
+    grants: Iterable[Sequence[Any]], lease_s: float, now: float
 ) -> dict[tuple[str, ModelKey], Quota]:
-    """Return what a worker may have, from a message that comes now."""
+    """Return the quotas of a message that comes now."""
     return {
-        (server, wanted_of(model)): Quota(most, every_s, now + first_s, now + lasts_s)
-        for server, model, most, every_s, first_s in shares
+        served: Quota(max_in_flight, interval_s, now + delay_s, now + lease_s)
+        for served, (max_in_flight, interval_s, delay_s) in grants
     }

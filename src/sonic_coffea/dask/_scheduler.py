@@ -1,45 +1,44 @@
-"""The scheduler plugin: sees the servers through all workers, and deals them out."""
+"""The scheduler plugin: sees the servers through all workers, and allocates them."""
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler, SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
-from sonic_coffea.dask._allocation import Shares
+from sonic_coffea.dask._allocator import Allocator
 from sonic_coffea.dask._dashboard import add_page
 from sonic_coffea.dask._history import History
-from sonic_coffea.dask._messages import FINAL, JOIN, REPORT, SHARES, read_seen, written_shares
+from sonic_coffea.dask._messages import FINAL, JOIN, QUOTAS, REPORT, read_telemetry, write_grants
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-logger = logging.getLogger(__name__)
-
 TOPIC = "sonic-coffea"
 """Of the events that are logged."""
 
-# So many workers may connect to the servers in a second.
+# So many processes may connect to the servers in a second.
 _CONNECT_RATE = 200
 
 
 class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
-    """Deals out what the servers bear among the workers, and keeps what the dashboard shows.
+    """Allocates the servers to the processes of workers, and keeps what the dashboard shows.
 
     Workers join when their plugin starts and report in rounds, by the messages that they send to
-    the scheduler anyway. A worker that hears nothing goes by what it sees itself.
+    the scheduler anyway. Those of one process share its pool, and so one quota. A process whose
+    lease has expired goes by its own limits.
     """
 
     name = "sonic-coffea-scheduler"
     idempotent = True
 
     def __init__(self) -> None:
-        self.shares = Shares()
+        self.allocator = Allocator()
         self.history = History()
-        self._some_lost = False
+        self._processes: dict[str, list[str]] = {}
+        self._some_ejected = False
         self._scheduler: Any = None
 
     async def start(self, scheduler: Scheduler) -> None:
@@ -48,10 +47,10 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         scheduler.handlers[JOIN] = self.join
         scheduler.stream_handlers[REPORT] = self.report
         scheduler.stream_handlers[FINAL] = self.final
-        callback = PeriodicCallback(self.round, self.shares.every_s * 1000)
+        callback = PeriodicCallback(self.end_round, self.allocator.round_s * 1000)
         scheduler.periodic_callbacks[self.name] = callback
         callback.start()
-        add_page(scheduler, self)
+        add_page(scheduler, self.history)
 
     async def close(self) -> None:
         """End with the scheduler."""
@@ -59,42 +58,50 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         if callback is not None:
             callback.stop()
 
-    def join(self, worker: str) -> dict[str, float]:
+    def join(self, worker: str, process: str) -> dict[str, float]:
         """Take in a worker; it is told how to behave until the first round."""
-        self.shares.join(worker)
+        workers = self._processes.setdefault(process, [])
+        if worker not in workers:
+            workers.append(worker)
+        self.allocator.join(process, len(workers))
         return {
-            "every_s": self.shares.every_s,
-            "spread_s": (self.shares.workers - 1) / _CONNECT_RATE,
+            "round_s": self.allocator.round_s,
+            "spread_s": (self.allocator.clients - 1) / _CONNECT_RATE,
         }
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Forget a worker."""
         del scheduler, kwargs
-        self.shares.leave(worker)
-        self.history.leave(worker)
+        for process in [p for p, workers in self._processes.items() if worker in workers]:
+            workers = self._processes[process]
+            workers.remove(worker)
+            if workers:
+                self.allocator.join(process, len(workers))
+            else:
+                del self._processes[process]
+                self.allocator.leave(process)
+                self.history.leave(process)
 
     def report(
         self,
         worker: str,
-        seen: Sequence[Any],
-        lost: Mapping[str, bool],
+        process: str,
+        telemetry: Sequence[Any],
+        circuits: Mapping[str, bool],
         totals: Sequence[Any],
         timings: Sequence[Any],
     ) -> None:
-        """Take what a worker saw."""
-        if worker not in self._scheduler.workers:  # it is gone, and its last words come late
+        """Take a worker's report of its process's pool."""
+        if worker not in self._scheduler.workers:  # it is gone, and its last report comes late
             return
-        now = time.monotonic()
-        self._tell_of_losses(worker, lost)
-        self.shares.report(worker, read_seen(seen), lost, now)
-        self.history.add(worker, totals, timings, lost, now)
-
-    def _tell_of_losses(self, worker: str, lost: Mapping[str, bool]) -> None:
-        """Log what changed as an event, for `Client.get_events` and whoever listens."""
-        for server, is_lost in lost.items():
-            if is_lost != self.history.is_lost(worker, server):
-                event = {"action": "lost" if is_lost else "back", "server": server}
-                self._scheduler.log_event(TOPIC, {**event, "worker": worker})
+        self.join(worker, process)
+        read = read_telemetry(telemetry)
+        for server in self.allocator.report(process, read, circuits, time.monotonic()):
+            # For `Client.get_events` and whoever listens.
+            action = "lost" if circuits[server] else "back"
+            event = {"action": action, "server": server, "worker": worker}
+            self._scheduler.log_event(TOPIC, event)
+        self.history.report(process, totals, timings)
 
     def final(self, worker: str, key: Any) -> None:
         """Have a task that failed for good not be tried again: the pool has done what can be."""
@@ -103,26 +110,26 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         if task is not None and task.processing_on and task.processing_on.address == worker:
             task.retries = 0
 
-    def round(self) -> None:
-        """End a round: tell the workers what they may have."""
+    def end_round(self) -> None:
+        """Tell the processes what they may have in flight."""
         now = time.monotonic()
-        shares = self.shares.hand_out(now)
-        lost = self.shares.lost_servers()
-        self.history.round(now)
-        # When the last one is back, all hear of it once, also who has nothing out.
-        tells = bool(lost) or self._some_lost
-        self._some_lost = bool(lost)
-        asks = next((name for name, allowed in shares.items() if allowed), None)
-        for worker, allowed in shares.items():
-            spared = [server for server, scouts in lost.items() if worker not in scouts]
-            if worker in self._scheduler.workers and (allowed or tells):
+        allocated = self.allocator.allocate(now)
+        ejected = self.allocator.ejected()
+        self.history.end_round(self.allocator, now)
+        # When the last server is readmitted, all hear of it once, also who has nothing in flight.
+        tells = bool(ejected) or self._some_ejected
+        self._some_ejected = bool(ejected)
+        asked = next((process for process, grants in allocated.items() if grants), None)
+        for process, grants in allocated.items():
+            worker = self._processes[process][0]
+            if worker in self._scheduler.workers and (grants or tells):
                 message = {
-                    "op": SHARES,
-                    "shares": written_shares(allowed),
-                    "lost": spared,
-                    "lasts_s": self.shares.lasts_s,
-                    "every_s": self.shares.every_s,
-                    "asks": worker == asks,
+                    "op": QUOTAS,
+                    "grants": write_grants(grants),
+                    "ejected": [url for url, probing in ejected.items() if process not in probing],
+                    "lease_s": self.allocator.lease_s,
+                    "round_s": self.allocator.round_s,
+                    "asks": process == asked,
                 }
                 self._scheduler.worker_send(worker, message)
-        self._scheduler.periodic_callbacks[self.name].callback_time = self.shares.every_s * 1000
+        self._scheduler.periodic_callbacks[self.name].callback_time = self.allocator.round_s * 1000

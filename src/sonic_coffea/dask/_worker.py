@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 import random
 import time
+import uuid
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
 from distributed.core import clean_exception
 from tornado.ioloop import PeriodicCallback
 
-from sonic_coffea.dask._messages import FINAL, JOIN, REPORT, SHARES, read_shares, written_report
+from sonic_coffea.dask._messages import FINAL, JOIN, QUOTAS, REPORT, read_quotas, write_report
 from sonic_coffea.dask._metrics import offer_metrics
-from sonic_coffea.dask._secede import ThreadLoan, current_task
+from sonic_coffea.dask._secede import Suspender, current_task
 from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import Pool, Settings, forget, install, take_part
 
 logger = logging.getLogger(__name__)
 
+# Names the process to the scheduler: its workers share one pool, and so one quota.
+_PROCESS = uuid.uuid4().hex
 # Tasks in which a model has failed, by the worker's address and the key, while they run. Not in the
 # plugin, as another may take its place meanwhile.
 _failed: set[tuple[str, Any]] = set()
@@ -29,8 +32,7 @@ _RUNNING = ("executing", "long-running", "cancelled", "resumed")
 class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
     """Opens the pool of a worker process when it starts, and closes it when it ends.
 
-    Meanwhile it tells the scheduler what the pool sees of the servers, and the pool what the
-    scheduler lets it have of them.
+    Meanwhile it reports the pool's telemetry to the scheduler, and tells the pool its quotas.
 
     Parameters
     ----------
@@ -44,7 +46,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         self.settings = settings
         self._pool: Pool | None = None
         self._worker: Any = None
-        self._idle = True
+        self._busy = False
         self._joined = False
         self._asks = False
         self._timings: dict[Any, Any] = {}
@@ -52,10 +54,11 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
     async def setup(self, worker: Worker) -> None:
         """Open the pool, and hear from the scheduler how to use it; no server is contacted yet."""
         self._worker = worker
-        self._pool = install(self.settings)
-        take_part(ThreadLoan(self.settings.limits.max_suspended_chunks).wait, _note_failure)
+        # Not on the event loop: it closes the pool of other settings.
+        self._pool = await worker.loop.run_in_executor(None, install, self.settings)
+        take_part(Suspender(self.settings.limits.max_suspended_chunks).wait, _note_failure)
         offer_metrics(worker, self._pool)
-        worker.stream_handlers[SHARES] = self._allow
+        worker.stream_handlers[QUOTAS] = self._set_quotas
         # Waited for, as the first task may fail for good, or contact the servers.
         await self._join()
 
@@ -66,31 +69,32 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
             callback.stop()
         if worker.nanny is not None:
             # dask adds the plugin that replaces this one right after. With the same settings, it
-            # keeps the pool, and what is out.
+            # keeps the pool, and what is in flight.
             worker.loop.add_callback(self._close_unless_replaced)
 
     def _close_unless_replaced(self) -> None:
         if self.name not in self._worker.plugins:
-            forget(self._pool)
+            self._worker.loop.run_in_executor(None, forget, self._pool)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None, "_worker": None}
 
     async def _join(self) -> None:
-        """Ask the scheduler whether it deals out shares; without, the pool goes by what it sees."""
+        """Ask the scheduler whether it allocates quotas; without, the pool adapts by itself."""
         worker = self._worker
         try:
-            reply = await getattr(worker.scheduler, JOIN)(worker=worker.address)
+            join = getattr(worker.scheduler, JOIN)
+            reply = await join(worker=worker.address, process=_PROCESS)
         except Exception as error:  # noqa: BLE001  the pool works without
-            logger.warning("the scheduler deals out no shares: %r", error)
+            logger.warning("the scheduler allocates no quotas: %r", error)
             return
         # One that does not know the question answers nothing. Meanwhile, another plugin may have
         # taken the place of this one.
         if reply is None or self._pool is None or worker.plugins.get(self.name) is not self:
             return
         self._joined = True
-        self._pool.wait_for_turn(random.uniform(0.0, reply["spread_s"]))
-        callback = PeriodicCallback(self._report, reply["every_s"] * 1000)
+        self._pool.delay_start(random.uniform(0.0, reply["spread_s"]))
+        callback = PeriodicCallback(self._report, reply["round_s"] * 1000)
         worker.periodic_callbacks[self.name] = callback
         callback.start()
 
@@ -113,39 +117,33 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
             self._worker.batched_send({"op": FINAL, "key": key})
 
     def _report(self) -> None:
-        """Say what was seen since the last time; nothing, if it is nothing again."""
+        """Report what has happened since the last time; nothing, if it is nothing again."""
         if self._pool is None or self._pool.closed:
             return
-        pool = self._pool
-        report = written_report(*pool.observe(), pool.statistics, self._timings)
+        report = write_report(self._pool, self._timings)
         self._timings = {}
         if self._asks:
-            self._worker.loop.run_in_executor(None, self._ask_timings, pool)
-        idle = not any(one["out"] or one["waiting"] or one["rows"] for one in report["seen"])
-        if not (idle and self._idle):
-            self._worker.batched_send({"op": REPORT, **report})
-        self._idle = idle
+            self._worker.loop.run_in_executor(None, self._ask_timings, self._pool)
+        busy = any(number or waiting or rtt[0] for *_, number, waiting, rtt in report["telemetry"])
+        if busy or self._busy:
+            self._worker.batched_send({"op": REPORT, "process": _PROCESS, **report})
+        self._busy = busy
 
     def _ask_timings(self, pool: Pool) -> None:
         """Ask the servers for their own statistics, to be told with the next report."""
         self._timings = pool.timings()
 
-    def _allow(  # what the scheduler's message holds
-        self,
-        shares: list[list[Any]],
-        lost: list[str],
-        lasts_s: float,
-        every_s: float,
-        *,
-        asks: bool,
+    def _set_quotas(
+        self, grants: list[Any], ejected: list[str], lease_s: float, round_s: float, *, asks: bool
     ) -> None:
         self._asks = asks
         if self._pool is None or self._pool.closed:
             return
-        self._pool.allow(read_shares(shares, lasts_s, time.monotonic()), lost, lasts_s)
+        quotas = read_quotas(grants, lease_s, time.monotonic())
+        self._pool.set_quotas(quotas, ejected, lease_s)
         callback = self._worker.periodic_callbacks.get(self.name)
         if callback is not None:
-            callback.callback_time = every_s * 1000
+            callback.callback_time = round_s * 1000
 
 
 def _note_failure() -> None:

@@ -8,7 +8,7 @@ from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._endpoint import EndpointReport, ServerState
 from sonic_coffea.pool._hooks import failures_told, take_part
 from sonic_coffea.pool._in_flight import RttStatistics
-from sonic_coffea.pool._limits import AdaptiveLimit, Quota
+from sonic_coffea.pool._limits import MAX_RTT_RATIO, AdaptiveLimit, Quota, min_in_flight
 from sonic_coffea.pool._pool import Pool
 from sonic_coffea.pool._registry import adopt, carried, current, forget, install, shared
 from sonic_coffea.pool._request import ModelKey
@@ -16,6 +16,7 @@ from sonic_coffea.pool._settings import Settings
 
 __all__ = [
     "MASKABLE",
+    "MAX_RTT_RATIO",
     "NEVER",
     "AdaptiveLimit",
     "Call",
@@ -33,6 +34,7 @@ __all__ = [
     "failures_told",
     "forget",
     "install",
+    "min_in_flight",
     "rows_per_request",
     "shared",
     "take_part",

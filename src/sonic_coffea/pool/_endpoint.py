@@ -51,7 +51,7 @@ class EndpointReport:
     """
 
     url: str
-    lost: bool
+    circuit_open: bool
     models: Mapping[ModelKey, tuple[int, RttStatistics]]
 
 
@@ -151,7 +151,7 @@ class Endpoint:
 
     def report(self) -> EndpointReport:
         """Return what happened since the last report."""
-        return EndpointReport(url=self.url, lost=self.breaker.lost, models=self.in_flight.report())
+        return EndpointReport(url=self.url, circuit_open=self.breaker.lost, models=self.in_flight.report())
 
 
 class EndpointRegistry:

@@ -1,43 +1,53 @@
-"""How many requests a server bears: a pure state machine, told of answers and refusals."""
+"""In-flight limits: one that adapts to round-trip times, and a quota from who sees all clients."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-_FIRST = 4.0
-# An answer may take so many times as long as one to a request that was alone. Enough to keep a
-# server busy that works on one batch at a time, while the next waits and another is on its way.
-_TOLERANCE = 3.0
-_SMOOTHING = 0.2
-# How often a request goes out alone, to learn anew how long that takes: at most once in so many
-# seconds, or so many of these times.
-_PROBE_S = 30.0
-_PROBE_TRIPS = 100
-# What a lone request takes may have grown since the last one, or other clients may have more in the
-# queue. Not to outbid each other without end, clients believe the former only so far.
-_MOST_GROWTH = 1.25
-_MOST_GROWTH_EVER = 4.0
+# Mean RTT over baseline RTT. Enough to keep a server busy that works on one batch at a time, while
+# the next waits and another is on its way.
+MAX_RTT_RATIO = 3.0
 # So many keep a server busy, however slow it has become; only refusals go below. They are two full
 # batches, where requests are small and the server puts them together.
-_LEAST = 4.0
-_BATCHES, _MOST_FULL = 2, 64.0
+_MIN_IN_FLIGHT = 4.0
+_MIN_BATCHES, _MAX_FULL = 2, 64.0
 
+_SMOOTHING = 0.2
+# How often a request goes out alone, to measure the baseline RTT anew: at most once in so many
+# seconds, or so many of these times.
+_PROBE_S = 30.0
+_PROBE_RTTS = 100
+# The baseline may have grown since the last probe, or other clients may have more in the queue. Not
+# to outbid each other without end, clients believe the former only so far.
+_MAX_GROWTH = 1.25
+_MAX_TOTAL_GROWTH = 4.0
 
 # A request that left a little late does not take the next turn as well.
 _HALF_A_TURN = 0.5
 
 
-class AdaptiveLimit:
-    """The number of requests for a model that may be out to a server at a time.
-
-    It doubles with each round trip until answers take longer than they should, then follows them:
-    one more in a round trip while they are in time, one less while they are not. A refusal halves
-    it. Requests of like size are compared with each other.
+def min_in_flight(full: float) -> float:
+    """Return how many requests keep a server busy.
 
     Parameters
     ----------
-    most : int
+    full : float
+        Requests that make a full batch of the server.
+    """
+    return max(_MIN_IN_FLIGHT, min(_MIN_BATCHES * full, _MAX_FULL))
+
+
+class AdaptiveLimit:
+    """The in-flight limit of a model on an endpoint, as one process sees it.
+
+    Slow start doubles it with each round trip until the RTT ratio is too high. From then on, it
+    grows by one in a round trip while the ratio allows it, and shrinks by one while it does not. A
+    refusal halves it. Requests of like size are compared with each other.
+
+    Parameters
+    ----------
+    max_in_flight : int
         The number that is never exceeded.
 
     Notes
@@ -47,119 +57,118 @@ class AdaptiveLimit:
     from TCP Vegas (Brakmo and Peterson, 1995) and, for the probes, BBR (Cardwell et al., 2016).
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = float(most)
-        self._value = min(_FIRST, self._most)
-        self._starting = True
-        # By size of the requests: what one takes alone, as believed now, and at the least ever.
-        self._alone_s: dict[int, float] = {}
-        self._least_s: dict[int, float] = {}
-        self._slowness = 1.0
-        self._probe_at = float("inf")
-        self._spared_until = 0.0
+    def __init__(self, max_in_flight: int) -> None:
+        self._max = float(max_in_flight)
+        self._value = min(_MIN_IN_FLIGHT, self._max)
+        self._slow_start = True
+        # By size of the requests.
+        self._baseline_rtt_s: dict[int, float] = {}
+        self._min_rtt_s: dict[int, float] = {}
+        self._rtt_ratio = 1.0
+        self._probe_at = math.inf
+        self._halves_at = 0.0
 
     @property
     def value(self) -> int:
         """The limit, when it is not probing."""
         return int(self._value)
 
-    def room(self, out: int, now: float) -> int:
-        """Return how many more may leave, with `out` of them out."""
-        return (1 if now >= self._probe_at else int(self._value)) - out
+    def room(self, in_flight: int, now: float) -> int:
+        """Return how many more requests may leave."""
+        return (1 if now >= self._probe_at else int(self._value)) - in_flight
 
-    def answered(self, trip_s: float, rows: int, out: int, now: float, full: float = 1.0) -> None:
+    def answered(
+        self, rtt_s: float, rows: int, in_flight: int, now: float, full: float = 1.0
+    ) -> None:
         """Take note of an answer.
 
         Parameters
         ----------
-        trip_s : float
+        rtt_s : float
             From the send to the answer.
         rows : int
             Of the request.
-        out : int
-            How many were out when it was sent, itself included.
+        in_flight : int
+            Requests in flight when it was sent, itself included.
         now : float
             Time of any clock that does not go back.
         full : float
             Requests of this size that make a full batch of the server.
         """
-        alone_s = self._alone(trip_s, rows.bit_length(), now if out == 1 else None)
-        if self._probe_at == float("inf"):
-            self._probe_at = now + max(_PROBE_S, _PROBE_TRIPS * alone_s)
-        self._slowness += _SMOOTHING * (trip_s / alone_s - self._slowness)
-        least = max(_LEAST, min(_BATCHES * full, _MOST_FULL))
-        if self._slowness > _TOLERANCE and self._value > least:
-            self._starting = False
+        baseline_s = self._baseline(rtt_s, rows.bit_length(), now if in_flight == 1 else None)
+        if self._probe_at == math.inf:
+            self._probe_at = now + max(_PROBE_S, _PROBE_RTTS * baseline_s)
+        self._rtt_ratio += _SMOOTHING * (rtt_s / baseline_s - self._rtt_ratio)
+        least = min_in_flight(full)
+        slow = self._rtt_ratio > MAX_RTT_RATIO
+        if slow and self._value > least:
+            self._slow_start = False
             self._set(max(self._value - 1 / self._value, least))
-        elif out >= int(self._value) and (self._slowness <= _TOLERANCE or self._value < least):
-            self._set(self._value + (1 if self._starting else 1 / self._value))
+        elif in_flight >= int(self._value) and (not slow or self._value < least):
+            self._set(self._value + (1 if self._slow_start else 1 / self._value))
 
     def refused(self, now: float) -> None:
         """Take note of a refusal for lack of capacity; those of one moment count as one."""
-        if now >= self._spared_until:
-            self._starting = False
+        if now >= self._halves_at:
+            self._slow_start = False
             self._set(self._value / 2)
-            self._spared_until = now + max(self._alone_s.values(), default=0.01)
+            self._halves_at = now + max(self._baseline_rtt_s.values(), default=0.01)
 
-    def lost(self) -> None:
-        """Begin anew, with what may be another server behind the same address."""
-        self.__init__(int(self._most))  # type: ignore[misc]
-
-    def _alone(self, trip_s: float, size: int, probed_at: float | None) -> float:
-        """Return what a request of this size takes alone, given another trip."""
-        least_s = self._least_s[size] = min(trip_s, self._least_s.get(size, trip_s))
-        alone_s = min(trip_s, self._alone_s.get(size, trip_s))
+    def _baseline(self, rtt_s: float, size: int, probed_at: float | None) -> float:
+        """Return the baseline RTT of requests of a size, after another RTT."""
+        min_s = self._min_rtt_s[size] = min(rtt_s, self._min_rtt_s.get(size, rtt_s))
+        baseline_s = min(rtt_s, self._baseline_rtt_s.get(size, rtt_s))
         if probed_at is not None:
-            believed_s = min(alone_s * _MOST_GROWTH, least_s * _MOST_GROWTH_EVER)
-            alone_s = min(trip_s, believed_s)
-            self._probe_at = probed_at + max(_PROBE_S, _PROBE_TRIPS * trip_s)
-        self._alone_s[size] = alone_s
-        return alone_s
+            baseline_s = min(rtt_s, baseline_s * _MAX_GROWTH, min_s * _MAX_TOTAL_GROWTH)
+            self._probe_at = probed_at + max(_PROBE_S, _PROBE_RTTS * rtt_s)
+        self._baseline_rtt_s[size] = baseline_s
+        return baseline_s
 
     def _set(self, value: float) -> None:
-        self._value = min(max(value, 1.0), self._most)
+        self._value = min(max(value, 1.0), self._max)
 
 
 @dataclass(slots=True)
 class Quota:
-    """What this process may have of a server for a while, if someone sees all of its clients.
+    """What this process may have in flight to an endpoint, from who sees all of its clients.
 
     Parameters
     ----------
-    most : int
-        Requests that may be out at a time.
-    every_s : float
-        The time from one turn to the next, if there is less than one request for each client at a
-        time.
+    max_in_flight : int
+        Requests that may be in flight.
+    interval_s : float
+        The time from one turn to the next, if requests are paced; else 0.
     turn_at : float
         When one of the turns is; those of other clients are in between.
-    until : float
-        When it ends.
+    expires_at : float
+        When the lease ends.
+    next_turn_at : float
+        Before that, nothing leaves.
     """
 
-    most: int
-    every_s: float
+    max_in_flight: int
+    interval_s: float
     turn_at: float
-    until: float
-    next_at: float = 0.0
+    expires_at: float
+    next_turn_at: float = 0.0
 
-    def room(self, out: int, now: float) -> int:
-        """Return how many more may leave, with `out` of them out."""
-        return self.most - out if now >= self.next_at else 0
+    def room(self, in_flight: int, now: float) -> int:
+        """Return how many more requests may leave."""
+        return self.max_in_flight - in_flight if now >= self.next_turn_at else 0
 
     def sent(self, now: float) -> None:
-        """Take note that one leaves: the next has to wait for its turn."""
-        if self.every_s:
-            turns = math.ceil((now - self.turn_at) / self.every_s + _HALF_A_TURN)
-            self.next_at = self.turn_at + turns * self.every_s
+        """Take note that a request leaves: the next has to wait for its turn."""
+        if self.interval_s:
+            turns = math.ceil((now - self.turn_at) / self.interval_s + _HALF_A_TURN)
+            self.next_turn_at = self.turn_at + turns * self.interval_s
 
     def wakes_at(self, now: float) -> float:
-        """Return when it lets the next request leave, or ends and does not hold it any more."""
-        waits = now < self.next_at and now < self.until
-        return min(self.next_at, self.until) if waits else math.inf
+        """Return when the next request may leave, or the lease ends; inf if nothing is held."""
+        holds = now < self.next_turn_at and now < self.expires_at
+        return min(self.next_turn_at, self.expires_at) if holds else math.inf
 
     def after(self, old: Quota | None) -> Quota:
-        """Return this share, as it goes on from another: a turn that is due is not lost."""
-        due = old is not None and old.next_at <= self.turn_at - self.every_s
-        self.next_at = old.next_at if due and old is not None else self.turn_at
+        """Return this quota in the place of another: a turn that is due is not lost."""
+        due = old is not None and old.next_turn_at <= self.turn_at - self.interval_s
+        self.next_turn_at = old.next_turn_at if due and old is not None else self.turn_at
         return self

@@ -24,13 +24,16 @@ _of_parents: list[Pool | None] = []
 
 def install(settings: Settings) -> Pool:
     """Make a pool the one of this process; the same settings keep the pool that is there."""
-    global _pool, _settings
+    global _pool, _settings  # noqa: PLW0603
     with _lock:
-        if _pool is None or _pool.closed or _pool.settings != settings:
-            old, _pool, _settings = _pool, Pool(settings), settings
-            if old is not None:
-                old.close()
-        return _pool
+        old, pool = _pool, _pool
+        if pool is None or pool.closed or pool.settings != settings:
+            pool = _pool = Pool(settings)
+            _settings = settings
+    # Not under the lock: it waits for the pool's threads, which may ask for the pool themselves.
+    if old is not None and old is not pool:
+        old.close()
+    return pool
 
 
 def current() -> Pool:

@@ -1,0 +1,211 @@
+"""Who gets how much of the servers: rules, and many workers in virtual time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from benchmarks.simulation import Accelerator, Simulation, Work, fairness
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sonic_coffea.dask._allocator import Allocator, Telemetry, max_min_fair
+from sonic_coffea.pool import Quota, RttStatistics
+
+demands = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=3), st.integers(0, 40))
+
+
+@given(st.floats(0, 300), demands, st.integers(0, 1000))
+def test_each_gets_what_it_asks_for_or_as_much_as_the_others(
+    total: float, demands: dict[str, int], rounds: int
+) -> None:
+    quotas = max_min_fair(total, demands, rounds)
+    assert quotas.keys() == demands.keys()
+    assert all(quota >= 1 for quota in quotas.values())
+    active = [name for name, demand in demands.items() if demand]
+    assert sum(quotas[name] for name in active) <= max(int(total), len(active))
+    unsatisfied = [quotas[name] for name in active if quotas[name] < demands[name]]
+    if unsatisfied:
+        # Who has less than it asks for has as much as anyone, but for what cannot be divided.
+        assert max(quotas.values()) <= min(unsatisfied) + 1
+
+
+def test_what_cannot_be_divided_goes_round() -> None:
+    demands = dict.fromkeys("abc", 9)
+    got: Counter[str] = Counter()
+    for rounds in range(30):
+        got.update(max_min_fair(4, demands, rounds))
+    assert set(got.values()) == {40}
+
+
+def test_turns_are_spread_evenly_and_none_is_lost() -> None:
+    quota = Quota(1, interval_s=10.0, turn_at=3.0, expires_at=100.0).after(None)
+    assert [quota.room(0, now) for now in (0.0, 2.9, 3.0)] == [0, 0, 1]
+    quota.sent(3.5)  # a little late
+    assert quota.next_turn_at == 13.0
+    # The next message comes with other turns; one that was due is still there.
+    late = Quota(1, 10.0, 24.0, 200.0).after(quota)
+    assert late.next_turn_at == 13.0
+    late.sent(14.5)
+    assert late.next_turn_at == 24.0
+    assert Quota(1, 10.0, 15.0, 200.0).after(quota).next_turn_at == 15.0
+    free = Quota(3, 0.0, 50.0, 100.0).after(quota)
+    free.sent(51.0)
+    assert free.room(1, 51.0) == 2
+
+
+SERVED = "grpc://s:1", ("m", None)
+
+
+class Rounds:
+    """An allocator in rounds of 0.5 s."""
+
+    def __init__(self) -> None:
+        self.allocator = Allocator()
+        self.now = 0.0
+
+    def report(self, client: str, waiting: int = 5, answers: int = 10, refused: int = 0) -> None:
+        rtts = {11: (answers, 0.01 * answers, 0.01)} if answers else {}
+        rtt = RttStatistics(refused=refused, trips=rtts)
+        self.allocator.report(client, {SERVED: Telemetry(1, waiting, rtt)}, {}, self.now)
+
+    def end(self) -> dict[str, Any]:
+        grants = self.allocator.allocate(self.now)
+        self.now += 0.5
+        return {name: models[SERVED] for name, models in grants.items() if models}
+
+
+def test_a_worker_that_leaves_or_hangs_has_nothing() -> None:
+    rounds = Rounds()
+    for _ in range(12):
+        rounds.report("a")
+        rounds.report("b", answers=0)
+        grants = rounds.end()
+    both = grants["a"].max_in_flight
+    rounds.allocator.leave("b")
+    for _ in range(12):
+        rounds.report("a")
+        grants = rounds.end()
+    assert grants.keys() == {"a"}
+    alone = grants["a"].max_in_flight
+    assert alone >= 2 * both - 1
+    # One that reports no more does not keep what it had.
+    rounds.report("c", answers=0)
+    for _ in range(16):
+        rounds.report("a")
+        grants = rounds.end()
+    assert grants["a"].max_in_flight >= alone
+
+
+def test_a_client_of_some_weight_gets_as_much_as_so_many() -> None:
+    rounds = Rounds()
+    rounds.allocator.join("two", 2)
+    rounds.allocator.join("one")
+    for _ in range(6):
+        rounds.report("two", waiting=500, answers=20)
+        rounds.report("one", waiting=500)
+        grants = rounds.end()
+    assert abs(grants["two"].max_in_flight - 2 * grants["one"].max_in_flight) <= 2
+    assert grants["one"].max_in_flight > 1
+    # Also with fewer requests than clients, by turns.
+    for _ in range(8):
+        rounds.report("two", waiting=500, refused=1)
+        rounds.report("one", waiting=500)
+        grants = rounds.end()
+    assert [grants[name].max_in_flight for name in ("two", "one")] == [2, 1]
+    assert grants["one"].interval_s == 2 * grants["two"].interval_s > 0
+    assert all(grant.delay_s <= grant.interval_s for grant in grants.values())
+
+
+def test_refusals_make_less() -> None:
+    rounds = Rounds()
+    limits = []
+    for round_ in range(20):
+        rounds.report("a", refused=round_ > 12)
+        rounds.end()
+        limits.append(rounds.allocator.capacities[SERVED].limit)
+    assert limits[12] > 8
+    assert limits[19] <= 1
+
+
+def test_a_server_that_is_ejected_is_tried_by_two() -> None:
+    allocator = Allocator()
+    url = SERVED[0]
+    answered = {SERVED: Telemetry(1, 5, RttStatistics(trips={11: (10, 0.1, 0.01)}))}
+    for worker in "abcdef":
+        allocator.join(worker)
+    assert allocator.report("a", answered, {url: False}, 1.0) == []
+    assert allocator.ejected() == {}
+    assert allocator.report("b", {}, {url: True}, 2.0) == [url]
+    assert allocator.report("b", {}, {url: True}, 2.5) == []
+    ejected = allocator.ejected()
+    assert ejected[url][0] == "b"
+    assert len(ejected[url]) == 2
+    assert ejected[url][1] != "b"
+    # It is b's network, if another has answers since.
+    allocator.report("c", answered, {url: False}, 3.0)
+    assert allocator.ejected() == {}
+    allocator.report("c", {}, {url: True}, 4.0)
+    assert allocator.open_circuits(url) == 2
+    assert allocator.report("b", {}, {url: False}, 4.5) == [url]
+    assert allocator.ejected()[url][0] == "c"
+    allocator.report("c", answered, {url: False}, 5.0)
+    assert allocator.ejected() == {}
+
+
+def simulate(workers: int, work: Work, *, until: float, warm: float, **options: Any) -> Any:
+    servers = options.pop("servers", [Accelerator()])
+    simulation = Simulation(servers, work, **options)
+    simulation.join(workers, within_s=1.0)
+    simulation.run(until)
+    return simulation, simulation.throughput(since=warm), fairness(simulation.rows(since=warm))
+
+
+@pytest.mark.parametrize(
+    ("workers", "rows", "until"),
+    [(1, 1024, 20), (5, 1024, 20), (16, 100, 20), (100, 1024, 40), (1000, 1024, 100)],
+)
+def test_a_server_is_saturated_and_shared_evenly(workers: int, rows: int, until: float) -> None:
+    simulation, throughput, evenness = simulate(
+        workers, Work(rows=rows), until=until, warm=until / 2
+    )
+    assert throughput > 0.9
+    assert evenness > 0.95
+    # However many there are, as many requests are in flight.
+    assert simulation.in_flight <= 3 * max(4, 2 * 1024 / rows)
+
+
+def test_without_a_scheduler_a_thousand_workers_queue() -> None:
+    """What the quotas are for."""
+    simulation, throughput, _ = simulate(1000, Work(rows=1024), until=20, warm=10, quotas=False)
+    assert throughput > 0.9
+    assert simulation.in_flight > 1000
+
+
+def test_unequal_servers() -> None:
+    servers = [Accelerator(), Accelerator(instances=2)]
+    _, throughput, evenness = simulate(20, Work(), until=40, warm=20, servers=servers)
+    assert throughput > 0.9
+    assert evenness > 0.95
+
+
+def test_workers_that_come_and_go() -> None:
+    simulation = Simulation([Accelerator()], Work(rows=1024))
+    simulation.join(100, within_s=1.0)
+    simulation.join(100, at=30.0, within_s=0.1)
+    simulation.leave(100, at=60.0)
+    simulation.run(90.0)
+
+    # Within five seconds of each change, all is as before.
+    for change in (0.0, 30.0, 60.0):
+        assert simulation.throughput(change + 5, change + 30) > 0.9
+    assert simulation.in_flight < 20
+
+
+def test_a_server_that_is_not_saturated_delays_nobody() -> None:
+    # 70 requests a second, of the 142 that it could answer.
+    simulation, *_ = simulate(100, Work(cpu_s=100 / 70), until=60, warm=30)
+    waits = sorted(a.at - a.made_at for a in simulation.answered if a.at > 30)
+    assert waits[len(waits) // 2] < 0.015
+    assert waits[int(0.99 * len(waits))] < 0.1
