@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.pool import EndpointReport, ModelKey
     from sonic_coffea.reporting import Statistics
-    from sonic_coffea.transport import Timings
+    from sonic_coffea.transport import ModelStatistics
 
 JOIN = "sonic_join"
 REPORT = "sonic-report"
@@ -41,7 +41,7 @@ def written_report(
     sights: Sequence[EndpointReport],
     waiting: Mapping[ModelKey, int],
     statistics: Statistics,
-    timings: Mapping[tuple[str, ModelKey], Timings],
+    timings: Mapping[tuple[str, ModelKey], ModelStatistics],
 ) -> dict[str, Any]:
     """Return what a worker saw, as a message."""
     seen = [

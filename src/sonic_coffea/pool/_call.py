@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.pool._batching import Segment
     from sonic_coffea.pool._endpoint import Attempt
-    from sonic_coffea.transport import Answer, Contract, Exchange
+    from sonic_coffea.transport import Contract, Response, RpcHandle
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class Call:
         self._lock = threading.Lock()
         self._placing = threading.Lock()
         self._complete = threading.Event()
-        self._exchanges: dict[int, list[Exchange]] = {}
+        self._exchanges: dict[int, list[RpcHandle]] = {}
         self._callbacks: list[Callable[[], None]] = []
 
     def expect(self, pieces: int) -> None:
@@ -180,7 +180,7 @@ class Call:
         if self.failure is not None:
             raise self.failure
 
-    def sent(self, piece: Piece, exchange: Exchange) -> None:
+    def sent(self, piece: Piece, exchange: RpcHandle) -> None:
         """Note a request that is out, so that it can be cancelled."""
         with self._lock:
             if not self._complete.is_set():
@@ -188,7 +188,7 @@ class Call:
                 return
         exchange.cancel()
 
-    def arrived(self, piece: Piece, answer: Answer) -> None:
+    def arrived(self, piece: Piece, answer: Response) -> None:
         """Put an answer in its place.
 
         Raises

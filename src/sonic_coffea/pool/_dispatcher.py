@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._call import Call, Piece
     from sonic_coffea.pool._fleet import Fleet
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Answer
+    from sonic_coffea.transport import Response
 
 logger = logging.getLogger(__name__)
 
@@ -353,7 +353,7 @@ class Dispatcher:
             self._lock.notify_all()
             return True
 
-    def _ended(self, attempt: Attempt, outcome: Answer | SonicError) -> None:
+    def _ended(self, attempt: Attempt, outcome: Response | SonicError) -> None:
         try:
             if isinstance(outcome, SonicError):
                 self._lost(attempt, outcome)
@@ -366,7 +366,7 @@ class Dispatcher:
             message = f"what came back could not be taken: {error!r}"
             self._fail(attempt.piece, ResponseError(message, server=attempt.endpoint.url))
 
-    def _answered(self, attempt: Attempt, answer: Answer) -> None:
+    def _answered(self, attempt: Attempt, answer: Response) -> None:
         now = time.monotonic()
         piece, endpoint = attempt.piece, attempt.endpoint
         call = piece.call

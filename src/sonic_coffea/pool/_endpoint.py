@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.errors import SonicError
     from sonic_coffea.pool._call import Piece
-    from sonic_coffea.transport import Connection, Exchange
+    from sonic_coffea.transport import Connection, RpcHandle
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Attempt:
     packed_at: float
     out: int
     pack_s: float = 0.0
-    exchange: Exchange | None = None
+    exchange: RpcHandle | None = None
     settled: bool = False
 
     @property

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._endpoint import RttStatistics
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Contract, Timings
+    from sonic_coffea.transport import Contract, ModelStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -165,9 +165,11 @@ class Fleet:
         self.let_go()
 
     @staticmethod
-    def _connected(urls: Iterable[str], settings: Settings) -> list[Endpoint]:
+    def _connected(urls: Sequence[str], settings: Settings) -> list[Endpoint]:
         """Return new servers with their connections: all, or none."""
         options = settings.connection_options()
+        if any(url.startswith("grpcs://") for url in urls):
+            options.tls.read()
         with contextlib.ExitStack() as made:
             endpoints = []
             for url in urls:
@@ -219,14 +221,14 @@ class Fleet:
                 if not e.leaving
             ]
 
-    def timings(self) -> dict[tuple[str, ModelKey], Timings]:
+    def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
         """Ask the servers, those that can say, for their own account of the models in use."""
         with self._lock:
             asked = [(e, wanted) for e in self.endpoints for wanted in e.models]
         found = {}
         for endpoint, wanted in asked:
             try:
-                found[endpoint.url, wanted] = endpoint.connections[0].timings(*wanted)
+                found[endpoint.url, wanted] = endpoint.connections[0].statistics(*wanted)
             except SonicError as error:
                 logger.debug("no statistics: %s", error)
         return found

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.reporting import Statistics
-    from sonic_coffea.transport import Connection, Contract, Timings
+    from sonic_coffea.transport import Connection, Contract, ModelStatistics
 
 
 class Pool:
@@ -115,7 +115,7 @@ class Pool:
         with self._lock:
             return self._fleet.observe(), self._dispatcher.waiting()
 
-    def timings(self) -> dict[tuple[str, ModelKey], Timings]:
+    def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
         """Return the servers' own account of the models in use, by server and model."""
         return self._fleet.timings()
 
