@@ -13,7 +13,7 @@ import numpy as np
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.transport import Address, Answer, Contract, TensorSpec
+from sonic_coffea.transport import Address, Contract, Response, TensorSpec
 
 MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
 
@@ -93,7 +93,7 @@ class FakeServer:
             done(answer.at(server=str(self.address)))
             return
         outputs = answer if isinstance(answer, dict) else {"y": answer}
-        done(Answer(outputs=outputs, version="1", sent_bytes=x.nbytes, received_bytes=8))
+        done(Response(outputs=outputs, version="1", sent_bytes=x.nbytes, received_bytes=8))
 
     def live(self, done: Any) -> None:
         self.asked += 1

@@ -18,7 +18,7 @@ from sonic_coffea import errors
 from sonic_coffea.pool import Quota
 from sonic_coffea.pool._call import Call, Piece
 from sonic_coffea.pool._endpoint import Endpoint, choose
-from sonic_coffea.transport import Answer
+from sonic_coffea.transport import Response
 
 if TYPE_CHECKING:
     from sonic_coffea.transport import Contract
@@ -433,7 +433,7 @@ def test_a_piece_is_over_once() -> None:
     contract = FakeServer("grpc://s1:8001").contract("m", None)
     call = Call(contract, Rows(range(12)), {"y": place}, ["y"], version=None, mask=True)
     first, second, third = (Piece(call, 4 * n, 4 * n + 4, 16, n) for n in range(3))
-    answer = Answer(outputs={}, version="1", sent_bytes=0, received_bytes=0)
+    answer = Response(outputs={}, version="1", sent_bytes=0, received_bytes=0)
     call.expect(3)
     assert call.fail(LOST, first) == 4
     assert call.fail(LOST, first) == 0
@@ -456,7 +456,7 @@ def test_a_piece_that_is_lost_while_its_answer_is_put_in_its_place_is_over_once(
     call = Call(contract, Rows(range(8)), {"y": place}, ["y"], version=None, mask=True)
     first, second = (Piece(call, 4 * n, 4 * n + 4, 16, n) for n in range(2))
     call.expect(2)
-    call.arrived(first, Answer(outputs={}, version="1", sent_bytes=0, received_bytes=0))
+    call.arrived(first, Response(outputs={}, version="1", sent_bytes=0, received_bytes=0))
     assert not call.over
     assert call.lost == [range(4)]
     assert call.fail(LOST, second) == 4

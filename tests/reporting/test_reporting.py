@@ -15,7 +15,7 @@ from sonic_coffea import errors
 from sonic_coffea.processor import Scored
 from sonic_coffea.reporting import STATISTICS_KEY, Span, Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer, Wrong
-from sonic_coffea.transport import Timings
+from sonic_coffea.transport import ModelStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +141,8 @@ def bad(**numbers: float) -> Statistics:
     ],
 )
 def test_advice(numbers: dict[str, float], timings: dict[str, float], said: str | None) -> None:
-    theirs = {("grpc://s:1", "m"): Timings(requests=100, rows=10_000, **timings)} if timings else {}  # type: ignore[arg-type]
+    counted = ModelStatistics(requests=100, rows=10_000, **timings)  # type: ignore[arg-type]
+    theirs = {("grpc://s:1", "m"): counted} if timings else {}
     report = sonic.Report(bad(**numbers), timings=theirs)
     if said is None:
         assert report.advice == []
@@ -194,13 +195,13 @@ def test_spans_are_never_many() -> None:
 
 def test_several_versions_of_a_model_are_one_account() -> None:
     class Asked:
-        def timings(self) -> dict[tuple[str, tuple[str, str | None]], Timings]:
-            one = Timings(requests=1, rows=10, queue_s=0.1)
+        def timings(self) -> dict[tuple[str, tuple[str, str | None]], ModelStatistics]:
+            one = ModelStatistics(requests=1, rows=10, queue_s=0.1)
             return {("s", ("m", "1")): one, ("s", ("m", "2")): one, ("s", ("n", None)): one}
 
     asked: Any = Asked()
     theirs = sonic.report(Statistics(), pool=asked).timings
-    assert theirs["s", "m"] == Timings(requests=2, rows=20, queue_s=0.2)
+    assert theirs["s", "m"] == ModelStatistics(requests=2, rows=20, queue_s=0.2)
     assert theirs["s", "n"].requests == 1
 
 

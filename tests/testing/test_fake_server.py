@@ -80,7 +80,7 @@ def test_it_is_like_a_real_server(
                     connect_transport(url).contract(name, version)
                 said.append(caught.value.message)
             assert said[0] == said[1]
-        told = connect_transport(fake.url).timings("tagger", None)
+        told = connect_transport(fake.url).statistics("tagger", None)
         assert told.rows == fake.statistics["tagger", "rows"] > 1000
 
 
@@ -248,7 +248,7 @@ def test_a_minimal_server(typed: bool, capsys: pytest.CaptureFixture[str]) -> No
         assert connection.ready()
         assert connection.info().extensions == ()
         with pytest.raises(errors.RequestError, match="ModelStatistics is not implemented"):
-            connection.timings("m", None)
+            connection.statistics("m", None)
         with pytest.raises(errors.ModelNotFoundError):
             connection.contract("n", None)
         connection.close()
@@ -289,7 +289,7 @@ def test_a_token_goes_with_every_call(tmp_path: Path, way: str) -> None:
         assert connection.ready()
         connection.info()
         connection.models()
-        connection.timings("m", None)
+        connection.statistics("m", None)
         connection.close()
         with pool_of(fake, token=token[way], headers={"x-one": "two"}) as pool:
             assert twice(MODEL(objects(3), pool=pool)) == [0, 1, 2]

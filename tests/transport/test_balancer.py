@@ -104,7 +104,7 @@ def balancer(ports: list[int], tritons: list[sonic.LocalServer], tmp_path: Path)
 
 def requests_of(triton: sonic.LocalServer) -> int:
     with Pool(Settings.make(triton)) as pool:
-        return pool.connections()[0].timings("tagger", None).requests
+        return pool.connections()[0].statistics("tagger", None).requests
 
 
 @pytest.mark.parametrize("channels", [1, 4])

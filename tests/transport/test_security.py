@@ -221,17 +221,6 @@ def test_options_that_cannot_be(servers: Any, options: dict[str, Any], message: 
         sonic.connect(servers, **options)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "not.pem").write_text("nothing")
-    for name, file, message in (
-        ("root", "none.pem", "certificate authority .*none.pem': No such file"),
-        ("root", "not.pem", "begins with -----BEGIN"),
-    ):
-        options = ConnectionOptions(tls=Tls(**{name: str(tmp_path / file)}))
-        with pytest.raises(errors.ConfigError, match=message):
-            connect_transport("grpcs://h:1", options=options)
-
-
 def test_an_error_does_not_show_the_token() -> None:
     def token() -> str:
         return b"hush-\xff".decode()

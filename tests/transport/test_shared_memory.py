@@ -191,7 +191,7 @@ def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
         from tritonclient.grpc import service_pb2
 
         everything = service_pb2.SystemSharedMemoryUnregisterRequest()
-        connection._ask("SystemSharedMemoryUnregister", everything)  # type: ignore[attr-defined]
+        connection._call("SystemSharedMemoryUnregister", everything)  # type: ignore[attr-defined]
         check(model()(sent, pool=pool), sent)
         total = pool.statistics.total()
         assert total.rows == 8000
@@ -227,7 +227,7 @@ def registered(server: sonic.LocalServer) -> Iterator[Callable[..., list[str]]]:
         (watching,) = other.connections()
 
         def regions(pid: int | None = None) -> list[str]:
-            told = watching._ask("SystemSharedMemoryStatus", request)  # type: ignore[attr-defined]
+            told = watching._call("SystemSharedMemoryStatus", request)  # type: ignore[attr-defined]
             mine = f"{shm.PREFIX}-{os.getuid()}-*-{os.getpid() if pid is None else pid}-*"
             return fnmatch.filter(told.regions, mine)
 
@@ -299,16 +299,16 @@ def refused(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> list[str]:
     """Return what will be the regions that the server refused to let go of."""
     (connection,) = pool.connections()
     shared = connection._shared  # type: ignore[attr-defined]
-    ask, refusals = shared._ask, []
+    call, refusals = shared._call, []
 
     def noted(method: str, request: Any, timeout_s: float) -> Any:
         try:
-            return ask(method, request, timeout_s)
+            return call(method, request, timeout_s)
         except errors.RequestError as error:
             refusals.append(request.name if "currently in use" in str(error) else str(error))
             raise
 
-    monkeypatch.setattr(shared, "_ask", noted)
+    monkeypatch.setattr(shared, "_call", noted)
     return refusals
 
 

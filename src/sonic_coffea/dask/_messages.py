@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from sonic_coffea.pool import Pool
-    from sonic_coffea.transport import Timings
+    from sonic_coffea.transport import ModelStatistics
 
 JOIN = "sonic_join"
 REPORT = "sonic-report"
@@ -25,7 +25,7 @@ TIMINGS = ("requests", "queue_s", "input_s", "compute_s", "output_s")
 """What of a server's own statistics it shows."""
 
 
-def write_report(pool: Pool, timings: Mapping[ServedModel, Timings]) -> dict[str, Any]:
+def write_report(pool: Pool, timings: Mapping[ServedModel, ModelStatistics]) -> dict[str, Any]:
     """Return what a pool reports, as a message."""
     endpoints, waiting = pool.telemetry()
     return {

@@ -133,7 +133,7 @@ class Pool:
 
         def ask(url: str, connection: Connection, key: ModelKey) -> ModelStatistics | None:
             try:
-                return connection.timings(*key)
+                return connection.statistics(*key)
             except SonicError as error:
                 logger.debug("%s gives no statistics: %s", url, error)
                 return None

@@ -308,7 +308,7 @@ def _request_bytes(value: Any) -> str | None:
     most = _MAX_REQUEST_BYTES
     if (expected := _positive(value)) or value <= most:
         return expected
-    return f"at most {most} bytes, as a message of gRPC is less than 2 GiB"
+    return f"at most {most}, as a message of gRPC holds less than 2 GiB"
 
 
 def _positive_or_none(value: Any) -> str | None:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sonic_coffea.reporting._tally import Statistics, Tally
-    from sonic_coffea.transport import Timings
+    from sonic_coffea.transport import ModelStatistics
 
 __all__ = ["advise"]
 
@@ -22,7 +22,9 @@ _FEW_ROWS, _SOME_REQUESTS = 32, 50
 _NETWORK = 2.0
 
 
-def advise(statistics: Statistics, timings: Mapping[tuple[str, str], Timings]) -> Iterator[str]:
+def advise(
+    statistics: Statistics, timings: Mapping[tuple[str, str], ModelStatistics]
+) -> Iterator[str]:
     """Say what is bad about a run, and what would help.
 
     Parameters
@@ -67,7 +69,9 @@ def advise(statistics: Statistics, timings: Mapping[tuple[str, str], Timings]) -
         yield from _of_server(server, model, tally, timings.get((server, model)))
 
 
-def _of_server(server: str, model: str, tally: Tally, timings: Timings | None) -> Iterator[str]:
+def _of_server(
+    server: str, model: str, tally: Tally, timings: ModelStatistics | None
+) -> Iterator[str]:
     if not tally.requests:
         return
     # While others are packed, what waits is not waiting for servers.

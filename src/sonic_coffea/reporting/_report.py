@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
-    from sonic_coffea.transport import Timings
+    from sonic_coffea.transport import ModelStatistics
 
 
 class Timed(Protocol):
     """What can ask servers for their own account of the models: a pool."""
 
-    def timings(self) -> dict[tuple[str, Any], Timings]:
+    def timings(self) -> dict[tuple[str, Any], ModelStatistics]:
         """Return the servers' own account, by server and model."""
 
 
@@ -49,7 +49,7 @@ class Report:
         statistics: Statistics,
         *,
         wall_s: float | None = None,
-        timings: Mapping[tuple[str, str], Timings] = MappingProxyType({}),
+        timings: Mapping[tuple[str, str], ModelStatistics] = MappingProxyType({}),
     ) -> None:
         self.statistics = statistics
         self.wall_s = wall_s
@@ -209,7 +209,7 @@ def report(source: Any, *, wall_s: float | None = None, pool: Timed | None = Non
     if statistics is not None:
         asked = source if pool is None else pool
         timings = asked.timings() if hasattr(asked, "timings") else {}
-        theirs: dict[tuple[str, str], Timings] = {}
+        theirs: dict[tuple[str, str], ModelStatistics] = {}
         for (server, (model, _)), one in timings.items():
             # Of several versions, all that the server did for the model.
             before = theirs.get((server, model))
@@ -258,12 +258,12 @@ def _quantile(quantile: float) -> Callable[[Tally], str]:
     return lambda tally: _ms(tally.latency_s(quantile)) if tally.requests else ""
 
 
-def _their(*names: str) -> Callable[[Timings], str]:
+def _their(*names: str) -> Callable[[ModelStatistics], str]:
     return lambda t: _ms(sum(getattr(t, name) for name in names) / max(t.requests, 1))
 
 
 # Of the servers, which count all of their clients.
-_ACCOUNTS: tuple[tuple[str, Callable[[Timings], str]], ...] = (
+_ACCOUNTS: tuple[tuple[str, Callable[[ModelStatistics], str]], ...] = (
     ("the server says, of all clients: queue", _their("queue_s")),
     ("  inference", _their("input_s", "compute_s", "output_s")),
     ("  mean batch size", lambda t: f"{t.rows / max(t.executions, 1):.1f}"),

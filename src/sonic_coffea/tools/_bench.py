@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sonic_coffea.pool import Settings
-    from sonic_coffea.transport import Answer, Connection, Contract
+    from sonic_coffea.transport import Connection, Contract, Response
 
     Tensors = Mapping[str, np.ndarray[Any, Any]]
 
@@ -203,14 +203,14 @@ def _ask(
     turns: int,
     *,
     out: int = 1,
-) -> tuple[Answer, float]:
+) -> tuple[Response, float]:
     """Make requests, so many at a time; return the last answer and how long all took."""
     outputs = [spec.name for spec in contract.outputs]
     room, over = threading.Semaphore(out), threading.Event()
-    answers: deque[Answer] = deque()
+    answers: deque[Response] = deque()
     failures: deque[SonicError] = deque()
 
-    def done(outcome: Answer | SonicError) -> None:
+    def done(outcome: Response | SonicError) -> None:
         if isinstance(outcome, SonicError):
             failures.append(outcome)
         else:

@@ -27,9 +27,9 @@ from sonic_coffea.errors import (
 from sonic_coffea.transport import (
     DATATYPES,
     Address,
-    Answer,
     Connection,
     Contract,
+    Response,
     connect_transport,
 )
 
@@ -338,14 +338,14 @@ class _Attempt:
             f"{sent / more_s / 1e6:.3g} MB/s and {rows / more_s:,.0f} rows/s"
         )
 
-    def _ask(self, rows: int) -> tuple[Answer, float]:
+    def _ask(self, rows: int) -> tuple[Response, float]:
         """Infer rows of zeros, and return the answer and how long it took."""
         contract = self._contract
         assert contract is not None  # noqa: S101  a step before has found it
         over = threading.Event()
-        outcome: list[Answer | SonicError] = []
+        outcome: list[Response | SonicError] = []
 
-        def done(result: Answer | SonicError) -> None:
+        def done(result: Response | SonicError) -> None:
             outcome.append(result)
             over.set()
 

@@ -6,25 +6,18 @@ from typing import TYPE_CHECKING
 
 from sonic_coffea.transport import _local_state as local_state
 from sonic_coffea.transport._address import Address
-from sonic_coffea.transport._contract import (
-    DATATYPES,
-    TYPED_CONTENTS,
-    Contract,
-    TensorSpec,
-    kserve_name,
-)
+from sonic_coffea.transport._contract import Contract, TensorSpec
+from sonic_coffea.transport._datatypes import DATATYPES, TYPED_CONTENTS, kserve_name
 from sonic_coffea.transport._local_state import ServerRecord
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
+from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls
 from sonic_coffea.transport._protocol import (
-    Answer,
     Connection,
-    ConnectionOptions,
-    Exchange,
     ModelEntry,
+    ModelStatistics,
+    Response,
+    RpcHandle,
     ServerInfo,
-    Timeouts,
-    Timings,
-    Tls,
 )
 
 if TYPE_CHECKING:
@@ -34,17 +27,17 @@ __all__ = [
     "DATATYPES",
     "TYPED_CONTENTS",
     "Address",
-    "Answer",
     "Connection",
     "ConnectionOptions",
     "Contract",
-    "Exchange",
     "ModelEntry",
+    "ModelStatistics",
+    "Response",
+    "RpcHandle",
     "ServerInfo",
     "ServerRecord",
     "TensorSpec",
     "Timeouts",
-    "Timings",
     "Tls",
     "connect_transport",
     "kserve_name",
@@ -60,7 +53,7 @@ def connect_transport(
     headers: Mapping[str, str] | None = None,
     options: ConnectionOptions | None = None,
 ) -> Connection:
-    """Return a connection to a server; nothing is sent before it is used."""
+    """Return a connection to a server; made without blocking: the first call opens the channel."""
     from sonic_coffea.transport._grpc import GrpcConnection
 
     address = Address.parse(url) if isinstance(url, str) else url

@@ -8,31 +8,31 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea.errors import ResponseError
-from sonic_coffea.transport._contract import DATATYPES, TYPED_CONTENTS, Contract, kserve_name
-from sonic_coffea.transport._protocol import as_tensor
+from sonic_coffea.transport._datatypes import DATATYPES, TYPED_CONTENTS, kserve_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
+    from sonic_coffea.transport._contract import Contract
 
-def tensors_of(answer: Any) -> dict[str, NDArray[Any]] | None:
-    """Return the tensors of an answer by name; None if some have no data."""
-    raw = answer.raw_output_contents
-    if len(raw) == len(answer.outputs):
-        return {
-            out.name: as_tensor(data, DATATYPES[out.datatype], out.shape)
-            for out, data in zip(answer.outputs, raw, strict=True)
-        }
-    if raw:
+
+def tensors_of(response: Any) -> dict[str, NDArray[Any]] | None:
+    """Return the tensors of a response by name; None if some have no data."""
+    raw = response.raw_output_contents
+    if raw and len(raw) != len(response.outputs):
         return None
     tensors = {}
-    for out in answer.outputs:
-        numbers = getattr(out.contents, TYPED_CONTENTS.get(out.datatype, ""), ())
-        if len(numbers) != np.prod(out.shape):
+    for index, output in enumerate(response.outputs):
+        shape, dtype = tuple(output.shape), np.dtype(DATATYPES[output.datatype])
+        if raw:
+            tensors[output.name] = np.frombuffer(raw[index], dtype).reshape(shape)
+            continue
+        numbers = getattr(output.contents, TYPED_CONTENTS.get(output.datatype, ""), ())
+        if len(numbers) != np.prod(shape):
             return None
-        tensors[out.name] = np.array(numbers, DATATYPES[out.datatype]).reshape(tuple(out.shape))
+        tensors[output.name] = np.array(numbers, dtype).reshape(shape)
     return tensors
 
 

@@ -6,48 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ContractError, nearest
+from sonic_coffea.transport._datatypes import DATATYPES, kserve_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy as np
-
-# KServe v2 data types and numpy's names for them; BYTES has none of fixed size.
-DATATYPES: Mapping[str, str] = {
-    "BOOL": "bool",
-    "UINT8": "uint8",
-    "UINT16": "uint16",
-    "UINT32": "uint32",
-    "UINT64": "uint64",
-    "INT8": "int8",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "FP16": "float16",
-    "BF16": "bfloat16",
-    "FP32": "float32",
-    "FP64": "float64",
-}
-# Where a message of KServe v2 has a tensor's numbers, if it does not have its bytes.
-TYPED_CONTENTS: Mapping[str, str] = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-}
-_KSERVE_NAMES = {numpy_name: name for name, numpy_name in DATATYPES.items()}
-
-
-def kserve_name(dtype: np.dtype[Any]) -> str:
-    """Return what KServe v2 calls a numpy dtype."""
-    return _KSERVE_NAMES[dtype.name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

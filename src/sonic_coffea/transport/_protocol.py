@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,74 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
-    """Deadlines of calls.
-
-    Parameters
-    ----------
-    request_s : float
-        Of one inference request.
-    metadata_s : float
-        Of a call that carries no tensors.
-    """
-
-    request_s: float = 120.0
-    metadata_s: float = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """PEM files for ``grpcs``.
-
-    Parameters
-    ----------
-    root : str or None
-        The certificate authority to trust; by default those of gRPC.
-    cert, key : str or None
-        The certificate and its key that the client shows (mutual TLS).
-    """
-
-    root: str | None = None
-    cert: str | None = None
-    key: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionOptions:
-    """How to connect.
-
-    Parameters
-    ----------
-    token : str, callable or None
-        Bearer token, or what returns one; it goes with every call. Never shown.
-    headers : mapping
-        More headers for every call. Never shown.
-    tls : Tls
-        PEM files, for servers with TLS.
-    compression : {"gzip", "deflate"} or None
-        How requests with tensors are compressed on their way.
-    shared_memory : bool or "auto"
-        Whether large tensors are read by the server where they are, if it is on this machine: if
-        it can, or as a demand.
-    timeouts : Timeouts
-        Deadlines of calls.
-    """
-
-    token: str | Callable[[], str] | None = field(default=None, repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    tls: Tls = field(default_factory=Tls)
-    compression: str | None = None
-    shared_memory: bool | str = "auto"
-    timeouts: Timeouts = field(default_factory=Timeouts)
-
-    def with_headers(self, headers: Mapping[str, str]) -> ConnectionOptions:
-        """Return the options with more headers."""
-        return replace(self, headers={**self.headers, **headers})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """What a server says of itself."""
+    """A server's metadata."""
 
     name: str
     version: str
@@ -103,8 +35,8 @@ class ModelEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
-    """A model's own account of its work since it was loaded, over all of its clients."""
+class ModelStatistics:
+    """What a server counted of a model since it was loaded, over all clients."""
 
     rows: int = 0
     requests: int = 0
@@ -115,15 +47,15 @@ class Timings:
     compute_s: float = 0.0
     output_s: float = 0.0
 
-    def __add__(self, other: Timings) -> Timings:
-        return Timings(
+    def __add__(self, other: ModelStatistics) -> ModelStatistics:
+        return ModelStatistics(
             **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The tensors that came back, and from which version of the model."""
+class Response:
+    """The output tensors of a request, and the version of the model that computed them."""
 
     outputs: Mapping[str, NDArray[Any]]
     version: str
@@ -131,37 +63,48 @@ class Answer:
     received_bytes: int
 
 
-class Exchange(Protocol):
-    """A request that is out."""
+class RpcHandle(Protocol):
+    """An inference request in flight."""
 
-    def cancel(self) -> None:
-        """Abandon it, here and on the server."""
+    def cancel(self) -> object:
+        """Cancel the request, here and on the server. Never blocks."""
 
 
 class Connection(Protocol):
-    """One server."""
+    """One server.
+
+    A connection is made without blocking. Its first call reads certificates and opens the channel,
+    on the thread that calls; every call may block in the function or file of a token. So nothing
+    but `address` and `RpcHandle.cancel` is for a thread that must not block.
+    """
 
     @property
     def address(self) -> Address:
-        """Where the server is."""
+        """Where the server is. Never blocks."""
 
     def ready(self) -> bool:
-        """Whether the server answers that it can serve; False also if it does not answer."""
+        """Whether the server is ready; False also if it does not respond.
+
+        Blocks for up to ``metadata_s``.
+        """
 
     def live(self, done: Callable[[SonicError | None], None]) -> None:
-        """Ask whether the server lives; `done` is called once, with an error if it does not."""
+        """Probe liveness; `done` is called once, with an error if the server is lost.
+
+        Does not wait for the response. `done` may be called before this returns.
+        """
 
     def info(self) -> ServerInfo:
-        """Ask the server for its name, version and extensions."""
+        """Ask the server for its metadata. Blocks for up to ``metadata_s``."""
 
     def models(self) -> list[ModelEntry]:
-        """Ask for the repository index."""
+        """Ask for the repository index. Blocks for up to ``metadata_s``."""
 
     def contract(self, model: str, version: str | None) -> Contract:
-        """Ask what a model takes and gives."""
+        """Ask for a model's inputs, outputs and limits. Blocks for a few times ``metadata_s``."""
 
-    def timings(self, model: str, version: str | None) -> Timings:
-        """Ask for a model's statistics."""
+    def statistics(self, model: str, version: str | None) -> ModelStatistics:
+        """Ask for a model's statistics. Blocks for up to ``metadata_s``."""
 
     def infer(
         self,
@@ -171,14 +114,16 @@ class Connection(Protocol):
         *,
         version: str | None,
         request_id: str,
-        done: Callable[[Answer | SonicError], None],
-    ) -> Exchange:
-        """Send a request; `done` is called once, on a thread of the connection."""
+        done: Callable[[Response | SonicError], None],
+    ) -> RpcHandle:
+        """Send a request; `done` is called once, on a thread of the connection.
+
+        Does not wait for the response, but may block while a new region of shared memory is
+        registered with the server, for a few seconds.
+        """
 
     def close(self) -> None:
-        """Let go of the connection; what is out is cancelled. May be called again."""
+        """Cancel what is in flight, and close the channel. May be called again.
 
-
-def as_tensor(raw: bytes, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """Return a read-only view of an answer's bytes."""
-    return np.frombuffer(raw, np.dtype(dtype)).reshape(tuple(shape))
+        May block for a moment while the server unregisters shared memory.
+        """

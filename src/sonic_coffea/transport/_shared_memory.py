@@ -1,9 +1,10 @@
-"""Tensors that a server on this machine reads where they are, instead of from the message.
+"""Tensors that a server on this machine reads from shared memory, instead of from the message.
 
-A file in ``/dev/shm`` that only this user can read is mapped here and, by its name, by the server.
-It is used for one request at a time, and for the next when the server has answered. If it has not,
-it might still read, and the file is never used again. Triton keeps what it has mapped until it is
-told to let go, and refuses that while a request uses it; so it is asked again until it agrees.
+A region is a file in ``/dev/shm`` that only this user can read; this process maps it and, by its
+name, the server. A region holds one request at a time, and the next once the server has answered.
+If the server has not, it might still read, and the region is never used again. Triton keeps a
+region until it is asked to unregister it, and refuses that while a request uses it; so it is asked
+again until it agrees.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ WORTH_BYTES = 250_000
 _SMALLEST = 1 << 20
 _KEPT_BYTES = 256_000_000
 _ALIGNED = 64
-_LOST_WORDS = "unable to find shared memory region"
-# What delays requests must be answered in this time.
-_SOON_S = 2.0
-# The server is asked again to let go after the first of these, then twice as long, up to the last.
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.01, 1.0
-# `close` waits for it so long, as the process may end; a thread goes on for at most the second.
+_UNKNOWN_REGION = "unable to find shared memory region"
+# Deadline of calls that delay requests.
+_CALL_TIMEOUT_S = 2.0
+# Back-off between calls that ask the server to unregister: it doubles from the first to the second.
+_MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.01, 1.0
+# `close` waits for the first, as the process may end; then a thread waits for the second.
 _CLOSES_WITHIN_S, _LINGERS_S = 0.5, 60.0
 
-Ask = Callable[[str, Any, float], Any]
+Call = Callable[[str, Any, float], Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -72,23 +73,23 @@ class Region:
 
     @property
     def name(self) -> str:
-        """By which the server knows it."""
+        """The name by which the server knows it."""
         return self.path.name
 
     def fill(self, inputs: Any, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Copy tensors into it, and say in a request's inputs where they are."""
-        start = 0
-        for one, tensor in zip(inputs, tensors.values(), strict=True):
-            np.copyto(np.ndarray(tensor.shape, tensor.dtype, self.memory, start), tensor)
-            one.parameters["shared_memory_region"].string_param = self.name
-            one.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
-            one.parameters["shared_memory_offset"].int64_param = start
-            start += _padded(tensor.nbytes)
+        """Copy tensors into it, and write into a request's inputs where they are."""
+        offset = 0
+        for entry, tensor in zip(inputs, tensors.values(), strict=True):
+            np.copyto(np.ndarray(tensor.shape, tensor.dtype, self.memory, offset), tensor)
+            entry.parameters["shared_memory_region"].string_param = self.name
+            entry.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
+            entry.parameters["shared_memory_offset"].int64_param = offset
+            offset += _padded(tensor.nbytes)
 
     def remove(self) -> None:
-        """Let go of the file and the mapping, here."""
+        """Remove the file and the mapping of this process."""
         self.path.unlink(missing_ok=True)
-        with contextlib.suppress(BufferError):  # someone looks at it still; it goes with them
+        with contextlib.suppress(BufferError):  # an array still refers to it
             self.memory.close()
 
 
@@ -97,30 +98,32 @@ class SharedMemory:
 
     Parameters
     ----------
-    ask : callable
-        Makes a call of the protocol, by method, request and deadline, and waits for the answer.
+    call : callable
+        Makes an RPC, by method, request and timeout, and waits for the response.
     address : Address
         The server.
     demanded : bool
         Whether it is an error if the server cannot use them.
     """
 
-    def __init__(self, ask: Ask, address: Address, *, demanded: bool) -> None:
-        self._ask = ask
+    def __init__(self, call: Call, address: Address, *, demanded: bool) -> None:
+        self._call = call
         self._address = address
         self._demanded = demanded
         self._closed = False
         self._changed = threading.Condition()
         self._free: list[Region] = []
-        self._owed: set[str] = set()
-        self._asking = False
+        self._unwanted: set[str] = set()
+        self._unregistering = False
         self._usable: bool | None = None
         self._paths: set[Path] = set()
         # However this process ends, short of being killed, no file is left.
         self._finalizer = weakref.finalize(self, _unlink, self._paths, os.getpid())
 
     def place(self, tensors: Mapping[str, NDArray[Any]], inputs: Any) -> Region | None:
-        """Put a request's tensors where the server reads them; None if the message is to have them.
+        """Put a request's tensors into a region; None if the message is to have them.
+
+        May block while the server registers a new region.
 
         Raises
         ------
@@ -133,7 +136,7 @@ class SharedMemory:
         try:
             region = self._take(nbytes) or self._new(nbytes)
         except (ServerLostError, DeadlineError):
-            return None  # what becomes of the request says more
+            return None  # the request itself will tell
         except (SonicError, OSError) as error:
             self._give_up(error)
             return None
@@ -141,7 +144,7 @@ class SharedMemory:
         return region
 
     def release(self, region: Region) -> None:
-        """Have a region be used again: nobody reads it any more."""
+        """Use a region again, which the server does not read any more."""
         with self._changed:
             kept = sum(r.nbytes for r in self._free) + region.nbytes <= _KEPT_BYTES
             if kept and not self._closed:
@@ -150,26 +153,26 @@ class SharedMemory:
         self.discard(region)
 
     def discard(self, region: Region) -> None:
-        """Never use a region again: the server might still read it, and lets go of it then."""
+        """Never use a region again: the server might still read it."""
         region.remove()
-        self._owe([region.name])
+        self._unregister([region.name])
         with self._changed:
             self._paths.discard(region.path)
 
     def forget(self) -> None:
-        """Begin anew, with what may be another server at the same address."""
+        """Discard all regions, as there may be another server at the same address."""
         with self._changed:
             free, self._free = self._free, []
         for region in free:
             self.discard(region)
 
     def close(self, done: Callable[[], None]) -> None:
-        """Let go of all, once what is out has been cancelled.
+        """Discard all regions, after the requests in flight have been cancelled.
 
         Parameters
         ----------
         done : callable
-            Called when the server has let go, too, or has been asked for long enough.
+            Called when the server has unregistered them, or has been asked for long enough.
         """
         with self._changed:
             self._closed = True
@@ -177,13 +180,13 @@ class SharedMemory:
         self.forget()
 
         def settled() -> bool:
-            return not self._owed and not self._paths
+            return not self._unwanted and not self._paths
 
         def linger() -> None:
-            self._ask_until(settled, _LINGERS_S)
+            self._unregister_until(settled, _LINGERS_S)
             done()
 
-        self._ask_until(settled, _CLOSES_WITHIN_S)
+        self._unregister_until(settled, _CLOSES_WITHIN_S)
         if settled() or not _started(linger):
             done()
 
@@ -199,7 +202,7 @@ class SharedMemory:
         if self._usable is None:
             _remove_stale()
             request = service_pb2.ServerMetadataRequest()
-            extensions = self._ask("ServerMetadata", request, _SOON_S).extensions
+            extensions = self._call("ServerMetadata", request, _CALL_TIMEOUT_S).extensions
             if EXTENSION not in extensions:
                 raise ConfigError(f"it does not have the extension {EXTENSION}")
         region = _create(max(_SMALLEST, 1 << (nbytes - 1).bit_length()))
@@ -208,77 +211,77 @@ class SharedMemory:
             name=region.name, key=region.name, offset=0, byte_size=region.nbytes
         )
         try:
-            self._ask("SystemSharedMemoryRegister", request, _SOON_S)
-        except BaseException:  # the server may have it all the same
+            self._call("SystemSharedMemoryRegister", request, _CALL_TIMEOUT_S)
+        except BaseException:  # the server may have registered it all the same
             self.discard(region)
             raise
         if self._usable is None:
             # Only now is it known that the server sees the same files.
             self._usable = True
-            self._owe(self._left())
+            self._unregister(self._orphans())
         return region
 
-    def _left(self) -> list[str]:
-        """Return regions of this user whose files are gone: nobody uses them any more.
+    def _orphans(self) -> list[str]:
+        """Return registered regions of this user whose files are gone.
 
-        Clients that were killed left them, or did not wait until the server let go of them.
+        Clients that were killed left them, or did not wait until the server had unregistered them.
         """
         request = service_pb2.SystemSharedMemoryStatusRequest()
         try:
-            registered = self._ask("SystemSharedMemoryStatus", request, _SOON_S).regions
+            registered = self._call("SystemSharedMemoryStatus", request, _CALL_TIMEOUT_S).regions
         except SonicError as error:
-            logger.debug("%s does not say what it has registered: %s", self._address, error)
+            logger.debug("%s does not tell its registered regions: %s", self._address, error)
             return []
-        return [n for n in registered if n.startswith(_ours()) and not (FOLDER / n).exists()]
+        return [n for n in registered if n.startswith(_user_prefix()) and not (FOLDER / n).exists()]
 
-    def _owe(self, names: Iterable[str]) -> None:
-        """Have the server let go of regions when it can, which is not waited for."""
+    def _unregister(self, names: Iterable[str]) -> None:
+        """Have the server unregister regions when it can, without waiting for it."""
         with self._changed:
-            self._owed.update(names)
-            if self._asking or self._closed or not self._owed:
+            self._unwanted.update(names)
+            if self._unregistering or self._closed or not self._unwanted:
                 return
-            self._asking = True
-        if not _started(self._ask_while_open):
-            self._asking = False
+            self._unregistering = True
+        if not _started(self._unregister_while_open):
+            self._unregistering = False
 
-    def _ask_while_open(self) -> None:
+    def _unregister_while_open(self) -> None:
         def over() -> bool:
-            self._asking = not self._closed and bool(self._owed)
-            return not self._asking
+            self._unregistering = not self._closed and bool(self._unwanted)
+            return not self._unregistering
 
-        self._ask_until(over, math.inf)
+        self._unregister_until(over, math.inf)
 
-    def _ask_until(self, over: Callable[[], bool], most_s: float) -> None:
-        """Ask the server again and again to let go, for at most so long."""
-        until, pause_s = time.monotonic() + most_s, _FIRST_PAUSE_S
+    def _unregister_until(self, over: Callable[[], bool], most_s: float) -> None:
+        """Ask the server to unregister, with back-off, until `over` or for `most_s`."""
+        until, backoff_s = time.monotonic() + most_s, _MIN_BACKOFF_S
         while True:
-            self._ask_each(until)
+            self._unregister_each(until)
             with self._changed:
                 left_s = until - time.monotonic()
                 if over() or left_s <= 0:
                     return
-                self._changed.wait(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+                self._changed.wait(min(backoff_s, left_s))
+            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
-    def _ask_each(self, until: float) -> None:
+    def _unregister_each(self, until: float) -> None:
         with self._changed:
-            names = list(self._owed)
+            names = list(self._unwanted)
         for name in names:
-            timeout_s = min(_SOON_S, until - time.monotonic())
+            timeout_s = min(_CALL_TIMEOUT_S, until - time.monotonic())
             if timeout_s <= 0:
                 return
             request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
             try:
-                self._ask("SystemSharedMemoryUnregister", request, timeout_s)
-            except DeadlineError:  # it would be the same for the others
+                self._call("SystemSharedMemoryUnregister", request, timeout_s)
+            except DeadlineError:  # the others would take as long
                 return
             except (ServerLostError, CancelledError):
-                pass  # what a process has mapped goes with it
+                pass  # mappings end with the process
             except SonicError as error:  # in use
                 logger.debug("%s", error)
                 continue
             with self._changed:
-                self._owed.discard(name)
+                self._unwanted.discard(name)
 
     def _give_up(self, error: Exception) -> None:
         """Use messages from now on: a container or a tunnel does not see this machine's memory."""
@@ -305,9 +308,9 @@ def shares(address: Address, *, wanted: bool | str) -> bool:
     return bool(wanted) and possible
 
 
-def lost_words(details: str | None) -> bool:
-    """Whether a server says that it does not know a region: it is not the one that did."""
-    return _LOST_WORDS in (details or "").lower()
+def unknown_region(details: str | None) -> bool:
+    """Whether a server does not know a region: it is not the server that registered it."""
+    return _UNKNOWN_REGION in (details or "").lower()
 
 
 def _padded(nbytes: int) -> int:
@@ -327,12 +330,12 @@ _numbers = itertools.count()
 
 
 def _create(nbytes: int) -> Region:
-    """Make a file of a size that there is room for."""
+    """Create a file, whose memory is reserved."""
     number = next(_numbers)
-    path = FOLDER / f"{_of(os.getpid())}-{number}"
+    path = FOLDER / f"{_process_prefix(os.getpid())}-{number}"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        # Writing to memory that turns out not to be there would kill the process.
+        # Writing to memory that is not reserved may kill the process, by SIGBUS.
         os.posix_fallocate(fd, 0, nbytes)
         memory = mmap.mmap(fd, nbytes)
     except BaseException:
@@ -343,23 +346,24 @@ def _create(nbytes: int) -> Region:
     return Region(path, memory, nbytes)
 
 
-def _ours() -> str:
+def _user_prefix() -> str:
     """Return how the names of this user's files begin; numbers mean something in a namespace."""
     namespace = Path("/proc/self/ns/pid").stat().st_ino
     return f"{PREFIX}-{os.getuid()}-{namespace}-"
 
 
-def _of(pid: int) -> str:
+def _process_prefix(pid: int) -> str:
     """Return how the names of a process's files begin."""
-    return f"{_ours()}{pid}-{process_start_ticks(pid)}"
+    return f"{_user_prefix()}{pid}-{process_start_ticks(pid)}"
 
 
 def _remove_stale() -> None:
     """Remove what processes of this user left that were killed."""
-    for path in FOLDER.glob(f"{_ours()}*"):
+    for path in FOLDER.glob(f"{_user_prefix()}*"):
         with contextlib.suppress(ValueError, OSError):
-            pid = int(path.name.removeprefix(_ours()).split("-")[0])
-            if not path.name.startswith(f"{_of(pid)}-") and path.stat().st_uid == os.getuid():
+            pid = int(path.name.removeprefix(_user_prefix()).split("-")[0])
+            alive = path.name.startswith(f"{_process_prefix(pid)}-")
+            if not alive and path.stat().st_uid == os.getuid():
                 path.unlink()
 
 

@@ -1,0 +1,103 @@
+"""The gRPC channel to a server, and what every call on it carries to be let in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from sonic_coffea.errors import ConfigError, SonicError
+from sonic_coffea.transport import _local_state as local_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sonic_coffea.transport._address import Address
+    from sonic_coffea.transport._options import ConnectionOptions, Tls
+
+_CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # Connections of one process to one server must not share a socket behind our back.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Notices a dead peer within a minute; servers answer faster pings with too_many_pings.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # Also how long a connection may take to be made: far servers and busy balancers need seconds.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A name may have several addresses: requests take turns among them.
+    ("grpc.lb_policy_name", "round_robin"),
+    # Proxies of a cluster's web traffic are no way to an inference server.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Channel:
+    """A gRPC channel and its methods; opening it reads certificates."""
+
+    def __init__(self, address: Address, tls: Tls) -> None:
+        self._grpc = _open(address, tls)
+        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._grpc)
+        # Requests are serialized by `with_contents`, which saves three copies of every tensor.
+        self.infer = self._grpc.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            response_deserializer=service_pb2.ModelInferResponse.FromString,
+        )
+
+    def close(self) -> None:
+        """Close it; what is in flight is cancelled."""
+        self._grpc.close()
+
+
+def _open(address: Address, tls: Tls) -> Any:
+    if not address.tls:
+        return grpc.insecure_channel(address.target, options=_CHANNEL_OPTIONS)
+    root, cert, key = tls.read()
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=root, private_key=key, certificate_chain=cert
+    )
+    return grpc.secure_channel(address.target, credentials, options=_CHANNEL_OPTIONS)
+
+
+def call_metadata(
+    options: ConnectionOptions, secret: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
+    """Return the headers of a call: a local server's secret, the user's headers and the token.
+
+    Raises
+    ------
+    ConfigError
+        If the token cannot be had.
+    """
+    headers = {**secret, **options.headers}
+    if options.token is not None:
+        token = _token_of(options.token) if callable(options.token) else options.token
+        if not token.isprintable():
+            raise ConfigError("the token has characters, such as a line break, that none has")
+        headers["authorization"] = f"Bearer {token}"
+    return tuple((name.lower(), value) for name, value in headers.items())
+
+
+def _token_of(function: Callable[[], str]) -> str:
+    try:
+        token = function()
+    except SonicError:
+        raise
+    except Exception as error:  # noqa: BLE001  it is the user's
+        message = f"the function that token= names failed: {type(error).__name__}"
+    else:
+        if isinstance(token, str):
+            return token
+        message = f"the function that token= names returned {type(token).__name__}, expected str"
+    raise ConfigError(message)
+
+
+def local_secret(address: Address) -> dict[str, str]:
+    """Return the header that a local server of this user demands, from its owner's files."""
+    if not address.loopback:
+        return {}
+    record = local_state.lookup(address.url)
+    return {} if record is None else {record.header: record.secret}

@@ -1,0 +1,91 @@
+"""What servers say of models, as values of ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sonic_coffea.errors import ModelNotFoundError, nearest
+from sonic_coffea.transport._contract import Contract, TensorSpec
+from sonic_coffea.transport._protocol import ModelStatistics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sonic_coffea.transport._protocol import ModelEntry
+
+
+def contract_of(model: str, version: str | None, metadata: Any, config: Any) -> Contract:
+    """Return a model's contract.
+
+    Parameters
+    ----------
+    model, version : str
+        What was asked for; without a version, it is the newest.
+    metadata : ModelMetadataResponse
+        Its inputs, outputs and versions.
+    config : ModelConfig or None
+        Its configuration; None from a server that has none.
+    """
+    resolved = version or max(metadata.versions, key=_numeric, default="")
+    free = all(t.shape and t.shape[0] < 0 for t in metadata.inputs)
+    max_rows = None if free else 1
+    digest, preferred_rows = "", ()
+    if config is not None:
+        max_rows = config.max_batch_size if config.max_batch_size > 0 else max_rows
+        digest = config.parameters[f"sha256.{resolved}"].string_value
+        preferred_rows = tuple(config.dynamic_batching.preferred_batch_size)
+    return Contract(
+        model=model,
+        version=resolved,
+        digest=digest,
+        inputs=tuple(_tensor_spec(t) for t in metadata.inputs),
+        outputs=tuple(_tensor_spec(t) for t in metadata.outputs),
+        max_rows=max_rows,
+        preferred_rows=preferred_rows,
+        platform=metadata.platform,
+    )
+
+
+def _tensor_spec(tensor: Any) -> TensorSpec:
+    shape = tuple(int(n) for n in tensor.shape)
+    return TensorSpec(name=tensor.name, datatype=tensor.datatype, shape=shape[1:])
+
+
+def _numeric(version: str) -> tuple[int, str]:
+    return (int(version), version) if version.isdigit() else (-1, version)
+
+
+def statistics_of(response: Any) -> ModelStatistics:
+    """Return the sum over the versions in a ModelStatisticsResponse."""
+    total = ModelStatistics()
+    for stats in response.model_stats:
+        inference = stats.inference_stats
+        total += ModelStatistics(
+            rows=stats.inference_count,
+            executions=stats.execution_count,
+            requests=inference.success.count,
+            failures=inference.fail.count,
+            queue_s=inference.queue.ns * 1e-9,
+            input_s=inference.compute_input.ns * 1e-9,
+            compute_s=inference.compute_infer.ns * 1e-9,
+            output_s=inference.compute_output.ns * 1e-9,
+        )
+    return total
+
+
+def not_found(
+    model: str, version: str | None, index: Sequence[ModelEntry], *, server: str
+) -> ModelNotFoundError:
+    """Return the error for a model that a server does not have, with what it has instead."""
+    entries = [entry for entry in index if entry.name == model]
+    if not entries:
+        hint = nearest(model, {entry.name for entry in index})
+    elif version is not None:
+        versions = sorted({entry.version for entry in entries if entry.version})
+        hint = f"it has version {', '.join(versions) or '(none)'}"
+    else:
+        reasons = {entry.reason for entry in entries if entry.reason}
+        hint = f"it is there but not ready: {'; '.join(reasons) or 'no reason given'}"
+    asked = f"model {model!r}" + (f" version {version}" if version else "")
+    message = f"the server does not have {asked}; {hint}"
+    return ModelNotFoundError(message, server=server, model=model, version=version)

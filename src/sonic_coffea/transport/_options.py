@@ -1,0 +1,106 @@
+"""How to connect to a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sonic_coffea.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Deadlines of calls.
+
+    Parameters
+    ----------
+    request_s : float
+        Of one inference request.
+    metadata_s : float
+        Of a call that carries no tensors.
+    """
+
+    request_s: float = 120.0
+    metadata_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """PEM files for ``grpcs``.
+
+    Parameters
+    ----------
+    root : str or None
+        The certificate authority to trust; by default those of gRPC.
+    cert, key : str or None
+        The certificate and its key that the client shows (mutual TLS).
+    """
+
+    root: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Return the contents of root, cert and key; reading may block.
+
+        Raises
+        ------
+        ConfigError
+            Naming the file that cannot be used.
+        """
+        return (
+            _read_pem(self.root, "certificate authority"),
+            _read_pem(self.cert, "certificate"),
+            _read_pem(self.key, "key"),
+        )
+
+
+def _read_pem(path: str | None, role: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        content = Path(path).expanduser().read_bytes()
+    except OSError as error:
+        problem = str(error.strerror)
+    else:
+        if b"-----BEGIN" in content:
+            return content
+        problem = "expected a file in PEM format, which begins with -----BEGIN"
+    raise ConfigError(f"cannot read the {role} {path!r}: {problem}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """How to connect.
+
+    Parameters
+    ----------
+    token : str, callable or None
+        Bearer token of every call, or a function that returns it. Never shown.
+    headers : mapping
+        More headers of every call. Never shown.
+    tls : Tls
+        PEM files, for servers with TLS.
+    compression : {"gzip", "deflate"} or None
+        How requests with tensors are compressed.
+    shared_memory : bool or "auto"
+        Whether a server on this machine reads large tensors from shared memory: always, never, or
+        if it can.
+    timeouts : Timeouts
+        Deadlines of calls.
+    """
+
+    token: str | Callable[[], str] | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls: Tls = field(default_factory=Tls)
+    compression: str | None = None
+    shared_memory: bool | str = "auto"
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    def with_headers(self, headers: Mapping[str, str]) -> ConnectionOptions:
+        """Return the options with more headers."""
+        return replace(self, headers={**self.headers, **headers})
