@@ -1,22 +1,18 @@
-"""The pool with fakes for servers."""
+"""The pool with scripted servers in place of connections."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-from tests.pool.fakes import FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.pool.scripted import ScriptedServer
 
 
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, FakeServer]]:
-    fakes = {f"grpc://s{i}:8001": FakeServer(f"grpc://s{i}:8001") for i in (1, 2)}
-    monkeypatch.setattr(
-        "sonic_coffea.pool._fleet.connect_transport", lambda url, **_: fakes[str(url)]
-    )
-    yield fakes
-    for fake in fakes.values():
-        fake.gate.set()
+def servers() -> dict[str, ScriptedServer]:
+    return {f"grpc://s{i}:8001": ScriptedServer(f"grpc://s{i}:8001") for i in (1, 2)}
+
+
+@pytest.fixture(autouse=True)
+def gates_open(servers: dict[str, ScriptedServer]):
+    yield
+    for server in servers.values():
+        server.gate.set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.pool.fakes import LOST, MODEL, FakeServer, doubled, objects, pool_of
+from tests.pool.scripted import LOST, MODEL, ScriptedServer, doubled, objects, pool_of
 from tests.waiting import until
 
 from sonic_coffea import errors
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sonic_coffea.transport import Contract
 
 
-def test_servers_are_changed_while_rows_are_out(servers: dict[str, FakeServer]) -> None:
+def test_servers_are_changed_while_rows_are_out(servers: dict[str, ScriptedServer]) -> None:
     one, two = servers.values()
     one.gate.clear()
     with pool_of(str(one.address), max_in_flight=2) as pool:
@@ -40,7 +40,7 @@ def test_servers_are_changed_while_rows_are_out(servers: dict[str, FakeServer]) 
             pool.set_servers("s1:8001")
 
 
-def test_a_server_that_takes_long_to_let_go_holds_up_nobody(servers: dict[str, FakeServer]) -> None:
+def test_a_server_that_takes_long_to_let_go_holds_up_nobody(servers: dict[str, ScriptedServer]) -> None:
     """It may be asked to give memory back, and be gone."""
     one, two = servers.values()
     answered, closed = threading.Event(), []
@@ -80,7 +80,7 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_file_of_servers_that_cannot_be_used_changes_nothing(
-    servers: dict[str, FakeServer],
+    servers: dict[str, ScriptedServer],
     listed: Path,
     text: str | bytes,
     reason: str,
@@ -90,7 +90,7 @@ def test_a_file_of_servers_that_cannot_be_used_changes_nothing(
     _, two = servers.values()
     reads = []
 
-    def connect(url: str, **_: Any) -> FakeServer:
+    def connect(url: str, **_: Any) -> ScriptedServer:
         if url not in servers:
             raise OSError("the certificate is gone")
         return servers[url]
@@ -123,7 +123,7 @@ def test_a_file_of_servers_that_cannot_be_used_changes_nothing(
 
 
 def test_a_file_of_servers_that_cannot_be_reached_holds_up_nobody(
-    servers: dict[str, FakeServer], listed: Path, monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, ScriptedServer], listed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released, reading = threading.Event(), threading.Event()
 
@@ -142,7 +142,7 @@ def test_a_file_of_servers_that_cannot_be_reached_holds_up_nobody(
 
 
 def test_a_file_of_servers_that_changed_before_the_first_call(
-    servers: dict[str, FakeServer], listed: Path
+    servers: dict[str, ScriptedServer], listed: Path
 ) -> None:
     _, two = servers.values()
     with Pool(Settings.make(listed)) as pool:
@@ -151,7 +151,7 @@ def test_a_file_of_servers_that_changed_before_the_first_call(
 
 
 def test_a_server_that_is_taken_in_must_have_the_same_model(
-    servers: dict[str, FakeServer],
+    servers: dict[str, ScriptedServer],
 ) -> None:
     one, two = servers.values()
     one.gate.clear()
@@ -168,7 +168,7 @@ def test_a_server_that_is_taken_in_must_have_the_same_model(
 
 
 def test_a_server_that_returns_with_another_model_gets_no_rows(
-    servers: dict[str, FakeServer],
+    servers: dict[str, ScriptedServer],
 ) -> None:
     one, two = servers.values()
     two.gate.clear()
@@ -185,7 +185,7 @@ def test_a_server_that_returns_with_another_model_gets_no_rows(
     assert sum(len(x) for x in two.requests) == 200
 
 
-def test_what_a_returning_server_refuses_is_said(servers: dict[str, FakeServer]) -> None:
+def test_what_a_returning_server_refuses_is_said(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
 
     def locked(model: str, version: str | None) -> Contract:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.pool.fakes import LOST, MODEL, FakeServer, doubled, objects, pool_of
+from tests.pool.scripted import LOST, MODEL, ScriptedServer, doubled, objects, pool_of
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sonic_coffea.transport import Contract
 
 
-def test_the_first_question_is_asked_again(servers: dict[str, FakeServer]) -> None:
+def test_the_first_question_is_asked_again(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     answer = one.contract
     failures = iter([LOST, errors.OverloadError("busy")])
@@ -35,7 +35,7 @@ def test_the_first_question_is_asked_again(servers: dict[str, FakeServer]) -> No
         assert pool.servers[0].usable
 
 
-def test_nobody_is_asked_for_ever(servers: dict[str, FakeServer]) -> None:
+def test_nobody_is_asked_for_ever(servers: dict[str, ScriptedServer]) -> None:
     asked = []
 
     def contract(model: str, version: str | None) -> Contract:
@@ -55,7 +55,7 @@ def test_nobody_is_asked_for_ever(servers: dict[str, FakeServer]) -> None:
         assert len(asked) == first + 2
 
 
-def test_the_strictest_server_sets_the_limit(servers: dict[str, FakeServer]) -> None:
+def test_the_strictest_server_sets_the_limit(servers: dict[str, ScriptedServer]) -> None:
     one, two = servers.values()
     one.max_rows, two.max_rows = 7, 3
     with pool_of(*servers) as pool:
@@ -64,7 +64,7 @@ def test_the_strictest_server_sets_the_limit(servers: dict[str, FakeServer]) -> 
 
 
 def test_servers_with_different_models_of_a_name_are_refused(
-    servers: dict[str, FakeServer],
+    servers: dict[str, ScriptedServer],
 ) -> None:
     _one, two = servers.values()
     two.width = 2
@@ -76,7 +76,7 @@ def test_servers_with_different_models_of_a_name_are_refused(
 
 
 def test_a_server_that_does_not_say_what_it_has_holds_up_nobody(
-    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _ = servers.values()
     released = threading.Event()
@@ -93,7 +93,7 @@ def test_a_server_that_does_not_say_what_it_has_holds_up_nobody(
 
 
 @pytest.fixture
-def slow(servers: dict[str, FakeServer]) -> Iterator[SimpleNamespace]:
+def slow(servers: dict[str, ScriptedServer]) -> Iterator[SimpleNamespace]:
     """What of a model is asked of the first server, which does not say until it is released."""
     (one, _) = servers.values()
     answer, asked, released = one.contract, [], threading.Event()
@@ -163,7 +163,7 @@ def test_the_deadline_is_that_of_the_whole_call(slow: SimpleNamespace, on_error:
 
 
 def test_the_deadline_is_over_before_lost_servers_are_given_up(
-    servers: dict[str, FakeServer],
+    servers: dict[str, ScriptedServer],
 ) -> None:
     (one, _) = servers.values()
 
@@ -180,7 +180,7 @@ def test_the_deadline_is_over_before_lost_servers_are_given_up(
 
 
 def test_why_servers_were_asked_again_is_told_when_the_time_is_over(
-    servers: dict[str, FakeServer],
+    servers: dict[str, ScriptedServer],
 ) -> None:
     (one, _) = servers.values()
     asked, released = [], threading.Event()
@@ -199,7 +199,7 @@ def test_why_servers_were_asked_again_is_told_when_the_time_is_over(
         released.set()
 
 
-def test_a_server_without_the_model_is_passed_over(servers: dict[str, FakeServer]) -> None:
+def test_a_server_without_the_model_is_passed_over(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     one.lacks = True
     with pool_of(*servers) as pool:
@@ -208,7 +208,7 @@ def test_a_server_without_the_model_is_passed_over(servers: dict[str, FakeServer
 
 
 def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(
-    servers: dict[str, FakeServer],
+    servers: dict[str, ScriptedServer],
 ) -> None:
     pool = pool_of(*servers)
     pool.delay_start(3600)

@@ -6,14 +6,14 @@ import threading
 from typing import Any
 
 import pytest
-from tests.pool.fakes import LOST, MODEL, FakeServer, doubled, objects, pool_of
+from tests.pool.scripted import LOST, MODEL, ScriptedServer, doubled, objects, pool_of
 from tests.waiting import until
 
 from sonic_coffea import errors
 
 
 def test_a_fallback_that_is_lost_as_well_is_started_again_once(
-    servers: dict[str, FakeServer],
+    servers: dict[str, ScriptedServer],
 ) -> None:
     started = []
 
@@ -35,7 +35,7 @@ def test_a_fallback_that_is_lost_as_well_is_started_again_once(
         assert len(started) == 2
 
 
-def test_a_fallback_without_the_model_is_one_clear_error(servers: dict[str, FakeServer]) -> None:
+def test_a_fallback_without_the_model_is_one_clear_error(servers: dict[str, ScriptedServer]) -> None:
     one, two = servers.values()
     one.lacks = two.lacks = True
     with pool_of("grpc://s1:8001", fallback=lambda: "grpc://s2:8001") as pool:
@@ -52,11 +52,11 @@ def test_a_fallback_without_the_model_is_one_clear_error(servers: dict[str, Fake
 
 @pytest.mark.parametrize("error", [errors.ConfigError("no certificate"), SystemExit(3)])
 def test_a_fallback_that_cannot_be_connected_is_not_waited_for(
-    servers: dict[str, FakeServer], error: BaseException, monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, ScriptedServer], error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _ = servers.values()
 
-    def connect(url: str, **_: Any) -> FakeServer:
+    def connect(url: str, **_: Any) -> ScriptedServer:
         if url not in servers:
             raise error
         return servers[url]
@@ -72,29 +72,3 @@ def test_a_fallback_that_cannot_be_connected_is_not_waited_for(
         one.behaviour = lambda _: LOST
         with pytest.raises(errors.ServerLostError, match="gone"):
             MODEL(objects(4), pool=pool, timeout_s=30)
-
-
-def test_what_is_due_for_a_fallback_and_has_no_room_waits_for_an_answer(
-    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sending thread would go round and round."""
-    (one, _) = servers.values()
-    one.gate.clear()
-    with pool_of("grpc://s1:8001", max_in_flight_bytes=16) as pool:
-        pending = MODEL.submit(objects(8), pool=pool)
-        until(lambda: one.out == 1)
-        pauses: list[float | None] = []
-        pause_s = pool._dispatcher._pause_s
-
-        def noted(now: float) -> float | None:
-            pauses.append(pause_s(now))
-            return pauses[-1]
-
-        with monkeypatch.context() as patch:
-            patch.setattr(pool._fleet, "falls_back_at", lambda *_: 0.0)
-            patch.setattr(pool._dispatcher, "_pause_s", noted)
-            MODEL.submit(objects(4), pool=pool)
-            until(lambda: bool(pauses))
-        assert 0.0 not in pauses
-        one.gate.set()
-        assert doubled(pending.result(timeout_s=30)) == list(range(8))

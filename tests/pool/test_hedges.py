@@ -6,26 +6,26 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from tests.pool.fakes import LOST, MODEL, FakeServer, doubled, inferred, objects, pool_of
+from tests.pool.scripted import LOST, MODEL, ScriptedServer, doubled, inferred, objects, pool_of
 from tests.waiting import until
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-def test_a_straggler_is_sent_to_another_server(servers: dict[str, FakeServer]) -> None:
+def test_a_straggler_is_sent_to_another_server(servers: dict[str, ScriptedServer]) -> None:
     one, two = servers.values()
     one.gate.clear()
     with pool_of(*servers, hedge_after_s=0.05) as pool:
         assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
         assert one.requests
-        until(lambda: all(e.cancelled.is_set() for e in one.exchanges))
+        until(lambda: all(e.cancelled.is_set() for e in one.handles))
         assert pool.statistics.total().rows == 40
         assert sum(len(x) for x in two.requests) == 40
         assert doubled(MODEL(objects(4), pool=pool)) == list(range(4))
 
 
-def test_nothing_is_sent_twice_unless_asked(servers: dict[str, FakeServer]) -> None:
+def test_nothing_is_sent_twice_unless_asked(servers: dict[str, ScriptedServer]) -> None:
     one, two = servers.values()
     one.behaviour = two.behaviour = inferred
     with pool_of(*servers) as pool:
@@ -33,7 +33,7 @@ def test_nothing_is_sent_twice_unless_asked(servers: dict[str, FakeServer]) -> N
     assert sum(len(x) for x in one.requests + two.requests) == 100
 
 
-def test_a_failure_of_the_slower_of_two_is_nothing(servers: dict[str, FakeServer]) -> None:
+def test_a_failure_of_the_slower_of_two_is_nothing(servers: dict[str, ScriptedServer]) -> None:
     one, two = servers.values()
     sent = threading.Event()
 
@@ -49,7 +49,7 @@ def test_a_failure_of_the_slower_of_two_is_nothing(servers: dict[str, FakeServer
 
 
 def test_a_straggler_that_cannot_be_sent_again_is_waited_for(
-    servers: dict[str, FakeServer],
+    servers: dict[str, ScriptedServer],
 ) -> None:
     one, two = servers.values()
     one.gate.clear()

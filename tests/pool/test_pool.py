@@ -8,15 +8,27 @@ from typing import Any
 import awkward as ak
 import numpy as np
 import pytest
-from tests.pool.fakes import LOST, MODEL, Behaviour, FakeServer, doubled, inferred, objects, pool_of
+from tests.pool.scripted import (
+    LOST,
+    MODEL,
+    Behaviour,
+    ScriptedServer,
+    connect,
+    doubled,
+    inferred,
+    objects,
+    pool_of,
+)
 from tests.waiting import ctrl_c_in, until
 
 from sonic_coffea import errors
-from sonic_coffea.pool._endpoint import Endpoint, choose
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.pool._core import PoolCore
+from sonic_coffea.pool._endpoint import Endpoint
 from sonic_coffea.reporting import Statistics
 
 
-def test_many_small_requests_come_back_in_order(servers: dict[str, FakeServer]) -> None:
+def test_many_small_requests_come_back_in_order(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     with pool_of("grpc://s1:8001") as pool:
         assert doubled(MODEL(objects(1001), pool=pool)) == list(range(1001))
@@ -25,7 +37,7 @@ def test_many_small_requests_come_back_in_order(servers: dict[str, FakeServer]) 
     assert np.concatenate(one.requests).ravel().tolist() == list(range(1001))
 
 
-def test_in_flight_is_bounded_in_number(servers: dict[str, FakeServer]) -> None:
+def test_in_flight_is_bounded_in_number(servers: dict[str, ScriptedServer]) -> None:
     (one, two) = servers.values()
     one.gate.clear()
     two.gate.clear()
@@ -38,7 +50,7 @@ def test_in_flight_is_bounded_in_number(servers: dict[str, FakeServer]) -> None:
     assert one.most_out == two.most_out == 3
 
 
-def test_in_flight_is_bounded_in_bytes(servers: dict[str, FakeServer]) -> None:
+def test_in_flight_is_bounded_in_bytes(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     one.gate.clear()
     with pool_of("grpc://s1:8001", max_in_flight=50, max_in_flight_bytes=40) as pool:
@@ -49,14 +61,14 @@ def test_in_flight_is_bounded_in_bytes(servers: dict[str, FakeServer]) -> None:
     assert one.most_bytes == 32
 
 
-def test_a_request_larger_than_the_budget_travels_alone(servers: dict[str, FakeServer]) -> None:
+def test_a_request_larger_than_the_budget_travels_alone(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     with pool_of("grpc://s1:8001", max_in_flight_bytes=10) as pool:
         assert doubled(MODEL(objects(40), pool=pool)) == list(range(40))
     assert one.most_out == 1
 
 
-def test_the_number_in_flight_grows_while_answers_are_fast(servers: dict[str, FakeServer]) -> None:
+def test_the_number_in_flight_grows_while_answers_are_fast(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     one.behaviour = inferred
     with pool_of("grpc://s1:8001") as pool:
@@ -64,7 +76,7 @@ def test_the_number_in_flight_grows_while_answers_are_fast(servers: dict[str, Fa
     assert one.most_out > 4
 
 
-def test_idle_servers_take_turns(servers: dict[str, FakeServer]) -> None:
+def test_idle_servers_take_turns(servers: dict[str, ScriptedServer]) -> None:
     with pool_of(*servers) as pool:
         for _ in range(6):
             MODEL(objects(1), pool=pool)
@@ -72,18 +84,19 @@ def test_idle_servers_take_turns(servers: dict[str, FakeServer]) -> None:
 
 
 def test_what_goes_wrong_in_the_pool_itself_fails_what_waits(
-    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing else: neither are rows lost without a word, nor does a later call hang."""
-    real, wrong = choose, iter([True])
+    real, wrong = PoolCore._next, iter([True])
 
-    def broken(*given: Any, **options: Any) -> Endpoint | None:
+    def broken(*given: Any) -> Any:
         if next(wrong, False):
             raise ZeroDivisionError
-        return real(*given, **options)
+        return real(*given)
 
-    monkeypatch.setattr("sonic_coffea.pool._dispatcher.choose", broken)
     with pool_of(*servers) as pool:
+        MODEL.check(pool)
+        monkeypatch.setattr(PoolCore, "_next", broken)
         pending = MODEL.submit(objects(40), pool=pool, on_error="mask")
         with pytest.raises(errors.SonicError, match=r"ZeroDivisionError.*model m") as caught:
             pending.result(timeout_s=20)
@@ -92,7 +105,7 @@ def test_what_goes_wrong_in_the_pool_itself_fails_what_waits(
 
 
 def test_a_request_that_was_about_to_leave_fails_with_the_pool(
-    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pool_of(*servers) as pool:
         real, wrong = Endpoint.begin, iter([True])
@@ -120,7 +133,7 @@ def test_a_request_that_was_about_to_leave_fails_with_the_pool(
     ],
 )
 def test_wrong_answers_are_refused(
-    servers: dict[str, FakeServer], answer: Behaviour, message: str
+    servers: dict[str, ScriptedServer], answer: Behaviour, message: str
 ) -> None:
     (one, _) = servers.values()
     one.behaviour = answer
@@ -128,7 +141,7 @@ def test_wrong_answers_are_refused(
         MODEL(objects(8), pool=pool)
 
 
-def test_an_answer_that_cannot_be_taken_is_an_error(servers: dict[str, FakeServer]) -> None:
+def test_an_answer_that_cannot_be_taken_is_an_error(servers: dict[str, ScriptedServer]) -> None:
     """Whatever goes wrong on the connection's thread, nobody waits for ever."""
     (one, _) = servers.values()
     one.behaviour = lambda _: {"y": None}
@@ -140,7 +153,7 @@ def test_an_answer_that_cannot_be_taken_is_an_error(servers: dict[str, FakeServe
         until(lambda: all(s.in_flight == 0 for s in pool.servers))
 
 
-def test_an_input_that_cannot_be_packed_names_its_event(servers: dict[str, FakeServer]) -> None:
+def test_an_input_that_cannot_be_packed_names_its_event(servers: dict[str, ScriptedServer]) -> None:
     with (
         pool_of("grpc://s1:8001") as pool,
         pytest.raises(errors.InputError, match="NaN or infinite in event 6"),
@@ -148,7 +161,7 @@ def test_an_input_that_cannot_be_packed_names_its_event(servers: dict[str, FakeS
         MODEL(ak.zip({"pt": [0.0] * 6 + [np.nan]}), pool=pool)
 
 
-def test_cancel(servers: dict[str, FakeServer]) -> None:
+def test_cancel(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     one.gate.clear()
     with pool_of("grpc://s1:8001", max_in_flight=2) as pool:
@@ -163,20 +176,20 @@ def test_cancel(servers: dict[str, FakeServer]) -> None:
     assert pending.done()
 
 
-def test_deadline_cancels_what_is_out(servers: dict[str, FakeServer]) -> None:
+def test_deadline_cancels_what_is_out(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     one.gate.clear()
     with pool_of("grpc://s1:8001") as pool:
         pending = MODEL.submit(objects(8), pool=pool)
-        until(lambda: bool(one.exchanges))
+        until(lambda: bool(one.handles))
         with pytest.raises(errors.DeadlineError, match="within 0.2 s"):
             pending.result(timeout_s=0.2)
-        assert all(e.cancelled.wait(20) for e in one.exchanges)
+        assert all(handle.cancelled.wait(20) for handle in one.handles)
 
 
 @pytest.mark.parametrize("timeout_s", [None, 60.0])
 def test_ctrl_c_cancels_what_is_out(
-    servers: dict[str, FakeServer],
+    servers: dict[str, ScriptedServer],
     timeout_s: float | None,
 ) -> None:
     (one, _) = servers.values()
@@ -188,13 +201,13 @@ def test_ctrl_c_cancels_what_is_out(
         with pytest.raises(KeyboardInterrupt), ctrl_c_in(call):
             pending.result(timeout_s)
         assert pending.done()
-        assert all(e.cancelled.wait(20) for e in one.exchanges)
+        assert all(handle.cancelled.wait(20) for handle in one.handles)
         assert len(one.requests) == pool.settings.limits.max_in_flight
         one.gate.set()
         assert doubled(MODEL(objects(3), pool=pool)) == [0, 1, 2]
 
 
-def test_close_is_final_idempotent_and_leaves_nothing(servers: dict[str, FakeServer]) -> None:
+def test_close_is_final_idempotent_and_leaves_nothing(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     before = threading.active_count()
     one.gate.clear()
@@ -205,30 +218,27 @@ def test_close_is_final_idempotent_and_leaves_nothing(servers: dict[str, FakeSer
     assert one.closed
     with pytest.raises(errors.CancelledError):
         pending.result(timeout_s=5)
-    with pytest.raises(errors.ServerLostError, match="has been closed"):
-        MODEL(objects(1), pool=pool)
+    # Nothing can be asked of it, and rows are not lost to any server.
+    for on_error in ("raise", "mask"):
+        with pytest.raises(errors.ConfigError, match="has been closed"):
+            MODEL(objects(1), pool=pool, on_error=on_error)
     one.gate.set()
     until(lambda: threading.active_count() <= before)
 
 
-def test_a_call_that_comes_as_the_pool_is_closed(
-    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pool_of(*servers) as pool:
-        MODEL(objects(4), pool=pool)
-        submit = pool._dispatcher.submit
+def test_a_call_that_comes_as_the_pool_is_closed(servers: dict[str, ScriptedServer]) -> None:
+    class Closing(Pool):
+        def submit(self, call: Any) -> None:
+            self.close()
+            super().submit(call)
 
-        def late(*given: Any) -> None:
-            pool.close()
-            submit(*given)
-
-        monkeypatch.setattr(pool._dispatcher, "submit", late)
-        with pytest.raises(errors.ServerLostError, match="has been closed"):
-            MODEL(objects(4), pool=pool, timeout_s=20)
+    with Closing(Settings.make(tuple(servers)), connect=connect) as pool:
+        with pytest.raises(errors.ConfigError, match="has been closed"):
+            MODEL(objects(4), pool=pool, timeout_s=20, on_error="mask")
 
 
 def test_what_cannot_be_sent_as_the_pool_is_closed_is_cancelled(
-    servers: dict[str, FakeServer],
+    servers: dict[str, ScriptedServer],
 ) -> None:
     """The servers have not lost it, so that it is an error also where losses are None."""
     (one, _) = servers.values()
@@ -244,10 +254,9 @@ def test_what_cannot_be_sent_as_the_pool_is_closed_is_cancelled(
 
 
 def test_a_system_without_threads_for_a_moment(
-    servers: dict[str, FakeServer], monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pool_of(*servers) as pool:
-        MODEL.check(pool)
         real, wrong = threading.Thread.start, iter([True])
 
         def start(thread: threading.Thread) -> None:
@@ -261,7 +270,7 @@ def test_a_system_without_threads_for_a_moment(
         assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
 
 
-def test_calls_share_the_pool(servers: dict[str, FakeServer]) -> None:
+def test_calls_share_the_pool(servers: dict[str, ScriptedServer]) -> None:
     with pool_of(*servers) as pool:
         pending = [MODEL.submit(objects(n), pool=pool) for n in (100, 1, 57)]
         for one, n in zip(pending, (100, 1, 57), strict=True):
@@ -274,7 +283,7 @@ def test_calls_share_the_pool(servers: dict[str, FakeServer]) -> None:
         assert whole.latencies.sum() == 41
 
 
-def test_an_ordered_list_is_used_in_its_order(servers: dict[str, FakeServer]) -> None:
+def test_an_ordered_list_is_used_in_its_order(servers: dict[str, ScriptedServer]) -> None:
     one, two = servers.values()
     one.behaviour = inferred
     with pool_of(str(two.address), str(one.address), balance="priority") as pool:
@@ -285,7 +294,7 @@ def test_an_ordered_list_is_used_in_its_order(servers: dict[str, FakeServer]) ->
         assert sum(len(x) for x in one.requests) == 100
 
 
-def test_states(servers: dict[str, FakeServer]) -> None:
+def test_states(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     one.behaviour = lambda _: LOST
     with pool_of(*servers) as pool:
@@ -294,3 +303,42 @@ def test_states(servers: dict[str, FakeServer]) -> None:
         assert states["grpc://s1:8001"].last_error is not None
         assert states["grpc://s2:8001"].usable
         assert "s1" in repr(pool)
+
+
+# What may block
+
+
+@pytest.mark.parametrize("blocking", ["infer", "contract", "live", "close"])
+def test_a_stopped_server_delays_no_other(
+    servers: dict[str, ScriptedServer], blocking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is asked of it blocks: its token, its shared memory, its connection."""
+    one, two = servers.values()
+    monkeypatch.setattr("sonic_coffea.pool._liveness.SILENCE_S", 0.05)
+    released, blocked = threading.Event(), threading.Event()
+    real = getattr(one, blocking)
+
+    def block(*given: Any, **options: Any) -> Any:
+        blocked.set()
+        released.wait(60)
+        return real(*given, **options)
+
+    with pool_of(*servers) as pool:
+        if blocking != "contract":
+            MODEL.check(pool)
+        setattr(one, blocking, block)
+        if blocking == "live":
+            one.gate.clear()
+        if blocking == "close":
+            pool.set_servers(str(two.address))
+        try:
+            pending = [MODEL.submit(objects(4), pool=pool) for _ in range(20)]
+            assert blocked.wait(20)
+            until(lambda: sum(len(x) for x in two.requests) >= 36)
+            assert pool.servers
+            assert pool.telemetry()
+        finally:
+            released.set()
+            one.gate.set()
+        for call in pending:
+            assert doubled(call.result(timeout_s=20)) == [0, 1, 2, 3]

@@ -229,7 +229,7 @@ class Pending:
     def _wait(self, call: Call, deadline: Deadline) -> None:
         if call.wait(deadline.left_s):
             return
-        call.fail(
+        call.abandon(
             DeadlineError(
                 f"not all of {len(self._rows)} rows were scored within {deadline.timeout_s:g} s",
                 model=self._model.name,

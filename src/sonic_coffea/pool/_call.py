@@ -184,14 +184,15 @@ class Call:
             output.place(selection, request.rows, response.outputs)
         self.served_versions.add(response.version or self.contract.version)
 
-    def finish(self, request: RequestSlice) -> None:
-        """Count a slice as over, and with the last one the call."""
+    def finish(self, request: RequestSlice) -> bool:
+        """Count a slice as over, and return whether it was the call's last one."""
         # Counted twice, another slice would be left out: its rows would have no scores.
         if not request.over:
             request.over = True
             self._left -= 1
             if self._left == 0:
                 self._complete.set()
+        return self._left == 0
 
     def fail(self, request: RequestSlice, error: SonicError) -> int:
         """Give up a slice: its rows are lost if they may be, else the call fails.

@@ -113,7 +113,7 @@ class PoolCore:
 
     # Events
 
-    def _take(self, event: e.Event, now: float) -> None:
+    def _take(self, event: e.Event, now: float) -> None:  # noqa: C901, PLR0912  a table
         match event:
             case e.Answered():
                 self._answered(event, now)
@@ -397,8 +397,8 @@ class PoolCore:
             if serves(contract, request.call.contract):
                 self._queue(request)
             else:
-                error = ContractError(f"the servers' model {key.name!r} has changed meanwhile")
-                self._instructions.append(e.Fail(request, error))
+                changed = ContractError(f"the servers' model {key.name!r} has changed meanwhile")
+                self._instructions.append(e.Fail(request, changed))
         self._resolve(discovery, contract)
 
     def _ask_again(self, discovery: Discovery, now: float) -> None:
@@ -406,7 +406,9 @@ class PoolCore:
         key = discovery.key
         since = [x.breaker.lost_since(now) for x in self.endpoints]
         last_lost = max((at for at in since if at is not None), default=-math.inf)
-        retries = [x.breaker.retry_at for x in self.endpoints if x.breaker.failing_since is not None]
+        retries = [
+            x.breaker.retry_at for x in self.endpoints if x.breaker.failing_since is not None
+        ]
         due_at = self._fallback.due_at(key, now)
         if due_at <= now:
             self._start_fallback()
@@ -431,32 +433,37 @@ class PoolCore:
 
     def _retries(self, attempt: Attempt, error: SonicError, now: float) -> bool:
         """Learn from a failed attempt, and return whether its rows are sent again."""
-        request, key, endpoint = attempt.slice, attempt.key, self.endpoints.get(attempt.url)
+        request, endpoint = attempt.slice, self.endpoints.get(attempt.url)
         if request.first_failed_at is None:
             request.first_failed_at = now
         failing_s = now - request.first_failed_at
-        retry = self._settings.retry
-        if endpoint is None:
-            return isinstance(error, (ModelNotFoundError, OverloadError, ServerLostError))
-        if isinstance(error, ModelNotFoundError):
-            endpoint.signatures.reject(key, error, now)
-            self._forget(key)
-            return self._may_be_served(key, now)
-        if isinstance(error, OverloadError):
-            endpoint.overloaded(error, key, now)
-            return failing_s < self._settings.timeouts.request_s
-        if not isinstance(error, ServerLostError):
-            return False
+        assert endpoint is not None  # noqa: S101  it is removed when nothing is in flight to it
+        match error:
+            case ModelNotFoundError():
+                endpoint.signatures.reject(attempt.key, error, now)
+                self._forget(attempt.key)
+                return self._may_be_served(attempt.key, now)
+            case OverloadError():
+                endpoint.overloaded(error, attempt.key, now)
+                return failing_s < self._settings.timeouts.request_s
+            case ServerLostError():
+                return self._retries_lost(attempt, endpoint, error, now)
+        return False
+
+    def _retries_lost(
+        self, attempt: Attempt, endpoint: Endpoint, error: SonicError, now: float
+    ) -> bool:
+        request, timeout_s = attempt.slice, self._settings.retry.timeout_s
         first = request.retries == 0 and endpoint.breaker.failing_since is None
         if first and endpoint.in_flight.overtaken(attempt):
             # Lost while others are answered, as by a balancer with a dead server behind it: it says
             # something of the request, and nothing of the endpoint.
             return True
         endpoint.failed(error, now)
-        lost_since = self._lost_since(key, now)
+        lost_since = self._lost_since(attempt.key, now)
         if lost_since is not None:
-            return now - lost_since < retry.timeout_s
-        return request.retries < MAX_RETRIES or failing_s < retry.timeout_s
+            return now - lost_since < timeout_s
+        return request.retries < MAX_RETRIES or now - (request.first_failed_at or now) < timeout_s
 
     def _lost_since(self, key: ModelKey, now: float) -> float | None:
         """Return since when the last server of a model is lost; None if one is there, or to come.
@@ -495,7 +502,9 @@ class PoolCore:
         if endpoint.url == self._fallback.url:
             self._fallback.fail(error)
 
-    def _compare_files(self, endpoint: Endpoint, actual: Contract, expected: Contract | None) -> None:
+    def _compare_files(
+        self, endpoint: Endpoint, actual: Contract, expected: Contract | None
+    ) -> None:
         """Warn of a fallback of which nobody knows whether it has the servers' file."""
         if endpoint.url != self._fallback.url:
             return

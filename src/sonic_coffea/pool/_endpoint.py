@@ -151,7 +151,9 @@ class Endpoint:
 
     def report(self) -> EndpointReport:
         """Return what happened since the last report."""
-        return EndpointReport(url=self.url, circuit_open=self.breaker.lost, models=self.in_flight.report())
+        return EndpointReport(
+            url=self.url, circuit_open=self.breaker.lost, models=self.in_flight.report()
+        )
 
 
 class EndpointRegistry:

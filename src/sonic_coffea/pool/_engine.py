@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from sonic_coffea.pool._call import Call
+    from sonic_coffea.pool._endpoint import EndpointReport, ServerState
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.transport import Connection, Contract
@@ -206,8 +207,7 @@ class Engine:
 
         with self._life:
             thread = self._thread
-            alive = thread is not None and thread.is_alive()
-            if not alive or thread is threading.current_thread():
+            if thread is None or not thread.is_alive() or thread is threading.current_thread():
                 answer()
                 self._settle_down()
                 return future.result()
@@ -234,11 +234,11 @@ class Engine:
         _all_at_once(sender.close for sender in self._senders.values())
         return True
 
-    def states(self) -> list[Any]:
+    def states(self) -> list[ServerState]:
         """Return what is known of each server."""
         return self.ask(lambda: self._core.states(time.monotonic()) if self.started else [])
 
-    def telemetry(self) -> tuple[list[Any], dict[ModelKey, int]]:
+    def telemetry(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
         """Return what happened at each endpoint since the last report, and what waits."""
         return self.ask(lambda: (self._core.report(), self._core.waiting()))
 
@@ -306,7 +306,7 @@ class Engine:
             return self._transmissions.pop(event.attempt, None) is not None
         return True
 
-    def _carry_out(self, instruction: e.Instruction) -> None:
+    def _carry_out(self, instruction: e.Instruction) -> None:  # noqa: C901, PLR0912  a table
         match instruction:
             case e.Send(attempt):
                 self._send(attempt)
@@ -389,8 +389,8 @@ class Engine:
         tally.record_trip(rtt_s)
         self._record(call, attempt.url, tally, span)
         if failure is None:
-            call.finish(request)
-            self._calls -= {call} if call.over else set()
+            if call.finish(request):
+                self._calls.discard(call)
         else:
             self._fail(request, failure)
 
@@ -430,9 +430,9 @@ class Engine:
         connection = self._senders[url].connections[0]
 
         def failed(error: Exception) -> None:
-            known = isinstance(error, SonicError)
-            outcome = error if known else RequestError(f"the server cannot be asked: {error!r}")
-            self.post(e.Validated(url, key, cast("SonicError", outcome)))
+            if not isinstance(error, SonicError):
+                error = RequestError(f"the server cannot be asked: {error!r}")
+            self.post(e.Validated(url, key, error))
 
         def ask() -> None:
             self.post(e.Validated(url, key, connection.contract(*key)))

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sonic_coffea.pool._limits import AdaptiveLimit
+from sonic_coffea.pool._request import Attempt
 
 if TYPE_CHECKING:
     from sonic_coffea.pool._limits import Quota
-    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
+    from sonic_coffea.pool._request import ModelKey, RequestSlice
 
 
 @dataclass(slots=True)
@@ -54,8 +55,8 @@ class InFlight:
 
     Attributes
     ----------
-    attempts : set of Attempt
-        What is in flight.
+    attempts : dict
+        What is in flight, in the order in which it was sent.
     taken : int
         Requests that the endpoint has ever got: equals take turns by it.
     """
@@ -80,7 +81,7 @@ class InFlight:
         self._quotas: dict[ModelKey, Quota] = {}
         self._rtt: dict[ModelKey, RttStatistics] = {}
         self._answered_from = 0.0
-        self.attempts: set[Attempt] = set()
+        self.attempts: dict[Attempt, None] = {}
         self.taken = 0
 
     def __len__(self) -> int:
@@ -112,12 +113,12 @@ class InFlight:
         if (quota := self._quota(key, now)) is not None:
             quota.sent(now)
         attempt = Attempt(request, url, channel, now, self._by_model[key])
-        self.attempts.add(attempt)
+        self.attempts[attempt] = None
         return attempt
 
     def settle(self, attempt: Attempt) -> None:
         """End an attempt, however that was."""
-        self.attempts.discard(attempt)
+        self.attempts.pop(attempt, None)
         self._by_channel[attempt.channel] -= 1
         self._by_model[attempt.key] -= 1
 

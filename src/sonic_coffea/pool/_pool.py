@@ -138,7 +138,9 @@ class Pool:
                 logger.debug("%s gives no statistics: %s", url, error)
                 return None
 
-        with ThreadPoolExecutor(max(1, len(asked)), thread_name_prefix="sonic-statistics") as threads:
+        with ThreadPoolExecutor(
+            max(1, len(asked)), thread_name_prefix="sonic-statistics"
+        ) as threads:
             answers = threads.map(lambda question: ask(*question), asked)
             pairs = zip(asked, answers, strict=True)
             return {(url, key): answer for (url, _, key), answer in pairs if answer is not None}

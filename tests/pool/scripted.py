@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import awkward as ak
 import numpy as np
@@ -20,7 +20,7 @@ MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
 Behaviour = Callable[[np.ndarray], Any]
 
 
-class FakeExchange:
+class ScriptedHandle:
     def __init__(self) -> None:
         self.cancelled = threading.Event()
 
@@ -28,10 +28,13 @@ class FakeExchange:
         self.cancelled.set()
 
 
-class FakeServer:
+class ScriptedServer:
     """Answers ``y = 2 x`` on a thread of its own, or what `behaviour` says."""
 
+    by_url: ClassVar[dict[str, ScriptedServer]] = {}
+
     def __init__(self, url: str, *, max_rows: int | None = 4) -> None:
+        self.by_url[url] = self
         self.address = Address.parse(url)
         self.max_rows = max_rows
         self.behaviour: Behaviour = lambda x: 2 * x
@@ -39,7 +42,7 @@ class FakeServer:
         self.gate.set()
         self.lacks = False
         self.requests: list[np.ndarray] = []
-        self.exchanges: list[FakeExchange] = []
+        self.handles: list[ScriptedHandle] = []
         self.out = self.most_out = 0
         self.out_bytes = self.most_bytes = 0
         self.width = 1
@@ -66,25 +69,25 @@ class FakeServer:
 
     def infer(
         self, contract: Contract, inputs: Mapping[str, np.ndarray], outputs: Any, **options: Any
-    ) -> FakeExchange:
+    ) -> ScriptedHandle:
         x = inputs["x"].copy()
-        exchange = FakeExchange()
+        handle = ScriptedHandle()
         with self._lock:
             self.requests.append(x)
-            self.exchanges.append(exchange)
+            self.handles.append(handle)
             self.out += 1
             self.out_bytes += x.nbytes
             self.most_out = max(self.most_out, self.out)
             self.most_bytes = max(self.most_bytes, self.out_bytes)
-        arguments = (x, exchange, options["done"])
+        arguments = (x, handle, options["done"])
         threading.Thread(target=self._answer, args=arguments, daemon=True).start()
-        return exchange
+        return handle
 
-    def _answer(self, x: np.ndarray, exchange: FakeExchange, done: Any) -> None:
+    def _answer(self, x: np.ndarray, handle: ScriptedHandle, done: Any) -> None:
         while not self.gate.wait(0.01):
-            if exchange.cancelled.is_set():
+            if handle.cancelled.is_set():
                 break
-        cancelled = exchange.cancelled.is_set()
+        cancelled = handle.cancelled.is_set()
         answer = errors.CancelledError("cancelled") if cancelled else self.behaviour(x)
         with self._lock:
             self.out -= 1
@@ -104,8 +107,12 @@ class FakeServer:
         self.closed = True
 
 
+def connect(url: str, **_: Any) -> Any:
+    return ScriptedServer.by_url[url]
+
+
 def pool_of(*urls: str, **options: Any) -> Pool:
-    return Pool(Settings.make(urls, **options))
+    return Pool(Settings.make(urls, **options), connect=connect)
 
 
 def objects(n: int) -> ak.Array:

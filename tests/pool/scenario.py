@@ -1,0 +1,194 @@
+"""The real core of the pool on virtual time, with servers that answer as a test says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from sonic_coffea import errors
+from sonic_coffea.pool import ModelKey, Settings
+from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._core import PoolCore
+from sonic_coffea.pool._request import Attempt, RequestSlice
+from sonic_coffea.transport import Contract, Response, TensorSpec
+
+KEY = ModelKey("m", None)
+ONE, TWO = "grpc://s1:8001", "grpc://s2:8001"
+LOST = errors.ServerLostError("the connection to the server was lost: gone")
+
+
+def contract(*, width: int = 1, **options: Any) -> Contract:
+    return Contract(
+        model="m",
+        version="1",
+        inputs=(TensorSpec(name="x", datatype="FP32", shape=(1,)),),
+        outputs=(TensorSpec(name="y", datatype="FP32", shape=(width,)),),
+        **{"max_rows": 4, **options},
+    )
+
+
+@dataclass(eq=False)
+class Call:
+    contract: Contract = field(default_factory=contract)
+    key: ModelKey = KEY
+    over: bool = False
+
+
+@dataclass(eq=False)
+class Waiter:
+    key: ModelKey = KEY
+    timeout_s: float | None = None
+    outcome: Any = None
+
+
+class Scenario:
+    """What a pool's engine does, without threads: it carries out what the core says.
+
+    Attributes
+    ----------
+    served : dict
+        What each server says of the model: a contract, an error, or None if it says nothing.
+    lives : dict
+        Whether each server answers probes; None: never.
+    in_flight, cancelled : list of Attempt
+        Requests that were sent, and those that were cancelled.
+    delivered, failed : dict
+        By slice: the URL that answered it, or the error.
+    """
+
+    def __init__(self, *urls: str, **options: Any) -> None:
+        self.core = PoolCore(Settings.make(urls or (ONE, TWO), **options), Random(1))
+        self.now = 100.0
+        self.served: dict[str, Any] = dict.fromkeys((ONE, TWO), contract())
+        self.lives: dict[str, Any] = dict.fromkeys((ONE, TWO), LOST)
+        self.in_flight: list[Attempt] = []
+        self.cancelled: list[Attempt] = []
+        self.delivered: dict[RequestSlice, str] = {}
+        self.failed: dict[RequestSlice, errors.SonicError] = {}
+        self.retries = 0
+        self.probes = 0
+        self.fallbacks = 0
+        self.closed: list[str] = []
+        self.published: dict[ModelKey, Contract] = {}
+        self._silent: list[tuple[str, ModelKey]] = []
+
+    def tell(self, *events: e.Event) -> None:
+        """Have the core take events, and carry out what it says, until nothing follows."""
+        while True:
+            follow = []
+            for instruction in self.core.handle(self.now, *events):
+                follow += self._carry_out(instruction)
+            if not follow:
+                return
+            events = tuple(follow)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, and tell the core when it wants to be woken."""
+        until = self.now + seconds
+        wakes = 0
+        while (at := self.core.wakes_at(self.now)) <= until:
+            assert wakes < 10_000, "the core is woken again and again, and nothing follows"
+            wakes += 1
+            self.now = max(self.now, at)
+            self.tell()
+        self.now = until
+        self.tell()
+
+    def ask(self, *, anew: bool = False, timeout_s: float | None = None) -> Waiter:
+        """Ask what the model takes and gives."""
+        waiter = Waiter(timeout_s=timeout_s)
+        self.tell(e.ContractRequested(waiter, anew))
+        return waiter
+
+    def submit(
+        self, slices: int = 1, *, rows: int = 4, nbytes: int = 16, **call: Any
+    ) -> list[RequestSlice]:
+        """Submit a call of some slices."""
+        one = Call(**call)
+        made = [RequestSlice(one, rows * n, rows * n + rows, nbytes) for n in range(slices)]
+        self.tell(e.Submitted(made))
+        return made
+
+    def answer(self, attempt: Attempt, rtt_s: float = 0.01) -> None:
+        """Answer a request that was sent `rtt_s` ago."""
+        self._ended(attempt)
+        response = Response(outputs={}, version="1", sent_bytes=0, received_bytes=0)
+        sent_at = self.now - rtt_s
+        self.tell(e.Answered(attempt, response, sent_at, sent_at, self.now))
+
+    def answer_all(self, rounds: int = 1000) -> None:
+        """Answer whatever is in flight, and what is sent then."""
+        for _ in range(rounds):
+            if not self.in_flight:
+                return
+            self.now += 0.01
+            self.answer(self.in_flight[0])
+
+    def fail(self, attempt: Attempt, error: errors.SonicError = LOST) -> None:
+        """Fail a request."""
+        self._ended(attempt)
+        self.tell(e.Failed(attempt, error))
+
+    def say(self, url: str, outcome: Any, key: ModelKey = KEY) -> None:
+        """Have a server answer late that said nothing when it was asked."""
+        self._silent.remove((url, key))
+        self.tell(e.Validated(url, key, outcome))
+
+    def at(self, url: str) -> list[Attempt]:
+        """Return what is in flight to a server."""
+        return [attempt for attempt in self.in_flight if attempt.url == url]
+
+    def endpoint(self, url: str) -> Any:
+        found = self.core.endpoints.get(url)
+        assert found is not None
+        return found
+
+    def _ended(self, attempt: Attempt) -> None:
+        if attempt in self.in_flight:
+            self.in_flight.remove(attempt)
+
+    def _carry_out(self, instruction: e.Instruction) -> list[e.Event]:  # noqa: C901, PLR0912
+        match instruction:
+            case e.Send(attempt):
+                self.in_flight.append(attempt)
+            case e.Cancel(attempt):
+                self._ended(attempt)
+                self.cancelled.append(attempt)
+                return [e.Failed(attempt, errors.CancelledError("cancelled"))]
+            case e.Deliver(answered):
+                assert answered.attempt.slice not in self.delivered
+                assert answered.attempt.slice not in self.failed
+                self.delivered[answered.attempt.slice] = answered.attempt.url
+            case e.Fail(request, error):
+                assert request not in self.delivered
+                assert request not in self.failed
+                self.failed[request] = error
+            case e.Retry():
+                self.retries += 1
+            case e.Probe(url):
+                self.probes += 1
+                if self.lives[url] is not None:
+                    lost = isinstance(self.lives[url], errors.SonicError)
+                    return [e.Probed(url, self.lives[url] if lost else None)]
+            case e.Validate(url, key):
+                if self.served[url] is not None:
+                    return [e.Validated(url, key, self.served[url])]
+                self._silent.append((url, key))
+            case e.Resolve(waiter, outcome):
+                assert isinstance(waiter, Waiter)
+                assert waiter.outcome is None
+                waiter.outcome = outcome
+            case e.Publish(key, known):
+                self.published.pop(key, None)
+                if known is not None:
+                    self.published[key] = known
+            case e.StartFallback():
+                self.fallbacks += 1
+            case e.Close(url):
+                self.closed.append(url)
+        return []
+
+
+NEVER = math.inf

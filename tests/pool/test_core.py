@@ -1,0 +1,536 @@
+"""The core on virtual time: what it sends where, and what it does when servers fail."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.pool.scenario import KEY, LOST, NEVER, ONE, TWO, Scenario, contract
+
+from sonic_coffea import errors, pool
+from sonic_coffea.pool import Quota
+from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._breaker import EJECTED_S
+from sonic_coffea.pool._discovery import OTHERS_S
+from sonic_coffea.pool._liveness import SILENCE_S
+from sonic_coffea.pool._signature import REJECTED_S
+
+PURE = (
+    "_batching _breaker _core _discovery _endpoint _events _fallback _in_flight _limits _liveness "
+    "_request _signature"
+)
+
+
+@pytest.mark.parametrize("module", PURE.split())
+def test_it_knows_no_clock_thread_or_connection(module: str) -> None:
+    tree = ast.parse(Path(pool.__file__).with_name(f"{module}.py").read_text())
+    names = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    names |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    parts = {name.split(".")[0] for name in names}
+    assert not parts & {"threading", "time", "socket", "grpc", "queue", "concurrent", "asyncio"}
+    assert not names & {f"sonic_coffea.pool.{m}" for m in ("_engine", "_sender", "_call", "_pool")}
+
+
+def test_slices_leave_in_order_and_come_back() -> None:
+    scenario = Scenario(ONE)
+    slices = scenario.submit(20)
+    assert [attempt.slice for attempt in scenario.in_flight] == slices[:4]
+    scenario.answer_all()
+    assert list(scenario.delivered) == slices
+
+
+def test_nothing_is_sent_before_a_server_has_said_what_it_has() -> None:
+    scenario = Scenario()
+    scenario.served = {ONE: None, TWO: contract()}
+    scenario.submit(2)
+    assert {attempt.url for attempt in scenario.in_flight} == {TWO}
+    scenario.say(ONE, contract(width=2))
+    scenario.submit(10)
+    assert not scenario.at(ONE)
+
+
+def test_in_flight_bytes_are_bounded() -> None:
+    scenario = Scenario(ONE, max_in_flight_bytes=40)
+    scenario.submit(5, nbytes=16)
+    assert len(scenario.in_flight) == 2
+    scenario.answer_all()
+    assert len(scenario.delivered) == 5
+    # A request that is larger than the limit travels alone.
+    scenario.submit(2, nbytes=100)
+    assert len(scenario.in_flight) == 1
+
+
+def test_rows_of_a_lost_server_go_to_another() -> None:
+    scenario = Scenario()
+    slices = scenario.submit(8)
+    for attempt in scenario.at(ONE):
+        scenario.fail(attempt)
+    assert scenario.endpoint(ONE).breaker.lost
+    scenario.answer_all()
+    assert set(scenario.delivered) == set(slices)
+    assert set(scenario.delivered.values()) == {TWO}
+    assert scenario.retries == 4
+
+
+def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
+    """Even if it is the only one that is idle."""
+    scenario = Scenario()
+    scenario.submit(2)
+    scenario.now += 1
+    scenario.submit(4)
+    first, *others = scenario.at(ONE)
+    for attempt in others:
+        scenario.answer(attempt)
+    assert len(scenario.at(TWO)) == 3
+    scenario.fail(first)
+    assert not scenario.endpoint(ONE).breaker.lost
+    assert first.slice in [attempt.slice for attempt in scenario.at(TWO)]
+
+
+def test_a_loss_among_answers_is_that_of_the_request() -> None:
+    """As behind a balancer with a dead server; the second loss of the same rows is the server's."""
+    scenario = Scenario(ONE)
+    scenario.submit(1)
+    (lost,) = scenario.in_flight
+    scenario.now += 1
+    scenario.submit(1)
+    scenario.answer(scenario.in_flight[1])
+    scenario.fail(lost)
+    assert not scenario.endpoint(ONE).breaker.lost
+    (again,) = scenario.in_flight
+    assert again.slice is lost.slice
+    scenario.fail(again)
+    assert scenario.endpoint(ONE).breaker.lost
+
+
+def test_a_lone_lost_server_is_tried_with_one_request_after_a_back_off() -> None:
+    scenario = Scenario(ONE, retry_timeout_s=60)
+    slices = scenario.submit(20)
+    for attempt in list(scenario.in_flight):
+        scenario.fail(attempt)
+    assert scenario.core.states(scenario.now)[0].circuit == "open"
+    assert not scenario.in_flight
+    scenario.wait(0.1)
+    assert scenario.core.states(scenario.now)[0].circuit == "half-open"
+    assert len(scenario.in_flight) == 1
+    scenario.fail(scenario.in_flight[0])
+    retry_at = scenario.endpoint(ONE).breaker.retry_at
+    assert 0.1 <= retry_at - scenario.now <= 0.2
+    scenario.wait(0.2)
+    scenario.answer_all()
+    assert list(scenario.delivered.values()) == [ONE] * 20
+    assert len(slices) == 20
+    assert scenario.core.states(scenario.now)[0].circuit == "closed"
+
+
+def test_lost_servers_are_given_up_after_the_retry_timeout() -> None:
+    scenario = Scenario(ONE, retry_timeout_s=5)
+    (lost,) = scenario.submit(1)
+    begun = scenario.now
+    while not scenario.failed:
+        for attempt in list(scenario.in_flight):
+            scenario.fail(attempt)
+        scenario.wait(0.1)
+    assert 5 <= scenario.now - begun <= 7.5
+    assert isinstance(scenario.failed[lost], errors.ServerLostError)
+    assert "tried" in str(scenario.failed[lost])
+    # Who tries the same chunk again hears it after one more try.
+    (again,) = scenario.submit(1)
+    scenario.wait(2)
+    for attempt in list(scenario.in_flight):
+        scenario.fail(attempt)
+    assert again in scenario.failed
+
+
+@pytest.mark.parametrize("kind", [errors.RequestError, errors.AccessError, errors.DeadlineError])
+def test_what_another_try_does_not_mend_is_not_tried_again(kind: Any) -> None:
+    scenario = Scenario()
+    (wrong,) = scenario.submit(1)
+    scenario.fail(scenario.in_flight[0], kind("no"))
+    assert isinstance(scenario.failed[wrong], kind)
+    assert not scenario.in_flight
+
+
+def test_overload_is_a_back_off_and_fewer_requests() -> None:
+    scenario = Scenario(ONE)
+    slices = scenario.submit(8)
+    limit = scenario.endpoint(ONE).in_flight.limit(KEY)
+    before = limit.value
+    scenario.fail(scenario.in_flight[0], errors.OverloadError("full"))
+    assert limit.value < before
+    assert not scenario.endpoint(ONE).breaker.lost
+    scenario.answer_all()
+    scenario.wait(0.2)
+    scenario.answer_all()
+    assert set(scenario.delivered) == set(slices)
+
+
+def test_a_silent_server_is_probed_and_its_rows_go_elsewhere() -> None:
+    scenario = Scenario(ONE, TWO, balance="priority")
+    slices = scenario.submit(3)
+    sent = scenario.at(ONE)
+    assert len(sent) == 3
+    scenario.wait(SILENCE_S)
+    assert scenario.cancelled == sent
+    assert [attempt.slice for attempt in scenario.at(TWO)] == slices
+    # A response that comes all the same changes nothing.
+    scenario.tell(e.Failed(sent[0], LOST))
+    scenario.answer_all()
+    assert set(scenario.delivered.values()) == {TWO}
+
+
+def test_a_slow_server_that_lives_is_waited_for() -> None:
+    scenario = Scenario(ONE)
+    scenario.lives[ONE] = True
+    (slow,) = scenario.submit(1)
+    scenario.wait(20 * SILENCE_S)
+    assert scenario.probes >= 10
+    assert scenario.retries == 0
+    scenario.answer(scenario.in_flight[0])
+    assert scenario.delivered == {slow: ONE}
+
+
+def test_a_server_that_answers_while_it_is_probed_is_not_lost() -> None:
+    scenario = Scenario(ONE)
+    scenario.lives[ONE] = None
+    scenario.submit(2)
+    scenario.wait(SILENCE_S + 0.1)
+    scenario.answer(scenario.in_flight[0])
+    scenario.tell(e.Probed(ONE, LOST))
+    assert len(scenario.in_flight) == 1
+    assert scenario.retries == 0
+
+
+def test_what_is_answered_cannot_be_lost_any_more() -> None:
+    scenario = Scenario(ONE)
+    scenario.submit(1)
+    (attempt,) = scenario.in_flight
+    scenario.answer(attempt)
+    scenario.tell(e.Failed(attempt, LOST))
+    scenario.answer(attempt)
+    assert len(scenario.delivered) == 1
+    assert scenario.retries == 0
+    assert not scenario.endpoint(ONE).breaker.lost
+
+
+def test_a_call_that_ended_is_cancelled_and_the_rest_never_leaves() -> None:
+    scenario = Scenario(ONE)
+    slices = scenario.submit(50)
+    sent = list(scenario.in_flight)
+    slices[0].call.over = True
+    scenario.tell(e.CallEnded(slices[0].call))
+    assert scenario.cancelled == sent
+    assert not scenario.in_flight
+    (other,) = scenario.submit(1)
+    scenario.answer_all()
+    assert scenario.delivered == {other: ONE}
+
+
+def test_a_hedged_request_goes_to_another_server_and_the_first_response_counts() -> None:
+    scenario = Scenario(ONE, TWO, hedge_after_s=0.05, balance="priority")
+    (late,) = scenario.submit(1)
+    (first,) = scenario.in_flight
+    scenario.wait(0.05)
+    second = scenario.in_flight[1]
+    assert (first.url, second.url) == (ONE, TWO)
+    assert second.slice is late
+    scenario.answer(second)
+    assert scenario.delivered == {late: TWO}
+    assert scenario.cancelled == [first]
+
+
+def test_a_hedged_request_that_cannot_be_sent_is_tried_again_at_its_pace() -> None:
+    scenario = Scenario(ONE, TWO, hedge_after_s=0.1, balance="priority")
+    (late,) = scenario.submit(1)
+    for _ in range(3):
+        scenario.wait(0.1)
+        hedge = scenario.at(TWO)[0]
+        scenario.in_flight.remove(hedge)
+        scenario.tell(e.Unsendable(hedge, errors.RequestError("no memory")))
+        assert not scenario.at(TWO)
+    assert late not in scenario.failed
+    scenario.answer(scenario.at(ONE)[0])
+    assert scenario.delivered == {late: ONE}
+
+
+def test_servers_are_changed_while_rows_are_in_flight() -> None:
+    scenario = Scenario(ONE)
+    slices = scenario.submit(10)
+    scenario.tell(e.ServersChanged([TWO]))
+    assert len(scenario.at(ONE)) == 4
+    assert len(scenario.at(TWO)) == 4
+    assert scenario.closed == []
+    scenario.answer_all()
+    assert scenario.closed == [ONE]
+    assert set(scenario.delivered) == set(slices)
+
+
+# Contracts
+
+
+def test_all_servers_are_asked_and_the_strictest_sets_the_limit() -> None:
+    scenario = Scenario()
+    scenario.served = {ONE: contract(max_rows=7), TWO: contract(max_rows=3)}
+    waiter = scenario.ask()
+    assert waiter.outcome.max_rows == 3
+    assert scenario.published == {KEY: waiter.outcome}
+    assert scenario.ask().outcome is waiter.outcome
+
+
+def test_a_server_that_does_not_say_what_it_has_holds_up_nobody() -> None:
+    scenario = Scenario()
+    scenario.served = {ONE: None, TWO: contract()}
+    waiter = scenario.ask()
+    assert waiter.outcome is None
+    scenario.wait(OTHERS_S)
+    assert waiter.outcome == contract()
+    # When it says so in the end, it must have the model that is known by now.
+    scenario.say(ONE, contract(width=2))
+    scenario.submit(20)
+    assert not scenario.at(ONE)
+
+
+def test_different_models_of_a_name_are_refused() -> None:
+    scenario = Scenario()
+    scenario.served[TWO] = contract(width=2)
+    assert isinstance(scenario.ask().outcome, errors.ContractError)
+
+
+def test_the_first_question_is_asked_again_until_the_retry_timeout() -> None:
+    scenario = Scenario(ONE, retry_timeout_s=5)
+    scenario.served[ONE] = LOST
+    waiter = scenario.ask()
+    scenario.wait(2)
+    scenario.served[ONE] = contract()
+    scenario.wait(2)
+    assert waiter.outcome == contract()
+    scenario.served[ONE] = LOST
+    scenario.ask(anew=True)
+    second = scenario.ask()
+    scenario.wait(10)
+    assert isinstance(second.outcome, errors.ServerLostError)
+    assert "sonic-coffea check" in str(second.outcome)
+
+
+def test_a_deadline_says_why_the_servers_did_not() -> None:
+    scenario = Scenario(ONE, retry_timeout_s=600)
+    scenario.served[ONE] = LOST
+    waiter = scenario.ask(timeout_s=2.0)
+    scenario.wait(2)
+    scenario.tell(e.ContractWithdrawn(waiter))
+    assert isinstance(waiter.outcome, errors.DeadlineError)
+    assert "within 2 s" in str(waiter.outcome)
+    assert "gone" in str(waiter.outcome)
+    assert scenario.core.wakes_at(scenario.now) == NEVER
+
+
+def test_the_start_is_delayed() -> None:
+    scenario = Scenario(ONE)
+    scenario.tell(e.StartDelayed(scenario.now + 3))
+    waiter = scenario.ask()
+    scenario.wait(2.9)
+    assert waiter.outcome is None
+    scenario.wait(0.2)
+    assert waiter.outcome == contract()
+
+
+def test_a_wrong_model_is_told_rather_than_a_missing_one() -> None:
+    """Rows that may become None must not, where a server has another model of the name."""
+    scenario = Scenario(ONE, TWO)
+    slices = scenario.submit(20)
+    scenario.served = {ONE: contract(width=2), TWO: errors.ModelNotFoundError("unloaded")}
+    for attempt in list(scenario.in_flight):
+        scenario.fail(attempt, errors.ModelNotFoundError("unloaded"))
+    scenario.now += REJECTED_S
+    (late,) = scenario.submit(1)
+    assert isinstance(scenario.failed[late], errors.ContractError)
+    assert len(scenario.failed) == len(slices) + 1
+
+
+def test_rows_for_a_model_that_has_been_replaced_fail() -> None:
+    scenario = Scenario(ONE, max_in_flight=1)
+    scenario.ask()
+    old = scenario.submit(3)
+    scenario.served[ONE] = contract(width=2)
+    assert scenario.ask(anew=True).outcome == contract(width=2)
+    assert all(isinstance(scenario.failed[one], errors.ContractError) for one in old[1:])
+    (new,) = scenario.submit(1, contract=contract(width=2))
+    scenario.answer_all()
+    assert scenario.delivered[new] == ONE
+
+
+def test_a_server_without_the_model_is_asked_again_later() -> None:
+    scenario = Scenario()
+    scenario.served[ONE] = errors.ModelNotFoundError("no such model")
+    scenario.submit(8)
+    assert not scenario.at(ONE)
+    scenario.served[ONE] = contract()
+    scenario.wait(REJECTED_S - 1)
+    assert not scenario.at(ONE)
+    scenario.wait(2)
+    scenario.submit(8)
+    assert scenario.at(ONE)
+
+
+def test_a_model_that_no_server_has_any_more_fails_what_waits() -> None:
+    scenario = Scenario(ONE)
+    slices = scenario.submit(1000)
+    for attempt in list(scenario.in_flight):
+        scenario.fail(attempt, errors.ModelNotFoundError("unloaded"))
+    assert set(scenario.failed) == set(slices)
+
+
+def test_what_a_returning_server_refuses_is_said() -> None:
+    scenario = Scenario(ONE, retry_timeout_s=60)
+    slices = scenario.submit(10)
+    scenario.served[ONE] = errors.AccessError("another token, please")
+    for attempt in list(scenario.in_flight):
+        scenario.fail(attempt)
+    scenario.wait(0.2)
+    assert {type(error) for error in scenario.failed.values()} == {errors.AccessError}
+    assert set(scenario.failed) == set(slices)
+
+
+# Others who see the same servers
+
+
+def test_a_quota_that_expires_before_its_turn_holds_nobody() -> None:
+    """The scheduler has fallen silent: the worker goes by its own limit."""
+    scenario = Scenario(ONE)
+    scenario.ask()
+    quota = Quota(
+        max_in_flight=1,
+        interval_s=1000.0,
+        turn_at=scenario.now + 900,
+        expires_at=scenario.now + 5,
+    )
+    scenario.tell(e.QuotasReceived({(ONE, KEY): quota}, [], 5.0))
+    (paced,) = scenario.submit(1)
+    assert not scenario.in_flight
+    scenario.wait(5)
+    scenario.answer_all()
+    assert scenario.delivered == {paced: ONE}
+
+
+def test_what_others_have_lost_counts_for_as_long_as_they_say_it() -> None:
+    """An idle worker would have no patience with the same server an hour later."""
+    scenario = Scenario(ONE, fallback="repository", fallback_after_s=50)
+    scenario.ask()
+    breaker = scenario.endpoint(ONE).breaker
+    first = scenario.now
+    for _ in range(4):
+        scenario.tell(e.QuotasReceived({}, [ONE], 2.0))
+        # It is tried after a while, whatever others say.
+        assert breaker.retry_at == min(scenario.now + 2, first + EJECTED_S)
+        scenario.wait(1.5)
+    assert breaker.lost_since(scenario.now) == first
+    # What was heard is not told as seen.
+    assert not any(report.circuit_open for report in scenario.core.report())
+    scenario.wait(1)
+    assert breaker.lost_since(scenario.now) is None
+    scenario.tell(e.QuotasReceived({}, [ONE], 2.0))
+    scenario.tell(e.QuotasReceived({}, [], 2.0))
+    assert breaker.lost_since(scenario.now) is None
+    breaker.fail(LOST, scenario.now)
+    assert all(report.circuit_open for report in scenario.core.report())
+
+
+# Fallback
+
+
+def test_the_fallback_is_started_when_all_servers_are_lost_and_left_when_one_is_back() -> None:
+    scenario = Scenario(ONE, fallback="repository", fallback_after_s=5, retry_timeout_s=60)
+    scenario.ask()
+    scenario.submit(10)
+    for attempt in list(scenario.in_flight):
+        scenario.fail(attempt)
+    scenario.served[ONE] = LOST
+    scenario.wait(4)
+    assert scenario.fallbacks == 0
+    scenario.wait(2)
+    assert scenario.fallbacks == 1
+    scenario.tell(e.FallbackStarted(TWO))
+    assert scenario.at(TWO)
+    scenario.served[ONE] = contract()
+    scenario.wait(2)
+    scenario.answer_all()
+    assert len(scenario.delivered) == 10
+    (back,) = scenario.submit(1)
+    scenario.answer_all()
+    assert scenario.delivered[back] == ONE
+
+
+def test_a_fallback_with_another_file_gets_no_rows() -> None:
+    scenario = Scenario(ONE, fallback="repository", fallback_after_s=1, retry_timeout_s=3)
+    scenario.served = {ONE: contract(digest="aa"), TWO: contract(digest="bb")}
+    scenario.ask()
+    (lost,) = scenario.submit(1, contract=contract(digest="aa"))
+    scenario.fail(scenario.in_flight[0])
+    scenario.served[ONE] = LOST
+    scenario.wait(2)
+    scenario.tell(e.FallbackStarted(TWO))
+    scenario.wait(5)
+    assert not scenario.at(TWO)
+    assert isinstance(scenario.failed[lost], errors.SonicError)
+    assert scenario.fallbacks == 1
+
+
+def test_what_is_due_for_a_fallback_and_has_no_room_waits_for_an_answer() -> None:
+    """The engine would go round and round."""
+    scenario = Scenario(ONE, max_in_flight_bytes=16, fallback="repository", fallback_after_s=1)
+    scenario.submit(2)
+    scenario.lives[ONE] = None
+    scenario.endpoint(ONE).breaker.fail(LOST, scenario.now)
+    scenario.now += 2
+    scenario.tell()
+    assert scenario.fallbacks == 0
+    assert scenario.core.wakes_at(scenario.now) > scenario.now
+
+
+# Whatever happens
+
+ACTIONS = st.sampled_from(["submit", "answer", "lose", "overload", "gone", "wait", "end", "servers"])
+
+
+@given(st.lists(st.tuples(ACTIONS, st.integers(0, 9)), max_size=60))
+def test_every_slice_is_delivered_or_failed_once(actions: list[tuple[str, int]]) -> None:
+    scenario = Scenario(hedge_after_s=0.2, retry_timeout_s=1)
+    slices: list[Any] = []
+    for action, number in actions:
+        attempt = scenario.in_flight[number % len(scenario.in_flight)] if scenario.in_flight else None
+        if action == "submit":
+            slices += scenario.submit(number + 1)
+        elif action == "wait":
+            scenario.wait(0.1 * number)
+        elif action == "servers":
+            scenario.tell(e.ServersChanged([[ONE], [TWO], [ONE, TWO]][number % 3]))
+        elif action == "end" and slices:
+            call = slices[number % len(slices)].call
+            call.over = True
+            scenario.tell(e.CallEnded(call))
+        elif attempt is not None:
+            if action == "answer":
+                scenario.answer(attempt)
+            else:
+                kinds = {
+                    "lose": LOST,
+                    "overload": errors.OverloadError("full"),
+                    "gone": errors.ModelNotFoundError("gone"),
+                }
+                scenario.fail(attempt, kinds.get(action, LOST))
+    for _ in range(100):
+        scenario.answer_all()
+        scenario.wait(1)
+    over = {one for one in slices if one.call.over}
+    assert set(scenario.delivered) | set(scenario.failed) | over == set(slices)
+    assert not scenario.in_flight
+    assert all(state.in_flight == 0 for state in scenario.core.states(scenario.now))
+    assert all(number == 0 for number in scenario.core.waiting().values())
+    (last,) = scenario.submit(1)
+    scenario.wait(40)
+    scenario.answer_all()
+    assert last in scenario.delivered or last in scenario.failed
