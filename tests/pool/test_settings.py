@@ -112,6 +112,12 @@ def test_secrets_are_in_no_repr_and_no_pickle(tagger: sonic.Model, tmp_path: Pat
         options.token()
 
 
+@pytest.mark.parametrize("option", ["token", "headers"])
+def test_a_secret_of_a_wrong_type_is_not_quoted(option: str) -> None:
+    with pytest.raises(errors.ConfigError, match=f"{option}: expected .*, got bytes$"):
+        sonic.connect("grpc://s:1", **{option: b"hush"})
+
+
 def test_a_token_file_that_is_no_text_is_not_quoted(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"hush-\xff")
     options = Settings.make("grpc://s:1", token=tmp_path / "token").connection_options()
