@@ -20,7 +20,7 @@ def connect(
 ) -> Pool:
     """Name the servers that models are scored on, and return the pool that talks to them.
 
-    Nothing is contacted before the first model is called.
+    The first call of a model reads certificates and contacts servers, nothing does before.
 
     Parameters
     ----------
@@ -34,10 +34,12 @@ def connect(
     profile : str, optional
         A facility's servers and options, from ``sonic.profiles`` of dask's configuration.
     **options
-        ``token``, ``headers``, ``tls_root``, ``tls_cert``, ``tls_key``, ``compression``,
-        ``channels``, ``max_in_flight``, ``max_in_flight_bytes``, ``max_request_bytes``,
-        ``request_timeout_s``, ``metadata_timeout_s``, ``retry_timeout_s``; see
-        `sonic_coffea.pool.Settings`.
+        ``token``, ``token_file``, ``headers``, ``tls_root``, ``tls_cert``, ``tls_key``,
+        ``compression``, ``shared_memory``, ``channels``, ``max_in_flight``,
+        ``max_in_flight_bytes``, ``max_request_bytes``, ``request_timeout_s``,
+        ``metadata_timeout_s``, ``retry_timeout_s``, ``hedge_after_s``, ``balance``, ``fallback``,
+        ``fallback_after_s``, ``cache``, ``cache_bytes``, ``cache_trusts_versions``,
+        ``max_suspended_chunks``; what they are, `sonic_coffea.pool.Settings` and its groups say.
 
     Returns
     -------

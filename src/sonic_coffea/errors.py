@@ -9,23 +9,24 @@
     ├── ContractError          the model on the server is not the one that was declared
     ├── ServerError
     │   ├── ServerStartError   a local server did not start
-    │   ├── ServerLostError    no connection, or the connection broke
+    │   ├── ServerLostError    no connection to the server, or the connection broke
     │   ├── OverloadError      the server refused for lack of capacity
     │   ├── AccessError        the server wants another secret, token or certificate
     │   ├── ModelNotFoundError the server does not have the model, or the version
     │   ├── RequestError       the server rejected the request itself
-    │   └── ResponseError      the server answered something that is not the contract's
-    ├── DeadlineError          the time given was not enough
+    │   └── ResponseError      the response is not what the contract says
+    ├── DeadlineError          a deadline passed
     └── CancelledError         the call was cancelled
 
-None of them is an :class:`OSError`, nor is one raised from an `OSError`: coffea's ``skipbadfiles``
-would take it for a broken file and drop the chunk without a word. All survive pickling with their
-attributes, as they must between processes.
+None is an :class:`OSError`, and none is raised from an `OSError`: coffea's ``skipbadfiles`` would
+take it for a broken file and drop the chunk silently. All survive pickling with their attributes,
+as they cross processes.
 """
 
 from __future__ import annotations
 
 import difflib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class SonicError(Exception):
     message : str
         What was wrong, what was expected, and what to do.
     server, model, version, request : str, optional
-        Where it happened; appended to the message when given.
+        Where it happened; appended to the message.
     events : tuple of int, optional
         First and one-past-last event of the rows concerned, counted in the array that was passed.
     rows : tuple of int, optional
@@ -98,7 +99,7 @@ class SonicError(Exception):
                 continue
             shown = f"{value[0]}..{value[1] - 1}" if isinstance(value, tuple) else value
             where.append(f"{name} {shown}")
-        # Below a message of several lines, which is a table.
+        # A message of several lines is a table; the context stands below.
         between = "\n" if "\n" in self.message else " "
         return f"{self.message}{between}[{', '.join(where)}]" if where else self.message
 
@@ -116,11 +117,7 @@ class SonicError(Exception):
         return type(self)(f"{place}: {self.message}", **self._context())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self._context())
-
-
-def _rebuild(cls: type[SonicError], message: str, context: dict[str, Any]) -> SonicError:
-    return cls(message, **context)
+        return partial(type(self), **self._context()), (self.message,)
 
 
 class ConfigError(SonicError):
@@ -148,7 +145,7 @@ class ServerStartError(ServerError):
 
 
 class ServerLostError(ServerError):
-    """No connection could be made, or the connection broke while a request was out."""
+    """No connection could be made, or the connection broke while a request was in flight."""
 
 
 class OverloadError(ServerError):
@@ -168,11 +165,11 @@ class RequestError(ServerError):
 
 
 class ResponseError(ServerError):
-    """The server answered something that is not what its model declares."""
+    """The server's response is not what its model declares."""
 
 
 class DeadlineError(SonicError):
-    """The time given was not enough; what was still out has been cancelled."""
+    """A deadline passed; what was in flight has been cancelled."""
 
 
 class CancelledError(SonicError):

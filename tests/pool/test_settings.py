@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ import yaml
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Settings, carried, current
+from sonic_coffea.pool._settings import Retry
+from sonic_coffea.transport import Tls
 
 if TYPE_CHECKING:
     import awkward as ak
@@ -76,6 +79,20 @@ def test_a_token_file_is_named_as_a_variable_can_name_it(key: str, tmp_path: Pat
     path = tmp_path / "token"
     with dask.config.set({"sonic": {"servers": "grpc://a:1", key: str(path)}}):
         assert sonic.connect().settings.token == path
+    assert sonic.connect("grpc://a:1", token_file=str(path)).settings.token == path
+
+
+def test_the_docstring_of_connect_names_every_option() -> None:
+    documented = set(re.findall(r"``(\w+)``", sonic.connect.__doc__ or ""))
+    assert set(Settings(servers=()).options()) - {"servers_file"} <= documented
+
+
+def test_options_make_the_same_settings() -> None:
+    settings = Settings.make("grpcs://a:1", tls_root="ca.pem", cache="scores", hedge_after_s=2)
+    assert settings.retry == Retry(hedge_after_s=2)
+    assert Settings.make(settings.servers, **settings.options()) == settings
+    assert settings.with_options(tls_root=None).tls == Tls()
+    assert pickle.loads(pickle.dumps(settings)) == settings
 
 
 def test_secrets_are_in_no_repr_and_no_pickle(tagger: sonic.Model, tmp_path: Path) -> None:
@@ -93,6 +110,12 @@ def test_secrets_are_in_no_repr_and_no_pickle(tagger: sonic.Model, tmp_path: Pat
     (tmp_path / "token").unlink()
     with pytest.raises(errors.ConfigError, match="cannot read the token file"):
         options.token()
+
+
+@pytest.mark.parametrize("option", ["token", "headers"])
+def test_a_secret_of_a_wrong_type_is_not_quoted(option: str) -> None:
+    with pytest.raises(errors.ConfigError, match=f"{option}: expected .*, got bytes$"):
+        sonic.connect("grpc://s:1", **{option: b"hush"})
 
 
 def test_a_token_file_that_is_no_text_is_not_quoted(tmp_path: Path) -> None:

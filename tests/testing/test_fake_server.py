@@ -174,7 +174,7 @@ def test_half_of_the_requests_are_refused(fake: FakeServer) -> None:
         (Wrong.shape, r"came back with shape \[2, 1\] for 3 rows"),
         (Wrong.type, "output 'y' came back as INT32, the model declares FP32"),
         (Wrong.missing, "the answer lacks output 'y'"),
-        (Wrong.cut, "cannot read the server's answer"),
+        (Wrong.cut, "cannot read the server's response"),
         (Wrong.without_data, "outputs without data"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import logging
 import os
@@ -9,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -87,7 +87,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wide_server(wide: Path) -> Iterator[sonic.LocalServer]:
-    with sonic.LocalServer(wide, stop_timeout_s=1.0) as running:
+    with sonic.LocalServer(wide, stop_timeout_s=0.1) as running:
         yield running
 
 
@@ -167,19 +167,30 @@ def test_what_was_abandoned_is_not_used_again(
         assert len(calls) > made
 
 
+def killed(server: sonic.LocalServer) -> None:
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+
+
 def test_a_server_that_is_started_anew_knows_no_regions(wide: Path) -> None:
-    sent = objects(40_000)
-    with held_port() as port:
-        server = sonic.LocalServer(wide, port=port, stop_timeout_s=0.1).start()
-        with pool_of(server, retry_timeout_s=60) as pool:
+    """And to unregister them with a server that is dead is no error."""
+    sent = objects(12_000)
+    with held_port() as port, contextlib.ExitStack() as stack:
+        first, second = (sonic.LocalServer(wide, port=port, stop_timeout_s=0.1) for _ in range(2))
+        stack.callback(first.stop)
+        with pool_of(first.start(), retry_timeout_s=60) as pool:
             check(model()(sent[:4000], pool=pool), sent[:4000])
             pending = model().submit(sent, pool=pool)
-            assert server.pid is not None
-            os.kill(server.pid, signal.SIGKILL)
-            with sonic.LocalServer(wide, port=port):
-                check(pending.result(timeout_s=100), sent)
-                check(model()(sent[:4000], pool=pool), sent[:4000])
-        server.stop()
+            killed(first)
+            stack.callback(second.stop)
+            second.start()
+            check(pending.result(timeout_s=100), sent)
+            check(model()(sent[:4000], pool=pool), sent[:4000])
+        with pool_of(second, retry_timeout_s=0.2) as pool:
+            check(model()(sent[:4000], pool=pool), sent[:4000])
+            killed(second)
+            with pytest.raises(errors.ServerLostError):
+                model()(sent[:4000], pool=pool)
 
 
 def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
@@ -198,17 +209,6 @@ def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
         assert total.retries >= 1
 
 
-def test_letting_go_of_a_dead_server_is_no_error(wide: Path) -> None:
-    server = sonic.LocalServer(wide, stop_timeout_s=0.1).start()
-    with pool_of(server, retry_timeout_s=0.2) as pool:
-        check(model()(objects(4000), pool=pool), objects(4000))
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGKILL)
-        with pytest.raises(errors.ServerLostError):
-            model()(objects(4000), pool=pool)
-    server.stop()
-
-
 def test_nothing_is_registered_after_closing(wide_server: sonic.LocalServer) -> None:
     with pool_of(wide_server) as pool, registered(wide_server) as regions:
         check(model()(objects(4000), pool=pool), objects(4000))
@@ -217,7 +217,7 @@ def test_nothing_is_registered_after_closing(wide_server: sonic.LocalServer) -> 
         until(lambda: regions() == [])
 
 
-@contextmanager
+@contextlib.contextmanager
 def registered(server: sonic.LocalServer) -> Iterator[Callable[..., list[str]]]:
     """Say which regions of a process the server has, by a connection that makes none."""
     from tritonclient.grpc import service_pb2
@@ -282,7 +282,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
 
 @pytest.fixture(scope="module")
 def held_server(held: Held) -> Iterator[sonic.LocalServer]:
-    with sonic.LocalServer(held.repository, stop_timeout_s=1.0) as running:
+    with sonic.LocalServer(held.repository, stop_timeout_s=0.1) as running:
         yield running
 
 

@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.pool._options import OPTIONS
 from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls
-
-# gRPC's limit of 2 GiB holds for the whole message, which has more in it than the tensors.
-_MAX_REQUEST_BYTES = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +162,8 @@ class Settings:
                 raise ConfigError(f"connect has no option {name!r}; {nearest(name, known)}")
             option = OPTIONS[name]
             if (expected := option.expects(value)) is not None:
-                raise ConfigError(f"{name}: expected {expected}, got {value!r}")
+                got = type(value).__name__ if option.secret else repr(value)
+                raise ConfigError(f"{name}: expected {expected}, got {got}")
             groups[option.group][option.field] = value
         own = groups.pop("", {})
         own |= {group: _GROUPS[group](**values) for group, values in groups.items()}
@@ -269,55 +268,6 @@ class Settings:
         )
 
 
-class _Option(NamedTuple):
-    """Where the value of a flat option is kept, and what it may be."""
-
-    group: str  # "": of Settings itself
-    field: str
-    expects: Callable[[Any], str | None]  # what it should be instead, if it cannot be this
-
-
-def _instance(text: str, *types: type) -> Callable[[Any], str | None]:
-    return lambda value: None if isinstance(value, types) else text
-
-
-def _optional(*types: type) -> Callable[[Any], str | None]:
-    names = ", ".join(t.__name__ for t in types)
-    return _instance(f"{names} or None", *types, type(None))
-
-
-def _choice(*choices: Any) -> Callable[[Any], str | None]:
-    text = "one of " + ", ".join(str(c) for c in choices)
-    return lambda value: None if value in choices else text
-
-
-def _shared_memory(value: Any) -> str | None:
-    return None if value == "auto" or isinstance(value, bool) else "one of auto, True, False"
-
-
-def _whole(least: int) -> Callable[[Any], str | None]:
-    text = f"a whole number of at least {least}"
-    return lambda value: None if isinstance(value, int) and value >= least else text
-
-
-def _positive(value: Any) -> str | None:
-    return None if isinstance(value, (int, float)) and value > 0 else "a number of more than 0"
-
-
-def _request_bytes(value: Any) -> str | None:
-    most = _MAX_REQUEST_BYTES
-    if (expected := _positive(value)) or value <= most:
-        return expected
-    return f"at most {most}, as a message of gRPC holds less than 2 GiB"
-
-
-def _positive_or_none(value: Any) -> str | None:
-    return None if value is None else _positive(value)
-
-
-_file = _optional(str, Path)
-_source = _instance("a path, a function or None", str, Path, Callable, type(None))  # type: ignore[arg-type]
-
 _GROUPS: Mapping[str, Callable[..., Any]] = {
     "timeouts": Timeouts,
     "limits": Limits,
@@ -325,32 +275,6 @@ _GROUPS: Mapping[str, Callable[..., Any]] = {
     "tls": Tls,
     "fallback": Fallback,
     "cache": CacheSettings,
-}
-# The flat options of `connect`, of dask's configuration and of profiles.
-OPTIONS: Mapping[str, _Option] = {
-    "servers_file": _Option("", "servers_file", _file),
-    "token": _Option("", "token", _source),
-    "headers": _Option("", "headers", _instance("a mapping of names to values", Mapping)),
-    "tls_root": _Option("tls", "root", _file),
-    "tls_cert": _Option("tls", "cert", _file),
-    "tls_key": _Option("tls", "key", _file),
-    "compression": _Option("", "compression", _choice("gzip", "deflate", None)),
-    "shared_memory": _Option("", "shared_memory", _shared_memory),
-    "channels": _Option("", "channels", _whole(1)),
-    "max_in_flight": _Option("limits", "max_in_flight", _whole(1)),
-    "max_in_flight_bytes": _Option("limits", "max_in_flight_bytes", _positive),
-    "max_request_bytes": _Option("limits", "max_request_bytes", _request_bytes),
-    "request_timeout_s": _Option("timeouts", "request_s", _positive),
-    "metadata_timeout_s": _Option("timeouts", "metadata_s", _positive),
-    "retry_timeout_s": _Option("retry", "timeout_s", _positive),
-    "balance": _Option("", "balance", _choice("load", "priority")),
-    "hedge_after_s": _Option("retry", "hedge_after_s", _positive_or_none),
-    "fallback": _Option("fallback", "source", _source),
-    "fallback_after_s": _Option("fallback", "after_s", _positive),
-    "cache": _Option("cache", "path", _file),
-    "cache_bytes": _Option("cache", "max_bytes", _positive),
-    "cache_trusts_versions": _Option("cache", "trusts_versions", _instance("True or False", bool)),
-    "max_suspended_chunks": _Option("limits", "max_suspended_chunks", _whole(0)),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sonic_coffea.transport import _local_state as local_state
@@ -59,5 +60,5 @@ def connect_transport(
     address = Address.parse(url) if isinstance(url, str) else url
     options = options or ConnectionOptions()
     if headers:
-        options = options.with_headers(headers)
+        options = replace(options, headers={**options.headers, **headers})
     return GrpcConnection(address, options)

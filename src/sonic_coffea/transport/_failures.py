@@ -76,7 +76,7 @@ def translate(code: Any, details: str, *, closing: bool = False, **context: Any)
     code : grpc.StatusCode
         The status.
     details : str
-        The server's words.
+        What the server says.
     closing : bool
         Whether this side cancelled; a CANCELLED that it did not ask for is a lost server.
     **context
@@ -89,7 +89,7 @@ def translate(code: Any, details: str, *, closing: bool = False, **context: Any)
             kind = meant
     if kind is CancelledError and not closing:
         kind = ServerLostError
-    said = details.strip().splitlines()[0] if details.strip() else code.name
+    reason = details.strip().splitlines()[0] if details.strip() else code.name
     if _ROUTE_CUT in lowered:
-        said += "; if a single request takes too long, let it be smaller: max_request_bytes"
-    return kind(f"{_MEANING[kind]}: {said}", **context)
+        reason += "; if a single request takes too long, let it be smaller: max_request_bytes"
+    return kind(f"{_MEANING[kind]}: {reason}", **context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +100,3 @@ class ConnectionOptions:
     compression: str | None = None
     shared_memory: bool | str = "auto"
     timeouts: Timeouts = field(default_factory=Timeouts)
-
-    def with_headers(self, headers: Mapping[str, str]) -> ConnectionOptions:
-        """Return the options with more headers."""
-        return replace(self, headers={**self.headers, **headers})

@@ -1,0 +1,90 @@
+"""The flat options of a pool: where each is kept, and what it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# gRPC's limit of 2 GiB holds for the whole message, which has more in it than the tensors.
+_MAX_REQUEST_BYTES = 2_000_000_000
+
+
+class Option(NamedTuple):
+    """Where the value of a flat option is kept, and what it may be."""
+
+    group: str  # "": of Settings itself
+    field: str
+    expects: Callable[[Any], str | None]  # what it should be instead, if it cannot be this
+    secret: bool = False  # never shown
+
+
+def _instance(text: str, *types: type) -> Callable[[Any], str | None]:
+    return lambda value: None if isinstance(value, types) else text
+
+
+def _optional(*types: type) -> Callable[[Any], str | None]:
+    names = ", ".join(t.__name__ for t in types)
+    return _instance(f"{names} or None", *types, type(None))
+
+
+def _choice(*choices: Any) -> Callable[[Any], str | None]:
+    text = "one of " + ", ".join(str(c) for c in choices)
+    return lambda value: None if value in choices else text
+
+
+def _shared_memory(value: Any) -> str | None:
+    return None if value == "auto" or isinstance(value, bool) else "one of auto, True, False"
+
+
+def _whole(least: int) -> Callable[[Any], str | None]:
+    text = f"a whole number of at least {least}"
+    return lambda value: None if isinstance(value, Integral) and int(value) >= least else text
+
+
+def _positive(value: Any) -> str | None:
+    return None if isinstance(value, Real) and float(value) > 0 else "a number of more than 0"
+
+
+def _request_bytes(value: Any) -> str | None:
+    most = _MAX_REQUEST_BYTES
+    if (expected := _positive(value)) or value <= most:
+        return expected
+    return f"at most {most}, as a message of gRPC holds less than 2 GiB"
+
+
+def _positive_or_none(value: Any) -> str | None:
+    return None if value is None else _positive(value)
+
+
+_file = _optional(str, Path)
+_headers = _instance("a mapping of names to values", Mapping)
+_source = _instance("a path, a function or None", str, Path, Callable, type(None))  # type: ignore[arg-type]
+
+# The flat options of `connect`, of dask's configuration and of profiles.
+OPTIONS: Mapping[str, Option] = {
+    "servers_file": Option("", "servers_file", _file),
+    "token": Option("", "token", _source, secret=True),
+    "headers": Option("", "headers", _headers, secret=True),
+    "tls_root": Option("tls", "root", _file),
+    "tls_cert": Option("tls", "cert", _file),
+    "tls_key": Option("tls", "key", _file),
+    "compression": Option("", "compression", _choice("gzip", "deflate", None)),
+    "shared_memory": Option("", "shared_memory", _shared_memory),
+    "channels": Option("", "channels", _whole(1)),
+    "max_in_flight": Option("limits", "max_in_flight", _whole(1)),
+    "max_in_flight_bytes": Option("limits", "max_in_flight_bytes", _positive),
+    "max_request_bytes": Option("limits", "max_request_bytes", _request_bytes),
+    "request_timeout_s": Option("timeouts", "request_s", _positive),
+    "metadata_timeout_s": Option("timeouts", "metadata_s", _positive),
+    "retry_timeout_s": Option("retry", "timeout_s", _positive),
+    "balance": Option("", "balance", _choice("load", "priority")),
+    "hedge_after_s": Option("retry", "hedge_after_s", _positive_or_none),
+    "fallback": Option("fallback", "source", _source),
+    "fallback_after_s": Option("fallback", "after_s", _positive),
+    "cache": Option("cache", "path", _file),
+    "cache_bytes": Option("cache", "max_bytes", _positive),
+    "cache_trusts_versions": Option("cache", "trusts_versions", _instance("True or False", bool)),
+    "max_suspended_chunks": Option("limits", "max_suspended_chunks", _whole(0)),
+}
