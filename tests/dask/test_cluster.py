@@ -125,7 +125,7 @@ def test_workers_that_come_later_are_dealt_shares(
         return int(dask_scheduler.plugins[SonicSchedulerPlugin.name].shares.workers)
 
     def shared() -> bool:
-        return any(e._shares for e in current()._fleet.endpoints)
+        return any(e.in_flight._quotas for e in current()._engine._core.endpoints)
 
     with Client(cluster) as client, sonic.connect(slow_server, client=client):
         until(lambda: client.run_on_scheduler(joined) == 2)

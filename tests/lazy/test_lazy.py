@@ -16,7 +16,7 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.demo.features import constituent_features
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.pool import _fleet as pools
+from sonic_coffea.pool import _pool as pools
 
 if TYPE_CHECKING:
     from pathlib import Path

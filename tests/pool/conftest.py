@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from tests.pool.scripted import ScriptedServer
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 @pytest.fixture
-def servers() -> dict[str, ScriptedServer]:
-    return {f"grpc://s{i}:8001": ScriptedServer(f"grpc://s{i}:8001") for i in (1, 2)}
-
-
-@pytest.fixture(autouse=True)
-def gates_open(servers: dict[str, ScriptedServer]):
-    yield
-    for server in servers.values():
+def servers() -> Iterator[dict[str, ScriptedServer]]:
+    scripted = {f"grpc://s{i}:8001": ScriptedServer(f"grpc://s{i}:8001") for i in (1, 2)}
+    yield scripted
+    for server in scripted.values():
         server.gate.set()

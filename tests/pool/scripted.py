@@ -50,9 +50,11 @@ class ScriptedServer:
         self.closed = False
         self.lives = True
         self.asked = 0
+        self.described = 0
         self._lock = threading.Lock()
 
     def contract(self, model: str, version: str | None) -> Contract:
+        self.described += 1
         if self.lacks:
             raise errors.ModelNotFoundError("no such model", server=str(self.address))
         x = TensorSpec(name="x", datatype="FP32", shape=(1,))

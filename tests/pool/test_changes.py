@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.pool.scripted import LOST, MODEL, ScriptedServer, doubled, objects, pool_of
+from tests.pool.scripted import LOST, MODEL, ScriptedServer, connect, doubled, objects, pool_of
 from tests.waiting import until
 
 from sonic_coffea import errors
@@ -40,7 +40,9 @@ def test_servers_are_changed_while_rows_are_out(servers: dict[str, ScriptedServe
             pool.set_servers("s1:8001")
 
 
-def test_a_server_that_takes_long_to_let_go_holds_up_nobody(servers: dict[str, ScriptedServer]) -> None:
+def test_a_server_that_takes_long_to_let_go_holds_up_nobody(
+    servers: dict[str, ScriptedServer],
+) -> None:
     """It may be asked to give memory back, and be gone."""
     one, two = servers.values()
     answered, closed = threading.Event(), []
@@ -65,7 +67,7 @@ def written(path: Path, text: str | bytes) -> None:
 @pytest.fixture
 def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of servers, which is looked at often."""
-    monkeypatch.setattr("sonic_coffea.pool._fleet._LOOK_S", 0.001)
+    monkeypatch.setattr("sonic_coffea.pool._watch.INTERVAL_S", 0.001)
     path = tmp_path / "servers.txt"
     written(path, "grpc://s1:8001\n")
     return path
@@ -90,7 +92,7 @@ def test_a_file_of_servers_that_cannot_be_used_changes_nothing(
     _, two = servers.values()
     reads = []
 
-    def connect(url: str, **_: Any) -> ScriptedServer:
+    def connecting(url: str, **_: Any) -> ScriptedServer:
         if url not in servers:
             raise OSError("the certificate is gone")
         return servers[url]
@@ -99,13 +101,12 @@ def test_a_file_of_servers_that_cannot_be_used_changes_nothing(
         reads.append(path)
         return read_servers(path)
 
-    monkeypatch.setattr("sonic_coffea.pool._fleet.connect_transport", connect)
-    monkeypatch.setattr("sonic_coffea.pool._fleet.read_servers", read)
+    monkeypatch.setattr("sonic_coffea.pool._watch.read_servers", read)
 
     def scored() -> bool:
         return doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
 
-    with Pool(Settings.make(listed)) as pool:
+    with Pool(Settings.make(listed), connect=connecting) as pool:
         until(lambda: scored() and len(reads) == 1)
         written(listed, text)
         until(lambda: scored() and len(reads) > 4)
@@ -132,8 +133,8 @@ def test_a_file_of_servers_that_cannot_be_reached_holds_up_nobody(
         released.wait(60)
         return ("grpc://s1:8001",)
 
-    with Pool(Settings.make(listed)) as pool:
-        monkeypatch.setattr("sonic_coffea.pool._fleet.read_servers", read)
+    with Pool(Settings.make(listed), connect=connect) as pool:
+        monkeypatch.setattr("sonic_coffea.pool._watch.read_servers", read)
         assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
         assert reading.wait(20)
         assert pool.telemetry()[1] == {("m", None): 0}
@@ -145,7 +146,7 @@ def test_a_file_of_servers_that_changed_before_the_first_call(
     servers: dict[str, ScriptedServer], listed: Path
 ) -> None:
     _, two = servers.values()
-    with Pool(Settings.make(listed)) as pool:
+    with Pool(Settings.make(listed), connect=connect) as pool:
         written(listed, "grpc://s2:8001\n")
         until(lambda: len(MODEL(objects(4), pool=pool)) == 4 and bool(two.requests))
 
@@ -159,7 +160,7 @@ def test_a_server_that_is_taken_in_must_have_the_same_model(
     with pool_of(str(one.address)) as pool:
         pending = MODEL.submit(objects(400), pool=pool)
         pool.set_servers(list(servers))
-        until(lambda: ("m", None) not in pool._fleet._contracts, what="the comparison")
+        until(lambda: two.described == 1)
         one.gate.set()
         assert doubled(pending.result()) == list(range(400))
         assert two.requests == []

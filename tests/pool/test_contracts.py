@@ -86,7 +86,7 @@ def test_a_server_that_does_not_say_what_it_has_holds_up_nobody(
         raise LOST
 
     one.contract = contract  # type: ignore[method-assign]
-    monkeypatch.setattr("sonic_coffea.pool._discovery._OTHERS_S", 0.05)
+    monkeypatch.setattr("sonic_coffea.pool._discovery.OTHERS_S", 0.05)
     with pool_of(*servers) as pool:
         assert doubled(MODEL(objects(50), pool=pool)) == list(range(50))
     released.set()
@@ -150,13 +150,11 @@ def test_the_deadline_is_that_of_the_whole_call(slow: SimpleNamespace, on_error:
             return caught.value
 
         assert soon(late)
-        # Also of one who waits for what another asks.
-        asked = len(slow.asked)
+        # Also of one who waits for what another asks: the server is asked once.
         waiting = threading.Thread(target=lambda: SLOW.check(pool))
         waiting.start()
-        until(lambda: len(slow.asked) == asked + 1)
         assert soon(late)
-        assert len(slow.asked) == asked + 1
+        assert slow.asked.count("slow") == 1
         slow.released.set()
         waiting.join()
         assert doubled(SLOW(objects(4), pool=pool, timeout_s=20)) == list(range(4))
@@ -170,13 +168,15 @@ def test_the_deadline_is_over_before_lost_servers_are_given_up(
     def lost(*_: Any) -> Any:
         raise LOST
 
-    one.contract = lost  # type: ignore[method-assign]
     variations = sonic.Variations(up=objects(2), down=objects(3))
+    with pool_of("grpc://s1:8001") as pool:
+        MODEL(variations, pool=pool)  # kernels are compiled by now
+    one.contract = lost  # type: ignore[method-assign]
     with (
         pool_of("grpc://s1:8001", retry_timeout_s=600) as pool,
-        pytest.raises(errors.DeadlineError, match=r"within 1 s.*gone.*model m"),
+        pytest.raises(errors.DeadlineError, match=r"within 2 s.*gone.*model m"),
     ):
-        MODEL(variations, pool=pool, timeout_s=1)
+        MODEL(variations, pool=pool, timeout_s=2)
 
 
 def test_why_servers_were_asked_again_is_told_when_the_time_is_over(
@@ -212,17 +212,14 @@ def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(
 ) -> None:
     pool = pool_of(*servers)
     pool.delay_start(3600)
-    waiting, found = threading.Event(), []
-    pool._lock.wait_for = lambda *_: waiting.set() or wait_for(*_)  # type: ignore[method-assign]
+    heard: list[Any] = []
 
     def ask() -> None:
-        with pytest.raises(errors.ServerLostError, match="closed") as caught:
+        with pytest.raises(errors.ConfigError, match="closed") as caught:
             MODEL.check(pool)
-        found.append(caught.value)
+        heard.append(caught.value)
 
-    wait_for = threading.Condition.wait_for.__get__(pool._lock)
     threading.Thread(target=ask, daemon=True).start()
-    assert waiting.wait(20)
-    pool._fleet.close()
-    until(lambda: bool(found))
+    until(lambda: pool._engine.started)
     pool.close()
+    until(lambda: bool(heard))

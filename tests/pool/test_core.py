@@ -493,7 +493,9 @@ def test_what_is_due_for_a_fallback_and_has_no_room_waits_for_an_answer() -> Non
 
 # Whatever happens
 
-ACTIONS = st.sampled_from(["submit", "answer", "lose", "overload", "gone", "wait", "end", "servers"])
+ACTIONS = st.sampled_from(
+    ["submit", "answer", "lose", "overload", "gone", "wait", "end", "servers"]
+)
 
 
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 9)), max_size=60))
@@ -501,7 +503,9 @@ def test_every_slice_is_delivered_or_failed_once(actions: list[tuple[str, int]])
     scenario = Scenario(hedge_after_s=0.2, retry_timeout_s=1)
     slices: list[Any] = []
     for action, number in actions:
-        attempt = scenario.in_flight[number % len(scenario.in_flight)] if scenario.in_flight else None
+        attempt = (
+            scenario.in_flight[number % len(scenario.in_flight)] if scenario.in_flight else None
+        )
         if action == "submit":
             slices += scenario.submit(number + 1)
         elif action == "wait":

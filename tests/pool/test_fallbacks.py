@@ -6,10 +6,11 @@ import threading
 from typing import Any
 
 import pytest
-from tests.pool.scripted import LOST, MODEL, ScriptedServer, doubled, objects, pool_of
+from tests.pool.scripted import LOST, MODEL, ScriptedServer, objects, pool_of
 from tests.waiting import until
 
 from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
 
 
 def test_a_fallback_that_is_lost_as_well_is_started_again_once(
@@ -35,7 +36,9 @@ def test_a_fallback_that_is_lost_as_well_is_started_again_once(
         assert len(started) == 2
 
 
-def test_a_fallback_without_the_model_is_one_clear_error(servers: dict[str, ScriptedServer]) -> None:
+def test_a_fallback_without_the_model_is_one_clear_error(
+    servers: dict[str, ScriptedServer],
+) -> None:
     one, two = servers.values()
     one.lacks = two.lacks = True
     with pool_of("grpc://s1:8001", fallback=lambda: "grpc://s2:8001") as pool:
@@ -52,22 +55,21 @@ def test_a_fallback_without_the_model_is_one_clear_error(servers: dict[str, Scri
 
 @pytest.mark.parametrize("error", [errors.ConfigError("no certificate"), SystemExit(3)])
 def test_a_fallback_that_cannot_be_connected_is_not_waited_for(
-    servers: dict[str, ScriptedServer], error: BaseException, monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, ScriptedServer], error: BaseException
 ) -> None:
     one, _ = servers.values()
 
-    def connect(url: str, **_: Any) -> ScriptedServer:
+    def connecting(url: str, **_: Any) -> ScriptedServer:
         if url not in servers:
             raise error
         return servers[url]
 
-    monkeypatch.setattr("sonic_coffea.pool._fleet.connect_transport", connect)
     options = {
         "fallback": lambda: "grpc://s3:8001",
         "fallback_after_s": 0.1,
         "retry_timeout_s": 0.3,
     }
-    with pool_of("grpc://s1:8001", **options) as pool:
+    with Pool(Settings.make("grpc://s1:8001", **options), connect=connecting) as pool:
         MODEL.check(pool)
         one.behaviour = lambda _: LOST
         with pytest.raises(errors.ServerLostError, match="gone"):

@@ -68,7 +68,7 @@ def kill_after(doomed: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch) -> in
         connection = connect_transport(url, **options)
         return Watched(connection) if url == doomed.url else connection
 
-    monkeypatch.setattr("sonic_coffea.pool._fleet.connect_transport", connect)
+    monkeypatch.setattr("sonic_coffea.pool._pool.connect_transport", connect)
     return answers
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import threading
-import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
 import pytest
-from tests.pool.scripted import LOST, MODEL, ScriptedServer, doubled, inferred, objects, pool_of, refuses
+from tests.pool.scripted import (
+    LOST,
+    MODEL,
+    ScriptedServer,
+    doubled,
+    inferred,
+    objects,
+    pool_of,
+    refuses,
+)
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.pool import Quota
-from sonic_coffea.pool._call import Call, Piece
-from sonic_coffea.pool._endpoint import Endpoint, choose
-from sonic_coffea.transport import Response
 
 if TYPE_CHECKING:
     from sonic_coffea.transport import Contract
@@ -87,14 +90,6 @@ def test_a_server_that_hangs_is_found_out(
         until(lambda: all(e.cancelled.is_set() for e in one.handles))
         assert pool.statistics.total().rows == 50
         assert sum(len(r) for r in two.requests) == 50
-
-
-
-
-
-
-
-
 
 
 def test_a_server_that_is_slow_and_lives_is_waited_for(

@@ -68,7 +68,9 @@ def test_a_request_larger_than_the_budget_travels_alone(servers: dict[str, Scrip
     assert one.most_out == 1
 
 
-def test_the_number_in_flight_grows_while_answers_are_fast(servers: dict[str, ScriptedServer]) -> None:
+def test_the_number_in_flight_grows_while_answers_are_fast(
+    servers: dict[str, ScriptedServer],
+) -> None:
     (one, _) = servers.values()
     one.behaviour = inferred
     with pool_of("grpc://s1:8001") as pool:
@@ -232,9 +234,11 @@ def test_a_call_that_comes_as_the_pool_is_closed(servers: dict[str, ScriptedServ
             self.close()
             super().submit(call)
 
-    with Closing(Settings.make(tuple(servers)), connect=connect) as pool:
-        with pytest.raises(errors.ConfigError, match="has been closed"):
-            MODEL(objects(4), pool=pool, timeout_s=20, on_error="mask")
+    with (
+        Closing(Settings.make(tuple(servers)), connect=connect) as pool,
+        pytest.raises(errors.ConfigError, match="has been closed"),
+    ):
+        MODEL(objects(4), pool=pool, timeout_s=20, on_error="mask")
 
 
 def test_what_cannot_be_sent_as_the_pool_is_closed_is_cancelled(

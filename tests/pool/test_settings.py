@@ -173,7 +173,7 @@ import sonic_coffea as sonic
 pool = sonic.connect('grpc://127.0.0.1:9')
 held, forked = threading.Event(), threading.Event()
 def hold():
-    with pool._lock:
+    with pool._engine._life:
         held.set()
         forked.wait()
 threading.Thread(target=hold).start()

@@ -67,7 +67,7 @@ def test_a_pool_shows_its_servers(server: FakeServer) -> None:
         assert "not used yet" in pool._repr_html_()
         ROW(objects(8), pool=pool)
         assert "8 rows in 2 requests" in pool._repr_html_()
-        assert "usable" in pool._repr_html_()
+        assert "closed" in pool._repr_html_()
         server.fail(grpc.StatusCode.UNAVAILABLE, "<gone>", times=100)
         with pytest.raises(errors.ServerLostError):
             ROW(objects(8), pool=pool)

@@ -63,6 +63,7 @@ class PoolCore:
         self._contracts: dict[ModelKey, Contract] = {}
         self._discoveries: dict[ModelKey, Discovery] = {}
         self._starts_at = -math.inf
+        self._not_compared: set[str] = set()
         self._instructions: list[e.Instruction] = []
         self.endpoints.set_servers(self._servers, None)
 
@@ -209,7 +210,7 @@ class PoolCore:
                 endpoint.signatures.accept(key, now)
                 self._compare_files(endpoint, outcome, expected)
             else:
-                self._reject(endpoint, key, now)
+                self._reject(endpoint, key, outcome, expected, now)
         elif isinstance(outcome, ModelNotFoundError):
             endpoint.liveness.hear(now)
             endpoint.signatures.reject(key, outcome, now)
@@ -488,29 +489,40 @@ class PoolCore:
             error = error.because(f"tried {request.retries + 1} times")
         self._instructions.append(e.Fail(request, error, url))
 
-    def _reject(self, endpoint: Endpoint, key: ModelKey, now: float) -> None:
+    def _reject(
+        self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract, now: float
+    ) -> None:
         """Send no rows to an endpoint whose model is not the one that they are made for."""
-        error = ContractError(
+        what = (
             f"the server has a model {key.name!r} that differs from that of the others; it gets "
-            "none of the rows that are made for them",
-            server=endpoint.url,
-            model=key.name,
+            "none of the rows that are made for them"
         )
+        if endpoint.url == self._fallback.url:
+            what = "the fallback is another model"
+            if actual.digest != expected.digest:
+                what += (
+                    f": its files have the digest {actual.digest}, those of the servers "
+                    f"{expected.digest}"
+                )
+        error = ContractError(what, server=endpoint.url, model=key.name)
         logger.warning("%s", error)
         endpoint.signatures.reject(key, error, now)
         self._forget(key)
         if endpoint.url == self._fallback.url:
             self._fallback.fail(error)
+        self._give_up_if_hopeless(key, endpoint.url, error, now)
 
     def _compare_files(
         self, endpoint: Endpoint, actual: Contract, expected: Contract | None
     ) -> None:
-        """Warn of a fallback of which nobody knows whether it has the servers' file."""
-        if endpoint.url != self._fallback.url:
+        """Warn once of a fallback of which nobody knows whether it has the servers' file."""
+        if endpoint.url != self._fallback.url or actual.model in self._not_compared:
             return
         if expected is None or not (actual.digest and expected.digest):
+            self._not_compared.add(actual.model)
             logger.warning(
-                "%s serves model %s, and nobody says whether it has the servers' file",
+                "the fallback %s cannot be compared with the servers: not all of them say which "
+                "file model %s is",
                 endpoint.url,
                 actual.model,
             )

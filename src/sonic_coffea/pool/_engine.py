@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from sonic_coffea.pool._call import Call
+    from sonic_coffea.pool._deadline import Deadline
     from sonic_coffea.pool._endpoint import EndpointReport, ServerState
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
@@ -55,10 +56,15 @@ T = TypeVar("T")
 class ContractWaiter:
     """A thread that waits for what a model takes and gives."""
 
-    def __init__(self, key: ModelKey, timeout_s: float | None) -> None:
+    def __init__(self, key: ModelKey, deadline: Deadline) -> None:
         self.key = key
-        self.timeout_s = timeout_s
+        self.deadline = deadline
         self.outcome: Future[Contract | SonicError] = Future()
+
+    @property
+    def timeout_s(self) -> float | None:
+        """How long the call may take, of which this is a part."""
+        return self.deadline.timeout_s
 
 
 class Engine:
@@ -170,7 +176,7 @@ class Engine:
 
         self._enter(requested)
         try:
-            outcome = waiter.outcome.result(waiter.timeout_s)
+            outcome = waiter.outcome.result(waiter.deadline.left_s)
         except concurrent.futures.TimeoutError:
             self.post(e.ContractWithdrawn(waiter))
             outcome = waiter.outcome.result()
@@ -474,7 +480,10 @@ class Engine:
 
     def _connected(self, urls: Iterable[str]) -> list[Sender]:
         """Return senders for new servers: for all, or for none."""
-        senders: list[Sender] = []
+        urls, senders = list(urls), []
+        if any(Address.parse(url).tls for url in urls):
+            # The connections read the certificates on first use; what is wrong is told now.
+            self.settings.tls.read()
         try:
             for url in urls:
                 senders.append(self._sender(url))  # noqa: PERF401  those so far are closed below

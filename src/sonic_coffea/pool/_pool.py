@@ -46,9 +46,9 @@ class Pool:
     """
 
     def __init__(
-        self, settings: Settings, *, connect: Callable[..., Connection] = connect_transport
+        self, settings: Settings, *, connect: Callable[..., Connection] | None = None
     ) -> None:
-        self._engine = Engine(settings, connect)
+        self._engine = Engine(settings, connect or connect_transport)
 
     def __enter__(self) -> Pool:
         return self
@@ -190,7 +190,7 @@ class Pool:
         if known is not None:
             return known
         self._open()
-        return self._engine.contract(ContractWaiter(key, deadline.left_s), anew=anew)
+        return self._engine.contract(ContractWaiter(key, deadline), anew=anew)
 
     def submit(self, call: Call) -> None:
         """Queue a call; its requests leave as soon as there is room for them.
