@@ -12,16 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sonic_coffea.errors import (
-    AccessError,
-    ConfigError,
-    ContractError,
-    DeadlineError,
-    ModelNotFoundError,
-    RequestError,
-    ServerLostError,
-    SonicError,
-)
+from sonic_coffea import errors
 from sonic_coffea.tools._requests import ask, zeros
 from sonic_coffea.transport import Address, Answer, Connection, Contract, connect_transport
 
@@ -37,15 +28,17 @@ _TIMEOUT_S = 5.0
 _TRIES = 20
 _LOAD_BYTES = 4_000_000
 
-_REMEDIES: tuple[tuple[type[SonicError], str], ...] = (
-    (AccessError, "ask the server's operator for a token (--token-file) or a header (--header)"),
-    (ModelNotFoundError, "see what there is with: sonic-coffea models URL"),
-    (ContractError, "change the declaration, or pin the version that it was made for (--version)"),
-    (DeadlineError, "the server is slow or overloaded; try again later, or ask its operator"),
-    (RequestError, "the server's log says more; the model may not take a row of zeros"),
-    (ServerLostError, "the server broke the connection; its log says why"),
-    (ConfigError, "use another model, or other options"),
-)
+_REMEDIES: dict[type[errors.SonicError], str] = {
+    errors.AccessError: "ask the server's operator for a token (--token-file) or a header "
+    "(--header)",
+    errors.ModelNotFoundError: "see what there is with: sonic-coffea models URL",
+    errors.ContractError: "change the declaration, or pin the version that it was made for "
+    "(--version)",
+    errors.DeadlineError: "the server is slow or overloaded; try again later, or ask its operator",
+    errors.RequestError: "the server's log says more; the model may not take a row of zeros",
+    errors.ServerLostError: "the server broke the connection; its log says why",
+    errors.ConfigError: "use another model, or other options",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +66,7 @@ class Step:
     seconds: float = 0.0
 
 
-class _Failed(ConfigError):  # noqa: N818
+class _Failed(errors.ConfigError):
     """The outcome of a step that knows its remedy."""
 
     def __init__(self, detail: str, remedy: str) -> None:
@@ -107,10 +100,9 @@ def check(
         begun = time.perf_counter()
         try:
             detail, remedy = step(), ""
-        except SonicError as error:
+        except errors.SonicError as error:
             failed, detail = True, str(error)
-            known = next((words for kind, words in _REMEDIES if isinstance(error, kind)), "")
-            remedy = getattr(error, "remedy", known)
+            remedy = getattr(error, "remedy", _REMEDIES.get(type(error), ""))
         seconds = time.perf_counter() - begun
         yield Step(name=name, ok=not failed, detail=detail, remedy=remedy, seconds=seconds)
     steps.close()
@@ -160,81 +152,53 @@ class _Steps:
 
     def _resolve(self) -> str:
         host, port = self._place
+        remedy = "check the spelling; some names are known inside a site only"
         try:
             entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            message = f"no address is known for {host!r}: {error.strerror}"
-        except UnicodeError as error:
-            # Of names that cannot be looked up, as with an empty part or one that is too long.
-            message = f"{host!r} is no name of a host: {error}"
-        else:
-            return ", ".join(sorted({str(entry[4][0]) for entry in entries}))
-        raise _Failed(message, "check the spelling; some names are known inside a site only")
+            raise _Failed(f"no address is known for {host!r}: {error.strerror}", remedy) from None
+        except UnicodeError as error:  # an empty part, or a part that is too long
+            raise _Failed(f"{host!r} is no name of a host: {error}", remedy) from None
+        return ", ".join(sorted({str(entry[4][0]) for entry in entries}))
 
     def _connect(self) -> str:
         host, port = self._place
         try:
-            with socket.create_connection(self._place, _TIMEOUT_S):
-                return f"port {port} is open"
+            socket.create_connection(self._place, _TIMEOUT_S).close()
         except ConnectionRefusedError:
-            failure = _Failed(
+            raise _Failed(
                 f"nothing listens at port {port} of {host}",
                 "is the server up? Triton's gRPC port is 8001 by default, behind TLS often 443",
-            )
+            ) from None
         except OSError as error:
-            failure = _Failed(
+            raise _Failed(
                 f"no connection to port {port} of {host}: {error}",
                 "a firewall may be in between; servers of a site are often open from inside only",
-            )
-        raise failure
+            ) from None
+        return f"port {port} is open"
 
     def _speak(self) -> str:
         """Tell HTTP, TLS and plain gRPC apart, which all fail alike for gRPC."""
         try:
             self._connection.info()
-        except (ServerLostError, DeadlineError) as error:
-            failure = self._wrong_protocol(error)
-        except SonicError:  # refused, but by gRPC: the next step says why
-            return "HTTP/2 without TLS"
-        else:
-            return "HTTP/2 without TLS"
-        raise failure
-
-    def _wrong_protocol(self, error: SonicError) -> SonicError:
-        with contextlib.suppress(OSError):
-            ssl.get_server_certificate(self._place, timeout=_TIMEOUT_S)
-            return _Failed("the port wants TLS", f"try grpcs://{self._address.target}")
-        with contextlib.suppress(OSError, http.client.HTTPException):
+        except (errors.ServerLostError, errors.DeadlineError):
+            with contextlib.suppress(OSError):
+                ssl.get_server_certificate(self._place, timeout=_TIMEOUT_S)
+                remedy = f"try grpcs://{self._address.target}"
+                raise _Failed("the port wants TLS", remedy) from None
             plain = http.client.HTTPConnection(*self._place, timeout=_TIMEOUT_S)
-            with contextlib.closing(plain):
+            with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(plain):
                 plain.request("GET", "/")
                 plain.getresponse()
-            remedy = "it may be Triton's HTTP port; its gRPC port is 8001 by default"
-            return _Failed("the port speaks HTTP/1, not gRPC", remedy)
-        return error
+                remedy = "it may be Triton's HTTP port; its gRPC port is 8001 by default"
+                raise _Failed("the port speaks HTTP/1, not gRPC", remedy) from None
+            raise
+        except errors.SonicError:  # refused, but by gRPC: the next step says why
+            pass
+        return "HTTP/2 without TLS"
 
     def _speak_tls(self) -> str:
-        context = self._tls_context()
-        try:
-            with (
-                socket.create_connection(self._place, _TIMEOUT_S) as plain,
-                context.wrap_socket(plain, server_hostname=self._address.host) as wrapped,
-            ):
-                spoken = wrapped.selected_alpn_protocol()
-                return f"{wrapped.version()}, {spoken or 'no application protocol'}"
-        except ssl.SSLCertVerificationError as error:
-            failure = _Failed(
-                f"the certificate is not trusted: {error.verify_message}",
-                "name the site's certificate authority with --tls-root, and the host as in the "
-                "certificate",
-            )
-        except OSError as error:
-            remedy = f"the port may have no TLS; try grpc://{self._address.target}"
-            failure = _Failed(f"no TLS: {getattr(error, 'reason', None) or error}", remedy)
-        raise failure
-
-    def _tls_context(self) -> ssl.SSLContext:
-        settings = self._settings
+        settings, remedy = self._settings, "files for TLS are PEM, which begins with -----BEGIN"
         used = f"the certificate authority {settings.tls_root!r}"
         try:
             context = ssl.create_default_context(cafile=settings.tls_root)
@@ -243,11 +207,23 @@ class _Steps:
                 used = f"the certificate {settings.tls_cert!r} with the key {settings.tls_key!r}"
                 context.load_cert_chain(settings.tls_cert, settings.tls_key)
         except OSError as error:
-            remedy = "files for TLS are in PEM format, which begins with -----BEGIN"
-            failure = _Failed(f"cannot use {used}: {error.strerror or error}", remedy)
-        else:
-            return context
-        raise failure
+            raise _Failed(f"cannot use {used}: {error.strerror or error}", remedy) from None
+        try:
+            with (
+                socket.create_connection(self._place, _TIMEOUT_S) as plain,
+                context.wrap_socket(plain, server_hostname=self._address.host) as wrapped,
+            ):
+                spoken = wrapped.selected_alpn_protocol()
+                return f"{wrapped.version()}, {spoken or 'no application protocol'}"
+        except ssl.SSLCertVerificationError as error:
+            raise _Failed(
+                f"the certificate is not trusted: {error.verify_message}",
+                "name the site's certificate authority with --tls-root, and the host as in the "
+                "certificate",
+            ) from None
+        except OSError as error:
+            remedy = f"the port may have no TLS; try grpc://{self._address.target}"
+            raise _Failed(f"no TLS: {getattr(error, 'reason', error)}", remedy) from None
 
     def _enter(self) -> str:
         info = self._connection.info()
@@ -264,7 +240,7 @@ class _Steps:
     def _list(self) -> str:
         try:
             entries = self._connection.models()
-        except SonicError as error:
+        except errors.SonicError as error:
             return f"the server does not list them ({error.message})"
         return ", ".join(f"{e.name} v{e.version} {e.state}".strip() for e in entries) or "none"
 
