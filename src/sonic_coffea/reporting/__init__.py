@@ -11,7 +11,6 @@ from sonic_coffea.reporting._tally import (
     Statistics,
     Tally,
     add_plain,
-    latency_edges_s,
 )
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "Statistics",
     "Tally",
     "add_plain",
-    "latency_edges_s",
     "plots",
     "report",
     "tables",

@@ -20,50 +20,30 @@ TallyKey = tuple[str, str, str]
 STATISTICS_KEY = "sonic_statistics"
 """Where a processor's output holds the plain form of its statistics."""
 
-# Round trips from 0.1 ms to 1000 s, ten bins a decade.
-_EDGES_S: NDArray[np.float64] = np.logspace(-4, 3, 71)
+LATENCY_EDGES_S: NDArray[np.float64] = np.logspace(-4, 3, 71)
+"""Edges of the bins of round trips, ten a decade; below and above is one more bin each."""
 
-_COUNTS = (
-    "chunks",
-    "events",
-    "objects",
-    "masked",
-    "deduplicated",
-    "cache_hits",
-    "elements",
-    "truncated",
-    "padding",
-)
+_MAX_SPANS = 500
 # A span in the plain form: 24 bytes.
 _SPAN = np.dtype([("begun", "<f8"), ("seconds", "<f8"), ("share", "<f4"), ("rows", "<u4")])
 
 
-def latency_edges_s() -> NDArray[np.float64]:
-    """Return the edges of the bins of round trips; below and above are one more each."""
-    return _EDGES_S
-
-
 def _no_latencies() -> NDArray[np.int64]:
-    return np.zeros(len(_EDGES_S) + 1, np.int64)
-
-
-_MOST_SPANS = 500
+    return np.zeros(len(LATENCY_EDGES_S) + 1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A request that was out.
+    """When a request was in flight.
 
     Attributes
     ----------
     worker : str
         Host and number of the process.
     model, server : str
-        Of what, and where.
-    begun : float
-        When it was sent, in seconds since the epoch.
-    seconds : float
-        How long it took.
+        What it asked for, and where.
+    begun, seconds : float
+        When it was sent, in seconds since the epoch, and how long it took.
     rows : int
         What it held.
     """
@@ -77,7 +57,7 @@ class Span:
 
     @property
     def lot(self) -> float:
-        """A number from 0 to 1 that is its own, by which some are drawn."""
+        """A number from 0 to 1, which says whether a random sample has it."""
         return zlib.crc32(f"{self.worker} {self.begun}".encode()) / 2**32
 
 
@@ -122,7 +102,7 @@ class Tally:
     def record_trip(self, seconds: float) -> None:
         """Count one round trip."""
         self.trip_s += seconds
-        self.latencies[np.searchsorted(_EDGES_S, seconds)] += 1
+        self.latencies[np.searchsorted(LATENCY_EDGES_S, seconds)] += 1
 
     def latency_s(self, quantile: float) -> float:
         """Return a quantile of the round trips, to the width of a bin (26 %)."""
@@ -130,7 +110,7 @@ class Tally:
         if total == 0:
             return float("nan")
         place = int(np.searchsorted(np.cumsum(self.latencies), quantile * total))
-        return float(_EDGES_S[min(place, len(_EDGES_S) - 1)])
+        return float(LATENCY_EDGES_S[min(place, len(LATENCY_EDGES_S) - 1)])
 
     def to_dict(self) -> dict[str, float | None]:
         """Return plain numbers; quantiles of no round trips are None, as JSON has no NaN."""
@@ -198,23 +178,19 @@ class Statistics:
             self._add(server, model, version, tally)
             if span is not None and span.lot < self.spans_share:
                 self.spans.append(span)
-                self._thin()
+                if len(self.spans) > _MAX_SPANS:
+                    self._add_spans([], self.spans_share / 2)
 
     def _add(self, server: str, model: str, version: str, tally: Tally) -> None:
         known = self.tallies.setdefault((server, model, version), Tally())
         known += tally
 
-    def _thin(self) -> None:
-        """Draw a smaller sample, whose members do not depend on the order of additions."""
-        while len(self.spans) > _MOST_SPANS:
-            self.spans = self._drawn(self.spans_share / 2)
-            self.spans_share /= 2
-
-    def _drawn(self, share: float) -> list[Span]:
-        """Return the spans that a sample of this share has."""
-        if share == self.spans_share:
-            return self.spans
-        return [span for span in self.spans if span.lot < share]
+    def _add_spans(self, spans: list[Span], share: float) -> None:
+        """Add a sample, and draw a smaller one whose members depend on no order."""
+        self.spans_share = min(self.spans_share, share)
+        self.spans = [s for s in (*self.spans, *spans) if s.lot < self.spans_share]
+        if len(self.spans) > _MAX_SPANS:
+            self._add_spans([], self.spans_share / 2)
 
     def __iter__(self) -> Iterator[tuple[TallyKey, Tally]]:
         with self._lock:
@@ -242,10 +218,7 @@ class Statistics:
         with self._lock:
             for name in _COUNTS:
                 setattr(self, name, getattr(self, name) + getattr(other, name))
-            share = min(self.spans_share, other.spans_share)
-            self.spans = self._drawn(share) + other._drawn(share)
-            self.spans_share = share
-            self._thin()
+            self._add_spans(other.spans, other.spans_share)
             for key, tally in other:
                 self._add(*key, tally)
         return self
@@ -285,18 +258,14 @@ class Statistics:
     def from_plain(cls, plain: Mapping[str, Any]) -> Statistics:
         """Return the inverse of `to_plain`, or of a sum of such dicts."""
         statistics = cls(**{name: plain.get(name, 0) for name in _COUNTS})
-        for server, models in plain["served"].items():
-            for model, versions in models.items():
-                for version, numbers in versions.items():
-                    statistics._add(server, model, version, Tally(**numbers))
-        for worker, servers in plain["spans"].items():
-            for server, models in servers.items():
-                for model, packed in models.items():
-                    for begun, seconds, share, rows in np.frombuffer(packed, _SPAN).tolist():
-                        statistics.spans.append(Span(worker, model, server, begun, seconds, rows))
-                        statistics.spans_share = min(statistics.spans_share, share)
-        statistics.spans = [s for s in statistics.spans if s.lot < statistics.spans_share]
-        statistics._thin()
+        for server, model, version, numbers in _leaves(plain["served"]):
+            statistics._add(server, model, version, Tally(**numbers))
+        spans, shares = [], [1.0]
+        for worker, server, model, packed in _leaves(plain["spans"]):
+            for begun, seconds, share, rows in np.frombuffer(packed, _SPAN).tolist():
+                spans.append(Span(worker, model, server, begun, seconds, rows))
+                shares.append(share)
+        statistics._add_spans(spans, min(shares))
         return statistics
 
     def to_dict(self) -> dict[str, Any]:
@@ -312,6 +281,18 @@ class Statistics:
                 for (server, model, version), tally in sorted(now, key=lambda item: item[0])
             ],
         }
+
+
+_COUNTS = [f.name for f in fields(Statistics) if f.type == "int"]
+
+
+def _leaves(tree: Mapping[str, Any], *above: str) -> Iterator[Any]:
+    """Yield the leaves of three levels, each after its keys."""
+    for key, below in tree.items():
+        if len(above) == 2:
+            yield *above, key, below
+        else:
+            yield from _leaves(below, *above, key)
 
 
 def add_plain(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.reporting._tally import latency_edges_s
+from sonic_coffea.reporting._tally import LATENCY_EDGES_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +122,7 @@ def _time(axes: Any, statistics: Statistics) -> None:
 
 
 def _latency(axes: Any, statistics: Statistics) -> None:
-    edges = 1e3 * latency_edges_s()
+    edges = 1e3 * LATENCY_EDGES_S
     for (_, model, version), tally in sorted(statistics.tallies.items()):
         axes.stairs(tally.latencies[1:-1], edges, label=f"{model} v{version}")
     axes.set_xscale("log")

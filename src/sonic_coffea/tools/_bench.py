@@ -140,26 +140,24 @@ def measure(
     connection = connect_transport(settings.servers[0], options=settings.connection_options())
     try:
         contract = connection.contract(model, version)
-        one = zeros(contract, 1, length)
-        sent_bytes = sum(tensor.nbytes for tensor in one.values())
+        row = zeros(contract, 1, length)
+        sent_bytes = sum(tensor.nbytes for tensor in row.values())
         most = min(contract.max_rows or _MOST_ROWS, _MOST_ROWS, max(1, _MOST_BYTES // sent_bytes))
         sizes = sorted({*(2**n for n in range(most.bit_length())), most})
-        answer, _ = ask(connection, contract, version, one)
+        answer, _ = ask(connection, contract, version, row)
         back_bytes = sum(tensor.nbytes for tensor in answer.outputs.values())
         times = []
         for rows in sizes:
             tell(f"requests of {rows} rows")
-            times.append(
-                _median(connection, contract, version, zeros(contract, rows, length), seconds)
-            )
-        largest = zeros(contract, most, length)
+            tensors = zeros(contract, rows, length)
+            times.append(_median(connection, contract, version, tensors, seconds))
         best, best_in_flight, in_flight = 0.0, 1, 1
         while in_flight <= settings.max_in_flight:
             tell(f"{in_flight} requests of {most} rows at a time")
             # Of slow models too, as many as shall be in flight.
             requests = max(4, max(1, round(seconds / times[-1])) * in_flight)
             _, took_s = ask(
-                connection, contract, version, largest, requests=requests, in_flight=in_flight
+                connection, contract, version, tensors, requests=requests, in_flight=in_flight
             )
             rate = requests * most / took_s
             if rate < best * _GAIN:
