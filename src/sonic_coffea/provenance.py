@@ -64,7 +64,9 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
                 )
         else:
             records = source["models"]
-        models += [record for record in records if record not in models]
+        for record in records:
+            if record not in models:
+                models.append(record)
     return {"models": models, "packages": _versions()}
 
 
