@@ -150,6 +150,15 @@ def test_advice(numbers: dict[str, float], timings: dict[str, float], said: str 
         assert said.split(":")[0][:20] in report._repr_html_()
 
 
+def test_advice_on_a_long_tail() -> None:
+    statistics, slow = bad(), Tally(requests=2)
+    slow.record_trip(1.0)
+    slow.record_trip(1.0)
+    statistics.record("grpc://s:1", "m", "1", slow)
+    (only,) = sonic.Report(statistics).advice
+    assert "is 100 times their p50: hedge_after_s" in only
+
+
 def test_waiting_for_what_is_packed_is_not_for_servers() -> None:
     (only,) = sonic.Report(bad(pack_s=4.0, wait_s=5.0)).advice
     assert "packing and unpacking" in only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.model import Model
     from sonic_coffea.tools import Step
-    from sonic_coffea.transport import TensorSpec
+    from sonic_coffea.transport import Contract, ModelEntry, TensorSpec
 
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}
 
@@ -121,19 +122,13 @@ def models(
     """List what a server has: models, versions, inputs and outputs."""
     settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
     connection = connect_transport(url, options=settings.connection_options())
-    try:
-        entries = connection.models()
-        contracts: dict[tuple[str, str], Any] = {}
-        for entry in entries:
-            try:
-                contracts[entry.name, entry.version] = connection.contract(
-                    entry.name, entry.version or None
-                )
-            except SonicError:
-                contracts[entry.name, entry.version] = None
-    finally:
-        connection.close()
-    listed = [(entry, contracts[entry.name, entry.version]) for entry in entries]
+    listed: list[tuple[ModelEntry, Contract | None]] = []
+    with contextlib.closing(connection):
+        for entry in connection.models():
+            contract = None
+            with contextlib.suppress(SonicError):
+                contract = connection.contract(entry.name, entry.version or None)
+            listed.append((entry, contract))
     if as_json:
         typer.echo(json.dumps([_described(entry, contract) for entry, contract in listed]))
         return
@@ -156,18 +151,11 @@ def _shown(specs: Sequence[TensorSpec]) -> str:
     )
 
 
-def _described(entry: Any, contract: Any) -> dict[str, Any]:
-    about = {
-        "model": entry.name,
-        "version": entry.version,
-        "state": entry.state,
-        "reason": entry.reason,
-    }
-    if contract is None:
-        return about
-    return {
-        **about,
-        "max_rows": contract.max_rows,
-        "inputs": [dataclasses.asdict(spec) for spec in contract.inputs],
-        "outputs": [dataclasses.asdict(spec) for spec in contract.outputs],
-    }
+def _described(entry: ModelEntry, contract: Contract | None) -> dict[str, Any]:
+    described: dict[str, Any] = dataclasses.asdict(entry)
+    described = {"model": described.pop("name"), **described}
+    if contract is not None:
+        described["max_rows"] = contract.max_rows
+        described["inputs"] = [dataclasses.asdict(spec) for spec in contract.inputs]
+        described["outputs"] = [dataclasses.asdict(spec) for spec in contract.outputs]
+    return described

@@ -91,8 +91,7 @@ def check(
     declared : sequence of Model
         Declarations that are compared with the server's models.
     """
-    steps = _Steps(settings, model, version)
-    failed = False
+    steps, failed = _Steps(settings, model, version), False
     for name, step in steps.of(model, declared):
         if failed:
             yield Step(name=name, ok=None)
