@@ -58,6 +58,14 @@ def test_report_of_what_carries_statistics() -> None:
         assert sonic.report(pool).statistics.total().requests == 0
 
 
+def test_statistics_of_a_pool_are_a_snapshot() -> None:
+    model = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+    with FakeServer({"m": FakeModel.of(model)}) as server, sonic.connect(server.url) as pool:
+        before = pool.statistics
+        model(ak.Array([[{"pt": 1.0}]]))
+        assert (before.total().rows, pool.statistics.total().rows) == (0, 1)
+
+
 def test_report_of_nothing_divides_by_nothing() -> None:
     page = sonic.report(Statistics(), wall_s=0.0)._repr_html_()
     assert "0 of 0" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import threading
 import zlib
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -91,8 +92,10 @@ class Tally:
     latencies: NDArray[np.int64] = field(default_factory=_no_latencies, repr=False)
 
     def __iadd__(self, other: Tally) -> Tally:
-        for f in fields(self):
-            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+        for name in _SUMS:
+            if more := getattr(other, name):
+                setattr(self, name, getattr(self, name) + more)
+        self.latencies += other.latencies
         return self
 
     def copy(self) -> Tally:
@@ -102,7 +105,7 @@ class Tally:
     def record_trip(self, seconds: float) -> None:
         """Count one round trip."""
         self.trip_s += seconds
-        self.latencies[np.searchsorted(LATENCY_EDGES_S, seconds)] += 1
+        self.latencies[bisect.bisect_left(LATENCY_EDGES_S, seconds)] += 1
 
     def latency_s(self, quantile: float) -> float:
         """Return a quantile of the round trips, to the width of a bin (26 %)."""
@@ -115,13 +118,14 @@ class Tally:
     def to_dict(self) -> dict[str, float | None]:
         """Return plain numbers; quantiles of no round trips are None, as JSON has no NaN."""
         answered = bool(self.latencies.any())
-        numbers: dict[str, float | None] = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name != "latencies"
-        }
+        numbers: dict[str, float | None] = {name: getattr(self, name) for name in _SUMS}
         for quantile in (0.5, 0.9, 0.99):
             name = f"latency_p{quantile * 100:.0f}_s"
             numbers[name] = self.latency_s(quantile) if answered else None
         return numbers
+
+
+_SUMS = [f.name for f in fields(Tally) if f.name != "latencies"]
 
 
 @dataclass(slots=True, kw_only=True)
