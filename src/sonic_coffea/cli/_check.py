@@ -33,7 +33,7 @@ def check(
     url: Url,
     model: Annotated[str | None, typer.Argument(help="A model to try.")] = None,
     *,
-    version: Annotated[str | None, typer.Option(help="Of the model.")] = None,
+    version: Annotated[str | None, typer.Option(help="Version of MODEL.")] = None,
     weaver: Annotated[
         Path | None,
         typer.Option(exists=True, help="weaver's preprocess.json, to compare MODEL with."),
@@ -67,8 +67,8 @@ def check(
                 console.print(f"  → {step.remedy}", markup=False, highlight=False)
     ok = all(step.ok for step in steps)
     if as_json:
-        found = [dataclasses.asdict(step) for step in steps]
-        typer.echo(json.dumps({"url": settings.servers[0], "ok": ok, "steps": found}))
+        tried = [dataclasses.asdict(step) for step in steps]
+        typer.echo(json.dumps({"url": settings.servers[0], "ok": ok, "steps": tried}))
     raise typer.Exit(0 if ok else 1)
 
 
@@ -76,20 +76,20 @@ def _declared(model: str | None, weaver: Path | None, against: str | None) -> li
     """Return the declarations to compare with."""
     from sonic_coffea.model import Model
 
-    found: list[Model] = []
+    declared: list[Model] = []
     if weaver is not None:
         if model is None:
             raise typer.BadParameter("--weaver needs a MODEL to compare with")
-        found.append(Model.from_weaver(model, weaver))
+        declared.append(Model.from_weaver(model, weaver))
     if against is not None:
         named = _load(against)
         models = getattr(named, "models", named)
         models = list(models.values()) if isinstance(models, Mapping) else [models]
-        if not all(isinstance(one, Model) for one in models):
+        if not all(isinstance(declaration, Model) for declaration in models):
             message = f"{against} is neither a Model nor has models"
             raise typer.BadParameter(message, param_hint="--against")
-        found += models
-    return found
+        declared += models
+    return declared
 
 
 def _load(path: str) -> Any:

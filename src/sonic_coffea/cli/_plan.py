@@ -27,13 +27,13 @@ def bench(  # noqa: PLR0913  each is an option of the command
     url: Url,
     model: Annotated[str, typer.Argument(help="The model to measure.")],
     *,
-    version: Annotated[str | None, typer.Option(help="Of the model.")] = None,
+    version: Annotated[str | None, typer.Option(help="Version of MODEL.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep the curve.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw it: PNG, PDF or SVG.")] = None,
     length: Annotated[
-        int, typer.Option(min=1, help="Of axes that may have any, as those of constituents.")
+        int, typer.Option(min=1, help="Of axes that may have any length, as those of constituents.")
     ] = 64,
-    seconds: Annotated[float, typer.Option(min=0.01, help="For each point, about.")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Duration of each point.")] = 1.0,
     token_file: TokenFile = None,
     header: Headers = None,
     tls_root: Pem = None,
@@ -81,19 +81,19 @@ def bench(  # noqa: PLR0913  each is an option of the command
 def plan(
     curve: Annotated[Path, typer.Argument(exists=True, help="What bench --output wrote.")],
     *,
-    cores: Annotated[int, typer.Option(min=1, help="Workers, of one thread each.")],
+    cores: Annotated[int, typer.Option(min=1, help="Workers, with a thread each.")],
     cpu_ms: Annotated[
         float, typer.Option(callback=_finite, help="CPU time of an event without inference [ms].")
     ],
     rows_per_event: Annotated[
         float, typer.Option(callback=_finite, help="Objects of an event that are scored.")
     ],
-    events: Annotated[float, typer.Option(callback=_finite, help="Of the whole run.")] = 1e9,
+    events: Annotated[float, typer.Option(callback=_finite, help="Events of the whole run.")] = 1e9,
     servers: Annotated[
         int | None, typer.Option(min=1, help="How many there are; by default as many as needed.")
     ] = None,
     gbps: Annotated[
-        float | None, typer.Option(callback=_finite, help="What the network carries [Gb/s].")
+        float | None, typer.Option(callback=_finite, help="Capacity of the network [Gb/s].")
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw it for fewer and more servers: PNG, PDF or SVG.")

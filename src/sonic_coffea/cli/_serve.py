@@ -89,8 +89,9 @@ def install(
     with errors.status("installing Triton") as status:
         installed = ensure(progress=status.update, extras=extras or ())
     if as_json:
-        about = {"version": installed.version, "root": str(installed.root)}
-        typer.echo(json.dumps({**about, "extras": installed.extras}))
+        extras = list(installed.extras)
+        result = {"version": installed.version, "root": str(installed.root), "extras": extras}
+        typer.echo(json.dumps(result))
     else:
         added = f" with {', '.join(installed.extras)}" if installed.extras else ""
         typer.echo(f"Triton {installed.version}{added} is in {installed.root}")

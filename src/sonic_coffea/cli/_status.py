@@ -39,17 +39,17 @@ def status(
         else:
             typer.echo("\n".join(f"stopped {url}" for url in stopped) or "there are none")
         return
-    found = [_described(record) for record in records]
+    servers = [_described(record) for record in records]
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(servers))
         return
-    for one in found:
+    for server in servers:
         # Not a table: paths are to be copied, and a terminal is narrow.
-        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["started"]))
-        models = ", ".join(one["models"]) if one["ready"] else "(not ready)"
-        typer.echo(f"{one['url']}  pid {one['pid']}, since {since}\n  models      {models}")
-        typer.echo(f"  repository  {one['repository']}\n  log         {one['log']}")
-    if not found:
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(server["started"]))
+        models = ", ".join(server["models"]) if server["ready"] else "(not ready)"
+        typer.echo(f"{server['url']}  pid {server['pid']}, since {since}\n  models      {models}")
+        typer.echo(f"  repository  {server['repository']}\n  log         {server['log']}")
+    if not servers:
         typer.echo("no local server of yours runs on this machine")
 
 

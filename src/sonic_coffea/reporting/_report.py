@@ -59,8 +59,8 @@ class Report:
             {"server": server, "model": model, **asdict(timings)}
             for (server, model), timings in self.timings.items()
         ]
-        about = {"wall_s": self.wall_s, "servers": servers, "advice": self.advice}
-        return {**self.statistics.to_dict(), **about}
+        of_run = {"wall_s": self.wall_s, "servers": servers, "advice": self.advice}
+        return {**self.statistics.to_dict(), **of_run}
 
     def plot(self) -> Figure:
         """Draw where the time of requests went, how long they took, and when they were out.
@@ -149,10 +149,10 @@ class Report:
         served = sorted(self.statistics.tallies.items())
         header = ["", *(f"{model} v{version}\n{server}" for (server, model, version), _ in served)]
         rows = [[label, *(value(tally) for _, tally in served)] for label, value in _STAGES]
-        theirs = [self.timings.get((server, model)) for (server, model, _), _ in served]
-        if any(theirs):
+        accounts = [self.timings.get((server, model)) for (server, model, _), _ in served]
+        if any(accounts):
             rows += [
-                [label, *("" if t is None else account(t) for t in theirs)]
+                [label, *("" if t is None else account(t) for t in accounts)]
                 for label, account in _ACCOUNTS
             ]
         return header, rows

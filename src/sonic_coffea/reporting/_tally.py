@@ -22,7 +22,7 @@ STATISTICS_KEY = "sonic_statistics"
 """Where a processor's output holds the plain form of its statistics."""
 
 LATENCY_EDGES_S: NDArray[np.float64] = np.logspace(-4, 3, 71)
-"""Edges of the bins of round trips, ten a decade; below and above is one more bin each."""
+"""Edges of the bins of round trips, ten a decade; there is a bin below and a bin above."""
 
 _MAX_SPANS = 500
 # A span in the plain form: 24 bytes.
@@ -299,6 +299,6 @@ def _leaves(tree: Mapping[str, Any], *above: str) -> Iterator[Any]:
             yield from _leaves(below, *above, key)
 
 
-def add_plain(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def add_plain(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sum of two plain forms of `Statistics`, as a plain form."""
-    return (Statistics.from_plain(one) + Statistics.from_plain(other)).to_plain()
+    return (Statistics.from_plain(left) + Statistics.from_plain(right)).to_plain()

@@ -62,17 +62,19 @@ def draw_curve(curve: Any) -> Figure:
 
 def draw_plans(plans: Sequence[Any]) -> Figure:
     """Draw what a run does by the number of servers, of some `sonic_coffea.tools._plan.Plan`."""
-    servers = [one.servers for one in plans]
+    servers = [plan.servers for plan in plans]
     figure = _figure(9.0, 3.5)
     rates, times = figure.subplots(1, 2)
     for name in plans[0].capacities:
-        capacity = [one.capacities[name] for one in plans]
+        capacity = [plan.capacities[name] for plan in plans]
         rates.plot(servers, capacity, "--", label=f"capacity of the {name}")
-    rates.plot(servers, [one.events_per_s for one in plans], color="gray", lw=4, alpha=0.4)
-    waits = [(one.servers, one.request_s * 1e3) for one in plans if one.request_s is not None]
+    rates.plot(servers, [plan.events_per_s for plan in plans], color="gray", lw=4, alpha=0.4)
+    waits = [(plan.servers, plan.request_s * 1e3) for plan in plans if plan.request_s is not None]
     times.plot(*zip(*waits, strict=True), "ko-")
     rates.set(
-        xlabel="servers", ylabel="events/s", ylim=(0, 1.5 * max(o.events_per_s for o in plans))
+        xlabel="servers",
+        ylabel="events/s",
+        ylim=(0, 1.5 * max(plan.events_per_s for plan in plans)),
     )
     times.set(xlabel="servers", ylabel="mean time of a request (ms)", xlim=rates.get_xlim(), ylim=0)
     rates.legend()

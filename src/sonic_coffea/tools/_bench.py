@@ -102,9 +102,9 @@ class Curve:
             If it is none.
         """
         try:
-            about = json.loads(Path(path).read_text(encoding="utf-8"))
+            fields = json.loads(Path(path).read_text(encoding="utf-8"))
             return cls(
-                **{**about, "rows": tuple(about["rows"]), "seconds": tuple(about["seconds"])}
+                **{**fields, "rows": tuple(fields["rows"]), "seconds": tuple(fields["seconds"])}
             )
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(

@@ -9,7 +9,7 @@ import ssl
 import statistics
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from sonic_coffea import errors
@@ -127,8 +127,8 @@ class _Steps:
         yield "readiness", self._ready
         if model is None and not declared:
             yield "models", self._list
-        for one in declared:
-            yield f"declaration of {one.name}", lambda one=one: self._compare(one)  # type: ignore[misc]
+        for declaration in declared:
+            yield f"declaration of {declaration.name}", partial(self._compare, declaration)
         if model is not None:
             yield f"model {model}", self._describe
             yield "inference", self._infer
