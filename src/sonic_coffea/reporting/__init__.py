@@ -10,7 +10,6 @@ from sonic_coffea.reporting._tally import (
     Span,
     Statistics,
     Tally,
-    add_plain,
 )
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "Span",
     "Statistics",
     "Tally",
-    "add_plain",
     "plots",
     "report",
     "tables",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -183,18 +183,11 @@ class Statistics:
             if span is not None and span.lot < self.spans_share:
                 self.spans.append(span)
                 if len(self.spans) > _MAX_SPANS:
-                    self._add_spans([], self.spans_share / 2)
+                    self.spans, self.spans_share = _sample(self.spans, self.spans_share)
 
     def _add(self, server: str, model: str, version: str, tally: Tally) -> None:
         known = self.tallies.setdefault((server, model, version), Tally())
         known += tally
-
-    def _add_spans(self, spans: list[Span], share: float) -> None:
-        """Add a sample, and draw a smaller one whose members depend on no order."""
-        self.spans_share = min(self.spans_share, share)
-        self.spans = [s for s in (*self.spans, *spans) if s.lot < self.spans_share]
-        if len(self.spans) > _MAX_SPANS:
-            self._add_spans([], self.spans_share / 2)
 
     def __iter__(self) -> Iterator[tuple[TallyKey, Tally]]:
         with self._lock:
@@ -222,7 +215,8 @@ class Statistics:
         with self._lock:
             for name in _COUNTS:
                 setattr(self, name, getattr(self, name) + getattr(other, name))
-            self._add_spans(other.spans, other.spans_share)
+            share = min(self.spans_share, other.spans_share)
+            self.spans, self.spans_share = _sample((*self.spans, *other.spans), share)
             for key, tally in other:
                 self._add(*key, tally)
         return self
@@ -233,14 +227,14 @@ class Statistics:
         return total
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Statistics.from_plain, (self.to_plain(),)
+        return Statistics.from_plain, (self.to_plain(max_spans=_MAX_SPANS),)
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self, *, max_spans: int = 32) -> dict[str, Any]:
         """Return a dict of dicts, numbers, NumPy arrays and bytes, which needs no class of ours.
 
         ``served`` holds tallies by server, model and version; ``spans`` packed records by worker,
-        server and model. coffea's rules add two such dicts to the right sum, without a bound on
-        the spans (24 bytes each); `add_plain` keeps the bound.
+        server and model. coffea's rules add two such dicts to the right sum. They drop no spans,
+        so that those of a chunk are few: 24 bytes each.
         """
         now = self.copy()
         served: dict[str, Any] = {}
@@ -248,9 +242,10 @@ class Statistics:
             versions = served.setdefault(server, {}).setdefault(model, {})
             versions[version] = {f.name: getattr(tally, f.name) for f in fields(tally)}
         spans: dict[str, Any] = {}
-        for span in now.spans:
+        sample, share = _sample(now.spans, now.spans_share, max_spans)
+        for span in sample:
             models = spans.setdefault(span.worker, {}).setdefault(span.server, {})
-            record = np.array((span.begun, span.seconds, now.spans_share, span.rows), _SPAN)
+            record = np.array((span.begun, span.seconds, share, span.rows), _SPAN)
             models[span.model] = models.get(span.model, b"") + record.tobytes()
         return {
             **{name: getattr(now, name) for name in _COUNTS},
@@ -269,7 +264,7 @@ class Statistics:
             for begun, seconds, share, rows in np.frombuffer(packed, _SPAN).tolist():
                 spans.append(Span(worker, model, server, begun, seconds, rows))
                 shares.append(share)
-        statistics._add_spans(spans, min(shares))
+        statistics.spans, statistics.spans_share = _sample(spans, min(shares))
         return statistics
 
     def to_dict(self) -> dict[str, Any]:
@@ -290,6 +285,14 @@ class Statistics:
 _COUNTS = [f.name for f in fields(Statistics) if f.type == "int"]
 
 
+def _sample(
+    spans: Sequence[Span], share: float, most: int = _MAX_SPANS
+) -> tuple[list[Span], float]:
+    """Return a random sample and its share of all spans; its members depend on no order."""
+    drawn = [span for span in spans if span.lot < share]
+    return (drawn, share) if len(drawn) <= most else _sample(drawn, share / 2, most)
+
+
 def _leaves(tree: Mapping[str, Any], *above: str) -> Iterator[Any]:
     """Yield the leaves of three levels, each after its keys."""
     for key, below in tree.items():
@@ -297,8 +300,3 @@ def _leaves(tree: Mapping[str, Any], *above: str) -> Iterator[Any]:
             yield *above, key, below
         else:
             yield from _leaves(below, *above, key)
-
-
-def add_plain(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sum of two plain forms of `Statistics`, as a plain form."""
-    return (Statistics.from_plain(left) + Statistics.from_plain(right)).to_plain()
