@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -16,7 +17,7 @@ from sonic_coffea.errors import ConfigError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 __all__ = ["attributes", "of_scores", "read", "to_parquet", "to_root"]
 
@@ -24,22 +25,11 @@ KEY = "sonic"
 _PACKAGES = ("sonic-coffea", "coffea", "awkward", "numpy", "tritonclient")
 
 
-def attributes(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of scores that say what made them.
-
-    Parameters
-    ----------
-    made : mapping
-        Model, version and so on.
-
-    Returns
-    -------
-    dict
-        It, by two keys: ``sonic``, and one that nothing else has.
-    """
+def attributes(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record of what made scores as their attributes: as ``sonic``, and by its hash."""
     # Of arrays that are put together, awkward keeps all keys, but of equal ones the first value.
-    text = json.dumps(made, sort_keys=True)
-    return {KEY: made, f"{KEY}:{hashlib.sha256(text.encode()).hexdigest()[:16]}": made}
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    return {KEY: record, f"{KEY}:{digest[:16]}": record}
 
 
 def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +39,7 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
     ----------
     *scores : awkward array or mapping
         As `Model` returned them, or what was made of them: by slices, arithmetic, `ak.zip`,
-        `ak.concatenate`; or what `read` has found in other files.
+        `ak.concatenate`; or what `read` returned of other files.
 
     Returns
     -------
@@ -62,18 +52,22 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
     sonic_coffea.errors.ConfigError
         If an array does not say what made it.
     """
-    made: list[dict[str, Any]] = []
-    for number, one in enumerate(scores):
-        models = _made(one) if isinstance(one, ak.Array) else one["models"]
-        if isinstance(one, ak.Array) and not models:
-            raise ConfigError(
-                f"array {number} does not say what made it; pass the scores as a model returned "
-                "them, as fields that are set in another array, and NumPy arrays, forget it"
-            )
-        for model in models:
-            if model not in made:
-                made.append(model)
-    return {"models": made, "packages": _versions()}
+    models: list[dict[str, Any]] = []
+    for number, source in enumerate(scores):
+        if isinstance(source, ak.Array):
+            records = [dict(r) for key, r in source.attrs.items() if key.split(":")[0] == KEY]
+            if not records:
+                raise ConfigError(
+                    f"array {number} does not say what made it; pass the scores as a model "
+                    "returned them, as fields that are set in another array, and NumPy arrays, "
+                    "forget it"
+                )
+        else:
+            records = source["models"]
+        for record in records:
+            if record not in models:
+                models.append(record)
+    return {"models": models, "packages": _versions()}
 
 
 def to_parquet(
@@ -93,8 +87,8 @@ def to_parquet(
     import pyarrow.parquet as pq
 
     table = ak.to_arrow_table(array, extensionarray=False)
-    about = json.dumps(of_scores(*scores)).encode()
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: about})
+    record = json.dumps(of_scores(*scores)).encode()
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: record})
     target = Path(path)
     # Others may write the same file at the same time. tempfile would hide it from the group.
     half = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
@@ -133,22 +127,13 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         text = (pq.read_schema(path).metadata or {}).get(KEY.encode())
     if text is None:
         raise ConfigError(f"{path} does not say what made its scores")
-    about: dict[str, Any] = json.loads(text)
-    return about
-
-
-def _made(scores: ak.Array) -> list[dict[str, Any]]:
-    """Return all that an array says of what made it."""
-    return [dict(made) for key, made in scores.attrs.items() if key.split(":")[0] == KEY]
+    record: dict[str, Any] = json.loads(text)
+    return record
 
 
 def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **dict(_installed(_PACKAGES))}
-
-
-def _installed(names: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for name in names:
-        try:
-            yield name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions

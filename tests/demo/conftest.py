@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -11,20 +12,26 @@ import awkward as ak
 import numpy as np
 import pytest
 import uproot
+from rich.console import Console
+from tests.commands import run
 
+from sonic_coffea.demo import workflow
 from sonic_coffea.demo.samples import DATA
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
 def demo(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sonic_coffea", "demo", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return run("demo", *arguments)
 
 
 def demo_json(*arguments: str | Path) -> dict[str, Any]:
-    done = demo(*arguments, "--json")
+    return read(demo(*arguments, "--json"))
+
+
+def read(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -61,6 +68,26 @@ def rewrite(
     return target
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def sample_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return demo_json("--output", tmp_path_factory.mktemp("demo"))
+    """The demo as users run it: in a process of its own."""
+    output = str(tmp_path_factory.mktemp("demo"))
+    command = [sys.executable, "-m", "sonic_coffea", "demo", "--output", output, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return read(done)
+
+
+@pytest.fixture(scope="module")
+def standing() -> Iterator[tuple[Any, Any]]:
+    """A server and a cluster of the demo, which last for several runs."""
+    console = Console(stderr=True)
+    with workflow._server(console) as server, workflow._cluster(2, console) as client:
+        yield server, client
+
+
+@pytest.fixture
+def _uses_standing(standing: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have runs in this process use what stands, in place of starting their own."""
+    server, client = standing
+    monkeypatch.setattr(workflow, "_server", lambda _: contextlib.nullcontext(server))
+    monkeypatch.setattr(workflow, "_cluster", lambda *_: contextlib.nullcontext(client))

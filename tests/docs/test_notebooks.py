@@ -156,9 +156,9 @@ def check_analysis_on_dask(shown: Shown) -> None:
     for run in (0, 1):
         report = shown.report(run)
         assert report["objects scored"] == f"{objects:,} of {objects:,}"
-        assert number(report["not sent, as they repeat others"]) == objects - sent
+        assert number(report["deduplicated"]) == objects - sent
     assert number(shown.report(0)["rows"]) == sent
-    assert number(shown.report(1)["not sent, as they were on disk"]) == sent
+    assert number(shown.report(1)["cache hits"]) == sent
     assert shown.report(1)["requests"] == "0"
     assert f"{objects:,} jets in 7 collections, {sent:,} rows sent" in shown.text
     assert ast.literal_eval(re.search(r"\{'(QCD|TTbar)': \d.*\}", shown.text)[0]) == nominal

@@ -58,6 +58,14 @@ def test_report_of_what_carries_statistics() -> None:
         assert sonic.report(pool).statistics.total().requests == 0
 
 
+def test_statistics_of_a_pool_are_a_snapshot() -> None:
+    model = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+    with FakeServer({"m": FakeModel.of(model)}) as server, sonic.connect(server.url) as pool:
+        before = pool.statistics
+        model(ak.Array([[{"pt": 1.0}]]))
+        assert (before.total().rows, pool.statistics.total().rows) == (0, 1)
+
+
 def test_report_of_nothing_divides_by_nothing() -> None:
     page = sonic.report(Statistics(), wall_s=0.0)._repr_html_()
     assert "0 of 0" in page
@@ -149,6 +157,15 @@ def test_advice(numbers: dict[str, float], timings: dict[str, float], said: str 
     else:
         assert any(said in one for one in report.advice), report.advice
         assert said.split(":")[0][:20] in report._repr_html_()
+
+
+def test_advice_on_a_long_tail() -> None:
+    statistics, slow = bad(), Tally(requests=2)
+    slow.record_trip(1.0)
+    slow.record_trip(1.0)
+    statistics.record("grpc://s:1", "m", "1", slow)
+    (only,) = sonic.Report(statistics).advice
+    assert "is 100 times their p50: hedge_after_s" in only
 
 
 def test_waiting_for_what_is_packed_is_not_for_servers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sonic_coffea.cli._connection import AsJson, Headers, Pem, TokenFile, Url, settings_of
+from sonic_coffea.cli._options import AsJson, Headers, Pem, TokenFile, Url, settings_of
 from sonic_coffea.errors import ConfigError, SonicError
 from sonic_coffea.transport import connect_transport
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.model import Model
     from sonic_coffea.tools import Step
-    from sonic_coffea.transport import TensorSpec
+    from sonic_coffea.transport import Contract, ModelEntry, TensorSpec
 
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}
 
@@ -32,7 +33,7 @@ def check(
     url: Url,
     model: Annotated[str | None, typer.Argument(help="A model to try.")] = None,
     *,
-    version: Annotated[str | None, typer.Option(help="Of the model.")] = None,
+    version: Annotated[str | None, typer.Option(help="Version of MODEL.")] = None,
     weaver: Annotated[
         Path | None,
         typer.Option(exists=True, help="weaver's preprocess.json, to compare MODEL with."),
@@ -66,8 +67,8 @@ def check(
                 console.print(f"  → {step.remedy}", markup=False, highlight=False)
     ok = all(step.ok for step in steps)
     if as_json:
-        found = [dataclasses.asdict(step) for step in steps]
-        typer.echo(json.dumps({"url": settings.servers[0], "ok": ok, "steps": found}))
+        tried = [dataclasses.asdict(step) for step in steps]
+        typer.echo(json.dumps({"url": settings.servers[0], "ok": ok, "steps": tried}))
     raise typer.Exit(0 if ok else 1)
 
 
@@ -75,20 +76,20 @@ def _declared(model: str | None, weaver: Path | None, against: str | None) -> li
     """Return the declarations to compare with."""
     from sonic_coffea.model import Model
 
-    found: list[Model] = []
+    declared: list[Model] = []
     if weaver is not None:
         if model is None:
             raise typer.BadParameter("--weaver needs a MODEL to compare with")
-        found.append(Model.from_weaver(model, weaver))
+        declared.append(Model.from_weaver(model, weaver))
     if against is not None:
         named = _load(against)
         models = getattr(named, "models", named)
         models = list(models.values()) if isinstance(models, Mapping) else [models]
-        if not all(isinstance(one, Model) for one in models):
+        if not all(isinstance(declaration, Model) for declaration in models):
             message = f"{against} is neither a Model nor has models"
             raise typer.BadParameter(message, param_hint="--against")
-        found += models
-    return found
+        declared += models
+    return declared
 
 
 def _load(path: str) -> Any:
@@ -121,19 +122,13 @@ def models(
     """List what a server has: models, versions, inputs and outputs."""
     settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
     connection = connect_transport(url, options=settings.connection_options())
-    try:
-        entries = connection.models()
-        contracts: dict[tuple[str, str], Any] = {}
-        for entry in entries:
-            try:
-                contracts[entry.name, entry.version] = connection.contract(
-                    entry.name, entry.version or None
-                )
-            except SonicError:
-                contracts[entry.name, entry.version] = None
-    finally:
-        connection.close()
-    listed = [(entry, contracts[entry.name, entry.version]) for entry in entries]
+    listed: list[tuple[ModelEntry, Contract | None]] = []
+    with contextlib.closing(connection):
+        for entry in connection.models():
+            contract = None
+            with contextlib.suppress(SonicError):
+                contract = connection.contract(entry.name, entry.version or None)
+            listed.append((entry, contract))
     if as_json:
         typer.echo(json.dumps([_described(entry, contract) for entry, contract in listed]))
         return
@@ -156,18 +151,11 @@ def _shown(specs: Sequence[TensorSpec]) -> str:
     )
 
 
-def _described(entry: Any, contract: Any) -> dict[str, Any]:
-    about = {
-        "model": entry.name,
-        "version": entry.version,
-        "state": entry.state,
-        "reason": entry.reason,
-    }
-    if contract is None:
-        return about
-    return {
-        **about,
-        "max_rows": contract.max_rows,
-        "inputs": [dataclasses.asdict(spec) for spec in contract.inputs],
-        "outputs": [dataclasses.asdict(spec) for spec in contract.outputs],
-    }
+def _described(entry: ModelEntry, contract: Contract | None) -> dict[str, Any]:
+    described: dict[str, Any] = dataclasses.asdict(entry)
+    described = {"model": described.pop("name"), **described}
+    if contract is not None:
+        described["max_rows"] = contract.max_rows
+        described["inputs"] = [dataclasses.asdict(spec) for spec in contract.inputs]
+        described["outputs"] = [dataclasses.asdict(spec) for spec in contract.outputs]
+    return described

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sonic_coffea.cli._connection import AsJson
+from sonic_coffea.cli._options import AsJson
 from sonic_coffea.errors import ServerError, SonicError, nearest
 from sonic_coffea.transport import ConnectionOptions, Timeouts, connect_transport, local_state
 
@@ -39,33 +39,30 @@ def status(
         else:
             typer.echo("\n".join(f"stopped {url}" for url in stopped) or "there are none")
         return
-    found = [_described(record) for record in records]
+    servers = [_described(record) for record in records]
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(servers))
         return
-    for one in found:
+    for server in servers:
         # Not a table: paths are to be copied, and a terminal is narrow.
-        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["started"]))
-        models = ", ".join(one["models"]) if one["ready"] else "(not ready)"
-        typer.echo(f"{one['url']}  pid {one['pid']}, since {since}")
-        for what, value in (
-            ("models", models),
-            ("repository", one["repository"]),
-            ("log", one["log"]),
-        ):
-            typer.echo(f"  {what:<10}  {value}")
-    if not found:
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(server["started"]))
+        models = ", ".join(server["models"]) if server["ready"] else "(not ready)"
+        typer.echo(f"{server['url']}  pid {server['pid']}, since {since}\n  models      {models}")
+        typer.echo(f"  repository  {server['repository']}\n  log         {server['log']}")
+    if not servers:
         typer.echo("no local server of yours runs on this machine")
 
 
 def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
-    chosen = [r for r in records if which in ("all", r.url)]
-    inside = [r for r in chosen if r.guard_pid is None]
-    if inside and which != "all":
-        raise ServerError(f"{which} is a part of process {inside[0].pid}, and ends with it")
-    if not chosen and which != "all":
-        raise ServerError(f"no local server of yours at {which!r}; {nearest(which, urls(records))}")
-    chosen = [r for r in chosen if r not in inside]
+    named = {record.url: record for record in records}
+    if which != "all":
+        if which not in named:
+            raise ServerError(f"no local server of yours at {which!r}; {nearest(which, named)}")
+        records = [named[which]]
+        if named[which].guard_pid is None:
+            pid = named[which].pid
+            raise ServerError(f"{which} is a part of process {pid}, and ends with it")
+    chosen = [record for record in records if record.guard_pid is not None]
     for record in chosen:
         # Its guard ends it, and removes what it leaves.
         if record.guard_pid is not None:
@@ -74,27 +71,18 @@ def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
     until = time.monotonic() + _ENDS_WITHIN_S
     while any(record.alive for record in chosen):
         if time.monotonic() > until:
-            alive = urls([record for record in chosen if record.alive])
-            raise ServerError(f"{', '.join(alive)} did not end within {_ENDS_WITHIN_S:g} s")
+            alive = ", ".join(record.url for record in chosen if record.alive)
+            raise ServerError(f"{alive} did not end within {_ENDS_WITHIN_S:g} s")
         time.sleep(0.05)
-    return urls(chosen)
-
-
-def urls(records: Sequence[ServerRecord]) -> list[str]:
-    """Return where servers are."""
-    return [record.url for record in records]
+    return [record.url for record in chosen]
 
 
 def _described(record: ServerRecord) -> dict[str, Any]:
     """Return what is recorded of a server, and what it says; never its secret."""
-    options = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0))
+    options, models, ready = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0)), [], False
     connection = connect_transport(record.url, options=options)
-    try:
+    with contextlib.closing(connection), contextlib.suppress(SonicError):
         models = [f"{m.name} v{m.version}" for m in connection.models() if m.state == "READY"]
         ready = connection.ready()
-    except SonicError:
-        models, ready = [], False
-    finally:
-        connection.close()
     names = ("url", "pid", "repository", "log", "started")
     return {**{name: getattr(record, name) for name in names}, "models": models, "ready": ready}

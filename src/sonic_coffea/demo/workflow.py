@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """What the demo made.
+    """The results of the demo.
 
     Attributes
     ----------
@@ -66,15 +66,10 @@ class DemoResult:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         return {
+            **{f.name: getattr(self, f.name) for f in fields(self)},
             "directory": str(self.directory),
             "jets": str(self.jets),
             "plots": [str(p) for p in self.plots],
-            "area_under_roc": self.area_under_roc,
-            "events": self.events,
-            "n_jets": self.n_jets,
-            "n_scored": self.n_scored,
-            "network": self.network,
-            "wall_s": self.wall_s,
             "report": self.report.to_dict(),
         }
 
@@ -167,18 +162,15 @@ def _made(output: str | os.PathLike[str]) -> Path:
 
 def _fileset(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Any], bool]:
     """Return coffea's fileset, and whether the files have constituents; look before computing."""
-    if not files:
-        named = sample_files()
-    else:
-        paths = [Path(f).expanduser().absolute() for f in files]
-        named = {}
-        given = Counter(path.resolve() for path in paths)
-        again = [str(path) for path, times in given.items() if times > 1]
-        if again:
-            raise ConfigError(f"expected each file once, got more than once: {', '.join(again)}")
-        for path in paths:
-            named.setdefault(re.sub(r"[^\w.+-]", "_", path.stem), []).append(path)
-    kinds = {path: _inspect(path) for paths in named.values() for path in paths}
+    datasets: dict[str, list[Path]] = {} if files else sample_files()
+    paths = [Path(f).expanduser().absolute() for f in files]
+    times = Counter(path.resolve() for path in paths)
+    repeated = [str(path) for path in times if times[path] > 1]
+    if repeated:
+        raise ConfigError(f"expected each file once, got more than once: {', '.join(repeated)}")
+    for path in paths:
+        datasets.setdefault(re.sub(r"[^\w.+-]", "_", path.stem), []).append(path)
+    kinds = {path: _inspect(path) for paths in datasets.values() for path in paths}
     if len(set(kinds.values())) > 1:
         bare = next(path for path, has in kinds.items() if not has)
         raise ConfigError(
@@ -186,7 +178,7 @@ def _fileset(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Any], b
         )
     fileset = {
         name: {"treename": "Events", "files": [str(p) for p in paths]}
-        for name, paths in named.items()
+        for name, paths in datasets.items()
     }
     return fileset, next(iter(kinds.values()))
 
@@ -214,10 +206,9 @@ def _inspect(path: Path) -> bool:
         )
     from sonic_coffea.demo.features import SUBSTRUCTURE_FIELDS
 
-    has_constituents = {"FatJetPFCand_jetIdx", "PFCand_pt"} <= branches or {
-        "FatJetPFCands_jetIdx",
-        "PFCands_pt",
-    } <= branches
+    has_constituents = any(
+        {f"FatJet{name}_jetIdx", f"{name}_pt"} <= branches for name in ("PFCand", "PFCands")
+    )
     needed = ["pt", "eta", "phi", "mass", "msoftdrop"]
     for field in needed if has_constituents else [*needed, *SUBSTRUCTURE_FIELDS]:
         if f"FatJet_{field}" not in branches:
@@ -262,10 +253,9 @@ def _cluster(workers: int, console: Console) -> Iterator[Any]:
                 dashboard_address="127.0.0.1:0",
                 local_directory=scratch,
             )
+        where = cluster.dashboard_link
         with cluster, Client(cluster) as client:
-            console.print(
-                f"dask cluster of {workers} workers; dashboard at {cluster.dashboard_link}"
-            )
+            console.print(f"dask cluster of {workers} workers; dashboard at {where}")
             yield client
 
 

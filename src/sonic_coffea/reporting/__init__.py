@@ -10,8 +10,6 @@ from sonic_coffea.reporting._tally import (
     Span,
     Statistics,
     Tally,
-    add_plain,
-    latency_edges_s,
 )
 
 __all__ = [
@@ -20,8 +18,6 @@ __all__ = [
     "Span",
     "Statistics",
     "Tally",
-    "add_plain",
-    "latency_edges_s",
     "plots",
     "report",
     "tables",

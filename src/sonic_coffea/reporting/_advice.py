@@ -14,7 +14,7 @@ __all__ = ["advise"]
 
 # From where on something is worth a word.
 _MUCH_PADDING = 0.5
-_MUCH_CUT_OFF = 0.05
+_MUCH_TRUNCATED = 0.05
 _MANY_RETRIES = 0.01
 _LONG_WAIT = 2.0
 _LONG_TAIL = 10.0
@@ -47,7 +47,7 @@ def advise(
             "rows of like length together, Flat sends none"
         )
     there = s.truncated + s.elements
-    if there and s.truncated / there > _MUCH_CUT_OFF:
+    if there and s.truncated / there > _MUCH_TRUNCATED:
         share = f"{s.truncated / there:.0%}"
         yield f"{share} of the constituents are truncated: a longer length keeps them"
     if total.requests and total.retries / total.requests > _MANY_RETRIES:
@@ -102,9 +102,9 @@ def _of_server(
             f"requests wait here for {model} on {server} {tally.wait_s / tally.trip_s:.0f} times "
             "as long as they travel: more servers, or more instances, would help"
         )
-    half, most = tally.latency_s(0.5), tally.latency_s(0.99)
-    if tally.requests > _SOME_REQUESTS and most > _LONG_TAIL * half:
+    p50, p99 = tally.latency_s(0.5), tally.latency_s(0.99)
+    if tally.requests > _SOME_REQUESTS and p99 > _LONG_TAIL * p50:
         yield (
-            f"one of a hundred requests for {model} on {server} takes {most / half:.0f} times as "
-            "long as half of them: hedge_after_s sends such to another server, too"
+            f"the p99 of requests for {model} on {server} is {p99 / p50:.0f} times their p50: "
+            "hedge_after_s sends slow ones to another server, too"
         )

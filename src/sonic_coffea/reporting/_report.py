@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.reporting import _tables as tables
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sonic_coffea.transport import ModelStatistics
-
-
-class Timed(Protocol):
-    """What can ask servers for their own account of the models: a pool."""
-
-    def timings(self) -> dict[tuple[str, Any], ModelStatistics]:
-        """Return the servers' own account, by server and model."""
 
 
 class Report:
@@ -66,8 +59,8 @@ class Report:
             {"server": server, "model": model, **asdict(timings)}
             for (server, model), timings in self.timings.items()
         ]
-        about = {"wall_s": self.wall_s, "servers": servers, "advice": self.advice}
-        return {**self.statistics.to_dict(), **about}
+        of_run = {"wall_s": self.wall_s, "servers": servers, "advice": self.advice}
+        return {**self.statistics.to_dict(), **of_run}
 
     def plot(self) -> Figure:
         """Draw where the time of requests went, how long they took, and when they were out.
@@ -115,10 +108,11 @@ class Report:
         from rich.text import Text
 
         del console, options
-        yield self._summary()
-        yield self._servers()
-        for one in self.advice:
-            yield Text(f"• {one}", style="yellow")
+        header, rows = self._server_rows()
+        yield _rich_table("Scoring", self._summary_rows())
+        yield _rich_table(_SERVERS_TITLE, rows, header, section=len(_STAGES))
+        for advice in self.advice:
+            yield Text(f"• {advice}", style="yellow")
 
     def _repr_html_(self) -> str:
         page = tables.table("Scoring", self._summary_rows(), numbers=True)
@@ -130,30 +124,6 @@ class Report:
     def __repr__(self) -> str:
         total = self.statistics.total()
         return f"<Report: {total.rows} rows in {total.requests} requests, {total.retries} retries>"
-
-    def _summary(self) -> Table:
-        from rich.table import Table
-
-        table = Table(title="Scoring", show_header=False, title_justify="left")
-        table.add_column(style="bold")
-        table.add_column(justify="right")
-        for row in self._summary_rows():
-            table.add_row(*row)
-        return table
-
-    def _servers(self) -> Table:
-        from rich.table import Table
-
-        header, rows = self._server_rows()
-        table = Table(title=_SERVERS_TITLE, title_justify="left")
-        table.add_column(style="bold")
-        for one in header[1:]:
-            table.add_column(one, justify="right", overflow="fold")
-        for number, row in enumerate(rows):
-            if number == len(_STAGES):
-                table.add_section()
-            table.add_row(*row)
-        return table
 
     def _summary_rows(self) -> list[tuple[str, str]]:
         s, total = self.statistics, self.statistics.total()
@@ -179,16 +149,16 @@ class Report:
         served = sorted(self.statistics.tallies.items())
         header = ["", *(f"{model} v{version}\n{server}" for (server, model, version), _ in served)]
         rows = [[label, *(value(tally) for _, tally in served)] for label, value in _STAGES]
-        theirs = [self.timings.get((server, model)) for (server, model, _), _ in served]
-        if any(theirs):
+        accounts = [self.timings.get((server, model)) for (server, model, _), _ in served]
+        if any(accounts):
             rows += [
-                [label, *("" if t is None else account(t) for t in theirs)]
+                [label, *("" if t is None else account(t) for t in accounts)]
                 for label, account in _ACCOUNTS
             ]
         return header, rows
 
 
-def report(source: Any, *, wall_s: float | None = None, pool: Timed | None = None) -> Report:
+def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Report:
     """Report on a run's output, a pool or a pending call.
 
     Parameters
@@ -208,13 +178,12 @@ def report(source: Any, *, wall_s: float | None = None, pool: Timed | None = Non
     statistics = _statistics_of(source)
     if statistics is not None:
         asked = source if pool is None else pool
-        timings = asked.timings() if hasattr(asked, "timings") else {}
-        theirs: dict[tuple[str, str], ModelStatistics] = {}
-        for (server, (model, _)), one in timings.items():
-            # Of several versions, all that the server did for the model.
-            before = theirs.get((server, model))
-            theirs[server, model] = one if before is None else before + one
-        return Report(statistics, wall_s=wall_s, timings=theirs)
+        of_versions = asked.timings() if hasattr(asked, "timings") else {}
+        timings: dict[tuple[str, str], ModelStatistics] = {}
+        for (server, (model, _)), of_version in of_versions.items():
+            before = timings.get((server, model))
+            timings[server, model] = of_version if before is None else before + of_version
+        return Report(statistics, wall_s=wall_s, timings=timings)
     if isinstance(source, tuple) and source:  # with savemetrics
         return report(source[0], wall_s=wall_s, pool=pool)
     if isinstance(source, Mapping) and "out" in source:
@@ -233,6 +202,24 @@ def _statistics_of(source: Any) -> Statistics | None:
         return Statistics.from_plain(source)
     statistics = source if isinstance(source, Statistics) else getattr(source, "statistics", None)
     return statistics.copy() if isinstance(statistics, Statistics) else None
+
+
+def _rich_table(
+    title: str,
+    rows: Sequence[Sequence[str]],
+    header: Sequence[str] = ("", ""),
+    *,
+    section: int = 0,
+) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, show_header=any(header), title_justify="left")
+    table.add_column(style="bold")
+    for name in header[1:]:
+        table.add_column(name, justify="right", overflow="fold")
+    for number, row in enumerate(rows, 1):
+        table.add_row(*row, end_section=number == section)
+    return table
 
 
 _SERVERS_TITLE = "A request's time, by model and server (mean)"

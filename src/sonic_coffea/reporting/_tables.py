@@ -44,7 +44,7 @@ def table(
     def line(tag: str, row: Sequence[Any]) -> str:
         styles = [_LEFT, *([_RIGHT if numbers else _LEFT] * (len(row) - 1))]
         cells = zip(styles, row, strict=True)
-        return f"<tr>{''.join(f'<{tag} {s}>{escape(str(one))}</{tag}>' for s, one in cells)}</tr>"
+        return f"<tr>{''.join(f'<{tag} {s}>{escape(str(cell))}</{tag}>' for s, cell in cells)}</tr>"
 
     lines = [f"<table><caption {_LEFT}><b>{escape(title)}</b></caption>"]
     lines += [line("th", header)] if header else []
@@ -54,4 +54,4 @@ def table(
 
 def notes_below(sentences: Iterable[str]) -> str:
     """Return sentences as paragraphs that stand below a table."""
-    return "".join(f"<p {_NOTE}>{escape(one)}</p>" for one in sentences)
+    return "".join(f"<p {_NOTE}>{escape(sentence)}</p>" for sentence in sentences)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import threading
 import zlib
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -20,50 +21,30 @@ TallyKey = tuple[str, str, str]
 STATISTICS_KEY = "sonic_statistics"
 """Where a processor's output holds the plain form of its statistics."""
 
-# Round trips from 0.1 ms to 1000 s, ten bins a decade.
-_EDGES_S: NDArray[np.float64] = np.logspace(-4, 3, 71)
+LATENCY_EDGES_S: NDArray[np.float64] = np.logspace(-4, 3, 71)
+"""Edges of the bins of round trips, ten a decade; there is a bin below and a bin above."""
 
-_COUNTS = (
-    "chunks",
-    "events",
-    "objects",
-    "masked",
-    "deduplicated",
-    "cache_hits",
-    "elements",
-    "truncated",
-    "padding",
-)
+_MAX_SPANS = 500
 # A span in the plain form: 24 bytes.
 _SPAN = np.dtype([("begun", "<f8"), ("seconds", "<f8"), ("share", "<f4"), ("rows", "<u4")])
 
 
-def latency_edges_s() -> NDArray[np.float64]:
-    """Return the edges of the bins of round trips; below and above are one more each."""
-    return _EDGES_S
-
-
 def _no_latencies() -> NDArray[np.int64]:
-    return np.zeros(len(_EDGES_S) + 1, np.int64)
-
-
-_MOST_SPANS = 500
+    return np.zeros(len(LATENCY_EDGES_S) + 1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A request that was out.
+    """When a request was in flight.
 
     Attributes
     ----------
     worker : str
         Host and number of the process.
     model, server : str
-        Of what, and where.
-    begun : float
-        When it was sent, in seconds since the epoch.
-    seconds : float
-        How long it took.
+        What it asked for, and where.
+    begun, seconds : float
+        When it was sent, in seconds since the epoch, and how long it took.
     rows : int
         What it held.
     """
@@ -77,7 +58,7 @@ class Span:
 
     @property
     def lot(self) -> float:
-        """A number from 0 to 1 that is its own, by which some are drawn."""
+        """A number from 0 to 1, which says whether a random sample has it."""
         return zlib.crc32(f"{self.worker} {self.begun}".encode()) / 2**32
 
 
@@ -111,8 +92,10 @@ class Tally:
     latencies: NDArray[np.int64] = field(default_factory=_no_latencies, repr=False)
 
     def __iadd__(self, other: Tally) -> Tally:
-        for f in fields(self):
-            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+        for name in _SUMS:
+            if more := getattr(other, name):
+                setattr(self, name, getattr(self, name) + more)
+        self.latencies += other.latencies
         return self
 
     def copy(self) -> Tally:
@@ -122,7 +105,7 @@ class Tally:
     def record_trip(self, seconds: float) -> None:
         """Count one round trip."""
         self.trip_s += seconds
-        self.latencies[np.searchsorted(_EDGES_S, seconds)] += 1
+        self.latencies[bisect.bisect_left(LATENCY_EDGES_S, seconds)] += 1
 
     def latency_s(self, quantile: float) -> float:
         """Return a quantile of the round trips, to the width of a bin (26 %)."""
@@ -130,18 +113,19 @@ class Tally:
         if total == 0:
             return float("nan")
         place = int(np.searchsorted(np.cumsum(self.latencies), quantile * total))
-        return float(_EDGES_S[min(place, len(_EDGES_S) - 1)])
+        return float(LATENCY_EDGES_S[min(place, len(LATENCY_EDGES_S) - 1)])
 
     def to_dict(self) -> dict[str, float | None]:
         """Return plain numbers; quantiles of no round trips are None, as JSON has no NaN."""
         answered = bool(self.latencies.any())
-        numbers: dict[str, float | None] = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name != "latencies"
-        }
+        numbers: dict[str, float | None] = {name: getattr(self, name) for name in _SUMS}
         for quantile in (0.5, 0.9, 0.99):
             name = f"latency_p{quantile * 100:.0f}_s"
             numbers[name] = self.latency_s(quantile) if answered else None
         return numbers
+
+
+_SUMS = [f.name for f in fields(Tally) if f.name != "latencies"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -198,23 +182,12 @@ class Statistics:
             self._add(server, model, version, tally)
             if span is not None and span.lot < self.spans_share:
                 self.spans.append(span)
-                self._thin()
+                if len(self.spans) > _MAX_SPANS:
+                    self.spans, self.spans_share = _sample(self.spans, self.spans_share)
 
     def _add(self, server: str, model: str, version: str, tally: Tally) -> None:
         known = self.tallies.setdefault((server, model, version), Tally())
         known += tally
-
-    def _thin(self) -> None:
-        """Draw a smaller sample, whose members do not depend on the order of additions."""
-        while len(self.spans) > _MOST_SPANS:
-            self.spans = self._drawn(self.spans_share / 2)
-            self.spans_share /= 2
-
-    def _drawn(self, share: float) -> list[Span]:
-        """Return the spans that a sample of this share has."""
-        if share == self.spans_share:
-            return self.spans
-        return [span for span in self.spans if span.lot < share]
 
     def __iter__(self) -> Iterator[tuple[TallyKey, Tally]]:
         with self._lock:
@@ -243,9 +216,7 @@ class Statistics:
             for name in _COUNTS:
                 setattr(self, name, getattr(self, name) + getattr(other, name))
             share = min(self.spans_share, other.spans_share)
-            self.spans = self._drawn(share) + other._drawn(share)
-            self.spans_share = share
-            self._thin()
+            self.spans, self.spans_share = _sample((*self.spans, *other.spans), share)
             for key, tally in other:
                 self._add(*key, tally)
         return self
@@ -256,14 +227,14 @@ class Statistics:
         return total
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Statistics.from_plain, (self.to_plain(),)
+        return Statistics.from_plain, (self.to_plain(max_spans=_MAX_SPANS),)
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self, *, max_spans: int = 32) -> dict[str, Any]:
         """Return a dict of dicts, numbers, NumPy arrays and bytes, which needs no class of ours.
 
         ``served`` holds tallies by server, model and version; ``spans`` packed records by worker,
-        server and model. coffea's rules add two such dicts to the right sum, without a bound on
-        the spans (24 bytes each); `add_plain` keeps the bound.
+        server and model. coffea's rules add two such dicts to the right sum. They drop no spans,
+        so that those of a chunk are few: 24 bytes each.
         """
         now = self.copy()
         served: dict[str, Any] = {}
@@ -271,9 +242,10 @@ class Statistics:
             versions = served.setdefault(server, {}).setdefault(model, {})
             versions[version] = {f.name: getattr(tally, f.name) for f in fields(tally)}
         spans: dict[str, Any] = {}
-        for span in now.spans:
+        sample, share = _sample(now.spans, now.spans_share, max_spans)
+        for span in sample:
             models = spans.setdefault(span.worker, {}).setdefault(span.server, {})
-            record = np.array((span.begun, span.seconds, now.spans_share, span.rows), _SPAN)
+            record = np.array((span.begun, span.seconds, share, span.rows), _SPAN)
             models[span.model] = models.get(span.model, b"") + record.tobytes()
         return {
             **{name: getattr(now, name) for name in _COUNTS},
@@ -285,18 +257,14 @@ class Statistics:
     def from_plain(cls, plain: Mapping[str, Any]) -> Statistics:
         """Return the inverse of `to_plain`, or of a sum of such dicts."""
         statistics = cls(**{name: plain.get(name, 0) for name in _COUNTS})
-        for server, models in plain["served"].items():
-            for model, versions in models.items():
-                for version, numbers in versions.items():
-                    statistics._add(server, model, version, Tally(**numbers))
-        for worker, servers in plain["spans"].items():
-            for server, models in servers.items():
-                for model, packed in models.items():
-                    for begun, seconds, share, rows in np.frombuffer(packed, _SPAN).tolist():
-                        statistics.spans.append(Span(worker, model, server, begun, seconds, rows))
-                        statistics.spans_share = min(statistics.spans_share, share)
-        statistics.spans = [s for s in statistics.spans if s.lot < statistics.spans_share]
-        statistics._thin()
+        for server, model, version, numbers in _leaves(plain["served"]):
+            statistics._add(server, model, version, Tally(**numbers))
+        spans, shares = [], [1.0]
+        for worker, server, model, packed in _leaves(plain["spans"]):
+            for begun, seconds, share, rows in np.frombuffer(packed, _SPAN).tolist():
+                spans.append(Span(worker, model, server, begun, seconds, rows))
+                shares.append(share)
+        statistics.spans, statistics.spans_share = _sample(spans, min(shares))
         return statistics
 
     def to_dict(self) -> dict[str, Any]:
@@ -314,6 +282,21 @@ class Statistics:
         }
 
 
-def add_plain(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sum of two plain forms of `Statistics`, as a plain form."""
-    return (Statistics.from_plain(one) + Statistics.from_plain(other)).to_plain()
+_COUNTS = [f.name for f in fields(Statistics) if f.type == "int"]
+
+
+def _sample(
+    spans: Sequence[Span], share: float, most: int = _MAX_SPANS
+) -> tuple[list[Span], float]:
+    """Return a random sample and its share of all spans; its members depend on no order."""
+    drawn = [span for span in spans if span.lot < share]
+    return (drawn, share) if len(drawn) <= most else _sample(drawn, share / 2, most)
+
+
+def _leaves(tree: Mapping[str, Any], *above: str) -> Iterator[Any]:
+    """Yield the leaves of three levels, each after its keys."""
+    for key, below in tree.items():
+        if len(above) == 2:
+            yield *above, key, below
+        else:
+            yield from _leaves(below, *above, key)

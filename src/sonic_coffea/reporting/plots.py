@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.reporting._tally import latency_edges_s
+from sonic_coffea.reporting._tally import LATENCY_EDGES_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,22 +62,21 @@ def draw_curve(curve: Any) -> Figure:
 
 def draw_plans(plans: Sequence[Any]) -> Figure:
     """Draw what a run does by the number of servers, of some `sonic_coffea.tools._plan.Plan`."""
-    servers = np.array([one.servers for one in plans])
+    servers = [plan.servers for plan in plans]
     figure = _figure(9.0, 3.5)
-    rates, waits = figure.subplots(1, 2)
-    for name in plans[0].limits:
-        limit = [one.limits[name] for one in plans]
-        rates.plot(servers, limit, "--", label=f"what the {name} let pass")
-    rates.plot(servers, [one.events_per_s for one in plans], color="gray", lw=4, alpha=0.4)
-    if all(one.simulated_rows_per_s is not None for one in plans):
-        # Events are to rows as the limits of servers are to what these are able to.
-        done = [o.simulated_rows_per_s * o.limits["servers"] / o.able_rows_per_s for o in plans]
-        rates.plot(servers, done, "ko", label="simulated")
-        waits.plot(servers, [one.simulated_wait_s * 1e3 for one in plans], "ko-")
+    rates, times = figure.subplots(1, 2)
+    for name in plans[0].capacities:
+        capacity = [plan.capacities[name] for plan in plans]
+        rates.plot(servers, capacity, "--", label=f"capacity of the {name}")
+    rates.plot(servers, [plan.events_per_s for plan in plans], color="gray", lw=4, alpha=0.4)
+    waits = [(plan.servers, plan.request_s * 1e3) for plan in plans if plan.request_s is not None]
+    times.plot(*zip(*waits, strict=True), "ko-")
     rates.set(
-        xlabel="servers", ylabel="events/s", ylim=(0, 1.5 * max(o.events_per_s for o in plans))
+        xlabel="servers",
+        ylabel="events/s",
+        ylim=(0, 1.5 * max(plan.events_per_s for plan in plans)),
     )
-    waits.set(xlabel="servers", ylabel="mean time of a request (ms)", ylim=0)
+    times.set(xlabel="servers", ylabel="mean time of a request (ms)", xlim=rates.get_xlim(), ylim=0)
     rates.legend()
     return figure
 
@@ -125,7 +124,7 @@ def _time(axes: Any, statistics: Statistics) -> None:
 
 
 def _latency(axes: Any, statistics: Statistics) -> None:
-    edges = 1e3 * latency_edges_s()
+    edges = 1e3 * LATENCY_EDGES_S
     for (_, model, version), tally in sorted(statistics.tallies.items()):
         axes.stairs(tally.latencies[1:-1], edges, label=f"{model} v{version}")
     axes.set_xscale("log")

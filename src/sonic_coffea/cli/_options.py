@@ -1,4 +1,4 @@
-"""The options by which commands reach a server."""
+"""Options that commands share, and how they reach a server."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def settings_of(
             raise typer.BadParameter(f"expected NAME=VALUE, got {header!r}", param_hint="--header")
         named[name] = value
     files = {"tls_root": tls_root, "tls_cert": tls_cert, "tls_key": tls_key}
-    given = {name: str(path) for name, path in files.items() if path is not None}
-    return Settings.make(url, token=token_file, headers=named, **given)
+    pem = {name: str(path) for name, path in files.items() if path is not None}
+    return Settings.make(url, token=token_file, headers=named, **pem)
