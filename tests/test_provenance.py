@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
+import grpc
 import pyarrow.parquet as pq
 import pytest
 import uproot
@@ -34,6 +35,18 @@ def test_what_is_said(scores: Any, server: sonic.LocalServer, tagger: sonic.Mode
     assert about["packages"]["sonic-coffea"] == sonic.__version__
     assert {"python", "coffea", "awkward", "numpy", "tritonclient"} <= about["packages"].keys()
     json.dumps(about)
+
+
+def test_servers_that_scored_nothing_are_not_named() -> None:
+    model = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+    served = {"m": FakeModel.of(model, max_rows=1)}
+    with FakeServer(served) as failing, FakeServer(served) as good:
+        failing.fail(grpc.StatusCode.UNAVAILABLE, "no", times=99)
+        with sonic.connect([failing.url, good.url]):
+            pending = model.submit(ak.Array([[{"pt": float(n)} for n in range(20)]]))
+            scores = pending.result()
+        assert {server for (server, *_), _ in pending.statistics} == {failing.url, good.url}
+    assert provenance.of_scores(scores)["models"][0]["servers"] == [good.url]
 
 
 def test_of_scores_that_are_put_together(tmp_path: Path) -> None:

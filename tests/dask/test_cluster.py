@@ -24,7 +24,7 @@ from sonic_coffea.dask import SonicPlugin, SonicSchedulerPlugin
 from sonic_coffea.dask._messages import JOIN
 from sonic_coffea.dask._metrics import _Rate
 from sonic_coffea.pool import Settings, _registry, current
-from sonic_coffea.reporting import Statistics
+from sonic_coffea.reporting import Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer
 
 
@@ -306,7 +306,7 @@ def test_connecting_again_keeps_what_is_out(one_worker: Client) -> None:
 def test_the_rate_is_not_of_rows_from_before() -> None:
     """As when a cluster is connected again, and the pool has scored many."""
     statistics = Statistics()
-    statistics.tally("grpc://a:1", "m", "1").rows = 10**6
+    statistics.record("grpc://a:1", "m", "1", Tally(rows=10**6))
     pool = SimpleNamespace(statistics=statistics)
     assert _Rate(pool)() == 0  # type: ignore[arg-type]
 

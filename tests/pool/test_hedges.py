@@ -67,7 +67,7 @@ def test_a_straggler_that_cannot_be_sent_again_is_waited_for(
         until(lambda: pending.statistics.total().failures > 2)
         one.gate.set()
         assert doubled(pending.result(timeout_s=20)) == list(range(4))
-        assert pending.statistics.lost == pool.statistics.lost == 0
+        assert pending.statistics.masked == pool.statistics.masked == 0
         # One that was made as the answer came is over before it fails.
         assert len(tries) - 1 <= pending.statistics.total().failures <= len(tries)
         # It is tried again at its pace only.

@@ -223,8 +223,8 @@ def test_rows_that_are_lost_are_none_if_asked(servers: dict[str, FakeServer]) ->
             None if n == 2 or 5 <= n <= 8 or n >= 17 else 2.0 * n for n in range(20)
         ]
         assert ak.num(scores).tolist() == [3, 0, 10, 7]
-        assert pending.statistics.lost == 7
-        until(lambda: pool.statistics.lost == 7)
+        assert pending.statistics.masked == 7
+        until(lambda: pool.statistics.masked == 7)
         with pytest.raises(errors.RequestError, match="rows 4..7"):
             MODEL(array, pool=pool)
 
@@ -252,7 +252,7 @@ def test_without_any_server_all_is_none(servers: dict[str, FakeServer]) -> None:
         pending = MODEL.submit(objects(8), pool=pool, on_error="mask")
         assert pending.result().tolist() == [None] * 8
         assert str(pending.result().type) == "8 * ?{v0: float32}"
-        assert pending.statistics.lost == 8
+        assert pending.statistics.masked == 8
         hint = r"\(sonic-coffea check grpc://s1:8001 m tries it step by step\)"
         with pytest.raises(errors.ServerLostError, match=hint) as caught:
             MODEL(ak.unflatten(objects(8), [2, 0, 6]), pool=pool)
@@ -336,7 +336,7 @@ def test_thousands_of_requests_whose_model_is_gone_are_given_up(
         one.gate.set()
         scores = pending.result(timeout_s=30)
         assert ak.all(ak.is_none(scores))
-        assert pending.statistics.lost == 12_000
+        assert pending.statistics.masked == 12_000
         with pytest.raises(errors.ModelNotFoundError):
             MODEL(objects(4), pool=pool, timeout_s=30)
 
@@ -446,7 +446,7 @@ def test_a_piece_is_over_once() -> None:
     assert call.over
     assert placed == [range(4, 8), range(8, 12)]
     assert call.lost == [range(4)]
-    assert call.statistics.lost == 4
+    assert call.statistics.masked == 4
 
 
 def test_a_piece_that_is_lost_while_its_answer_is_put_in_its_place_is_over_once() -> None:

@@ -140,7 +140,7 @@ def test_variations_in_a_processor() -> None:
     )
     assert out["up"] > out["nominal"] > 0
     statistics = sonic.report(out).statistics
-    assert 0.3 < statistics.repeated / statistics.objects < 0.7
+    assert 0.3 < statistics.deduplicated / statistics.objects < 0.7
 
 
 def test_scores_and_overlap_are_of_what_passes() -> None:

@@ -8,26 +8,18 @@ import awkward as ak
 import grpc
 import pytest
 from rich.console import Console
+from tests.reporting.test_statistics import some_statistics
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.processor import Scored
-from sonic_coffea.reporting import Span, Statistics, Tally
+from sonic_coffea.reporting import STATISTICS_KEY, Span, Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import Timings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-
-def some_statistics() -> Statistics:
-    statistics = Statistics(chunks=2, events=50, objects=100, filled=60, padded=40, truncated=5)
-    tally = statistics.tally("grpc://s:1", "m", "1")
-    tally += Tally(rows=100, requests=4, sent_bytes=4_000_000, received_bytes=800, pack_s=0.04)
-    for seconds in (0.010, 0.011, 0.012, 0.5):
-        tally.record_trip(seconds)
-    return statistics
 
 
 def test_report() -> None:
@@ -54,9 +46,14 @@ def test_report() -> None:
 
 
 def test_report_of_what_carries_statistics() -> None:
-    output = Scored({"n": 1}, some_statistics())
-    for source in (output, (output, {"metrics": 1}), {"out": output, "processed": set()}):
-        assert sonic.report(source).statistics.total().rows == 100
+    statistics = some_statistics()
+    for output in (
+        Scored({"n": 1}, statistics),
+        {"n": 1, STATISTICS_KEY: statistics.to_plain()},
+        statistics.to_plain(),
+    ):
+        for source in (output, (output, {"metrics": 1}), {"out": output, "processed": set()}):
+            assert sonic.report(source).statistics.to_dict() == statistics.to_dict()
     with sonic.connect("grpc://triton.example:8001") as pool:
         assert sonic.report(pool).statistics.total().requests == 0
 
@@ -65,6 +62,11 @@ def test_report_of_nothing_divides_by_nothing() -> None:
     page = sonic.report(Statistics(), wall_s=0.0)._repr_html_()
     assert "0 of 0" in page
     assert "request's time" not in page  # of no server there is nothing to say
+
+
+def sent(statistics: Statistics, worker: str, begun: float) -> None:
+    span = Span(worker, "m", "grpc://s:1", begun, 0.1, 1)
+    statistics.record("grpc://s:1", "m", "1", Tally(rows=1), span)
 
 
 def lose_all(server: FakeServer) -> None:
@@ -96,7 +98,7 @@ def test_what_is_lost_is_not_scored(
         scores = pending.result()
         report = sonic.report(pending)
     assert ak.count(scores.top, axis=None) == 10 - lost
-    assert (report.statistics.scored, report.statistics.lost) == (10 - lost, lost)
+    assert (report.statistics.scored, report.statistics.masked) == (10 - lost, lost)
     assert f"{10 - lost} of 10" in report._repr_html_()
     assert report.to_dict()["scored"] == 10 - lost
     assert f"{10 - lost}, {(10 - lost) / 10:.0%}" in pending._repr_html_()
@@ -104,20 +106,20 @@ def test_what_is_lost_is_not_scored(
 
 def test_a_server_that_answered_nothing_has_no_times() -> None:
     statistics = some_statistics()
-    statistics.tally("grpc://lost:1", "m", "1").retries = 3
+    statistics.record("grpc://lost:1", "m", "1", Tally(retries=3))
     page = sonic.report(statistics)._repr_html_()
     assert "grpc://lost:1" in page
     assert "nan" not in page
 
 
 def bad(**numbers: float) -> Statistics:
-    statistics = Statistics(objects=10_000, filled=100)
-    tally = statistics.tally("grpc://s:1", "m", "1")
+    statistics, tally = Statistics(objects=10_000, elements=100), Tally()
     given = {"rows": 10_000, "requests": 100, "pack_s": 0.1, "wait_s": 0.1, **numbers}
     for name, value in given.items():
         setattr(tally if hasattr(tally, name) else statistics, name, value)
     for _ in range(100):
         tally.record_trip(0.01)
+    statistics.record("grpc://s:1", "m", "1", tally)
     return statistics
 
 
@@ -125,9 +127,9 @@ def bad(**numbers: float) -> Statistics:
     ("numbers", "timings", "said"),
     [
         ({}, {}, None),
-        ({"padded": 300}, {}, "75% of the elements that are sent are padding: Bucketed"),
-        ({"truncated": 20}, {}, "17% of the constituents are cut off: a longer length"),
-        ({"lost": 7}, {}, "7 rows were lost"),
+        ({"padding": 300}, {}, "75% of the elements that are sent are padding: Bucketed"),
+        ({"truncated": 20}, {}, "17% of the constituents are truncated: a longer length"),
+        ({"masked": 7}, {}, "7 rows are masked (None)"),
         ({"retries": 5}, {}, "5% of the requests were sent again"),
         ({"rows": 1000}, {}, "a request holds 10 rows: larger chunks"),
         ({"pack_s": 2.0}, {}, "packing and unpacking take longer than the servers"),
@@ -154,9 +156,9 @@ def test_waiting_for_what_is_packed_is_not_for_servers() -> None:
 
 
 def test_a_page_for_a_colleague(tmp_path: Path) -> None:
-    statistics = bad(padded=300)
+    statistics = bad(padding=300)
     for worker in ("a:1", "b:2"):
-        statistics.record_span(Span(worker, "m", "grpc://s:1", 1000.0, 0.01, 100))
+        sent(statistics, worker, 1000.0)
     report = sonic.report(statistics, wall_s=3.0)
     report.save(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -178,14 +180,14 @@ def test_a_page_for_a_colleague(tmp_path: Path) -> None:
 def test_spans_are_never_many() -> None:
     many = Statistics()
     for number in range(3000):
-        many.record_span(Span("w", "m", "s", float(number), 0.1, 1))
+        sent(many, "w", float(number))
     assert 200 <= len(many.spans) <= 500
     # Drawn by chance: as many of the first as of the last, and the same ones wherever they add up.
     early = sum(span.begun < 1500 for span in many.spans)
     assert 0.4 < early / len(many.spans) < 0.6
     parts = [Statistics() for _ in range(3)]
     for number in range(3000):
-        parts[number % 3].record_span(Span("w", "m", "s", float(number), 0.1, 1))
+        sent(parts[number % 3], "w", float(number))
     together = parts[0] + parts[1] + parts[2]
     assert {span.begun for span in together.spans} == {span.begun for span in many.spans}
 

@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+import copy
 import json
 import pickle
+import pickletools
+import threading
 
 import numpy as np
 import pytest
+from coffea.processor import accumulate
 
-from sonic_coffea.reporting import Statistics, Tally
+from sonic_coffea.reporting import Span, Statistics, Tally, add_plain
 
 
 def some_statistics() -> Statistics:
-    statistics = Statistics(chunks=2, events=50, objects=100, filled=60, padded=40, truncated=5)
-    tally = statistics.tally("grpc://s:1", "m", "1")
-    tally += Tally(rows=100, requests=4, sent_bytes=4_000_000, received_bytes=800, pack_s=0.04)
+    statistics = Statistics(chunks=2, events=50, objects=100, elements=60, padding=40, truncated=5)
+    tally = Tally(rows=100, requests=4, sent_bytes=4_000_000, received_bytes=800, pack_s=0.04)
     for seconds in (0.010, 0.011, 0.012, 0.5):
         tally.record_trip(seconds)
+    statistics.record("grpc://s:1", "m", "1", tally)
     return statistics
 
 
@@ -29,7 +33,7 @@ def test_statistics_add() -> None:
 
 def test_statistics_of_different_servers_stay_apart() -> None:
     other = Statistics()
-    other.tally("grpc://t:1", "m", "1").rows += 7
+    other.record("grpc://t:1", "m", "1", Tally(rows=7))
     one = some_statistics()
     both = one + other
     assert {server: tally.rows for (server, _, _), tally in both} == {
@@ -39,20 +43,91 @@ def test_statistics_of_different_servers_stay_apart() -> None:
     assert both.total().rows == 107
     assert one.total().rows == 100  # what was added is as it was
     assert other.total().rows == 7
-    both.tally("grpc://s:1", "m", "1").latencies[:] = 0
+    both.tallies["grpc://s:1", "m", "1"].latencies[:] = 0
     assert one.total().latencies.sum() == 4
 
 
+def with_spans(worker: str, requests: int) -> Statistics:
+    statistics = some_statistics()
+    for number in range(requests):
+        span = Span(worker, "m", "grpc://s:1", 1.7e9 + number, 0.1, 1)
+        statistics.record("grpc://s:1", "m", "1", Tally(rows=1), span)
+    return statistics
+
+
 def test_statistics_pickle() -> None:
-    before = some_statistics()
+    before = with_spans("a:1", 3)
     after = pickle.loads(pickle.dumps(before))
     assert after.to_dict() == before.to_dict()
-    assert (after + before).total().rows == 200
+    assert (after + before).total().rows == 206
+
+
+def test_plain_form_needs_no_package_to_load() -> None:
+    packed = pickle.dumps(with_spans("a:1", 3).to_plain())
+    names = {argument for _, argument, _ in pickletools.genops(packed) if isinstance(argument, str)}
+    assert not any("sonic" in name for name in names)
+    assert "grpc://s:1" in names
+
+
+@pytest.mark.parametrize("requests", [1, 3, 1200])
+def test_plain_forms_add_by_the_rules_of_coffea(requests: int) -> None:
+    one, two = with_spans("a:1", requests), with_spans("b:2", 2)
+    two.record("grpc://t:1", "n", "2", Tally(rows=7))
+    forms = [one.to_plain(), two.to_plain(), two.to_plain()]
+    before = copy.deepcopy(forms)
+    expected = (one + two + two).to_dict()
+    assert Statistics.from_plain(accumulate(forms)).to_dict() == expected
+    assert Statistics.from_plain(add_plain(add_plain(*forms[:2]), forms[2])).to_dict() == expected
+    assert repr(forms) == repr(before)
+
+
+def test_snapshots_while_another_thread_records() -> None:
+    """A snapshot is one state: as many rows as requests, and no server appears while it is read."""
+    statistics, over = Statistics(), threading.Event()
+
+    def record() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            statistics.record(f"grpc://s:{number % 500}", "m", "1", Tally(rows=1, requests=1))
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    try:
+        for _ in range(20):
+            for snapshot in (statistics.copy(), Statistics() + statistics, statistics):
+                for _, tally in snapshot:
+                    assert tally.rows == tally.requests or snapshot is statistics
+            total = statistics.copy().total()
+            assert total.rows == total.requests
+    finally:
+        over.set()
+        thread.join()
+    assert statistics.total().rows > 0
+
+
+def test_no_addition_of_threads_is_lost() -> None:
+    statistics, start = Statistics(), threading.Barrier(4)
+
+    def count() -> None:
+        start.wait()
+        for _ in range(2000):
+            statistics.__iadd__(Statistics(masked=1))
+            statistics.record("grpc://s:1", "m", "1", Tally(rows=1))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (statistics.masked, statistics.total().rows) == (8000, 8000)
 
 
 def test_statistics_are_plain_numbers_for_json() -> None:
-    found = json.loads(json.dumps(some_statistics().to_dict()))
-    assert found["padded"] == 40
+    statistics = some_statistics()
+    statistics.record("grpc://t:1", "m", "1", Tally(failures=1))
+    found = json.loads(json.dumps(statistics.to_dict(), allow_nan=False))
+    assert found["padding"] == 40
     assert found["served"][0]["server"] == "grpc://s:1"
     assert found["served"][0]["latency_p50_s"] == found["total"]["latency_p50_s"]
 

@@ -83,7 +83,7 @@ def test_rows_that_are_the_same_are_sent_once(server: FakeServer, pool: Pool) ->
     assert pending.result().twice.tolist() == [[2, 4, 2], [], [None, 4], [6, 2, 2]]
     assert sent(server) == 3
     statistics = pending.statistics
-    assert (statistics.objects, statistics.repeated) == (7, 4)
+    assert (statistics.objects, statistics.deduplicated) == (7, 4)
     assert "not sent, as they repeat others" in str(
         sonic.report(pending)._summary().columns[0]._cells
     )
@@ -114,8 +114,8 @@ def test_rows_that_are_lost_are_lost_wherever_they_are(server: FakeServer, pool:
     numbers = [[5, 6], [5, 7], [6]]
     pending = MODEL.submit(objects(numbers), pool=pool, deduplicate=True, on_error="mask")
     assert pending.result().twice.tolist() == [[None, None], [None, None], [None]]
-    assert pending.statistics.lost == 5
-    until(lambda: pool.statistics.lost == 5)
+    assert pending.statistics.masked == 5
+    until(lambda: pool.statistics.masked == 5)
 
 
 def test_variations_travel_together(server: FakeServer, pool: Pool) -> None:
@@ -129,7 +129,7 @@ def test_variations_travel_together(server: FakeServer, pool: Pool) -> None:
     assert scores["up"].twice.tolist() == [[20, 42], [60], []]
     assert scores["down"].twice.tolist() == [[40], [], []]
     assert sent(server) == 4
-    assert pending.statistics.repeated == 3
+    assert pending.statistics.deduplicated == 3
     assert pending.provenance()["model"] == "m"
     inputs = {name: {"x": array} for name, array in {"nominal": nominal, "up": up}.items()}
     assert MODEL(sonic.Variations(inputs), pool=pool)["up"].twice.tolist() == [[20, 42], [60], []]
@@ -246,7 +246,7 @@ def test_only_new_rows_are_sent(server: FakeServer, tmp_path: Path) -> None:
         scores = pending.result()
         assert scores.twice.tolist() == [[4, 8], [], [6, 6]]
         assert sent(server) == 4
-        assert (pending.statistics.cached, pending.statistics.repeated) == (2, 1)
+        assert (pending.statistics.cache_hits, pending.statistics.deduplicated) == (2, 1)
         assert scores.attrs["sonic"]["version"] == "2"
         assert str(scores.type) == "3 * var * {twice: float32}"
         again = MODEL.submit(objects([[1]]), pool=pool)

@@ -130,5 +130,5 @@ def test_what_is_interrupted_is_not_lost(
         before = server.statistics["m", "rows"]
         again = ROW.submit(objects(2000), pool=pool)
         assert again.result().twice.tolist() == [2.0 * n for n in range(2000)]
-        assert again.statistics.cached >= 30
+        assert again.statistics.cache_hits >= 30
         assert server.statistics["m", "rows"] - before <= 2000 - 30

@@ -167,7 +167,7 @@ def test_routes_that_are_cut_slow_the_sender_down(server: FakeServer, code: Any)
         server.fail(code, CUT, times=3, every=5)
         assert MODEL(objects(400), pool=pool).twice.tolist() == [2.0 * n for n in range(400)]
         assert pool.statistics.total().retries == 3
-        assert pool.statistics.lost == 0
+        assert pool.statistics.masked == 0
 
 
 def test_a_request_that_is_always_cut(server: FakeServer) -> None:

@@ -90,7 +90,7 @@ class Pending:
     def lose(self, wanted: Any, rows: int) -> None:
         """Give up rows before they are sent."""
         self._lost.append(wanted)
-        self._unsent += Statistics(objects=rows, lost=rows)
+        self._unsent += Statistics(objects=rows, masked=rows)
 
     def done(self) -> bool:
         """Whether `result` would return, or raise, without waiting."""
@@ -151,11 +151,12 @@ class Pending:
         calls = [part.call for part in self.parts]
         served = set().union(*(call.served_versions for call in calls))
         digests = {call.contract.digest for call in calls} - {""}
+        tallies = [entry for call in calls for entry in call.statistics]
         return {
             "model": self._model.name,
             "version": self._model.version or ", ".join(sorted(served)) or None,
             "digest": ", ".join(sorted(digests)) or None,
-            "servers": sorted({s for call in calls for (s, _, _), _ in call.statistics}),
+            "servers": sorted({server for (server, _, _), tally in tallies if tally.rows}),
             "config_hash": self._model.config_hash,
             "sonic_coffea": __version__,
         }

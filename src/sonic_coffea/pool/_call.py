@@ -215,7 +215,7 @@ class Call:
             piece.over = True
             if rows:
                 self.lost.append(lost)
-                self.statistics.lost += rows
+                self.statistics += Statistics(masked=rows)
             self._exchanges.pop(piece.number, None)
             self._left -= 1
             last = self._left == 0

@@ -26,7 +26,7 @@ from sonic_coffea.pool._fleet import CLOSED
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from sonic_coffea.pool._call import Call, Piece
     from sonic_coffea.pool._fleet import Fleet
@@ -333,16 +333,14 @@ class Dispatcher:
             elsewhere = piece.answered or bool(piece.attempts_out)
         if elsewhere:
             logger.debug("%s; another server has its rows", error)
-            self._record(piece.call, attempt.endpoint, _add_failure)
+            self._record(piece.call, attempt.endpoint, Tally(failures=1))
         elif self._closed:
             piece.call.cancel()
         else:
             self._fail(piece, error)
 
     def _fail(self, piece: Piece, error: SonicError) -> None:
-        lost = piece.call.fail(error, piece)
-        with self._lock:
-            self.statistics.lost += lost
+        self.statistics += Statistics(masked=piece.call.fail(error, piece))
 
     def _settle(self, attempt: Attempt) -> bool:
         """End an attempt and make room for others; False if it has ended before."""
@@ -383,16 +381,16 @@ class Dispatcher:
             if other.exchange is not None:
                 other.exchange.cancel()
 
-        def count(tally: Tally) -> None:
-            tally.requests += 1
-            tally.rows += piece.stop - piece.start
-            tally.sent_bytes += answer.sent_bytes
-            tally.received_bytes += answer.received_bytes
-            tally.pack_s += attempt.pack_s
-            tally.wait_s += max(0.0, attempt.packed_at - piece.queued_at)
-            tally.record_trip(now - attempt.packed_at - attempt.pack_s)
-
         trip_s = now - attempt.packed_at - attempt.pack_s
+        tally = Tally(
+            requests=1,
+            rows=piece.stop - piece.start,
+            sent_bytes=answer.sent_bytes,
+            received_bytes=answer.received_bytes,
+            pack_s=attempt.pack_s,
+            wait_s=max(0.0, attempt.packed_at - piece.queued_at),
+        )
+        tally.record_trip(trip_s)
         span = Span(
             worker=_worker(),
             model=call.contract.model,
@@ -401,14 +399,14 @@ class Dispatcher:
             seconds=trip_s,
             rows=piece.stop - piece.start,
         )
-        self._record(call, endpoint, count, span)
+        self._record(call, endpoint, tally, span)
         try:
             self._fleet.keep(piece, answer, endpoint.url)
             call.arrived(piece, answer)
         except SonicError as error:
             self._fail(piece, error.at(server=endpoint.url))
         unpacked_s = time.monotonic() - now
-        self._record(call, endpoint, lambda tally: _add_unpack(tally, unpacked_s))
+        self._record(call, endpoint, Tally(unpack_s=unpacked_s))
 
     def _lost(self, attempt: Attempt, error: SonicError) -> None:
         """Decide what becomes of rows that did not come back."""
@@ -428,13 +426,13 @@ class Dispatcher:
             call.cancel()
         elif again or elsewhere:
             logger.debug("%s; its rows are sent again", error)
-            self._record(call, endpoint, _add_retry)
+            self._record(call, endpoint, Tally(retries=1))
         else:
             self._give_up_on(piece, endpoint, error)
 
     def _give_up_on(self, piece: Piece, endpoint: Endpoint, error: SonicError) -> None:
         """Fail a piece for what a server said last."""
-        self._record(piece.call, endpoint, _add_failure)
+        self._record(piece.call, endpoint, Tally(failures=1))
         if piece.attempts:
             error = error.because(f"tried {piece.attempts + 1} times")
         self._fail(piece, error)
@@ -468,29 +466,14 @@ class Dispatcher:
         self,
         call: Call,
         endpoint: Endpoint,
-        count: Callable[[Tally], None],
+        tally: Tally,
         span: Span | None = None,
     ) -> None:
         """Write to the call's statistics and to the pool's alike."""
         version = call.version or call.contract.version
-        with self._lock:
-            for statistics in (call.statistics, self.statistics):
-                count(statistics.tally(endpoint.url, call.contract.model, version))
-                if span is not None:
-                    statistics.record_span(span)
+        for statistics in (call.statistics, self.statistics):
+            statistics.record(endpoint.url, call.contract.model, version, tally, span)
 
 
 def _worker() -> str:
     return f"{platform.node()}:{os.getpid()}"
-
-
-def _add_unpack(tally: Tally, seconds: float) -> None:
-    tally.unpack_s += seconds
-
-
-def _add_retry(tally: Tally) -> None:
-    tally.retries += 1
-
-
-def _add_failure(tally: Tally) -> None:
-    tally.failures += 1

@@ -80,8 +80,8 @@ class Pool:
 
     @property
     def statistics(self) -> Statistics:
-        """What has been scored so far, and how long it took."""
-        return self._dispatcher.statistics
+        """What has been scored so far, and how long it took: a snapshot."""
+        return self._dispatcher.statistics.copy()
 
     @property
     def servers(self) -> list[ServerState]:

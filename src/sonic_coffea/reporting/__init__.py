@@ -5,13 +5,22 @@ from __future__ import annotations
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting import plots
 from sonic_coffea.reporting._report import Report, report
-from sonic_coffea.reporting._tally import Span, Statistics, Tally, latency_edges_s
+from sonic_coffea.reporting._tally import (
+    STATISTICS_KEY,
+    Span,
+    Statistics,
+    Tally,
+    add_plain,
+    latency_edges_s,
+)
 
 __all__ = [
+    "STATISTICS_KEY",
     "Report",
     "Span",
     "Statistics",
     "Tally",
+    "add_plain",
     "latency_edges_s",
     "plots",
     "report",

@@ -33,21 +33,21 @@ def advise(statistics: Statistics, timings: Mapping[tuple[str, str], Timings]) -
         The servers' own, by server and model, where they are known.
     """
     s, total = statistics, statistics.total()
-    if s.lost:
+    if s.masked:
         yield (
-            f"{s.lost:,} rows were lost, and are None: the log says why; a longer retry_timeout_s, "
-            "or a fallback, would wait for the servers"
+            f"{s.masked:,} rows are masked (None), as no server scored them: the log says "
+            "why; a longer retry_timeout_s, or a fallback, would wait for the servers"
         )
-    sent = s.padded + s.filled
-    if sent and s.padded / sent > _MUCH_PADDING:
+    sent = s.padding + s.elements
+    if sent and s.padding / sent > _MUCH_PADDING:
         yield (
-            f"{s.padded / sent:.0%} of the elements that are sent are padding: Bucketed sends "
+            f"{s.padding / sent:.0%} of the elements that are sent are padding: Bucketed sends "
             "rows of like length together, Flat sends none"
         )
-    there = s.truncated + s.filled
+    there = s.truncated + s.elements
     if there and s.truncated / there > _MUCH_CUT_OFF:
         share = f"{s.truncated / there:.0%}"
-        yield f"{share} of the constituents are cut off: a longer length keeps them"
+        yield f"{share} of the constituents are truncated: a longer length keeps them"
     if total.requests and total.retries / total.requests > _MANY_RETRIES:
         yield (
             f"{total.retries / total.requests:.0%} of the requests were sent again: servers are "

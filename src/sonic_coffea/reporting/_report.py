@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._advice import advise
-from sonic_coffea.reporting._tally import Statistics, Tally
+from sonic_coffea.reporting._tally import STATISTICS_KEY, Statistics, Tally
 
 if TYPE_CHECKING:
     import os
@@ -161,14 +161,14 @@ class Report:
             ("chunks", f"{s.chunks:,}" if s.chunks else None),
             ("events", f"{s.events:,}" if s.events else None),
             ("objects scored", f"{s.scored:,} of {s.objects:,}"),
-            ("lost, and None", f"{s.lost:,}" if s.lost else None),
-            ("not sent, as they repeat others", f"{s.repeated:,}" if s.repeated else None),
-            ("not sent, as they were on disk", f"{s.cached:,}" if s.cached else None),
+            ("masked (None)", f"{s.masked:,}" if s.masked else None),
+            ("deduplicated", f"{s.deduplicated:,}" if s.deduplicated else None),
+            ("cache hits", f"{s.cache_hits:,}" if s.cache_hits else None),
             ("requests", f"{total.requests:,}"),
             ("rows a request", f"{total.rows / total.requests:.0f}" if total.requests else None),
             ("rows/s", f"{total.rows / self.wall_s:,.0f}" if self.wall_s else None),
-            ("padding", _share(s.padded, s.padded + s.filled)),
-            ("cut off", _share(s.truncated, s.truncated + s.filled)),
+            ("padding", _share(s.padding, s.padding + s.elements)),
+            ("truncated", _share(s.truncated, s.truncated + s.elements)),
             ("sent, received", f"{_mb(total.sent_bytes)}, {_mb(total.received_bytes)}"),
             ("retries", f"{total.retries:,}"),
         ]
@@ -205,8 +205,8 @@ def report(source: Any, *, wall_s: float | None = None, pool: Timed | None = Non
     ConfigError
         If `source` carries no statistics.
     """
-    statistics = source if isinstance(source, Statistics) else getattr(source, "statistics", None)
-    if isinstance(statistics, Statistics):
+    statistics = _statistics_of(source)
+    if statistics is not None:
         asked = source if pool is None else pool
         timings = asked.timings() if hasattr(asked, "timings") else {}
         theirs: dict[tuple[str, str], Timings] = {}
@@ -223,6 +223,16 @@ def report(source: Any, *, wall_s: float | None = None, pool: Timed | None = Non
         f"a {type(source).__name__} carries no statistics; expected the output of a Runner with a "
         "SonicProcessor that returns a dict, a pool, or a pending call"
     )
+
+
+def _statistics_of(source: Any) -> Statistics | None:
+    """Return a snapshot of what a source carries, by itself or in the plain form."""
+    if isinstance(source, Mapping) and STATISTICS_KEY in source:
+        source = source[STATISTICS_KEY]
+    if isinstance(source, Mapping) and {"served", "spans"} <= source.keys():
+        return Statistics.from_plain(source)
+    statistics = source if isinstance(source, Statistics) else getattr(source, "statistics", None)
+    return statistics.copy() if isinstance(statistics, Statistics) else None
 
 
 _SERVERS_TITLE = "A request's time, by model and server (mean)"
@@ -244,7 +254,7 @@ def _mean(stage: str) -> Callable[[Tally], str]:
     return lambda tally: _ms(getattr(tally, stage) / tally.requests) if tally.requests else ""
 
 
-def _within(quantile: float) -> Callable[[Tally], str]:
+def _quantile(quantile: float) -> Callable[[Tally], str]:
     return lambda tally: _ms(tally.latency_s(quantile)) if tally.requests else ""
 
 
@@ -256,14 +266,14 @@ def _their(*names: str) -> Callable[[Timings], str]:
 _ACCOUNTS: tuple[tuple[str, Callable[[Timings], str]], ...] = (
     ("the server says, of all clients: queue", _their("queue_s")),
     ("  inference", _their("input_s", "compute_s", "output_s")),
-    ("  rows it runs at once", lambda t: f"{t.rows / max(t.executions, 1):.1f}"),
+    ("  mean batch size", lambda t: f"{t.rows / max(t.executions, 1):.1f}"),
 )
 _STAGES: tuple[tuple[str, Callable[[Tally], str]], ...] = (
     ("waiting for a place in flight", _mean("wait_s")),
     ("packing", _mean("pack_s")),
     ("network, queue and inference", _mean("trip_s")),
-    ("  half of them within", _within(0.5)),
-    ("  99 of 100 within", _within(0.99)),
+    ("  p50", _quantile(0.5)),
+    ("  p99", _quantile(0.99)),
     ("unpacking", _mean("unpack_s")),
     ("rows", lambda tally: f"{tally.rows:,}"),
     ("requests", lambda tally: f"{tally.requests:,}"),

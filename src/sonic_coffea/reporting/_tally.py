@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,24 +14,28 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-Served = tuple[str, str, str]
+TallyKey = tuple[str, str, str]
 """Server, model, version."""
+
+STATISTICS_KEY = "sonic_statistics"
+"""Where a processor's output holds the plain form of its statistics."""
 
 # Round trips from 0.1 ms to 1000 s, ten bins a decade.
 _EDGES_S: NDArray[np.float64] = np.logspace(-4, 3, 71)
-
 
 _COUNTS = (
     "chunks",
     "events",
     "objects",
-    "lost",
-    "repeated",
-    "cached",
-    "filled",
+    "masked",
+    "deduplicated",
+    "cache_hits",
+    "elements",
     "truncated",
-    "padded",
+    "padding",
 )
+# A span in the plain form: 24 bytes.
+_SPAN = np.dtype([("begun", "<f8"), ("seconds", "<f8"), ("share", "<f4"), ("rows", "<u4")])
 
 
 def latency_edges_s() -> NDArray[np.float64]:
@@ -110,6 +115,10 @@ class Tally:
             setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
         return self
 
+    def copy(self) -> Tally:
+        """Return a tally that counts on by itself."""
+        return replace(self, latencies=self.latencies.copy())
+
     def record_trip(self, seconds: float) -> None:
         """Count one round trip."""
         self.trip_s += seconds
@@ -123,119 +132,188 @@ class Tally:
         place = int(np.searchsorted(np.cumsum(self.latencies), quantile * total))
         return float(_EDGES_S[min(place, len(_EDGES_S) - 1)])
 
-    def to_dict(self) -> dict[str, float]:
-        """Return plain numbers."""
-        numbers: dict[str, float] = {
+    def to_dict(self) -> dict[str, float | None]:
+        """Return plain numbers; quantiles of no round trips are None, as JSON has no NaN."""
+        answered = bool(self.latencies.any())
+        numbers: dict[str, float | None] = {
             f.name: getattr(self, f.name) for f in fields(self) if f.name != "latencies"
         }
         for quantile in (0.5, 0.9, 0.99):
-            numbers[f"latency_p{quantile * 100:.0f}_s"] = self.latency_s(quantile)
+            name = f"latency_p{quantile * 100:.0f}_s"
+            numbers[name] = self.latency_s(quantile) if answered else None
         return numbers
 
 
 @dataclass(slots=True, kw_only=True)
 class Statistics:
-    """Tallies by server, model and version, and what the layouts cut and padded.
+    """Tallies by server, model and version, and the rows and elements of the calls.
 
-    Addable, so that coffea can accumulate it; it holds numbers and names only.
+    Threads may change and read it at the same time: `record` and ``+=`` are whole or not at all,
+    and `copy` returns one state of it.
 
     Attributes
     ----------
     chunks, events : int
-        What the processor was given.
-    objects, lost : int
-        Rows that were asked for, over all models; and those that became None as servers lost them.
-    repeated, cached : int
-        Rows among them that were not sent, as others of the call were the same, or as their scores
-        were on disk.
-    filled, truncated, padded : int
-        Elements along the consumed axes that were sent, cut off, and made up.
+        Input of the processor.
+    objects, masked : int
+        Rows of the calls, over all models; those that became None as no server scored them.
+    deduplicated, cache_hits : int
+        Rows among them that were not sent: equal to others of the call, or with scores on disk.
+    elements, truncated, padding : int
+        Elements along the consumed axes: sent, cut off, and made up to fill a tensor.
     spans : list of Span
-        When requests were out: of all, or of a part that is drawn by chance and never large.
+        When requests were in flight: of all, or of a random sample of at most 500.
     spans_share : float
-        How large that part is.
+        Probability of a request to be in that sample.
     """
 
     chunks: int = 0
     events: int = 0
     objects: int = 0
-    lost: int = 0
-    repeated: int = 0
-    cached: int = 0
-    filled: int = 0
+    masked: int = 0
+    deduplicated: int = 0
+    cache_hits: int = 0
+    elements: int = 0
     truncated: int = 0
-    padded: int = 0
+    padding: int = 0
     spans: list[Span] = field(default_factory=list, repr=False)
     spans_share: float = 1.0
-    tallies: dict[Served, Tally] = field(default_factory=dict)
+    tallies: dict[TallyKey, Tally] = field(default_factory=dict)
+    _lock: threading.Lock = field(
+        default_factory=threading.Lock, init=False, repr=False, compare=False
+    )
 
     @property
     def scored(self) -> int:
-        """How many objects have their scores, by whatever way."""
-        # What repeats a lost row has no scores, nor have rows of an answer that was of no use.
-        return min(self.total().rows + self.repeated + self.cached, self.objects - self.lost)
+        """Number of rows that have scores, whether sent, deduplicated or from the cache."""
+        # A duplicate of a masked row has no scores, nor have rows of an unusable answer.
+        scored = self.total().rows + self.deduplicated + self.cache_hits
+        return min(scored, self.objects - self.masked)
 
-    def tally(self, server: str, model: str, version: str) -> Tally:
-        """Return the tally of a served model, a new one if need be."""
-        return self.tallies.setdefault((server, model, version), Tally())
+    def record(
+        self, server: str, model: str, version: str, tally: Tally, span: Span | None = None
+    ) -> None:
+        """Add to the tally of a model on a server, and keep when the request was in flight."""
+        with self._lock:
+            self._add(server, model, version, tally)
+            if span is not None and span.lot < self.spans_share:
+                self.spans.append(span)
+                self._thin()
 
-    def record_span(self, span: Span) -> None:
-        """Keep when a request was out, if it is among those that are drawn."""
-        if span.lot < self.spans_share:
-            self.spans.append(span)
-            self._thin()
+    def _add(self, server: str, model: str, version: str, tally: Tally) -> None:
+        known = self.tallies.setdefault((server, model, version), Tally())
+        known += tally
 
     def _thin(self) -> None:
-        """Draw fewer, but the same ones wherever they are added up."""
+        """Draw a smaller sample, whose members do not depend on the order of additions."""
         while len(self.spans) > _MOST_SPANS:
             self.spans = self._drawn(self.spans_share / 2)
             self.spans_share /= 2
 
     def _drawn(self, share: float) -> list[Span]:
-        """Return the spans that a share of all has."""
+        """Return the spans that a sample of this share has."""
         if share == self.spans_share:
             return self.spans
         return [span for span in self.spans if span.lot < share]
 
-    def __iter__(self) -> Iterator[tuple[Served, Tally]]:
-        return iter(self.tallies.items())
+    def __iter__(self) -> Iterator[tuple[TallyKey, Tally]]:
+        with self._lock:
+            return iter(list(self.tallies.items()))
 
     def total(self) -> Tally:
         """Return the sum over servers and models."""
         total = Tally()
-        for tally in self.tallies.values():
+        for _, tally in self:
             total += tally
         return total
 
+    def copy(self) -> Statistics:
+        """Return a snapshot, which does not change while requests go on."""
+        with self._lock:
+            return Statistics(
+                **{name: getattr(self, name) for name in _COUNTS},
+                spans=self.spans.copy(),
+                spans_share=self.spans_share,
+                tallies={key: tally.copy() for key, tally in self.tallies.items()},
+            )
+
     def __iadd__(self, other: Statistics) -> Statistics:
-        for name in _COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        share = min(self.spans_share, other.spans_share)
-        self.spans = self._drawn(share) + other._drawn(share)
-        self.spans_share = share
-        self._thin()
-        for served, tally in other.tallies.items():
-            mine = self.tally(*served)
-            mine += tally
+        other = other.copy()
+        with self._lock:
+            for name in _COUNTS:
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+            share = min(self.spans_share, other.spans_share)
+            self.spans = self._drawn(share) + other._drawn(share)
+            self.spans_share = share
+            self._thin()
+            for key, tally in other:
+                self._add(*key, tally)
         return self
 
     def __add__(self, other: Statistics) -> Statistics:
-        total = Statistics()
-        total += self
+        total = self.copy()
         total += other
         return total
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Statistics.from_plain, (self.to_plain(),)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return a dict of dicts, numbers, NumPy arrays and bytes, which needs no class of ours.
+
+        ``served`` holds tallies by server, model and version; ``spans`` packed records by worker,
+        server and model. coffea's rules add two such dicts to the right sum, without a bound on
+        the spans (24 bytes each); `add_plain` keeps the bound.
+        """
+        now = self.copy()
+        served: dict[str, Any] = {}
+        for (server, model, version), tally in now:
+            versions = served.setdefault(server, {}).setdefault(model, {})
+            versions[version] = {f.name: getattr(tally, f.name) for f in fields(tally)}
+        spans: dict[str, Any] = {}
+        for span in now.spans:
+            models = spans.setdefault(span.worker, {}).setdefault(span.server, {})
+            record = np.array((span.begun, span.seconds, now.spans_share, span.rows), _SPAN)
+            models[span.model] = models.get(span.model, b"") + record.tobytes()
+        return {
+            **{name: getattr(now, name) for name in _COUNTS},
+            "served": served,
+            "spans": spans,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Statistics:
+        """Return the inverse of `to_plain`, or of a sum of such dicts."""
+        statistics = cls(**{name: plain.get(name, 0) for name in _COUNTS})
+        for server, models in plain["served"].items():
+            for model, versions in models.items():
+                for version, numbers in versions.items():
+                    statistics._add(server, model, version, Tally(**numbers))
+        for worker, servers in plain["spans"].items():
+            for server, models in servers.items():
+                for model, packed in models.items():
+                    for begun, seconds, share, rows in np.frombuffer(packed, _SPAN).tolist():
+                        statistics.spans.append(Span(worker, model, server, begun, seconds, rows))
+                        statistics.spans_share = min(statistics.spans_share, share)
+        statistics.spans = [s for s in statistics.spans if s.lot < statistics.spans_share]
+        statistics._thin()
+        return statistics
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, for JSON."""
+        now = self.copy()
         return {
-            **{name: getattr(self, name) for name in _COUNTS},
-            "scored": self.scored,
-            "total": self.total().to_dict(),
-            "spans": [asdict(span) for span in self.spans],
-            "served": [_served(served, tally) for served, tally in sorted(self.tallies.items())],
+            **{name: getattr(now, name) for name in _COUNTS},
+            "scored": now.scored,
+            "total": now.total().to_dict(),
+            "spans": [asdict(span) for span in now.spans],
+            "served": [
+                {"server": server, "model": model, "version": version, **tally.to_dict()}
+                for (server, model, version), tally in sorted(now, key=lambda item: item[0])
+            ],
         }
 
 
-def _served(served: Served, tally: Tally) -> Mapping[str, Any]:
-    server, model, version = served
-    return {"server": server, "model": model, "version": version, **tally.to_dict()}
+def add_plain(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sum of two plain forms of `Statistics`, as a plain form."""
+    return (Statistics.from_plain(one) + Statistics.from_plain(other)).to_plain()

@@ -336,12 +336,12 @@ class Part:
         )
         statistics = self.call.statistics
         statistics.objects = len(inputs)
-        statistics.repeated = len(inputs) - different
-        statistics.cached = different - len(sent)
-        if statistics.cached:
+        statistics.deduplicated = len(inputs) - different
+        statistics.cache_hits = different - len(sent)
+        if statistics.cache_hits:
             self.call.served_versions.add(contract.version)
         kept, cut, padded = sent.filling()
-        statistics.filled, statistics.truncated, statistics.padded = kept, cut, padded
+        statistics.elements, statistics.truncated, statistics.padding = kept, cut, padded
 
     @property
     def caches(self) -> bool:
