@@ -1,17 +1,16 @@
-"""`check`, `models` and `status`, in processes of their own, with real servers."""
+"""`check`, `models` and `status`, with real servers."""
 
 from __future__ import annotations
 
 import json
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trustme
+from tests.commands import run
 from tests.ports import held_port
 from tests.waiting import until
 
@@ -39,17 +38,6 @@ other = sonic.Model("tagger", {"features": sonic.Row("pt")}, {"score": ["top"]})
 class Analysis(sonic.SonicProcessor):
     models = {"tagger": tagger}
 """
-
-
-def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sonic_coffea", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=cwd,
-    )
 
 
 def checked(*arguments: object, ok: bool, cwd: Path | None = None) -> dict[str, dict[str, Any]]:
@@ -141,7 +129,9 @@ def test_nobody_listens() -> None:
 def test_the_port_of_http(repository: Path) -> None:
     with held_port() as port:
         arguments = ["--allow-http=true", "--http-address=127.0.0.1", f"--http-port={port}"]
-        with sonic.LocalServer(repository, extra_args=arguments):
+        with sonic.LocalServer(repository, extra_args=arguments), socket.socket() as probe:
+            # Triton opens it after the port of gRPC.
+            until(lambda: probe.connect_ex(("127.0.0.1", port)) == 0, what="the port of HTTP")
             step = failed(f"grpc://127.0.0.1:{port}")
     assert "speaks HTTP/1" in step["detail"]
     assert "8001" in step["remedy"]

@@ -106,23 +106,6 @@ def test_snapshots_while_another_thread_records() -> None:
     assert statistics.total().rows > 0
 
 
-def test_no_addition_of_threads_is_lost() -> None:
-    statistics, start = Statistics(), threading.Barrier(4)
-
-    def count() -> None:
-        start.wait()
-        for _ in range(2000):
-            statistics.__iadd__(Statistics(masked=1))
-            statistics.record("grpc://s:1", "m", "1", Tally(rows=1))
-
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (statistics.masked, statistics.total().rows) == (8000, 8000)
-
-
 def test_statistics_are_plain_numbers_for_json() -> None:
     statistics = some_statistics()
     statistics.record("grpc://t:1", "m", "1", Tally(failures=1))

@@ -1,4 +1,4 @@
-"""The command line: ``sonic-coffea demo``, ``serve``, ``server install``."""
+"""The command line: ``sonic-coffea …``."""
 
 from __future__ import annotations
 

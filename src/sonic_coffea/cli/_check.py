@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sonic_coffea.cli._connection import AsJson, Headers, Pem, TokenFile, Url, settings_of
+from sonic_coffea.cli._options import AsJson, Headers, Pem, TokenFile, Url, settings_of
 from sonic_coffea.errors import ConfigError, SonicError
 from sonic_coffea.transport import connect_transport
 

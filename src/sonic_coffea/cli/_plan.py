@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sonic_coffea.cli._connection import AsJson, Headers, Pem, TokenFile, Url, settings_of
+from sonic_coffea.cli._options import AsJson, Headers, Pem, TokenFile, Url, settings_of
 from sonic_coffea.cli._output import make_place, writing
 from sonic_coffea.errors import ConfigError
 
@@ -98,59 +98,56 @@ def plan(
     plot: Annotated[
         Path | None, typer.Option(help="Draw it for fewer and more servers: PNG, PDF or SVG.")
     ] = None,
-    simulate: Annotated[bool, typer.Option(help="Check it in virtual time.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Say how many servers a run needs, what the network carries, and what breaks first."""
+    """Say how many servers a run needs, what the network carries, and the bottleneck."""
     from sonic_coffea import tools
     from sonic_coffea.reporting.plots import check_name, save
     from sonic_coffea.tools import Curve
 
     measured = Curve.load(Path(curve))
     # They are as the file has them, which may be anything.
-    numbers: list[Any] = [measured.rows_per_s, measured.row_bytes, *measured.rows]
-    numbers += measured.seconds
-    if not all(isinstance(n, int | float) and 0 < n < math.inf for n in numbers):
-        raise ConfigError(f"expected finite numbers above 0 in the curve {curve}, got {numbers}")
+    points: list[Any] = [measured.rows_per_s, measured.row_bytes, *measured.rows]
+    points += measured.seconds
+    if not all(isinstance(n, int | float) and 0 < n < math.inf for n in points):
+        raise ConfigError(f"expected finite numbers above 0 in the curve {curve}, got {points}")
     if plot is not None:
         check_name(plot)
         make_place(plot)
-    given: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "cores": cores,
         "cpu_s": cpu_ms / 1e3,
         "rows_per_event": rows_per_event,
         "events": events,
         "bytes_per_s": None if gbps is None else gbps * 1e9 / 8,
-        "simulate": simulate,
     }
-    with Console(stderr=True).status("simulating"):
-        found = tools.plan(measured, servers=servers, **given)
-        if plot is not None:
-            with writing(plot):
-                save(tools.plot(found, measured, **given), plot)
+    planned = tools.plan(measured, servers=servers, **numbers)
+    if plot is not None:
+        with writing(plot):
+            save(tools.plot(planned, measured, **numbers), plot)
     if as_json:
-        typer.echo(json.dumps(found.to_dict()))
+        typer.echo(json.dumps(planned.to_dict()))
         return
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
     for label, value in (
-        ("servers", f"{found.servers:,}"),
-        ("cores a server", f"{found.cores / found.servers:,.0f}"),
-        ("each server works", f"{found.busy:.0%} of the time"),
-        ("network, to the servers and back", f"{found.sent_bytes_per_s * 8 / 1e9:,.3g} Gb/s"),
-        ("events/s", f"{found.events_per_s:,.0f}"),
-        ("time to solution", _duration(found.seconds)),
-        ("breaks first", found.first),
-        *((f"  {name} let pass", f"{rate:,.0f} events/s") for name, rate in found.limits.items()),
+        ("servers", f"{planned.servers:,}"),
+        ("cores a server", f"{planned.cores / planned.servers:,.0f}"),
+        ("utilisation of a server", f"{planned.utilisation:.0%}"),
+        ("network, to the servers and back", f"{planned.sent_bytes_per_s * 8 / 1e9:,.3g} Gb/s"),
+        ("events/s", f"{planned.events_per_s:,.0f}"),
+        ("time to solution", _duration(planned.seconds)),
+        ("bottleneck", planned.bottleneck),
+        *(
+            (f"  capacity of the {name}", f"{rate:,.0f} events/s")
+            for name, rate in planned.capacities.items()
+        ),
     ):
         table.add_row(label, value)
-    if found.simulated_rows_per_s is not None and found.simulated_wait_s is not None:
-        share = found.simulated_rows_per_s / (found.events_per_s * rows_per_event)
-        table.add_row("simulated, of these events/s", f"{share:.0%}")
-        table.add_row(
-            "simulated, mean time of a request", f"{found.simulated_wait_s * 1e3:,.1f} ms"
-        )
+    if planned.request_s is not None:
+        table.add_row("mean time of a request", f"{planned.request_s * 1e3:,.1f} ms")
+        table.add_row("requests in flight", f"{planned.in_flight:,.1f}")
     Console().print(table)
 
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sonic_coffea.cli._options import AsJson
 from sonic_coffea.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ __all__ = ["repository_app"]
 
 repository_app = typer.Typer(no_args_is_help=True, help="Model repositories for Triton.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 Root = Annotated[Path, typer.Argument(metavar="PATH", help="The model repository.")]
 
 

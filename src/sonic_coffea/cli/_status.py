@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sonic_coffea.cli._connection import AsJson
+from sonic_coffea.cli._options import AsJson
 from sonic_coffea.errors import ServerError, SonicError, nearest
 from sonic_coffea.transport import ConnectionOptions, connect_transport, local_state
 

@@ -62,22 +62,19 @@ def draw_curve(curve: Any) -> Figure:
 
 def draw_plans(plans: Sequence[Any]) -> Figure:
     """Draw what a run does by the number of servers, of some `sonic_coffea.tools._plan.Plan`."""
-    servers = np.array([one.servers for one in plans])
+    servers = [one.servers for one in plans]
     figure = _figure(9.0, 3.5)
-    rates, waits = figure.subplots(1, 2)
-    for name in plans[0].limits:
-        limit = [one.limits[name] for one in plans]
-        rates.plot(servers, limit, "--", label=f"what the {name} let pass")
+    rates, times = figure.subplots(1, 2)
+    for name in plans[0].capacities:
+        capacity = [one.capacities[name] for one in plans]
+        rates.plot(servers, capacity, "--", label=f"capacity of the {name}")
     rates.plot(servers, [one.events_per_s for one in plans], color="gray", lw=4, alpha=0.4)
-    if all(one.simulated_rows_per_s is not None for one in plans):
-        # Events are to rows as the limits of servers are to what these are able to.
-        done = [o.simulated_rows_per_s * o.limits["servers"] / o.able_rows_per_s for o in plans]
-        rates.plot(servers, done, "ko", label="simulated")
-        waits.plot(servers, [one.simulated_wait_s * 1e3 for one in plans], "ko-")
+    waits = [(one.servers, one.request_s * 1e3) for one in plans if one.request_s is not None]
+    times.plot(*zip(*waits, strict=True), "ko-")
     rates.set(
         xlabel="servers", ylabel="events/s", ylim=(0, 1.5 * max(o.events_per_s for o in plans))
     )
-    waits.set(xlabel="servers", ylabel="mean time of a request (ms)", ylim=0)
+    times.set(xlabel="servers", ylabel="mean time of a request (ms)", xlim=rates.get_xlim(), ylim=0)
     rates.legend()
     return figure
 

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import json
 import statistics
-import threading
 import time
-from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, SonicError
-from sonic_coffea.tools._check import zeros
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.tools._requests import ask, zeros
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from matplotlib.figure import Figure
 
     from sonic_coffea.pool import Settings
-    from sonic_coffea.transport import Answer, Connection, Contract
-
-    Tensors = Mapping[str, np.ndarray[Any, Any]]
+    from sonic_coffea.tools._requests import Tensors
+    from sonic_coffea.transport import Connection, Contract
 
 __all__ = ["Curve", "measure"]
 
@@ -44,7 +41,7 @@ class Curve:
     model, version, server : str
         What was measured, and where.
     rows, seconds : tuple
-        Rows of a request, and the median time until its answer, with one out at a time.
+        Rows of a request, and the median time until its answer, one in flight at a time.
     rows_per_s : float
         What the server does when it is saturated, over this connection.
     in_flight : int
@@ -147,7 +144,7 @@ def measure(
         sent_bytes = sum(tensor.nbytes for tensor in one.values())
         most = min(contract.max_rows or _MOST_ROWS, _MOST_ROWS, max(1, _MOST_BYTES // sent_bytes))
         sizes = sorted({*(2**n for n in range(most.bit_length())), most})
-        answer, _ = _ask(connection, contract, version, one, 1)
+        answer, _ = ask(connection, contract, version, one)
         back_bytes = sum(tensor.nbytes for tensor in answer.outputs.values())
         times = []
         for rows in sizes:
@@ -156,16 +153,18 @@ def measure(
                 _median(connection, contract, version, zeros(contract, rows, length), seconds)
             )
         largest = zeros(contract, most, length)
-        best, best_out, out = 0.0, 1, 1
-        while out <= settings.max_in_flight:
-            tell(f"{out} requests of {most} rows at a time")
-            # Of slow models too, as many as shall be out at a time.
-            turns = max(4, max(1, round(seconds / times[-1])) * out)
-            _, took_s = _ask(connection, contract, version, largest, turns, out=out)
-            rate = turns * most / took_s
+        best, best_in_flight, in_flight = 0.0, 1, 1
+        while in_flight <= settings.max_in_flight:
+            tell(f"{in_flight} requests of {most} rows at a time")
+            # Of slow models too, as many as shall be in flight.
+            requests = max(4, max(1, round(seconds / times[-1])) * in_flight)
+            _, took_s = ask(
+                connection, contract, version, largest, requests=requests, in_flight=in_flight
+            )
+            rate = requests * most / took_s
             if rate < best * _GAIN:
                 break
-            best, best_out, out = rate, out, out * 2
+            best, best_in_flight, in_flight = rate, in_flight, in_flight * 2
     finally:
         connection.close()
     return Curve(
@@ -175,7 +174,7 @@ def measure(
         rows=tuple(sizes),
         seconds=tuple(times),
         rows_per_s=best,
-        in_flight=best_out,
+        in_flight=best_in_flight,
         row_bytes=float(sent_bytes + back_bytes),
         length=length,
     )
@@ -191,44 +190,5 @@ def _median(
     times: list[float] = []
     until = time.monotonic() + seconds
     while len(times) < 5 or (time.monotonic() < until and len(times) < 200):
-        times.append(_ask(connection, contract, version, tensors, 1)[1])
+        times.append(ask(connection, contract, version, tensors)[1])
     return statistics.median(times[1:])
-
-
-def _ask(
-    connection: Connection,
-    contract: Contract,
-    version: str | None,
-    tensors: Tensors,
-    turns: int,
-    *,
-    out: int = 1,
-) -> tuple[Answer, float]:
-    """Make requests, so many at a time; return the last answer and how long all took."""
-    outputs = [spec.name for spec in contract.outputs]
-    room, over = threading.Semaphore(out), threading.Event()
-    answers: deque[Answer] = deque()
-    failures: deque[SonicError] = deque()
-
-    def done(outcome: Answer | SonicError) -> None:
-        if isinstance(outcome, SonicError):
-            failures.append(outcome)
-        else:
-            answers.append(outcome)
-        if failures or len(answers) == turns:
-            over.set()
-        room.release()
-
-    begun = time.perf_counter()
-    for turn in range(turns):
-        room.acquire()
-        if over.is_set():  # one has failed
-            break
-        connection.infer(
-            contract, tensors, outputs, version=version, request_id=f"bench-{turn}", done=done
-        )
-    over.wait()
-    took_s = time.perf_counter() - begun
-    if failures:
-        raise failures[0]
-    return answers[-1], took_s

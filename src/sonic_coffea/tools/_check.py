@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
+import http.client
 import socket
 import ssl
 import statistics
-import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
-import numpy as np
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import (
     AccessError,
@@ -24,36 +22,21 @@ from sonic_coffea.errors import (
     ServerLostError,
     SonicError,
 )
-from sonic_coffea.transport import (
-    DATATYPES,
-    Address,
-    Answer,
-    Connection,
-    Contract,
-    connect_transport,
-)
+from sonic_coffea.tools._requests import ask, zeros
+from sonic_coffea.transport import Address, Answer, Connection, Contract, connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sonic_coffea.model import Model
     from sonic_coffea.pool import Settings
 
-__all__ = ["Step", "check", "zeros"]
+__all__ = ["Step", "check"]
 
 _TIMEOUT_S = 5.0
 _TRIES = 20
 _LOAD_BYTES = 4_000_000
-# Where a length is free: networks that look for the nearest neighbours need some.
-_FREE = 16
 
-# With which HTTP/2 begins: fixed words, and settings that change none (RFC 9113, 3.4).
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_GET = b"GET / HTTP/1.0\r\n\r\n"
-# The type of the frame with which a server answers, and how TLS complains of plain text.
-_SETTINGS, _ALERT = b"\x04", b"\x15"
-
-_HTTP = "it may be Triton's HTTP port; its gRPC port is 8001 by default"
 _REMEDIES: tuple[tuple[type[SonicError], str], ...] = (
     (AccessError, "ask the server's operator for a token (--token-file) or a header (--header)"),
     (ModelNotFoundError, "see what there is with: sonic-coffea models URL"),
@@ -61,21 +44,22 @@ _REMEDIES: tuple[tuple[type[SonicError], str], ...] = (
     (DeadlineError, "the server is slow or overloaded; try again later, or ask its operator"),
     (RequestError, "the server's log says more; the model may not take a row of zeros"),
     (ServerLostError, "the server broke the connection; its log says why"),
+    (ConfigError, "use another model, or other options"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What came of one step.
+    """The outcome of a step.
 
     Attributes
     ----------
     name : str
         What was tried.
     ok : bool or None
-        None if it was not tried, since one before it failed.
+        None if it was not tried, since an earlier step failed.
     detail : str
-        What was found, or what went wrong.
+        What the step saw, or what went wrong.
     remedy : str
         What helps, if it failed.
     seconds : float
@@ -90,7 +74,7 @@ class Step:
 
 
 class _Failed(ConfigError):  # noqa: N818
-    """The outcome of a step."""
+    """The outcome of a step that knows its remedy."""
 
     def __init__(self, detail: str, remedy: str) -> None:
         super().__init__(detail)
@@ -114,88 +98,83 @@ def check(
     declared : sequence of Model
         Declarations that are compared with the server's models.
     """
-    attempt = _Attempt(settings, model, version, declared)
+    steps = _Steps(settings, model, version)
     failed = False
-    for name, step in attempt.steps():
+    for name, step in steps.of(model, declared):
         if failed:
             yield Step(name=name, ok=None)
             continue
         begun = time.perf_counter()
         try:
-            detail = step()
-        except (_Failed, SonicError) as error:
-            failed = True
-            seconds = time.perf_counter() - begun
-            remedy = error.remedy if isinstance(error, _Failed) else _remedy(error)
-            yield Step(name=name, ok=False, detail=str(error), remedy=remedy, seconds=seconds)
-        else:
-            yield Step(name=name, ok=True, detail=detail, seconds=time.perf_counter() - begun)
-    attempt.close()
+            detail, remedy = step(), ""
+        except SonicError as error:
+            failed, detail = True, str(error)
+            known = next((words for kind, words in _REMEDIES if isinstance(error, kind)), "")
+            remedy = getattr(error, "remedy", known)
+        seconds = time.perf_counter() - begun
+        yield Step(name=name, ok=not failed, detail=detail, remedy=remedy, seconds=seconds)
+    steps.close()
 
 
-def _remedy(error: SonicError) -> str:
-    return next((remedy for kind, remedy in _REMEDIES if isinstance(error, kind)), "")
+class _Steps:
+    """The steps, each of which may use what those before it have opened."""
 
-
-class _Attempt:
-    """The steps, each of which may use what those before it have found."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        model: str | None,
-        version: str | None,
-        declared: Sequence[Model],
-    ) -> None:
+    def __init__(self, settings: Settings, model: str | None, version: str | None) -> None:
         self._address = Address.parse(settings.servers[0])
+        self._place = self._address.host, self._address.port
         self._settings = settings
-        self._model = model
-        self._version = version
-        self._declared = declared
-        self._connection: Connection | None = None
-        self._contract: Contract | None = None
-        self._alone_s = math.nan
+        self._model, self._version = model or "", version
 
-    def steps(self) -> Iterator[tuple[str, Callable[[], str]]]:
+    def of(
+        self, model: str | None, declared: Sequence[Model]
+    ) -> Iterator[tuple[str, Callable[[], str]]]:
         """Return the names of the steps, and the steps."""
         yield "name", self._resolve
         yield "connection", self._connect
-        yield "TLS" if self._address.tls else "protocol", self._speak
+        yield ("TLS", self._speak_tls) if self._address.tls else ("protocol", self._speak)
         yield "access", self._enter
         yield "readiness", self._ready
-        if self._model is None and not self._declared:
+        if model is None and not declared:
             yield "models", self._list
-            return
-        for one in self._declared:
+        for one in declared:
             yield f"declaration of {one.name}", lambda one=one: self._compare(one)  # type: ignore[misc]
-        if self._model is not None:
-            yield f"model {self._model}", self._find
+        if model is not None:
+            yield f"model {model}", self._describe
             yield "inference", self._infer
             yield "latency", self._latency
             yield "bandwidth", self._bandwidth
 
+    @cached_property
+    def _connection(self) -> Connection:
+        options = self._settings.connection_options()
+        return connect_transport(self._address, options=options)
+
+    @cached_property
+    def _contract(self) -> Contract:
+        return self._connection.contract(self._model, self._version)
+
     def close(self) -> None:
         """Let go of the server."""
-        if self._connection is not None:
+        if "_connection" in vars(self):
             self._connection.close()
 
     def _resolve(self) -> str:
-        host, port = self._address.host, self._address.port
+        host, port = self._place
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             message = f"no address is known for {host!r}: {error.strerror}"
         except UnicodeError as error:
             # Of names that cannot be looked up, as with an empty part or one that is too long.
             message = f"{host!r} is no name of a host: {error}"
         else:
-            return ", ".join(sorted({str(entry[4][0]) for entry in found}))
+            return ", ".join(sorted({str(entry[4][0]) for entry in entries}))
         raise _Failed(message, "check the spelling; some names are known inside a site only")
 
     def _connect(self) -> str:
-        host, port = self._address.host, self._address.port
+        host, port = self._place
         try:
-            with socket.create_connection((host, port), _TIMEOUT_S):
+            with socket.create_connection(self._place, _TIMEOUT_S):
                 return f"port {port} is open"
         except ConnectionRefusedError:
             failure = _Failed(
@@ -210,31 +189,49 @@ class _Attempt:
         raise failure
 
     def _speak(self) -> str:
-        """Tell HTTP, TLS and plain gRPC apart, which all fail alike later."""
-        return self._speak_tls() if self._address.tls else self._speak_plainly()
+        """Tell HTTP, TLS and plain gRPC apart, which all fail alike for gRPC."""
+        try:
+            self._connection.info()
+        except (ServerLostError, DeadlineError) as error:
+            failure = self._wrong_protocol(error)
+        except SonicError:  # refused, but by gRPC: the next step says why
+            return "HTTP/2 without TLS"
+        else:
+            return "HTTP/2 without TLS"
+        raise failure
+
+    def _wrong_protocol(self, error: SonicError) -> SonicError:
+        with contextlib.suppress(OSError):
+            ssl.get_server_certificate(self._place, timeout=_TIMEOUT_S)
+            return _Failed("the port wants TLS", f"try grpcs://{self._address.target}")
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            plain = http.client.HTTPConnection(*self._place, timeout=_TIMEOUT_S)
+            with contextlib.closing(plain):
+                plain.request("GET", "/")
+                plain.getresponse()
+            remedy = "it may be Triton's HTTP port; its gRPC port is 8001 by default"
+            return _Failed("the port speaks HTTP/1, not gRPC", remedy)
+        return error
 
     def _speak_tls(self) -> str:
-        host, context = self._address.host, self._tls_context()
-        place = (host, self._address.port)
+        context = self._tls_context()
         try:
             with (
-                socket.create_connection(place, _TIMEOUT_S) as plain,
-                context.wrap_socket(plain, server_hostname=host) as wrapped,
+                socket.create_connection(self._place, _TIMEOUT_S) as plain,
+                context.wrap_socket(plain, server_hostname=self._address.host) as wrapped,
             ):
                 spoken = wrapped.selected_alpn_protocol()
-                detail = f"{wrapped.version()}, {spoken or 'no application protocol'}"
+                return f"{wrapped.version()}, {spoken or 'no application protocol'}"
         except ssl.SSLCertVerificationError as error:
-            raise _Failed(
+            failure = _Failed(
                 f"the certificate is not trusted: {error.verify_message}",
                 "name the site's certificate authority with --tls-root, and the host as in the "
                 "certificate",
-            ) from None
-        except ssl.SSLError as error:
-            remedy = f"the port may have no TLS; try grpc://{self._address.target}"
-            raise _Failed(f"no TLS: {error.reason or error}", remedy) from None
+            )
         except OSError as error:
-            raise _Failed(f"no TLS: {error}", "the server ended the connection") from None
-        return detail
+            remedy = f"the port may have no TLS; try grpc://{self._address.target}"
+            failure = _Failed(f"no TLS: {getattr(error, 'reason', None) or error}", remedy)
+        raise failure
 
     def _tls_context(self) -> ssl.SSLContext:
         settings = self._settings
@@ -247,42 +244,17 @@ class _Attempt:
                 context.load_cert_chain(settings.tls_cert, settings.tls_key)
         except OSError as error:
             remedy = "files for TLS are in PEM format, which begins with -----BEGIN"
-            raise _Failed(f"cannot use {used}: {error.strerror or error}", remedy) from None
-        return context
-
-    def _speak_plainly(self) -> str:
-        said = self._answer_to(_PREFACE)
-        if said[3:4] == _SETTINGS:
-            return "HTTP/2 without TLS"
-        if said[:1] == _ALERT or not self._answer_to(_GET).startswith(b"HTTP/"):
-            remedy = f"the port may want TLS; try grpcs://{self._address.target}"
-            raise _Failed("the port does not speak plain HTTP/2, as gRPC does", remedy)
-        raise _Failed("the port speaks HTTP/1, not gRPC", _HTTP)
-
-    def _answer_to(self, words: bytes) -> bytes:
-        """Return how the port answers, or nothing."""
-        place = (self._address.host, self._address.port)
-        try:
-            with socket.create_connection(place, _TIMEOUT_S) as plain:
-                plain.sendall(words)
-                return plain.recv(64)
-        except OSError:
-            return b""
+            failure = _Failed(f"cannot use {used}: {error.strerror or error}", remedy)
+        else:
+            return context
+        raise failure
 
     def _enter(self) -> str:
-        options = self._settings.connection_options()
-        self._connection = connect_transport(self._address, options=options)
         info = self._connection.info()
-        extensions = ", ".join(info.extensions) or "no extensions"
-        return f"{info.name} {info.version}: {extensions}"
-
-    @property
-    def _there(self) -> Connection:
-        assert self._connection is not None  # noqa: S101  a step before has made it
-        return self._connection
+        return f"{info.name} {info.version}: {', '.join(info.extensions) or 'no extensions'}"
 
     def _ready(self) -> str:
-        if not self._there.ready():
+        if not self._connection.ready():
             raise _Failed(
                 "the server is not ready to serve",
                 "it may be loading its models, or one of them fails to load; its log says so",
@@ -291,90 +263,52 @@ class _Attempt:
 
     def _list(self) -> str:
         try:
-            entries = self._there.models()
+            entries = self._connection.models()
         except SonicError as error:
             return f"the server does not list them ({error.message})"
         return ", ".join(f"{e.name} v{e.version} {e.state}".strip() for e in entries) or "none"
 
     def _compare(self, declared: Model) -> str:
-        contract = self._there.contract(declared.name, declared.version)
+        contract = self._connection.contract(declared.name, declared.version)
         declared.compare(contract, server=str(self._address))
         return f"fits version {contract.version}"
 
-    def _find(self) -> str:
-        assert self._model is not None  # noqa: S101  or there is no such step
-        contract = self._contract = self._there.contract(self._model, self._version)
-        tensors = [
-            f"{spec.name} {spec.datatype} {list(spec.shape)}"
-            for spec in (*contract.inputs, *contract.outputs)
-        ]
+    def _describe(self) -> str:
+        contract = self._contract
+        specs = (*contract.inputs, *contract.outputs)
+        tensors = "; ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs)
         most = "any number of" if contract.max_rows is None else f"at most {contract.max_rows}"
-        return f"version {contract.version}; {'; '.join(tensors)}; {most} rows"
+        return f"version {contract.version}; {tensors}; {most} rows"
 
     def _infer(self) -> str:
         answer, took_s = self._ask(1)
         shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in answer.outputs.items())
         return f"one row of zeros: {shapes} from version {answer.version}, {took_s * 1e3:.1f} ms"
 
+    def _ask(self, rows: int) -> tuple[Answer, float]:
+        contract = self._contract
+        return ask(self._connection, contract, self._version, zeros(contract, rows))
+
+    @cached_property
+    def _latencies_s(self) -> list[float]:
+        return [self._ask(1)[1] for _ in range(_TRIES)]
+
     def _latency(self) -> str:
-        took = [self._ask(1)[1] for _ in range(_TRIES)]
-        self._alone_s = statistics.median(took)
+        took = [1e3 * seconds for seconds in self._latencies_s]
         return (
-            f"one row: median {self._alone_s * 1e3:.2f} ms, {min(took) * 1e3:.2f} to "
-            f"{max(took) * 1e3:.2f} ms of {_TRIES}"
+            f"one row: median {statistics.median(took):.2f} ms, {min(took):.2f} to "
+            f"{max(took):.2f} ms of {_TRIES}"
         )
 
     def _bandwidth(self) -> str:
         contract = self._contract
-        assert contract is not None  # noqa: S101  a step before has found it
         row_bytes = sum(t.nbytes for t in zeros(contract, 1).values())
         rows = max(1, _LOAD_BYTES // row_bytes)
         rows = rows if contract.max_rows is None else min(rows, contract.max_rows)
-        took = [self._ask(rows)[1] for _ in range(3)]
-        more_s = max(statistics.median(took) - self._alone_s, 1e-9)
+        took_s = statistics.median(self._ask(rows)[1] for _ in range(3))
+        more_s = max(took_s - statistics.median(self._latencies_s), 1e-9)
         sent = rows * row_bytes
         return (
-            f"{rows:,} rows, {sent / 1e6:.3g} MB: {statistics.median(took) * 1e3:.2f} ms, at least "
+            f"{rows:,} rows, {sent / 1e6:.3g} MB: {took_s * 1e3:.2f} ms, at least "
             f"{sent / more_s / 1e6:.3g} MB/s and {rows / more_s:,.0f} rows/s"
         )
-
-    def _ask(self, rows: int) -> tuple[Answer, float]:
-        """Infer rows of zeros, and return the answer and how long it took."""
-        contract = self._contract
-        assert contract is not None  # noqa: S101  a step before has found it
-        over = threading.Event()
-        outcome: list[Answer | SonicError] = []
-
-        def done(result: Answer | SonicError) -> None:
-            outcome.append(result)
-            over.set()
-
-        tensors = zeros(contract, rows)
-        begun = time.perf_counter()
-        self._there.infer(
-            contract,
-            tensors,
-            [spec.name for spec in contract.outputs],
-            version=self._version,
-            request_id="check",
-            done=done,
-        )
-        over.wait()
-        (result,) = outcome
-        if isinstance(result, SonicError):
-            raise result
-        return result, time.perf_counter() - begun
-
-
-def zeros(contract: Contract, rows: int, length: int = _FREE) -> Mapping[str, np.ndarray[Any, Any]]:
-    """Return tensors of zeros, of a length where the model takes any."""
-    tensors = {}
-    for spec in contract.inputs:
-        if spec.datatype not in DATATYPES:
-            raise _Failed(
-                f"input {spec.name!r} is {spec.datatype}, which is not a number",
-                "the model cannot be tried with zeros",
-            )
-        shape = [rows, *(n if n >= 0 else length for n in spec.shape)]
-        tensors[spec.name] = np.zeros(shape, DATATYPES[spec.datatype])
-    return tensors

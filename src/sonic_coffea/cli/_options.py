@@ -1,4 +1,4 @@
-"""The options by which commands reach a server."""
+"""Options that commands share, and how they reach a server."""
 
 from __future__ import annotations
 

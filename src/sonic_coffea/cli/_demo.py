@@ -1,0 +1,63 @@
+"""``sonic-coffea demo``: a whole analysis, on servers and workers of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sonic_coffea.cli._options import AsJson
+
+
+def demo(
+    *,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option("--file", "-f", help="Your own NanoAOD file, v9 to v15, MC or data."),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where results go.")] = Path(
+        "sonic-demo"
+    ),
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    chunksize: Annotated[int, typer.Option(min=1, help="Events a chunk.")] = 500,
+    as_json: AsJson = False,
+) -> None:
+    """Score the large-radius jets of NanoAOD files with a Triton and a dask cluster of its own."""
+    try:
+        from sonic_coffea.demo import run
+    except ImportError as error:
+        raise typer.BadParameter(
+            f"the demo needs {error.name}: pip install 'sonic-coffea[demo]'"
+        ) from None
+    result = run(file or (), output=output, workers=workers, chunksize=chunksize)
+    if as_json:
+        typer.echo(json.dumps(result.to_dict()))
+        return
+    console = Console()
+    console.print(result.report)
+    unscored = result.n_jets - result.n_scored
+    if unscored:
+        console.print(f"{unscored:,} jets have no stored constituents, and so no score (None).")
+    if result.area_under_roc is not None:
+        console.print(
+            f"Merged top quarks against other jets: AUC {result.area_under_roc:.3f} "
+            f"({result.network})."
+        )
+    plots = ", ".join(_shown(p) for p in result.plots)
+    console.print(
+        f"{result.n_scored:,} jets of {result.events:,} events were scored in "
+        f"{result.wall_s:.1f} s. The scored jets are in {_shown(result.jets)}, "
+        f"{f'the plots are {plots}' if plots else 'there is nothing to plot'}, the report is "
+        f"{_shown(result.directory / 'report.html')}.",
+        soft_wrap=True,
+    )
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,79 @@
+"""Requests of zeros, which tell how long a served model takes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
+import numpy as np
+
+from sonic_coffea.errors import ConfigError, SonicError
+from sonic_coffea.transport import DATATYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sonic_coffea.transport import Answer, Connection, Contract
+
+    Tensors = Mapping[str, np.ndarray[Any, Any]]
+
+__all__ = ["ask", "zeros"]
+
+# Where a length is free: networks that look for the nearest neighbours need some.
+_FREE = 16
+
+
+def zeros(contract: Contract, rows: int, length: int = _FREE) -> Tensors:
+    """Return tensors of zeros, of a length where the model takes any."""
+    tensors = {}
+    for spec in contract.inputs:
+        if spec.datatype not in DATATYPES:
+            raise ConfigError(
+                f"the model cannot be tried with zeros: input {spec.name!r} is {spec.datatype}, "
+                "which is not a number"
+            )
+        shape = [rows, *(n if n >= 0 else length for n in spec.shape)]
+        tensors[spec.name] = np.zeros(shape, DATATYPES[spec.datatype])
+    return tensors
+
+
+def ask(
+    connection: Connection,
+    contract: Contract,
+    version: str | None,
+    tensors: Tensors,
+    *,
+    requests: int = 1,
+    in_flight: int = 1,
+) -> tuple[Answer, float]:
+    """Make requests, some in flight at a time; return the last answer and how long all took."""
+    outputs = [spec.name for spec in contract.outputs]
+    room, over = threading.Semaphore(in_flight), threading.Event()
+    answers: list[Answer] = []
+    failures: list[SonicError] = []
+
+    def done(outcome: Answer | SonicError) -> None:
+        if isinstance(outcome, SonicError):
+            failures.append(outcome)
+        else:
+            answers.append(outcome)
+        if failures or len(answers) == requests:
+            over.set()
+        room.release()
+
+    begun = time.perf_counter()
+    for number in range(requests):
+        room.acquire()
+        if over.is_set():  # a request has failed
+            break
+        request_id = f"zeros-{number}"
+        connection.infer(
+            contract, tensors, outputs, version=version, request_id=request_id, done=done
+        )
+    over.wait()
+    took_s = time.perf_counter() - begun
+    if failures:
+        raise failures[0]
+    return answers[-1], took_s

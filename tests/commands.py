@@ -1,0 +1,30 @@
+"""The command line in the process of a test, which saves the second that a new one takes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from sonic_coffea.cli._main import app
+
+
+def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Return what a process would; what the command changes in this one is undone."""
+    logger, here = logging.getLogger("sonic_coffea"), Path.cwd()
+    before = logger.level, logger.handlers, sys.path.copy(), set(sys.modules)
+    os.chdir(cwd or here)
+    try:
+        done = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
+    finally:
+        os.chdir(here)
+        logger.level, logger.handlers, sys.path[:] = before[:3]
+        # A user's module has the same name in another test.
+        for name in set(sys.modules) - before[3]:
+            if name == "analysis":
+                del sys.modules[name]
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
