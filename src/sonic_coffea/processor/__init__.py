@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sonic_coffea.processor._accumulate import Scored
 from sonic_coffea.processor._mixin import Scores, SonicFilter, SonicProcessor
 
-__all__ = ["Scored", "Scores", "SonicFilter", "SonicProcessor"]
+__all__ = ["Scores", "SonicFilter", "SonicProcessor"]

@@ -15,8 +15,7 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts import is_lazy, is_tracer
 from sonic_coffea.pool import Settings, adopt, carried
-from sonic_coffea.processor._accumulate import Scored
-from sonic_coffea.reporting import Statistics
+from sonic_coffea.reporting import STATISTICS_KEY, Statistics
 
 if TYPE_CHECKING:
     from sonic_coffea.model import Model, Pending
@@ -70,7 +69,9 @@ class SonicProcessor:
             def produce(self, events, scores):
                 return {"n_top": ak.sum(scores["top"].top > 0.9)}
 
-    Requests leave when `acquire` returns; while the servers infer, `overlap` runs.
+    Requests leave when `acquire` returns; while the servers infer, `overlap` runs. A dict that
+    `produce` returns comes with the statistics of its requests under ``"sonic_statistics"``, as
+    plain numbers that coffea adds up and `sonic_coffea.report` shows.
 
     Attributes
     ----------
@@ -186,7 +187,7 @@ class SonicProcessor:
         statistics = Statistics(chunks=int(block.first), events=len(block.events))
         for one in block.pending.values():
             statistics += one.statistics
-        return Scored(output, statistics)
+        return {**output, STATISTICS_KEY: statistics.to_plain()}
 
     def _produce(self, events: Any, scores: Scores) -> Any:
         return self.produce(events, scores)
