@@ -73,23 +73,12 @@ def local_cluster(workers: int = 2, **options: Any) -> LocalCluster:
 
 @pytest.fixture(scope="session")
 def one_worker() -> Iterator[Client]:
-    """The client of one worker with one thread, for tests that leave it as it was."""
+    """The client of one worker with one thread, for tests that leave it as it was.
+
+    A worker of its own takes a test some seconds: it compiles, and numba takes its time to end.
+    """
     with local_cluster(1) as cluster, Client(cluster) as client:
         yield client
-
-
-@pytest.fixture(scope="session")
-def two_workers() -> Iterator[Client]:
-    """The client of two workers, for tests that leave them as they were."""
-    with local_cluster(2) as cluster, Client(cluster) as client:
-        yield client
-
-
-@pytest.fixture
-def fresh_cluster() -> Iterator[LocalCluster]:
-    """Two workers that a test may kill, and a scheduler that never heard of us."""
-    with local_cluster(2) as cluster:
-        yield cluster
 
 
 def jets(first: int, number: int) -> ak.Array:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from distributed import Client, LocalCluster, as_completed
+from distributed import Client, as_completed
 from tests.dask.conftest import MODEL, jets, local_cluster, twice
 from tests.waiting import until
 from tornado.ioloop import PeriodicCallback
@@ -109,24 +109,28 @@ def test_workers_of_one_process_share_its_pool(slow_server: sonic.LocalServer) -
     assert pool.closed
 
 
-def test_workers_that_come_later_are_allocated_quotas(
-    fresh_cluster: LocalCluster, slow_server: sonic.LocalServer
-) -> None:
+def test_workers_that_come_later_are_killed_and_leave(slow_server: sonic.LocalServer) -> None:
     def joined(dask_scheduler: Any) -> int:
         return int(dask_scheduler.plugins[SonicSchedulerPlugin.name].allocator.clients)
 
     def allocated() -> bool:
         return any(e._shares for e in current()._fleet.endpoints)
 
-    with Client(fresh_cluster) as client, sonic.connect(slow_server, client=client):
+    with (
+        local_cluster(1) as cluster,
+        Client(cluster) as client,
+        sonic.connect(slow_server, client=client),
+    ):
+        until(lambda: client.run_on_scheduler(joined) == 1)
+        cluster.scale(2)
+        client.wait_for_workers(2)
         until(lambda: client.run_on_scheduler(joined) == 2)
-        fresh_cluster.scale(3)
-        client.wait_for_workers(3)
-        until(lambda: client.run_on_scheduler(joined) == 3)
         futures = client.map(chunk, range(120))
         until(lambda: all(client.run(allocated).values()))
-        assert all(out[2][0] == 20.0 * n for n, out in enumerate(client.gather(futures)))
-        fresh_cluster.scale(1)
+        os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+        scores = [out[2] for out in client.gather(futures)]
+        assert scores == [[20.0 * n, 20.0 * n + 2, 20.0 * n + 4] for n in range(120)]
+        cluster.scale(1)
         until(lambda: client.run_on_scheduler(joined) == 1)
 
 
@@ -160,7 +164,6 @@ def test_dask_s_event_loop_goes_on_while_a_pool_is_closed(
 
 
 def test_a_scheduler_without_the_package_is_no_obstacle(
-    fresh_cluster: LocalCluster,
     slow_server: sonic.LocalServer,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -172,7 +175,8 @@ def test_a_scheduler_without_the_package_is_no_obstacle(
     monkeypatch.setattr("sonic_coffea.dask.SonicSchedulerPlugin", Foreign)
     with (
         caplog.at_level(logging.WARNING),
-        Client(fresh_cluster) as client,
+        local_cluster(1, processes=False) as cluster,
+        Client(cluster) as client,
         sonic.connect(slow_server, client=client),
     ):
         chunks = client.gather(client.map(chunk, range(4)))
@@ -234,24 +238,10 @@ def test_what_a_task_catches_is_its_own_business(
         assert len(list(tmp_path.iterdir())) == tries
 
 
-def test_a_killed_worker_counts_nothing_twice(
-    fresh_cluster: LocalCluster, slow_server: sonic.LocalServer
-) -> None:
-    with Client(fresh_cluster) as client, sonic.connect(slow_server, client=client):
-        futures = client.map(chunk, range(60))
-        done = as_completed(futures)
-        for _ in range(5):
-            next(done)
-        pids = client.run(os.getpid)
-        os.kill(next(iter(pids.values())), signal.SIGKILL)
-        scores = [out[2] for out in client.gather(futures)]
-        assert scores == [[20.0 * n, 20.0 * n + 2, 20.0 * n + 4] for n in range(60)]
-
-
-def test_a_lost_server_is_an_event(two_workers: Client, slow_repository: Path) -> None:
+def test_a_lost_server_is_an_event(one_worker: Client, slow_repository: Path) -> None:
     server = sonic.LocalServer(slow_repository).start()
     other = sonic.LocalServer(slow_repository).start()
-    client = two_workers
+    client = one_worker
     with other, server, sonic.connect([server, other], client=client):
         futures = client.map(chunk, range(80))
         done = as_completed(futures)
@@ -358,9 +348,9 @@ def test_idle_workers_hear_that_a_server_is_back() -> None:
 
 
 def test_figures_are_where_dask_shows_them(
-    two_workers: Client, slow_server: sonic.LocalServer
+    one_worker: Client, slow_server: sonic.LocalServer
 ) -> None:
-    client = two_workers
+    client = one_worker
     with sonic.connect(slow_server, client=client, max_suspended_chunks=3):  # opens other pools
         client.gather(client.map(chunk, range(20)))
 
@@ -392,11 +382,11 @@ def test_figures_are_where_dask_shows_them(
         assert rows == 60
 
 
-def test_the_page_of_the_dashboard(two_workers: Client, slow_repository: Path) -> None:
+def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path) -> None:
     from bokeh.client import pull_session
     from bokeh.models import DataTable
 
-    client = two_workers
+    client = one_worker
     with sonic.LocalServer(slow_repository) as server, sonic.connect(server, client=client):
         futures = client.map(chunk, range(60))
         url = client.dashboard_link.replace("/status", "/sonic")
@@ -435,7 +425,7 @@ def test_the_table_of_the_page_is_drawn_anew() -> None:
 
 def test_an_adaptive_cluster(slow_server: sonic.LocalServer) -> None:
     with (
-        local_cluster(0) as cluster,
+        local_cluster(0, processes=False) as cluster,
         Client(cluster) as client,
         sonic.connect(slow_server, client=client),
     ):
