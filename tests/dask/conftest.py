@@ -1,4 +1,4 @@
-"""A real Triton whose model takes its time, and a dask cluster of processes."""
+"""A real Triton whose model takes its time, and dask clusters of processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 import pytest
+from distributed import Client, LocalCluster
 
 import sonic_coffea as sonic
 
@@ -57,10 +58,27 @@ def slow_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_repository(tmp_path_factory.mktemp("slow") / "repository")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def slow_server(slow_repository: Path) -> Iterator[sonic.LocalServer]:
     with sonic.LocalServer(slow_repository) as server:
         yield server
+
+
+def local_cluster(workers: int = 2, **options: Any) -> LocalCluster:
+    """Return a cluster of workers with one thread each; its dashboard takes a free port."""
+    return LocalCluster(
+        n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0", **options
+    )
+
+
+@pytest.fixture(scope="session")
+def one_worker() -> Iterator[Client]:
+    """The client of one worker with one thread, for tests that leave it as it was.
+
+    A worker of its own takes a test some seconds: it compiles, and numba takes its time to end.
+    """
+    with local_cluster(1) as cluster, Client(cluster) as client:
+        yield client
 
 
 def jets(first: int, number: int) -> ak.Array:

@@ -1,4 +1,4 @@
-"""Models on real dask clusters: threads are lent, servers shared, and what fails is told."""
+"""Models on real dask clusters: chunks are suspended, servers shared, and failures told."""
 
 from __future__ import annotations
 
@@ -9,42 +9,23 @@ import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from distributed import Client, LocalCluster, as_completed
-from tests.dask.conftest import MODEL, jets, twice
+from distributed import Client, as_completed
+from tests.dask.conftest import MODEL, jets, local_cluster, twice
 from tests.waiting import until
+from tornado.ioloop import PeriodicCallback
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.dask import SonicPlugin, SonicSchedulerPlugin
 from sonic_coffea.dask._messages import JOIN
 from sonic_coffea.dask._metrics import _Rate
-from sonic_coffea.pool import _registry, current
+from sonic_coffea.pool import Settings, _registry, current
 from sonic_coffea.reporting import Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def one_thread() -> Iterator[Client]:
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
-
-
-@pytest.fixture
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"
-    ) as cluster:
-        yield cluster
 
 
 def chunk(number: int) -> tuple[float, float, list[float]]:
@@ -60,42 +41,36 @@ def most_at_a_time(chunks: list[tuple[float, float, list[float]]]) -> int:
 
 
 @pytest.mark.parametrize(("max_suspended_chunks", "least", "most"), [(0, 1, 1), (3, 3, 4)])
-def test_a_waiting_chunk_lends_its_thread(
-    one_thread: Client,
+def test_a_waiting_chunk_is_suspended(
+    one_worker: Client,
     slow_server: sonic.LocalServer,
     max_suspended_chunks: int,
     least: int,
     most: int,
 ) -> None:
-    with sonic.connect(slow_server, client=one_thread, max_suspended_chunks=max_suspended_chunks):
-        chunks = one_thread.gather(one_thread.map(chunk, range(12)))
+    with sonic.connect(slow_server, client=one_worker, max_suspended_chunks=max_suspended_chunks):
+        chunks = one_worker.gather(one_worker.map(chunk, range(12)))
     assert [scores for *_, scores in chunks] == [
         [20.0 * n, 20.0 * n + 2, 20.0 * n + 4] for n in range(12)
     ]
     assert least <= most_at_a_time(chunks) <= most
 
 
-def test_a_chunk_that_waits_twice(one_thread: Client, slow_server: sonic.LocalServer) -> None:
+def test_a_chunk_that_waits_twice(one_worker: Client, slow_server: sonic.LocalServer) -> None:
     def twice_twice(number: int) -> list[float]:
         return twice(MODEL(jets(number, 2))) + twice(MODEL(jets(number + 100, 2)))
 
-    with sonic.connect(slow_server, client=one_thread):
-        out = one_thread.gather(one_thread.map(twice_twice, range(8)))
+    with sonic.connect(slow_server, client=one_worker):
+        out = one_worker.gather(one_worker.map(twice_twice, range(8)))
     assert out == [[2 * n, 2 * n + 2, 2 * n + 200, 2 * n + 202] for n in range(8)]
 
 
 def test_a_full_memory_keeps_the_thread(
     slow_server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sonic_coffea.dask._secede._FULL", 0.0)
+    monkeypatch.setattr("sonic_coffea.dask._secede._MAX_MEMORY_PART", 0.0)
     with (
-        LocalCluster(
-            n_workers=1,
-            threads_per_worker=1,
-            processes=False,
-            memory_limit="8 GiB",
-            dashboard_address="127.0.0.1:0",
-        ) as cluster,
+        local_cluster(1, processes=False, memory_limit="8 GiB") as cluster,
         Client(cluster) as client,
         sonic.connect(slow_server, client=client),
     ):
@@ -104,43 +79,91 @@ def test_a_full_memory_keeps_the_thread(
 
 
 def test_workers_of_one_process_share_its_pool(slow_server: sonic.LocalServer) -> None:
+    """Its reports count once, and its quota is that of both workers."""
     with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
-        ) as cluster,
+        local_cluster(2, processes=False) as cluster,
         Client(cluster) as client,
         sonic.connect(slow_server, client=client) as pool,
     ):
-        chunks = client.gather(client.map(chunk, range(10)))
+        plugin = cluster.scheduler.plugins[SonicSchedulerPlugin.name]
+        assert plugin.allocator.clients == 1
+        futures = client.map(chunk, range(40))
+        served = slow_server.url, ("double", None)
+        until(lambda: served in plugin.allocator.capacities)
+        until(lambda: any(e._shares for e in pool._fleet.endpoints))
+        quotas = [e._shares["double", None].max_in_flight for e in pool._fleet.endpoints]
+        assert quotas[0] >= 2
+        chunks = client.gather(futures)
         assert all(scores[0] == 20.0 * n for n, (*_, scores) in enumerate(chunks))
-        assert pool.statistics.total().rows == 30
-        assert client.run(lambda: current() is not None)
+        assert pool.statistics.total().rows == 120
+        (course,) = plugin.history.courses.values()
+        until(lambda: course.totals["rows"] == 120)
+        until(lambda: plugin.allocator.demand(served) == (0, 0))
+        assert course.totals["requests"] == pool.statistics.total().requests
+        # The other goes on if one leaves, and works off again what is lost with it.
+        cluster.scale(1)
+        until(lambda: len(cluster.scheduler.workers) == 1)
+        assert plugin.allocator.clients == 1
+        assert client.submit(chunk, 1000).result()[2][0] == 20000.0
+        until(lambda: course.totals["rows"] == pool.statistics.total().rows > 120)
     assert pool.closed
 
 
-def test_workers_that_come_later_are_dealt_shares(
-    cluster: LocalCluster, slow_server: sonic.LocalServer
-) -> None:
+def test_workers_that_come_later_are_killed_and_leave(slow_server: sonic.LocalServer) -> None:
     def joined(dask_scheduler: Any) -> int:
-        return int(dask_scheduler.plugins[SonicSchedulerPlugin.name].shares.workers)
+        return int(dask_scheduler.plugins[SonicSchedulerPlugin.name].allocator.clients)
 
-    def shared() -> bool:
+    def allocated() -> bool:
         return any(e.in_flight._quotas for e in current()._engine._core.endpoints)
 
-    with Client(cluster) as client, sonic.connect(slow_server, client=client):
+    with (
+        local_cluster(1) as cluster,
+        Client(cluster) as client,
+        sonic.connect(slow_server, client=client),
+    ):
+        until(lambda: client.run_on_scheduler(joined) == 1)
+        cluster.scale(2)
+        client.wait_for_workers(2)
         until(lambda: client.run_on_scheduler(joined) == 2)
-        cluster.scale(3)
-        client.wait_for_workers(3)
-        until(lambda: client.run_on_scheduler(joined) == 3)
         futures = client.map(chunk, range(120))
-        until(lambda: all(client.run(shared).values()))
-        assert all(out[2][0] == 20.0 * n for n, out in enumerate(client.gather(futures)))
+        until(lambda: all(client.run(allocated).values()))
+        os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+        scores = [out[2] for out in client.gather(futures)]
+        assert scores == [[20.0 * n, 20.0 * n + 2, 20.0 * n + 4] for n in range(120)]
         cluster.scale(1)
         until(lambda: client.run_on_scheduler(joined) == 1)
 
 
+def test_dask_s_event_loop_goes_on_while_a_pool_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when other servers are connected, and the old ones do not answer."""
+    beats: list[float] = []
+    closing: list[float] = []
+
+    def close(pool: sonic.Pool) -> None:
+        if pool.settings.servers == ("grpc://127.0.0.1:1",) and not closing:
+            closing.append(len(beats))
+            time.sleep(1.0)
+            closing.append(len(beats))
+        closed(pool)
+
+    closed = sonic.Pool.close
+    with (
+        local_cluster(1, processes=False) as cluster,
+        Client(cluster) as client,
+        sonic.connect("grpc://127.0.0.1:1", client=client),
+    ):
+        beating = PeriodicCallback(lambda: beats.append(time.monotonic()), 10)
+        cluster.loop.add_callback(beating.start)
+        until(lambda: bool(beats))
+        monkeypatch.setattr(sonic.Pool, "close", close)
+        client.register_plugin(SonicPlugin(Settings.make("grpc://127.0.0.1:2")))
+        beating.stop()
+        assert closing[1] - closing[0] > 10
+
+
 def test_a_scheduler_without_the_package_is_no_obstacle(
-    one_thread: Client,
     slow_server: sonic.LocalServer,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -152,15 +175,17 @@ def test_a_scheduler_without_the_package_is_no_obstacle(
     monkeypatch.setattr("sonic_coffea.dask.SonicSchedulerPlugin", Foreign)
     with (
         caplog.at_level(logging.WARNING),
-        sonic.connect(slow_server, client=one_thread),
+        local_cluster(1, processes=False) as cluster,
+        Client(cluster) as client,
+        sonic.connect(slow_server, client=client),
     ):
-        chunks = one_thread.gather(one_thread.map(chunk, range(4)))
+        chunks = client.gather(client.map(chunk, range(4)))
     assert chunks[3][2] == [60.0, 62.0, 64.0]
     assert "the scheduler cannot load sonic-coffea" in caplog.text
 
 
 def test_what_the_pool_has_given_up_is_not_tried_again(
-    one_thread: Client, slow_server: sonic.LocalServer, tmp_path: Path
+    one_worker: Client, slow_server: sonic.LocalServer, tmp_path: Path
 ) -> None:
     def wrong(folder: str) -> None:
         (Path(folder) / str(time.monotonic_ns())).touch()
@@ -170,23 +195,23 @@ def test_what_the_pool_has_given_up_is_not_tried_again(
         (Path(folder) / str(time.monotonic_ns())).touch()
         raise ZeroDivisionError
 
-    with sonic.connect(slow_server, client=one_thread):
-        chunk_done = one_thread.submit(chunk, 1).result()
+    with sonic.connect(slow_server, client=one_worker):
+        chunk_done = one_worker.submit(chunk, 1).result()
         assert chunk_done[2] == [20.0, 22.0, 24.0]
         (tmp_path / "wrong").mkdir()
         with pytest.raises(errors.RequestError, match="minus one"):
-            one_thread.submit(wrong, str(tmp_path / "wrong"), retries=3).result()
+            one_worker.submit(wrong, str(tmp_path / "wrong"), retries=3).result()
         assert len(list((tmp_path / "wrong").iterdir())) == 1
         # What else goes wrong is dask's business, as before.
         (tmp_path / "clumsy").mkdir()
         with pytest.raises(ZeroDivisionError):
-            one_thread.submit(clumsy, str(tmp_path / "clumsy"), retries=3).result()
+            one_worker.submit(clumsy, str(tmp_path / "clumsy"), retries=3).result()
         assert len(list((tmp_path / "clumsy").iterdir())) == 4
 
 
 @pytest.mark.parametrize(("why", "tries"), [("caught", 3), ("instead", 3), ("because", 1)])
 def test_what_a_task_catches_is_its_own_business(
-    one_thread: Client, tmp_path: Path, why: str, tries: int
+    one_worker: Client, tmp_path: Path, why: str, tries: int
 ) -> None:
     """A task that goes on without a model, and cannot read a file after that."""
     absent = sonic.Model("absent", {"x": sonic.Row("pt")}, {"y": ["twice"]})
@@ -206,31 +231,18 @@ def test_what_a_task_catches_is_its_own_business(
             raise hiccup
         return number
 
-    with FakeServer({}) as server, sonic.connect(server.url, client=one_thread):
-        future = one_thread.submit(careful, retries=5)
+    with FakeServer({}) as server, sonic.connect(server.url, client=one_worker):
+        future = one_worker.submit(careful, retries=5)
         until(future.done)
         assert future.status == ("finished" if tries == 3 else "error")
         assert len(list(tmp_path.iterdir())) == tries
 
 
-def test_a_killed_worker_counts_nothing_twice(
-    cluster: LocalCluster, slow_server: sonic.LocalServer
-) -> None:
-    with Client(cluster) as client, sonic.connect(slow_server, client=client):
-        futures = client.map(chunk, range(60))
-        done = as_completed(futures)
-        for _ in range(5):
-            next(done)
-        pids = client.run(os.getpid)
-        os.kill(next(iter(pids.values())), signal.SIGKILL)
-        scores = [out[2] for out in client.gather(futures)]
-        assert scores == [[20.0 * n, 20.0 * n + 2, 20.0 * n + 4] for n in range(60)]
-
-
-def test_a_lost_server_is_an_event(cluster: LocalCluster, slow_repository: Path) -> None:
+def test_a_lost_server_is_an_event(one_worker: Client, slow_repository: Path) -> None:
     server = sonic.LocalServer(slow_repository).start()
     other = sonic.LocalServer(slow_repository).start()
-    with other, server, Client(cluster) as client, sonic.connect([server, other], client=client):
+    client = one_worker
+    with other, server, sonic.connect([server, other], client=client):
         futures = client.map(chunk, range(80))
         done = as_completed(futures)
         for _ in range(10):
@@ -240,14 +252,15 @@ def test_a_lost_server_is_an_event(cluster: LocalCluster, slow_repository: Path)
         assert all(out[2][0] == 20.0 * n for n, out in enumerate(client.gather(futures)))
 
         def lost() -> list[dict[str, Any]]:
-            return [event for _, event in client.get_events("sonic-coffea")]
+            events = [event for _, event in client.get_events("sonic-coffea")]
+            return [event for event in events if event["server"] in (server.url, other.url)]
 
         until(lambda: any(event["action"] == "lost" for event in lost()))
         assert {event["server"] for event in lost()} == {server.url}
         assert all("worker" in event for event in lost())
 
 
-def test_connecting_again_keeps_what_is_out(one_thread: Client) -> None:
+def test_connecting_again_keeps_what_is_out(one_worker: Client) -> None:
     served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})
 
     def score(number: int) -> list[float]:
@@ -260,24 +273,24 @@ def test_connecting_again_keeps_what_is_out(one_thread: Client) -> None:
     with (
         FakeServer({"double": served}) as server,
         FakeServer({"double": served}) as other,
-        sonic.connect(server.url, client=one_thread),
+        sonic.connect(server.url, client=one_worker),
     ):
-        assert one_thread.submit(score, 1).result() == [2.0, 4.0]
-        before = one_thread.run(lambda: id(current()))
+        assert one_worker.submit(score, 1).result() == [2.0, 4.0]
+        before = one_worker.run(lambda: id(current()))
         server.hold()
-        future = one_thread.submit(score, 2)
-        until(lambda: one_thread.run(lambda: current().servers[0].in_flight).popitem()[1] > 0)
-        sonic.connect(server.url, client=one_thread)
-        assert one_thread.run(lambda: id(current())) == before
+        future = one_worker.submit(score, 2)
+        until(lambda: one_worker.run(lambda: current().servers[0].in_flight).popitem()[1] > 0)
+        sonic.connect(server.url, client=one_worker)
+        assert one_worker.run(lambda: id(current())) == before
         server.release()
         assert future.result() == [4.0, 6.0]
         # Other settings take another pool, and no plugin has none.
-        with sonic.connect(other.url, client=one_thread):
-            used = one_thread.run(lambda: current().settings.servers)
+        with sonic.connect(other.url, client=one_worker):
+            used = one_worker.run(lambda: current().settings.servers)
             assert list(used.values()) == [(other.url,)]
-            assert one_thread.submit(score, 3).result() == [6.0, 8.0]
-            one_thread.unregister_worker_plugin(SonicPlugin.name)
-            until(lambda: all(one_thread.run(closed).values()))
+            assert one_worker.submit(score, 3).result() == [6.0, 8.0]
+            one_worker.unregister_worker_plugin(SonicPlugin.name)
+            until(lambda: all(one_worker.run(closed).values()))
 
 
 def test_the_rate_is_not_of_rows_from_before() -> None:
@@ -288,22 +301,23 @@ def test_the_rate_is_not_of_rows_from_before() -> None:
     assert _Rate(pool)() == 0  # type: ignore[arg-type]
 
 
-def test_workers_have_joined_before_their_first_task(one_thread: Client) -> None:
+def test_workers_have_joined_before_their_first_task(one_worker: Client) -> None:
     def answer_late(dask_scheduler: Any) -> None:
         import asyncio
 
         join = dask_scheduler.handlers[JOIN]
 
-        async def joined(worker: str) -> Any:
+        async def joined(**message: str) -> Any:
             await asyncio.sleep(0.2)
-            return join(worker)
+            dask_scheduler.handlers[JOIN] = join
+            return join(**message)
 
         dask_scheduler.handlers[JOIN] = joined
 
-    with sonic.connect("grpc://127.0.0.1:1", client=one_thread):
-        one_thread.run_on_scheduler(answer_late)
-        with sonic.connect("grpc://127.0.0.1:2", client=one_thread):
-            joined = one_thread.run(
+    with sonic.connect("grpc://127.0.0.1:1", client=one_worker):
+        one_worker.run_on_scheduler(answer_late)
+        with sonic.connect("grpc://127.0.0.1:2", client=one_worker):
+            joined = one_worker.run(
                 lambda dask_worker: dask_worker.plugins[SonicPlugin.name]._joined
             )
             assert list(joined.values()) == [True]
@@ -315,18 +329,18 @@ def test_idle_workers_hear_that_a_server_is_back() -> None:
     plugin._scheduler = SimpleNamespace(
         workers={"a", "b", "c"},
         periodic_callbacks={plugin.name: SimpleNamespace(callback_time=0)},
-        worker_send=lambda worker, message: sent.update({worker: message["lost"]}),
+        worker_send=lambda worker, message: sent.update({worker: message["ejected"]}),
         log_event=lambda topic, event: None,
     )
 
     def rounds(**lost: bool) -> dict[str, list[str]]:
         sent.clear()
-        plugin.report("a", [], lost, [], [])
-        plugin.round()
+        plugin.report("a", "process of a", [], lost, [], [])
+        plugin.end_round()
         return dict(sent)
 
     for worker in "bc":
-        plugin.join(worker)
+        plugin.join(worker, f"process of {worker}")
     assert rounds() == {}
     assert sorted(rounds(server=True).values()) == [[], [], ["server"]]  # two of them try it
     assert rounds(server=False) == {"a": [], "b": [], "c": []}
@@ -334,9 +348,10 @@ def test_idle_workers_hear_that_a_server_is_back() -> None:
 
 
 def test_figures_are_where_dask_shows_them(
-    cluster: LocalCluster, slow_server: sonic.LocalServer
+    one_worker: Client, slow_server: sonic.LocalServer
 ) -> None:
-    with Client(cluster) as client, sonic.connect(slow_server, client=client):
+    client = one_worker
+    with sonic.connect(slow_server, client=client, max_suspended_chunks=3):  # opens other pools
         client.gather(client.map(chunk, range(20)))
 
         def shown(dask_scheduler: Any) -> list[dict[str, Any]]:
@@ -367,36 +382,40 @@ def test_figures_are_where_dask_shows_them(
         assert rows == 60
 
 
-def test_the_page_of_the_dashboard(cluster: LocalCluster, slow_server: sonic.LocalServer) -> None:
+def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path) -> None:
     from bokeh.client import pull_session
     from bokeh.models import DataTable
 
-    with Client(cluster) as client, sonic.connect(slow_server, client=client):
+    client = one_worker
+    with sonic.LocalServer(slow_repository) as server, sonic.connect(server, client=client):
         futures = client.map(chunk, range(60))
         url = client.dashboard_link.replace("/status", "/sonic")
         assert urlopen(url).status == 200  # noqa: S310
 
-        def cells() -> Any:
+        def row() -> dict[str, str]:
             session = pull_session(url=url)
             try:
-                return session.document.select_one({"type": DataTable}).source.data
+                cells = session.document.select_one({"type": DataTable}).source.data
             finally:
                 session.close()
+            number = list(cells["server"]).index(server.url)
+            return {name: values[number] for name, values in cells.items()}
 
         client.gather(futures)
-        until(lambda: "180" in list(cells()["rows"]))
-        row = {name: values[0] for name, values in cells().items()}
-        assert (row["server"], row["model"], row["state"]) == (slow_server.url, "double v1", "up")
-        assert float(row["model_ms"]) > 45
-        assert float(row["trip_ms"]) > 45
-        assert (row["retries"], row["failures"]) == ("0", "0")
+        until(lambda: row()["rows"] == "180")
+        shown = row()
+        assert (shown["model"], shown["state"]) == ("double v1", "up")
+        assert float(shown["model_ms"]) > 45
+        assert float(shown["rtt_ms"]) > 45
+        assert (shown["retries"], shown["failures"]) == ("0", "0")
 
 
 def test_the_table_of_the_page_is_drawn_anew() -> None:
     """Bokeh 3.9 does so when the view of the data changes, and not when the data do."""
     from sonic_coffea.dask._dashboard import ServersView
+    from sonic_coffea.dask._history import History
 
-    view = ServersView(SimpleNamespace(history=SimpleNamespace(courses={})))  # type: ignore[arg-type]
+    view = ServersView(History())
     view.update()
     before = view.table.view.filter
     view.update()
@@ -406,7 +425,7 @@ def test_the_table_of_the_page_is_drawn_anew() -> None:
 
 def test_an_adaptive_cluster(slow_server: sonic.LocalServer) -> None:
     with (
-        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
+        local_cluster(0, processes=False) as cluster,
         Client(cluster) as client,
         sonic.connect(slow_server, client=client),
     ):
@@ -427,7 +446,7 @@ def score(objects):
 
 
 def test_code_that_is_uploaded(
-    one_thread: Client, slow_server: sonic.LocalServer, tmp_path: Path
+    one_worker: Client, slow_server: sonic.LocalServer, tmp_path: Path
 ) -> None:
     (tmp_path / "uploaded_analysis.py").write_text(_UPLOADED)
 
@@ -436,15 +455,15 @@ def test_code_that_is_uploaded(
 
         return uploaded_analysis.score(objects)
 
-    with sonic.connect(slow_server, client=one_thread):
-        one_thread.upload_file(str(tmp_path / "uploaded_analysis.py"))
-        assert one_thread.submit(score, jets(3, 2)).result() == [6.0, 8.0]
+    with sonic.connect(slow_server, client=one_worker):
+        one_worker.upload_file(str(tmp_path / "uploaded_analysis.py"))
+        assert one_worker.submit(score, jets(3, 2)).result() == [6.0, 8.0]
         # Workers that are started anew have it, and their pool.
-        one_thread.restart()
-        assert one_thread.submit(score, jets(3, 2), pure=False).result() == [6.0, 8.0]
+        one_worker.restart()
+        assert one_worker.submit(score, jets(3, 2), pure=False).result() == [6.0, 8.0]
 
 
-def test_a_token_reaches_the_workers_and_no_result(one_thread: Client) -> None:
+def test_a_token_reaches_the_workers_and_no_result(one_worker: Client) -> None:
     served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})
     headers = {"authorization": "Bearer hush-hush"}
 
@@ -453,8 +472,8 @@ def test_a_token_reaches_the_workers_and_no_result(one_thread: Client) -> None:
 
     with (
         FakeServer({"double": served}, headers=headers) as server,
-        sonic.connect(server.url, client=one_thread, token="hush-hush"),
+        sonic.connect(server.url, client=one_worker, token="hush-hush"),
     ):
-        scores = one_thread.submit(score, 5).result()
+        scores = one_worker.submit(score, 5).result()
         assert twice(scores) == [10.0, 12.0]
         assert b"hush" not in pickle.dumps(scores)

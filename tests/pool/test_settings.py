@@ -5,6 +5,7 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,25 @@ def test_the_same_settings_keep_the_pool() -> None:
 
 def _score(model: sonic.Model, jets: ak.Array, queue: Any) -> None:
     queue.put((model(jets, timeout_s=60).top.tolist(), current().settings.servers))
+
+
+def test_a_pool_is_closed_while_others_ask_for_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Closing waits for the pool's threads, which may do that."""
+    asked: list[Any] = []
+
+    def close(pool: sonic.Pool) -> None:
+        if not asked:
+            thread = threading.Thread(target=lambda: asked.append(current()))
+            thread.start()
+            thread.join(timeout=5)
+        closed(pool)
+
+    closed = sonic.Pool.close
+    sonic.connect("grpc://127.0.0.1:1")
+    monkeypatch.setattr(sonic.Pool, "close", close)
+    assert [sonic.connect("grpc://127.0.0.1:2")] == asked
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
-import operator
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +20,16 @@ import onnxruntime
 import pytest
 from coffea import processor
 from coffea.processor.accumulator import accumulate
+from coffea.util import save
+from distributed import Client
+from tests.dask.conftest import local_cluster
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, testing
 from sonic_coffea.demo import features
 from sonic_coffea.demo.analysis import Schema, toptagger
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.processor import Scored
-from sonic_coffea.reporting import Statistics
+from sonic_coffea.reporting import STATISTICS_KEY, Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,6 +137,16 @@ def compare(found: dict[Any, Any], expected: dict[Any, Any]) -> None:
         assert found[where] == pytest.approx(tops, abs=1e-6), where
 
 
+def of_the_user(out: dict[Any, Any]) -> dict[Any, Any]:
+    """Return an output without its statistics."""
+    return {key: value for key, value in out.items() if key != STATISTICS_KEY}
+
+
+def counts(out: Any) -> tuple[int, int, int]:
+    statistics = sonic.report(out).statistics
+    return statistics.chunks, statistics.events, statistics.objects
+
+
 def runner(executor: Any, chunksize: int) -> processor.Runner:
     return processor.Runner(executor=executor, schema=Schema, chunksize=chunksize)
 
@@ -143,11 +157,11 @@ def check(out: Any, expected: dict[Any, Any]) -> None:
     assert statistics.total().rows == sum(map(len, expected.values())) == statistics.objects
     assert statistics.events == len(expected)
     assert statistics.chunks >= 2
-    assert set(out) == {"scores", "n"}
+    assert set(out) == {"scores", "n", STATISTICS_KEY}
     assert out["n"] == {"TTbar": 1000, "QCD": 750}
 
 
-@pytest.mark.parametrize("chunksize", [100_000, 333, 50])
+@pytest.mark.parametrize("chunksize", [100_000, 130])
 def test_iterative(top_server: Any, expected: dict[Any, Any], chunksize: int) -> None:
     with sonic.connect(top_server):
         out = runner(processor.IterativeExecutor(status=False), chunksize)(FILES, Tagging())
@@ -206,14 +220,14 @@ def test_a_block_knows_where_it_is(
     files = {"TTbar": FILES["TTbar"]}
     with sonic.connect(same_server.url):
         out = runner(processor.IterativeExecutor(status=False), 500)(files, InBlocks(block_size))
-    assert out == expected
+    assert of_the_user(out) == expected
 
 
 def test_blocks_do_not_share_what_is_set_on_the_processor(same_server: testing.FakeServer) -> None:
     analysis = InBlocks(2)
     with sonic.connect(same_server.url):
         out = analysis.process(ak.Array({"pt": [1.0, 2.0, 3.0, 4.0, 5.0]}))
-    assert out == {None: [None, 2, None, 2, None, 1]}
+    assert of_the_user(out) == {None: [None, 2, None, 2, None, 1]}
     assert vars(analysis) == {"block_size": 2}
 
 
@@ -227,23 +241,18 @@ def test_futures(top_server: Any, expected: dict[Any, Any], pool: Any) -> None:
     check(out, expected)
 
 
-def test_dask(top_server: Any, expected: dict[Any, Any]) -> None:
-    from distributed import Client, LocalCluster
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Client]:
+    with local_cluster(2) as cluster, Client(cluster) as client:
+        yield client
 
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster) as client,
-        sonic.connect(top_server, client=client) as pool,
-    ):
-        executor = processor.DaskExecutor(client=client, status=False)
+
+def test_dask(top_server: Any, expected: dict[Any, Any], workers: Client) -> None:
+    with sonic.connect(top_server, client=workers) as pool:
+        executor = processor.DaskExecutor(client=workers, status=False)
         out = runner(executor, 300)(FILES, Tagging())
         check(out, expected)
         assert pool.statistics.total().rows == 0  # the workers did it
-        # A worker that comes later is connected too.
-        cluster.scale(3)
-        client.wait_for_workers(3, timeout=60)
-        connected = client.run(_servers_of_worker)
-        assert list(connected.values()) == [(top_server.url,)] * 3
 
 
 class Stumbling(Tagging):
@@ -263,17 +272,11 @@ class Stumbling(Tagging):
 
 
 def test_statistics_of_trees_metrics_and_chunks_that_ran_again(
-    top_server: Any, expected: dict[Any, Any], tmp_path: Any
+    top_server: Any, expected: dict[Any, Any], tmp_path: Any, workers: Client
 ) -> None:
     """A chunk counts once: the statistics come with the outputs that are kept."""
-    from distributed import Client, LocalCluster
-
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster) as client,
-        sonic.connect(top_server, client=client),
-    ):
-        executor = processor.DaskExecutor(client=client, status=False, treereduction=2, retries=3)
+    with sonic.connect(top_server, client=workers):
+        executor = processor.DaskExecutor(client=workers, status=False, treereduction=2, retries=3)
         run = processor.Runner(executor, schema=Schema, chunksize=200, savemetrics=True)
         out, metrics = run(FILES, Stumbling(str(tmp_path)))
     check(out, expected)
@@ -282,16 +285,12 @@ def test_statistics_of_trees_metrics_and_chunks_that_ran_again(
     assert metrics["chunks"] == 9
 
 
-def _servers_of_worker() -> tuple[str, ...]:
-    from sonic_coffea.pool import current
-
-    return current().settings.servers
-
-
 def test_by_hand(top_server: Any, expected: dict[Any, Any]) -> None:
     with sonic.connect(top_server):
-        out = runner(processor.IterativeExecutor(status=False), 700)(FILES, ByHand())
-    compare(out["scores"], expected)
+        run = runner(processor.IterativeExecutor(status=False), 700)
+        out = run({"QCD": FILES["QCD"]}, ByHand())
+    assert len(out["scores"]) == 750
+    compare(out["scores"], {where: expected[where] for where in out["scores"]})
 
 
 def test_events_without_jets(top_server: Any, expected: dict[Any, Any]) -> None:
@@ -311,7 +310,8 @@ def test_events_without_jets(top_server: Any, expected: dict[Any, Any]) -> None:
             chosen = events[(events.luminosityBlock == wanted[0]) & (events.event == wanted[1])]
             out = Tagging().process(chosen)
             compare(out["scores"], {wanted: expected[wanted]})
-            assert out.statistics.total().requests == len(expected[wanted])
+            requests = sonic.report(out).statistics.total().requests
+            assert requests == len(expected[wanted])
 
 
 @pytest.mark.parametrize(
@@ -350,9 +350,9 @@ class Killing(Tagging):
 
 def test_a_server_killed_in_mid_run_leaves_no_output(tmp_path: Any) -> None:
     sonic.build_repository(tmp_path / "r", {"toptagger": DATA / "toptagger.onnx"})
-    executor = processor.IterativeExecutor(status=False, retries=3)
+    executor = processor.IterativeExecutor(status=False, retries=1)
     run = processor.Runner(executor=executor, schema=Schema, chunksize=100, skipbadfiles=True)
-    with sonic.LocalServer(tmp_path / "r") as server, sonic.connect(server, retry_timeout_s=1.0):
+    with sonic.LocalServer(tmp_path / "r") as server, sonic.connect(server, retry_timeout_s=0.5):
         assert server.pid is not None
         killing = Killing(server.pid)
         with (
@@ -367,39 +367,54 @@ def test_a_server_killed_in_mid_run_leaves_no_output(tmp_path: Any) -> None:
     assert cause.events is not None
 
 
-def test_scored_adds_as_coffea_adds() -> None:
-    def chunk(n: int) -> dict[str, Any]:
+class Counting(sonic.SonicProcessor, processor.ProcessorABC):
+    """Sends nothing, and counts in every way that coffea adds up."""
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        return {}
+
+    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
         axis = hist.Hist.new.Reg(4, 0, 4).Double()
-        return {"h": axis.fill([n]), "n": {"a": n}, "seen": {n}, f"only{n}": n}
+        return {"h": axis.fill([1, 2]), "n": {"a": len(events)}, "seen": {len(events)}}
 
-    plain = accumulate([chunk(n) for n in range(4)])
-    scored = accumulate(
-        [Scored(chunk(n), Statistics(chunks=1, events=10 * n, objects=n)) for n in range(4)]
+
+def test_statistics_add_beside_what_coffea_adds() -> None:
+    chunks = [ak.Array(np.zeros(n)) for n in (3, 4, 5)]
+    plain = accumulate([Counting().produce(events, {}) for events in chunks])
+    out = accumulate([Counting().process(events) for events in chunks])
+    assert of_the_user(out) == plain
+    assert counts(out) == (3, 12, 0)
+    # Of a processor without the mixin, there are none.
+    mixed = accumulate([Counting().produce(chunks[0], {}), Counting().process(chunks[1])])
+    assert mixed["n"] == {"a": 7}
+    assert counts(mixed) == (1, 4, 0)
+
+
+def test_a_saved_output_needs_no_package_of_ours(
+    same_server: testing.FakeServer, tmp_path: Any
+) -> None:
+    with sonic.connect(same_server.url):
+        run = runner(processor.IterativeExecutor(status=False), 500)
+        out = run({"TTbar": FILES["TTbar"]}, InBlocks(300))
+    save(out, tmp_path / "out.coffea")
+    reader = """
+        import sys
+
+        sys.modules["sonic_coffea"] = None
+        from coffea.util import load
+
+        out = load(sys.argv[1])
+        statistics = out.pop("sonic_statistics")
+        print(out, statistics["chunks"], statistics["events"])
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(reader), str(tmp_path / "out.coffea")],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
-    assert dict(scored) == plain
-    assert (scored.statistics.chunks, scored.statistics.events) == (4, 60)
-
-
-def test_scored_and_plain_outputs_add() -> None:
-    first, second = {"n": 1, "a": {1}}, {"n": 2, "a": {2}, "b": 3}
-    for mixed in (
-        Scored(first, Statistics(chunks=1)) + second,
-        first + Scored(second, Statistics(chunks=1)),
-        operator.iadd(Scored(first, Statistics(chunks=1)), second),
-    ):
-        assert dict(mixed) == {"n": 3, "a": {1, 2}, "b": 3}
-        assert mixed.statistics.chunks == 1
-    assert accumulate([Scored(first, Statistics()), second]) == {"n": 3, "a": {1, 2}, "b": 3}
-    assert (first, second) == ({"n": 1, "a": {1}}, {"n": 2, "a": {2}, "b": 3})
-
-
-def test_scored_pickles() -> None:
-    import pickle
-
-    before = Scored({"n": 3}, Statistics(chunks=2))
-    after = pickle.loads(pickle.dumps(before))
-    assert after == before
-    assert after.statistics.chunks == 2
+    assert found.stdout.strip() == f"{of_the_user(out)} 2 1000"
 
 
 def test_hooks_must_be_written() -> None:
@@ -452,8 +467,8 @@ class Two(sonic.SonicProcessor):
 
 def test_scores_of_several_models() -> None:
     out = Two().process(ak.Array([1, 2, 3]))
-    assert out == {"n": {"a": "scores", "b": "scores"}}
-    assert (out.statistics.chunks, out.statistics.events, out.statistics.objects) == (1, 3, 2)
+    assert of_the_user(out) == {"n": {"a": "scores", "b": "scores"}}
+    assert counts(out) == (1, 3, 2)
 
 
 class Blocks(Two):
@@ -475,7 +490,7 @@ class Blocks(Two):
 def test_the_next_block_is_sent_before_the_scores_of_one_are_waited_for() -> None:
     blocks = Blocks()
     out = blocks.process(ak.Array([1, 2, 3, 4, 5]))
-    assert out == {"n": 5}
+    assert out["n"] == 5
     assert blocks.order == [
         "send [1, 2]",
         "send [3, 4]",
@@ -484,7 +499,7 @@ def test_the_next_block_is_sent_before_the_scores_of_one_are_waited_for() -> Non
         "use [3, 4]",
         "use [5]",
     ]
-    assert (out.statistics.chunks, out.statistics.events, out.statistics.objects) == (1, 5, 6)
+    assert counts(out) == (1, 5, 6)
     blocks.order.clear()
     blocks.block_size = 0
     with pytest.raises(errors.ConfigError, match="block_size: expected at least 1 event"):

@@ -288,18 +288,13 @@ class Allocator:
         """
         ejected: dict[str, list[str]] = {}
         for server in {s for c in self._clients.values() for s in c.open_since}:
-            opened = {
-                name: client.open_since[server]
-                for name, client in self._clients.items()
-                if server in client.open_since
-            }
-            since = min(opened.values())
-            if any(c.answered_at.get(server, -math.inf) > since for c in self._clients.values()):
-                continue
-            others = [name for name in self._clients if name not in opened]
-            turn = self._rounds // _LEASE_ROUNDS
-            ejected[server] = [min(opened, key=opened.__getitem__)]
-            ejected[server] += [others[turn % len(others)]] if others else []
+            since = {n: c.open_since.get(server, math.inf) for n, c in self._clients.items()}
+            first = min(since, key=since.__getitem__)
+            answered_at = max(c.answered_at.get(server, -math.inf) for c in self._clients.values())
+            if answered_at <= since[first]:
+                others = [name for name, opened_at in since.items() if opened_at == math.inf]
+                turn = self._rounds // _LEASE_ROUNDS % max(len(others), 1)
+                ejected[server] = [first, *others[turn : turn + 1]]
         return ejected
 
 

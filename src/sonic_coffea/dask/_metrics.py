@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 def offer_metrics(worker: Worker, pool: Pool) -> None:
     """Add the pool's figures to those that the worker sends to the scheduler with its heartbeat."""
     rate = _Rate(pool)
-    worker.metrics["sonic in flight"] = lambda _: sum(s.in_flight for s in pool.servers)
-    worker.metrics["sonic rows/s"] = lambda _: rate()
-    worker.metrics["sonic wait"] = lambda _: _mean_wait_s(pool)
-    worker.metrics["sonic retries"] = lambda _: pool.statistics.total().retries
+    worker.metrics |= {
+        "sonic in flight": lambda _: sum(server.in_flight for server in pool.servers),
+        "sonic rows/s": lambda _: rate(),
+        "sonic wait": lambda _: _mean_wait_s(pool),
+        "sonic retries": lambda _: pool.statistics.total().retries,
+    }
     _collect(pool)
 
 
 class _Rate:
-    """Rows in a second, since it was last asked."""
+    """Rows in a second, since the last call."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -62,27 +64,26 @@ class PoolCollector:
             for where, tally in served:
                 family.add_metric(list(where), getattr(tally, name))
             yield family
-        out = GaugeMetricFamily("sonic_in_flight", "Requests in flight", labels=["server"])
-        usable = GaugeMetricFamily("sonic_usable", "1 unless lost", labels=["server"])
+        in_flight = GaugeMetricFamily("sonic_in_flight", "Requests in flight", labels=["server"])
+        usable = GaugeMetricFamily("sonic_usable", "1 if it gets requests", labels=["server"])
         for state in self.pool.servers:
-            out.add_metric([state.url], state.in_flight)
+            in_flight.add_metric([state.url], state.in_flight)
             usable.add_metric([state.url], float(state.usable))
-        yield out
-        yield usable
+        yield from (in_flight, usable)
 
 
-_collector: PoolCollector | None = None
+# As many as Prometheus's registries: one in a process.
+_collectors: list[PoolCollector] = []
 
 
 def _collect(pool: Pool) -> None:
-    """Register the pool of this process, in the place of one that was there before."""
-    global _collector  # noqa: PLW0603  the registry is one for a process, too
-    if _collector is not None:
-        _collector.pool = pool
-        return
-    try:
-        from prometheus_client import REGISTRY
-    except ImportError:  # dask offers no metrics then, either
-        return
-    _collector = PoolCollector(pool)
-    REGISTRY.register(_collector)
+    """Register the pool of this process, in the place of the one before."""
+    for collector in _collectors:
+        collector.pool = pool
+    if not _collectors:
+        try:
+            from prometheus_client import REGISTRY
+        except ImportError:  # dask offers no metrics then, either
+            return
+        _collectors.append(PoolCollector(pool))
+        REGISTRY.register(_collectors[0])

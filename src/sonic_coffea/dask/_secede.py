@@ -48,8 +48,8 @@ class Suspender:
             return event.wait(timeout_s)
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         suspended = self._counts[worker.address]
-        most = self._max_for_thread * worker.state.nthreads
-        while not self._suspend(suspended, most, worker, executor):
+        max_chunks = self._max_for_thread * worker.state.nthreads
+        while not self._suspend(suspended, max_chunks, worker, executor):
             if event.wait(min(_POLL_S, max(0.0, until - time.monotonic()))):
                 return True
             if time.monotonic() > until:
@@ -61,14 +61,16 @@ class Suspender:
                 return event.wait(None if timeout_s is None else left_s)
             finally:
                 self._count(suspended, waiting=-1)
-                self._rejoin(suspended, most, executor)
+                self._rejoin(suspended, max_chunks, executor)
         finally:
             self._count(suspended, chunks=-1)
 
-    def _suspend(self, suspended: _Suspended, most: int, worker: Worker, executor: Any) -> bool:
-        """Count a suspended chunk, if there may be one more, or one wants to rejoin."""
+    def _suspend(
+        self, suspended: _Suspended, max_chunks: int, worker: Worker, executor: Any
+    ) -> bool:
+        """Count a suspended chunk, if there may be one more, or another wants to rejoin."""
         with self._changed:
-            full = suspended.chunks >= most or _memory_is_full(worker)
+            full = suspended.chunks >= max_chunks or _memory_is_full(worker)
             if full and not executor._rejoin_list:  # noqa: SLF001
                 return False
             self._count(suspended, chunks=1, waiting=1)
@@ -80,12 +82,12 @@ class Suspender:
             suspended.waiting += waiting
             self._changed.notify_all()
 
-    def _rejoin(self, suspended: _Suspended, most: int, executor: Any) -> None:
+    def _rejoin(self, suspended: _Suspended, max_chunks: int, executor: Any) -> None:
         """Rejoin once the thread is not better used to start another chunk."""
         until = time.monotonic() + _MAX_REJOIN_S
 
         def better_used() -> bool:
-            few = suspended.waiting < most / 2 and suspended.chunks < most
+            few = suspended.waiting < max_chunks / 2 and suspended.chunks < max_chunks
             queued = not executor._work_queue.empty()  # noqa: SLF001
             return few and queued and time.monotonic() < until
 

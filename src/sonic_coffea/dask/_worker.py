@@ -117,7 +117,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
             self._worker.batched_send({"op": FINAL, "key": key})
 
     def _report(self) -> None:
-        """Report what has happened since the last time; nothing, if it is nothing again."""
+        """Report the pool's telemetry, unless it was idle in this round and the one before."""
         if self._pool is None or self._pool.closed:
             return
         report = write_report(self._pool, self._timings)
@@ -130,7 +130,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         self._busy = busy
 
     def _ask_timings(self, pool: Pool) -> None:
-        """Ask the servers for their own statistics, to be told with the next report."""
+        """Ask the servers for their own statistics, for the next report."""
         self._timings = pool.timings()
 
     def _set_quotas(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonic_coffea.processor._accumulate import Scored
-from sonic_coffea.processor._mixin import Scores, SonicFilter, SonicProcessor
+from sonic_coffea.processor._filter import SonicFilter
+from sonic_coffea.processor._mixin import Scores, SonicProcessor
 
-__all__ = ["Scored", "Scores", "SonicFilter", "SonicProcessor"]
+__all__ = ["Scores", "SonicFilter", "SonicProcessor"]

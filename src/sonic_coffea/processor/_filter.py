@@ -1,0 +1,82 @@
+"""The filter: events whose scores do not pass never reach `produce`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import awkward as ak
+import numpy as np
+
+from sonic_coffea.errors import ConfigError, InputError
+from sonic_coffea.layouts import is_lazy, is_tracer
+from sonic_coffea.processor._mixin import Scores, SonicProcessor
+
+
+class SonicFilter(SonicProcessor):
+    """Mixin for processors that only go on with events whose scores pass a decision.
+
+    Write `acquire`, `decide` and `produce`. Where no event of a chunk passes, `produce` gets events
+    of length zero, for which nothing is read: neither are the columns that only it needs. The
+    scores are those of the events that passed, and so is what `overlap` returned, if that is an
+    array with an entry for each event; ``scores.passed`` cuts anything else. Not for dask-awkward
+    arrays::
+
+        class TopFilter(sonic.SonicFilter, processor.ProcessorABC):
+            models = {"top": model}
+
+            def acquire(self, events):
+                return {"top": events.FatJet}
+
+            def decide(self, events, scores):
+                return ak.any(scores["top"].top > 0.9, axis=1)
+
+            def produce(self, events, scores):
+                return {"met": ak.sum(events.MET.pt)}
+    """
+
+    def decide(self, events: Any, scores: Scores) -> Any:
+        """Return which events pass: ``events * bool``, never None.
+
+        Masked rows (``on_error = "mask"``) are None: replace them by `ak.fill_none`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define decide(self, events, scores)")
+
+    def _produce(self, events: Any, scores: Scores) -> Any:
+        if is_lazy(events):
+            raise ConfigError(
+                f"{type(self).__name__} filters events that are read; on dask-awkward arrays, cut "
+                "in the produce of a SonicProcessor"
+            )
+        decided = self.decide(events, scores)
+        if is_tracer(events):
+            # So that the trace finds all that produce reads, were there events that pass.
+            ak.typetracer.touch_data(decided)
+            scores.passed = decided
+            return self.produce(events, scores)
+        passed = ak.Array([] if decided is None else decided)
+        # Numbers would be taken for indices of events, and None be kept.
+        if str(passed.type) != f"{len(events)} * bool":
+            raise InputError(
+                f"{type(self).__name__}.decide must return one bool for each of {len(events)} "
+                f"events, got {passed.type}"
+            )
+        of_events = isinstance(scores.overlap, (ak.Array, np.ndarray))
+        of_events = of_events and len(scores.overlap) == len(events)
+        kept = Scores(
+            {name: _cut(score, passed) for name, score in scores.items()},
+            scores.overlap[passed] if of_events else scores.overlap,
+        )
+        kept.passed = passed
+        return self.produce(events[passed] if ak.any(passed) else _nothing_of(events), kept)
+
+
+def _cut(scores: Any, passed: ak.Array) -> Any:
+    if isinstance(scores, dict):  # of Variations
+        return {variation: varied[passed] for variation, varied in scores.items()}
+    return scores[passed]
+
+
+def _nothing_of(events: ak.Array) -> ak.Array:
+    """Return no events of the same type, without reading any."""
+    empty = events.layout.form.length_zero_array()
+    return ak.Array(empty, behavior=events.behavior, attrs=events.attrs)
