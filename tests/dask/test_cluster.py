@@ -90,7 +90,7 @@ def test_workers_of_one_process_share_its_pool(slow_server: sonic.LocalServer) -
         futures = client.map(chunk, range(40))
         served = slow_server.url, ("double", None)
         until(lambda: served in plugin.allocator.capacities)
-        until(lambda: any(e._shares for e in pool._fleet.endpoints))
+        until(lambda: any(e.in_flight._quotas for e in pool._engine._core.endpoints))
         quotas = [e._shares["double", None].max_in_flight for e in pool._fleet.endpoints]
         assert quotas[0] >= 2
         chunks = client.gather(futures)

@@ -153,5 +153,6 @@ def test_a_processor_goes_on_with_none(
     scores = out["scores"].top
     assert ak.num(scores).tolist() == ak.num(jets).tolist()
     lost = ak.sum(ak.is_none(scores, axis=1)) - ak.sum(ak.is_none(jets, axis=1))
-    assert lost == out.statistics.masked > 0
-    assert ak.count(scores) == out.statistics.total().rows >= 4 * (kill_after)
+    statistics = sonic.report(out).statistics
+    assert lost == statistics.masked > 0
+    assert ak.count(scores) == statistics.total().rows >= 4 * (kill_after)

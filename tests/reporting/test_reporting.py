@@ -12,7 +12,6 @@ from tests.reporting.test_statistics import some_statistics
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.processor import Scored
 from sonic_coffea.reporting import STATISTICS_KEY, Span, Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import ModelStatistics
@@ -48,7 +47,6 @@ def test_report() -> None:
 def test_report_of_what_carries_statistics() -> None:
     statistics = some_statistics()
     for output in (
-        Scored({"n": 1}, statistics),
         {"n": 1, STATISTICS_KEY: statistics.to_plain()},
         statistics.to_plain(),
     ):

@@ -255,6 +255,7 @@ class Engine:
             return [
                 (x.url, self._senders[x.url].connections[0], x.signatures.models)
                 for x in self._core.endpoints.active
+                if x.url in self._senders
             ]
 
         return self.ask(known)
