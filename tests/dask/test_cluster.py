@@ -78,8 +78,18 @@ def test_a_full_memory_keeps_the_thread(
     assert most_at_a_time(chunks) == 1
 
 
-def test_workers_of_one_process_share_its_pool(slow_server: sonic.LocalServer) -> None:
+def test_workers_of_one_process_share_its_pool(
+    slow_server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its reports count once, and its quota is that of both workers."""
+    quotas: dict[Any, Any] = {}
+
+    def set_quotas(pool: sonic.Pool, new: dict[Any, Any], *others: Any) -> None:
+        quotas.update(new)
+        set_in_pool(pool, new, *others)
+
+    set_in_pool = sonic.Pool.set_quotas
+    monkeypatch.setattr(sonic.Pool, "set_quotas", set_quotas)
     with (
         local_cluster(2, processes=False) as cluster,
         Client(cluster) as client,
@@ -89,10 +99,8 @@ def test_workers_of_one_process_share_its_pool(slow_server: sonic.LocalServer) -
         assert plugin.allocator.clients == 1
         futures = client.map(chunk, range(40))
         served = slow_server.url, ("double", None)
-        until(lambda: served in plugin.allocator.capacities)
-        until(lambda: any(e.in_flight._quotas for e in pool._engine._core.endpoints))
-        quotas = [e._shares["double", None].max_in_flight for e in pool._fleet.endpoints]
-        assert quotas[0] >= 2
+        until(lambda: served in quotas)
+        assert quotas[served].max_in_flight >= 2
         chunks = client.gather(futures)
         assert all(scores[0] == 20.0 * n for n, (*_, scores) in enumerate(chunks))
         assert pool.statistics.total().rows == 120
@@ -113,8 +121,9 @@ def test_workers_that_come_later_are_killed_and_leave(slow_server: sonic.LocalSe
     def joined(dask_scheduler: Any) -> int:
         return int(dask_scheduler.plugins[SonicSchedulerPlugin.name].allocator.clients)
 
-    def allocated() -> bool:
-        return any(e.in_flight._quotas for e in current()._engine._core.endpoints)
+    def asking(dask_scheduler: Any) -> int:
+        allocator = dask_scheduler.plugins[SonicSchedulerPlugin.name].allocator
+        return sum(bool(client.demand) for client in allocator._clients.values())
 
     with (
         local_cluster(1) as cluster,
@@ -126,7 +135,7 @@ def test_workers_that_come_later_are_killed_and_leave(slow_server: sonic.LocalSe
         client.wait_for_workers(2)
         until(lambda: client.run_on_scheduler(joined) == 2)
         futures = client.map(chunk, range(120))
-        until(lambda: all(client.run(allocated).values()))
+        until(lambda: client.run_on_scheduler(asking) == 2)
         os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
         scores = [out[2] for out in client.gather(futures)]
         assert scores == [[20.0 * n, 20.0 * n + 2, 20.0 * n + 4] for n in range(120)]

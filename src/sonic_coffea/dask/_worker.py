@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
 import uuid
@@ -20,8 +21,8 @@ from sonic_coffea.pool import Pool, Settings, forget, install, take_part
 
 logger = logging.getLogger(__name__)
 
-# Names the process to the scheduler: its workers share one pool, and so one quota.
-_PROCESS = uuid.uuid4().hex
+# Of this process, or of the one that it was forked from.
+_IMPORT = uuid.uuid4().hex
 # Tasks in which a model has failed, by the worker's address and the key, while they run. Not in the
 # plugin, as another may take its place meanwhile.
 _failed: set[tuple[str, Any]] = set()
@@ -84,7 +85,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         worker = self._worker
         try:
             join = getattr(worker.scheduler, JOIN)
-            reply = await join(worker=worker.address, process=_PROCESS)
+            reply = await join(worker=worker.address, process=_process())
         except Exception as error:  # noqa: BLE001  the pool works without
             logger.warning("the scheduler allocates no quotas: %r", error)
             return
@@ -126,7 +127,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
             self._worker.loop.run_in_executor(None, self._ask_timings, self._pool)
         busy = any(number or waiting or rtt[0] for *_, number, waiting, rtt in report["telemetry"])
         if busy or self._busy:
-            self._worker.batched_send({"op": REPORT, "process": _PROCESS, **report})
+            self._worker.batched_send({"op": REPORT, "process": _process(), **report})
         self._busy = busy
 
     def _ask_timings(self, pool: Pool) -> None:
@@ -144,6 +145,11 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         callback = self._worker.periodic_callbacks.get(self.name)
         if callback is not None:
             callback.callback_time = round_s * 1000
+
+
+def _process() -> str:
+    """Return the name of this process: its workers share one pool, and so one quota."""
+    return f"{_IMPORT}-{os.getpid()}"
 
 
 def _note_failure() -> None:

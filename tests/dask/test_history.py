@@ -1,0 +1,56 @@
+"""What the dashboard shows: sums and rates over all workers that there were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sonic_coffea.dask._allocator import Allocator, Telemetry
+from sonic_coffea.dask._history import History
+from sonic_coffea.pool import RttStatistics
+
+URL = "grpc://s:1"
+KEY = URL, "m", "1"
+
+
+def totals(rows: int) -> list[Any]:
+    """Return those of a worker that has sent requests of ten rows and 0.5 s."""
+    return [(KEY, [rows, rows / 10, 0, 0, 0.05 * rows])]
+
+
+def test_workers_that_leave_or_begin_anew_count_once() -> None:
+    history = History()
+    history.report("a", totals(100), [])
+    history.report("b", totals(50), [])
+    history.report("a", totals(130), [])
+    assert history.courses[KEY].totals["rows"] == 180
+    # Connected with other options, a worker has another pool, whose counters begin at 0.
+    history.report("a", totals(20), [])
+    history.leave("b")
+    history.report("b", totals(10), [])
+    assert history.courses[KEY].totals["rows"] == 210
+
+
+def test_rounds_make_rates() -> None:
+    history, allocator = History(), Allocator()
+    telemetry = {(URL, ("m", None)): Telemetry(3, 4, RttStatistics())}
+    for now in (0.0, 1.0, 2.0):
+        history.report("a", totals(int(100 * now)), [])
+        allocator.report("a", telemetry, {URL: now == 2.0}, now)
+        allocator.allocate(now)
+        history.end_round(allocator, now)
+    (course,) = history.courses.values()
+    assert [rate for _, rate in course.rows_per_s] == [100.0, 100.0]
+    assert course.rtt_s == 0.5
+    assert (course.in_flight, course.waiting, course.open_circuits) == (3, 4, 1)
+    assert course.limit == allocator.capacities[URL, ("m", None)].limit
+
+
+def test_a_server_s_own_account_is_of_the_time_since_it_was_asked() -> None:
+    history = History()
+    history.report("a", totals(10), [((URL, ("m", None)), [10, 1.0, 0.5, 2.0, 0.5])])
+    history.report("a", [], [((URL, ("m", None)), [20, 1.1, 1.0, 4.0, 1.0])])
+    history.report("a", [], [((URL, ("m", "2")), [20, 9.0, 9.0, 9.0, 9.0])])  # another version
+    (course,) = history.courses.values()
+    assert course.queue_s is not None
+    assert round(course.queue_s, 6) == 0.01
+    assert course.model_s == 0.3
