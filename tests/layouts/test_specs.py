@@ -156,7 +156,7 @@ def test_bucketed_rows_of_like_length_share_a_segment() -> None:
     }
     for length, (rows, tensors) in found.items():
         assert tensors["x"].shape == tensors["m"].shape == (len(rows), 1, length)
-    assert inputs.filling() == (5 + 1 + 2 + 8 + 3, 1, 3 + 1 + 0 + 0 + 1 + 2)
+    assert inputs.count_elements() == (5 + 1 + 2 + 8 + 3, 1, 3 + 1 + 0 + 0 + 1 + 2)
 
 
 def test_inputs_from_a_dict_of_arrays() -> None:

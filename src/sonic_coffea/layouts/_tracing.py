@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 from awkward.forms import (
-    EmptyForm,
     Form,
     IndexedOptionForm,
     ListOffsetForm,
@@ -19,16 +18,15 @@ from awkward.forms import (
     RegularForm,
 )
 
-from sonic_coffea.errors import ConfigError, InputError
-from sonic_coffea.layouts._inputs import arrays_by_input, masked
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.layouts._inputs import arrays_by_input, counted_inputs, within
 from sonic_coffea.layouts._rows import too_shallow
-from sonic_coffea.layouts._specs import Bucketed, Dense, Flat, Mask, Padded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sonic_coffea.layouts._layout import Layout
     from sonic_coffea.layouts._outputs import Output
-    from sonic_coffea.layouts._specs import Layout
 
 
 def is_tracer(arrays: Any) -> bool:
@@ -57,37 +55,20 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
     sources = arrays_by_input(layouts, arrays)
     above: Form | None = None
     content = _content(outputs)
-    masks = masked(layouts)
     for name, layout in layouts.items():
-        if name in masks:
+        if name in counted_inputs(layouts):
             continue
-        try:
+        with within(name):
             for field in layout.columns:
                 column = sources[name].column(field)
                 ak.typetracer.touch_data(ak.Array(column))
-                if above is None and not isinstance(layout, Mask):
-                    depth = _depth(layout, column.form)
+                if above is None:
+                    depth = layout.depth(column.form)
                     above = _with_leaf(column.form, depth, content, f"field {field!r}")
-        except InputError as error:
-            raise error.within(f"input {name!r}") from None
     if above is None:
-        raise ConfigError("the model has no input but masks")
+        raise ConfigError("the model has no input that reads a field")
     nothing = above.length_zero_array(highlevel=False)
     return ak.Array(nothing.to_typetracer(forget_length=True))
-
-
-def _depth(layout: Layout, form: Form) -> int:
-    """Return how many axes below the rows, and the rows' own, a column has."""
-    if isinstance(layout, (Padded, Bucketed, Flat)):
-        return 2
-    if isinstance(layout, Dense):
-        fixed = 0
-        while not isinstance(form, (NumpyForm, EmptyForm)):
-            fixed = fixed + 1 if form.is_regular else 0 if form.is_list or form.is_option else fixed
-            form = form.content
-        fixed += len(getattr(form, "inner_shape", ()))
-        return 1 + (fixed if layout.shape is None else min(fixed, len(layout.shape)))
-    return 1
 
 
 def _with_leaf(form: Form, leaf_depth: int, leaf: Form, what: str) -> Form:

@@ -340,7 +340,7 @@ class Part:
         statistics.cached = different - len(sent)
         if statistics.cached:
             self.call.served_versions.add(contract.version)
-        kept, cut, padded = sent.filling()
+        kept, cut, padded = sent.count_elements()
         statistics.filled, statistics.truncated, statistics.padded = kept, cut, padded
 
     @property

@@ -1,0 +1,153 @@
+"""An array of fixed shape per object."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+from awkward.contents import Content, NumpyArray
+
+from sonic_coffea.errors import ConfigError, InputError
+from sonic_coffea.layouts._columns import Column, Columns, grouped, not_numbers, readable
+from sonic_coffea.layouts._layout import Bound, DType, FieldsLayout, Shape, Tensor, length_of
+from sonic_coffea.layouts._range import check_range
+from sonic_coffea.layouts._rows import Split, split
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from awkward.forms import Form
+    from numpy.typing import DTypeLike, NDArray
+
+    from sonic_coffea.layouts._fields import Feature, Source
+    from sonic_coffea.layouts._rows import RowSelection
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Dense(FieldsLayout):
+    """An array of fixed shape per object, such as an image.
+
+    ``events * objects * 48 * 48 * number`` becomes ``[N, 48, 48]``.
+
+    Parameters
+    ----------
+    field : str or Feature
+        What is sent.
+    shape : sequence of int, optional
+        Shape of a row's array; by default the regular axes of the field's type. An axis of length
+        1 that the field lacks is added, such as the channel of a grey image.
+    dtype : dtype
+        Type of the tensor, float32 by default.
+
+    Examples
+    --------
+    >>> import awkward as ak, numpy as np
+    >>> hits = ak.unflatten(ak.zip({"image": np.ones((3, 4, 4))}, depth_limit=1), [1, 2])
+    >>> Dense("image", shape=(1, 4, 4)).pack(hits).shape
+    (3, 1, 4, 4)
+    """
+
+    features: tuple[Feature, ...]
+    shape: tuple[int, ...] | None
+    dtype: DType
+
+    def __init__(
+        self,
+        field: str | Feature,
+        shape: Sequence[int] | None = None,
+        dtype: DTypeLike = "float32",
+    ) -> None:
+        checked = None if shape is None else tuple(length_of(n, self) for n in shape)
+        self._declare(field, dtype, shape=checked)
+        if len(self.features) != 1:
+            raise ConfigError("Dense takes one field; several make several inputs")
+
+    def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
+        """Return the tensor that the input makes; without a shape, the arrays will tell."""
+        return {name: (self.dtype, self.shape)}
+
+    def depth(self, form: Form) -> int:
+        """Return how many axes a column has from the rows on."""
+        fixed = len(_fixed_shape(form))
+        return 1 + (fixed if self.shape is None else min(fixed, len(self.shape)))
+
+    def bind(self, source: Source) -> BoundDense:
+        """Read the field, and nothing else; without a shape, its type tells that of a row."""
+        (feature,) = self.features
+        what = f"field {feature.name!r}"
+        layout = source.column(feature.name).materialize()
+        inner = _inner_shape(layout, what)
+        if self.shape is None and not inner:
+            raise InputError(
+                f"{what} has type {layout.form.type}, without axes of fixed length; "
+                "give Dense the shape of a row"
+            )
+        shape = inner if self.shape is None else self.shape
+        axes = len(shape) if inner[-len(shape) :] == shape else sum(n > 1 for n in shape)
+        apart = split(layout, jagged=False, what=what, below=axes)
+        size = math.prod(shape)
+        # Rows that are not sent may be of other shapes.
+        leaf = apart.leaf if apart.rows.contiguous else apart.leaf[apart.rows.ids]
+        values = readable(_regular(leaf, size, what, shape), what)
+        starts = np.arange(len(apart.rows)) * size
+        elements = Split(apart.rows, NumpyArray(values), starts, starts + size)
+        column = Column(feature, values, None)
+        check_range([column], elements, self.dtype)
+        return BoundDense(self.dtype, Columns(elements, (column,), grouped([column])), shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundDense(Bound):
+    """`Dense` with its array, flattened: each row is one list of as many numbers."""
+
+    row_shape: tuple[int, ...]
+
+    def shape(self, bucket: int) -> tuple[int, ...]:
+        """Return the shape of a row."""
+        del bucket
+        return self.row_shape
+
+    def fill(self, out: Tensor, rows: RowSelection) -> None:
+        """Write ``[n, *shape]``."""
+        self.columns.pad(out.reshape(len(out), 1, math.prod(self.row_shape)), (0.0,), rows)
+
+    def content(self, tensor: Tensor) -> NumpyArray:
+        """Return an array for each row."""
+        return NumpyArray(np.ascontiguousarray(tensor))
+
+
+def _inner_shape(layout: Content, what: str) -> tuple[int, ...]:
+    """Return the lengths of the innermost axes that are of fixed length."""
+    node = layout
+    while not (node.is_numpy or node.is_unknown):
+        if node.is_record or node.is_union:
+            raise not_numbers(node, what)
+        node = node.content
+    return _fixed_shape(layout.form)
+
+
+def _fixed_shape(form: Form) -> tuple[int, ...]:
+    shape: list[int] = []
+    while not (form.is_numpy or form.is_unknown):
+        if form.is_regular:
+            shape.append(int(form.size))
+        elif form.is_list or form.is_option:
+            shape = []
+        form = form.content
+    return (*shape, *(int(n) for n in getattr(form, "inner_shape", ())))
+
+
+def _regular(leaf: Content, size: int, what: str, shape: Sequence[int]) -> NDArray[Any]:
+    try:
+        values = np.asarray(ak.to_numpy(leaf, allow_missing=False))
+    except ValueError as error:
+        problem = str(error).splitlines()[0]
+        raise InputError(f"{what} is not of fixed shape {list(shape)}: {problem}") from None
+    if len(values) and values[0].size != size:
+        raise InputError(
+            f"{what} has {list(values.shape[1:])} numbers a row, expected {list(shape)}"
+        )
+    return values.reshape(-1)
