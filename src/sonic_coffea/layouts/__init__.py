@@ -14,7 +14,7 @@ from sonic_coffea.layouts._mask import Mask
 from sonic_coffea.layouts._outputs import Assembly, ByRow, Output
 from sonic_coffea.layouts._padded import Padded
 from sonic_coffea.layouts._row import Row
-from sonic_coffea.layouts._rows import Rows, RowSelection
+from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
 from sonic_coffea.layouts._tracing import is_tracer, trace
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Feature",
     "Flat",
     "Inputs",
+    "Int64",
     "Layout",
     "Mask",
     "Output",
