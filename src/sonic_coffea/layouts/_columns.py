@@ -67,8 +67,8 @@ class Columns:
 
         starts, stops = self.split.starts[rows], self.split.stops[rows]
         for group in self.groups:
-            kernel = _kernels.padded if group.transform is None else _kernels.padded_affine
             pads = np.asarray([fills[s] for s in group.slots]).astype(out.dtype)
+            kernel = _kernels.padded if group.transform is None else _kernels.padded_affine
             bad = _run(kernel, out, group, starts, stops, pads)
             if bad >= 0:
                 elements = np.arange(starts[bad], min(stops[bad], starts[bad] + out.shape[2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,15 @@ from awkward.contents import Content, NumpyArray
 
 from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts._columns import Column, Columns, grouped, not_numbers, readable
-from sonic_coffea.layouts._layout import Bound, DType, FieldsLayout, Shape, Tensor, length_of
+from sonic_coffea.layouts._layout import (
+    Bound,
+    DType,
+    FieldsLayout,
+    Shape,
+    Tensor,
+    declare,
+    length_of,
+)
 from sonic_coffea.layouts._range import check_range
 from sonic_coffea.layouts._rows import Split, split
 
@@ -65,16 +74,17 @@ class Dense(FieldsLayout):
         if len(self.features) != 1:
             raise ConfigError("Dense takes one field; several make several inputs")
 
-    def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
-        """Return the tensor that the input makes; without a shape, the arrays will tell."""
-        return {name: (self.dtype, self.shape)}
+    def row_shape(self, bucket: int) -> Shape:
+        """Return the shape of a row."""
+        del bucket
+        return self.shape
 
     def depth(self, form: Form) -> int:
         """Return how many axes a column has from the rows on."""
         fixed = len(_fixed_shape(form))
         return 1 + (fixed if self.shape is None else min(fixed, len(self.shape)))
 
-    def bind(self, source: Source) -> BoundDense:
+    def bind(self, source: Source) -> Bound:
         """Read the field, and nothing else; without a shape, its type tells that of a row."""
         (feature,) = self.features
         what = f"field {feature.name!r}"
@@ -96,26 +106,16 @@ class Dense(FieldsLayout):
         elements = Split(apart.rows, NumpyArray(values), starts, starts + size)
         column = Column(feature, values, None)
         check_range([column], elements, self.dtype)
-        return BoundDense(self.dtype, Columns(elements, (column,), grouped([column])), shape)
+        columns = Columns(elements, (column,), grouped([column]))
+        return Bound(declare(copy(self), shape=shape), columns)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BoundDense(Bound):
-    """`Dense` with its array, flattened: each row is one list of as many numbers."""
-
-    row_shape: tuple[int, ...]
-
-    def shape(self, bucket: int) -> tuple[int, ...]:
-        """Return the shape of a row."""
-        del bucket
-        return self.row_shape
-
-    def fill(self, out: Tensor, rows: RowSelection) -> None:
+    def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
         """Write ``[n, *shape]``."""
-        self.columns.pad(out.reshape(len(out), 1, math.prod(self.row_shape)), (0.0,), rows)
+        columns.pad(out.reshape(len(out), 1, math.prod(out.shape[1:])), (0.0,), rows)
 
-    def content(self, tensor: Tensor) -> NumpyArray:
+    def content(self, tensor: Tensor, columns: Columns) -> NumpyArray:
         """Return an array for each row."""
+        del columns
         return NumpyArray(np.ascontiguousarray(tensor))
 
 

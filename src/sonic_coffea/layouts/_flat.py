@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sonic_coffea.layouts._layout import Bound, DType, Fields, FieldsLayout, Shape, Tensor
+from sonic_coffea.layouts._layout import DType, Fields, FieldsLayout, Shape, Tensor
 from sonic_coffea.layouts._rows import offsets_of
-from sonic_coffea.layouts._scatter import Scatter
+from sonic_coffea.layouts._scatter import scattered
 
 if TYPE_CHECKING:
     from awkward.contents import Content
     from numpy.typing import DTypeLike
 
-    from sonic_coffea.layouts._fields import Feature, Source
+    from sonic_coffea.layouts._columns import Columns
+    from sonic_coffea.layouts._fields import Feature
     from sonic_coffea.layouts._rows import Int64, RowSelection
 
 
@@ -68,64 +69,45 @@ class Flat(FieldsLayout):
 
     def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
         """Return the tensors that the input makes."""
-        integer = np.dtype(np.int64)
-        shapes: dict[str, tuple[DType, Shape]] = {name: (self.dtype, (len(self.features),))}
-        return shapes | {other: (integer, ()) for other in (self.splits, self.batch) if other}
+        others = dict.fromkeys(filter(None, (self.splits, self.batch)), (np.dtype(np.int64), ()))
+        return {name: (self.dtype, self.row_shape(0)), **others}
 
-    def bind(self, source: Source) -> BoundFlat:
-        """Read the columns named, and nothing else."""
-        return BoundFlat(self.dtype, self._bind(source), self.splits, self.batch)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BoundFlat(Bound):
-    """`Flat` with its arrays."""
-
-    jagged = True
-
-    splits: str | None
-    batch: str | None
-
-    def shape(self, bucket: int) -> tuple[int, ...]:
+    def row_shape(self, bucket: int) -> tuple[int, ...]:
         """Return ``(F,)``, of each element."""
         del bucket
-        return (len(self.columns),)
+        return (len(self.features),)
 
-    def tensor_shape(self, rows: RowSelection, bucket: int) -> tuple[int, ...]:
+    def tensor_shape(self, columns: Columns, rows: RowSelection, bucket: int) -> tuple[int, ...]:
         """Return ``(sum n, F)``."""
-        return (*self.constituents_shape(rows, bucket), len(self.columns))
+        return *self.elements_shape(columns, rows, bucket), len(self.features)
 
-    def constituents_shape(self, rows: RowSelection, bucket: int) -> tuple[int, ...]:
+    def elements_shape(self, columns: Columns, rows: RowSelection, bucket: int) -> tuple[int, ...]:
         """Return ``(sum n,)``."""
         del bucket
-        return (int(self.columns.split.counts_of(rows).sum()),)
+        return (int(columns.split.counts_of(rows).sum()),)
 
-    def row_bytes(self, bucket: int, rows: Int64) -> Int64:
+    def row_bytes(self, columns: Columns, rows: Int64, bucket: int) -> Int64:
         """Return the bytes of each row."""
         del bucket
-        per_element = len(self.columns) * self.dtype.itemsize + (8 if self.batch else 0)
-        return self.columns.split.counts_of(rows) * per_element + (8 if self.splits else 0)
+        per_element = len(self.features) * self.dtype.itemsize + (8 if self.batch else 0)
+        return columns.split.counts_of(rows) * per_element + (8 if self.splits else 0)
 
-    def count_elements(self, rows: RowSelection) -> tuple[int, int, int]:
-        """Return how many elements are sent; none is truncated, none is padding."""
-        return int(self.columns.split.counts_of(rows).sum()), 0, 0
-
-    def fill(self, out: Tensor, rows: RowSelection) -> None:
+    def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
         """Write ``[sum n, F]``."""
-        self.columns.list(out, self.columns.split.positions(rows), rows)
+        columns.list(out, columns.split.positions(rows), rows)
 
-    def pack(self, name: str, rows: RowSelection, bucket: int) -> dict[str, Tensor]:
+    def make(
+        self, name: str, columns: Columns, rows: RowSelection, bucket: int
+    ) -> dict[str, Tensor]:
         """Return ``[sum n, F]``, with offsets or row numbers of the request's own."""
-        tensors = Bound.pack(self, name, rows, bucket)
-        counts = self.columns.split.counts_of(rows)
+        tensors = FieldsLayout.make(self, name, columns, rows, bucket)
+        counts = columns.split.counts_of(rows)
         if self.splits:
             tensors[self.splits] = offsets_of(counts)
         if self.batch:
             tensors[self.batch] = np.repeat(np.arange(len(counts)), counts)
         return tensors
 
-    def content(self, tensor: Tensor) -> Content:
+    def content(self, tensor: Tensor, columns: Columns) -> Content:
         """Return a list of records for each row."""
-        scatter = Scatter(self.columns, len(self.columns), tensor.dtype)
-        scatter.place(slice(0, len(self.rows)), tensor)
-        return scatter.content(self.columns.names)
+        return scattered(tensor, columns)

@@ -100,8 +100,11 @@ class Inputs:
     def count_elements(self) -> tuple[int, int, int]:
         """Return how many elements are sent, truncated, and padding, along the consumed axes."""
         rows = self.selection(0, len(self))
-        counts = [bound.count_elements(rows) for bound in self.bound.values()]
-        sent, truncated, padding = map(sum, zip(*counts, strict=True))
+        each = [
+            bound.layout.count_elements(bound.columns.split.counts_of(rows))
+            for bound in self.bound.values()
+        ]
+        sent, truncated, padding = map(sum, zip(*each, strict=True))
         return sent, truncated, padding
 
 
@@ -137,16 +140,18 @@ def bind_inputs(layouts: Mapping[str, Layout], arrays: Any) -> Inputs:
     for name, one in bound.items():
         rows.check_same(one.rows, (f"input {first!r}", f"input {name!r}"))
     order, segments = _segments(bound, np.arange(len(rows)))
-    return Inputs(bound, rows, segments, order if any(b.buckets for b in bound.values()) else None)
+    return Inputs(
+        bound, rows, segments, order if any(b.layout.buckets for b in bound.values()) else None
+    )
 
 
 def _segments(bound: Mapping[str, Bound], rows: Int64) -> tuple[Int64, tuple[Segment, ...]]:
     """Say in which order rows go, which of them may share a request, and what they weigh."""
-    bucketed = [b for b in bound.values() if b.buckets]
+    bucketed = [b for b in bound.values() if b.layout.buckets]
     if not bucketed:
         return rows, (Segment(0, len(rows), _row_bytes(bound, 0, rows)),) if len(rows) else ()
-    lengths = bucketed[0].buckets
-    if any(b.buckets != lengths for b in bucketed):
+    lengths = bucketed[0].layout.buckets
+    if any(b.layout.buckets != lengths for b in bucketed):
         raise ConfigError("the Bucketed inputs of a model must have the same lengths")
     most = np.max([b.columns.split.counts_of(rows) for b in bucketed], axis=0)
     place = np.minimum(np.searchsorted(lengths, most), len(lengths) - 1)
@@ -162,7 +167,7 @@ def _segments(bound: Mapping[str, Bound], rows: Int64) -> tuple[Int64, tuple[Seg
 
 
 def _row_bytes(bound: Mapping[str, Bound], bucket: int, rows: Int64) -> int | Int64:
-    return sum(one.row_bytes(bucket, rows) for one in bound.values())
+    return sum(one.layout.row_bytes(one.columns, rows, bucket) for one in bound.values())
 
 
 @contextmanager

@@ -286,7 +286,7 @@ def descending(order, keys, index, starts, stops):
 def unpad(out, kept, tensor, offsets, counts, starts, order):
     """Copy what is not padding of ``tensor[n, L, bytes]`` to ``out[offsets[i]:, bytes]``.
 
-    With an `order`, elements go back to where they were. What was cut off becomes zero, and
+    With an `order`, elements go back to where they were. What was truncated becomes zero, and
     `kept`, if there is one, False.
     """
     length, size = tensor.shape[1], tensor.shape[2]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError, nearest
@@ -12,7 +13,6 @@ from sonic_coffea.layouts._layout import (
     Bound,
     DType,
     Layout,
-    Shape,
     Tensor,
     declare,
     length_of,
@@ -56,6 +56,7 @@ class Mask(Layout):
     of: str | None
     beside: str | None
     dtype: DType
+    longest: int = field(repr=False, compare=False)
 
     def __init__(
         self,
@@ -68,16 +69,13 @@ class Mask(Layout):
         if of is not None and beside is not None:
             raise ConfigError(f"Mask: expected of={of!r} or beside={beside!r}, got both")
         checked = None if length is None else length_of(length, self)
-        declare(self, length=checked, of=of, beside=beside, dtype=target_of(dtype, self))
+        target = target_of(dtype, self)
+        declare(self, length=checked, of=of, beside=beside, dtype=target, longest=0)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The fields that are read."""
         return (self.of,) if self.of else ()
-
-    def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
-        """Return the tensor that the input makes."""
-        return {name: (self.dtype, (1, -1 if self.length is None else self.length))}
 
     def counted_input(self, jagged: Sequence[str]) -> str | None:
         """Return the input whose elements are counted; None if those of a field are.
@@ -103,7 +101,7 @@ class Mask(Layout):
         del form
         return 2
 
-    def bind(self, source: Source) -> BoundMask:
+    def bind(self, source: Source) -> Bound:
         """Read the field that is counted, and nothing else."""
         if self.of is None:
             raise ConfigError(
@@ -111,32 +109,22 @@ class Mask(Layout):
                 "or use it beside a Padded input"
             )
         columns = bind_columns(source, (Feature(self.of),), jagged=True, target=self.dtype)
-        return self._bind(columns, self.length)
+        return self._bound(columns, self.length)
 
-    def bind_beside(self, counted: Bound) -> BoundMask:
+    def bind_beside(self, counted: Bound) -> Bound:
         """Bind the layout to an input that has been bound, and has a jagged axis."""
-        fixed = None if counted.buckets else counted.padded_length(0)
-        return self._bind(counted.columns, self.length or fixed)
+        return self._bound(counted.columns, self.length or counted.layout.padded_length(0))
 
-    def _bind(self, columns: Columns, length: int | None) -> BoundMask:
+    def _bound(self, columns: Columns, length: int | None) -> Bound:
         longest = 0 if length else int(columns.split.counts.max(initial=1))
-        return BoundMask(self.dtype, columns, length or 0, longest)
+        return Bound(declare(copy(self), length=length, longest=longest), columns)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BoundMask(Bound):
-    """`Mask` with what it counts, and its length: its own, that of the bucket, or the longest."""
-
-    length: int
-    longest: int
-
-    def shape(self, bucket: int) -> tuple[int, ...]:
+    def row_shape(self, bucket: int) -> tuple[int, ...]:
         """Return ``(1, L)``."""
         return 1, self.length or bucket or self.longest
 
-    def fill(self, out: Tensor, rows: RowSelection) -> None:
+    def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
         """Write ``[n, 1, L]``."""
         from sonic_coffea.layouts import _kernels
 
-        split = self.columns.split
-        _kernels.mask(out, split.starts[rows], split.stops[rows])
+        _kernels.mask(out, columns.split.starts[rows], columns.split.stops[rows])

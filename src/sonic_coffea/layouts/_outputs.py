@@ -172,7 +172,7 @@ class _Constituents:
     """One for each element of the axis that the rows consume."""
 
     def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
-        jagged = [name for name, bound in inputs.bound.items() if bound.jagged]
+        jagged = [name for name, bound in inputs.bound.items() if bound.layout.jagged]
         if not jagged:
             raise ConfigError(
                 f"output {name!r} is per constituent, but no input of the model has a jagged axis"
@@ -188,7 +188,8 @@ class _Constituents:
     def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
         tensor = _tensor(self._name, answer)
         del rows
-        expected = self._bound.constituents_shape(selection, self._inputs.bucket_of(selection))
+        bucket = self._inputs.bucket_of(selection)
+        expected = self._bound.layout.elements_shape(self._bound.columns, selection, bucket)
         axes = len(expected)
         if tensor.ndim == axes:
             tensor = tensor[..., np.newaxis]

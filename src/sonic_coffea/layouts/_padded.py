@@ -9,23 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.layouts._layout import (
-    Bound,
-    DType,
-    Fields,
-    FieldsLayout,
-    Shape,
-    Tensor,
-    length_of,
-)
-from sonic_coffea.layouts._scatter import Scatter
+from sonic_coffea.layouts._layout import DType, Fields, FieldsLayout, Tensor, declare, length_of
+from sonic_coffea.layouts._scatter import scattered
 
 if TYPE_CHECKING:
     from awkward.contents import Content
     from numpy.typing import DTypeLike
 
-    from sonic_coffea.layouts._fields import Feature, Source
-    from sonic_coffea.layouts._rows import RowSelection
+    from sonic_coffea.layouts._columns import Columns
+    from sonic_coffea.layouts._fields import Feature
+    from sonic_coffea.layouts._rows import Int64, RowSelection
 
 
 class PaddedLayout(FieldsLayout):
@@ -53,18 +46,37 @@ class PaddedLayout(FieldsLayout):
             exact = self.dtype.kind in "iub"
             if (exact and held != value) or (np.isfinite(value) and not np.isfinite(held)):
                 raise ConfigError(f"{name}: {self.dtype.name} cannot hold the fill {value!r}")
-        object.__setattr__(self, "fill", tuple(map(float, fills)))
-        object.__setattr__(self, "axis_order", axis_order)
+        declare(self, fill=tuple(map(float, fills)), axis_order=axis_order)
 
-    def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
-        """Return the tensor that the input makes."""
-        shape = (len(self.features), self.lengths[0] if len(self.lengths) == 1 else -1)
-        return {name: (self.dtype, shape if self.axis_order == "FL" else shape[::-1])}
+    @property
+    def buckets(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The lengths, if there are several."""
+        return self.lengths if len(self.lengths) > 1 else ()
 
-    def bind(self, source: Source) -> BoundPadded:
-        """Read the columns named, and nothing else."""
-        columns = self._bind(source)
-        return BoundPadded(self.dtype, columns, self.fill, self.axis_order, self.lengths)
+    def padded_length(self, bucket: int) -> int:
+        """Return `L`."""
+        return bucket if len(self.lengths) > 1 else self.lengths[0]
+
+    def row_shape(self, bucket: int) -> tuple[int, ...]:
+        """Return ``(F, L)`` or ``(L, F)``."""
+        shape = (len(self.features), self.padded_length(bucket))
+        return shape if self.axis_order == "FL" else shape[::-1]
+
+    def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
+        """Write ``[n, F, L]`` or ``[n, L, F]``."""
+        columns.pad(out if self.axis_order == "FL" else out.transpose(0, 2, 1), self.fill, rows)
+
+    def content(self, tensor: Tensor, columns: Columns) -> Content:
+        """Return a list of records for each row, with None for what was truncated."""
+        by_element = tensor.transpose(0, 2, 1) if self.axis_order == "FL" else tensor
+        return scattered(by_element, columns)
+
+    def count_elements(self, counts: Int64) -> tuple[int, int, int]:
+        """Return how many elements are sent, truncated, and padding."""
+        lengths = np.asarray(self.lengths)
+        padded = lengths[np.minimum(np.searchsorted(lengths, counts), len(lengths) - 1)]
+        sent = int(np.minimum(counts, padded).sum())
+        return sent, int(counts.sum()) - sent, int(padded.sum()) - sent
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -120,47 +132,3 @@ class Padded(PaddedLayout):
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
         """The length, as the only one."""
         return (self.length,)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BoundPadded(Bound):
-    """`Padded` or `Bucketed` with its arrays."""
-
-    jagged = True
-
-    fill_values: tuple[float, ...]
-    axis_order: str
-    lengths: tuple[int, ...]
-
-    @property
-    def buckets(self) -> tuple[int, ...]:
-        """The lengths, if there are several."""
-        return self.lengths if len(self.lengths) > 1 else ()
-
-    def padded_length(self, bucket: int) -> int:
-        """Return `L`."""
-        return bucket if self.buckets else self.lengths[0]
-
-    def shape(self, bucket: int) -> tuple[int, ...]:
-        """Return ``(F, L)`` or ``(L, F)``."""
-        shape = (len(self.columns), self.padded_length(bucket))
-        return shape if self.axis_order == "FL" else shape[::-1]
-
-    def fill(self, out: Tensor, rows: RowSelection) -> None:
-        """Write ``[n, F, L]`` or ``[n, L, F]``."""
-        by_field = out if self.axis_order == "FL" else out.transpose(0, 2, 1)
-        self.columns.pad(by_field, self.fill_values, rows)
-
-    def content(self, tensor: Tensor) -> Content:
-        """Return a list of records for each row, with None for what was truncated."""
-        by_constituent = tensor.transpose(0, 2, 1) if self.axis_order == "FL" else tensor
-        scatter = Scatter(self.columns, len(self.columns), tensor.dtype)
-        scatter.place(slice(0, len(tensor)), by_constituent)
-        return scatter.content(self.columns.names)
-
-    def count_elements(self, rows: RowSelection) -> tuple[int, int, int]:
-        """Return how many elements are sent, truncated, and padding."""
-        counts, lengths = self.columns.split.counts_of(rows), np.asarray(self.lengths)
-        padded = lengths[np.minimum(np.searchsorted(lengths, counts), len(lengths) - 1)]
-        sent = int(np.minimum(counts, padded).sum())
-        return sent, int(counts.sum()) - sent, int(padded.sum()) - sent

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from awkward.contents import NumpyArray, RecordArray
 
-from sonic_coffea.layouts._layout import Bound, DType, Fields, FieldsLayout, Shape, Tensor
+from sonic_coffea.layouts._layout import DType, Fields, FieldsLayout, Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from sonic_coffea.layouts._fields import Feature, Source
+    from sonic_coffea.layouts._columns import Columns
+    from sonic_coffea.layouts._fields import Feature
     from sonic_coffea.layouts._rows import RowSelection
 
 
@@ -42,29 +43,16 @@ class Row(FieldsLayout):
     def __init__(self, fields: Fields, dtype: DTypeLike = "float32") -> None:
         self._declare(fields, dtype)
 
-    def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
-        """Return the tensor that the input makes."""
-        return {name: (self.dtype, (len(self.features),))}
-
-    def bind(self, source: Source) -> BoundRow:
-        """Read the columns named, and nothing else."""
-        return BoundRow(self.dtype, self._bind(source))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BoundRow(Bound):
-    """`Row` with its arrays."""
-
-    def shape(self, bucket: int) -> tuple[int, ...]:
+    def row_shape(self, bucket: int) -> tuple[int, ...]:
         """Return ``(F,)``."""
         del bucket
-        return (len(self.columns),)
+        return (len(self.features),)
 
-    def fill(self, out: Tensor, rows: RowSelection) -> None:
+    def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
         """Write ``[n, F]``."""
-        self.columns.list(out, self.columns.split.starts[rows], rows)
+        columns.list(out, columns.split.starts[rows], rows)
 
-    def content(self, tensor: Tensor) -> RecordArray:
+    def content(self, tensor: Tensor, columns: Columns) -> RecordArray:
         """Return a record for each row."""
         fields = [NumpyArray(np.ascontiguousarray(field)) for field in tensor.T]
-        return RecordArray(fields, self.columns.names, length=len(tensor))
+        return RecordArray(fields, columns.names, length=len(tensor))

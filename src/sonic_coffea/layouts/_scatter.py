@@ -83,6 +83,13 @@ class Scatter:
         return ListOffsetArray(Index64(self._offsets), values)
 
 
+def scattered(tensor: Tensor, columns: Columns) -> Content:
+    """Return the values of all elements as lists of records of the columns' names."""
+    scatter = Scatter(columns, len(columns), tensor.dtype)
+    scatter.place(slice(0, len(columns.split.rows)), tensor)
+    return scatter.content(columns.names)
+
+
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
     """Return a tensor with the bytes of its last axis as that axis."""
     whole = np.ascontiguousarray(tensor)
