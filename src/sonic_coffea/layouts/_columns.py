@@ -138,22 +138,22 @@ def bind_columns(
     named = [*features, *([Feature(sort_by)] if sort_by else [])]
     splits, leaves = _apart(source, named, jagged=jagged)
     first, order = splits[0], None
-    converted = any(_is_converted(leaf, f) for leaf, f in zip(leaves, named, strict=True))
+    converted = [_is_converted(leaf, f) for leaf, f in zip(leaves, named, strict=True)]
     alike = all(one is first or np.array_equal(one.starts, first.starts) for one in splits)
     used = int(first.stops.max(initial=0))
     indexes: list[Int64 | None] = [None] * len(splits)
     if (
         not alike
-        or ((converted or sort_by) and not first.dense)
-        or (converted and any(leaf.length > used for leaf in leaves))
+        or ((sort_by or any(converted)) and not first.dense)
+        or any(c and leaf.length > used for c, leaf in zip(converted, leaves, strict=True))
     ):
         indexes = _positions(splits)
         offsets = first.offsets
         first = Split(first.rows, first.leaf, offsets[:-1], offsets[1:])
     composed = _Composed()
     columns = [
-        _numbers(leaf, feature, index, composed)
-        for leaf, feature, index in zip(leaves, named, indexes, strict=True)
+        _numbers(leaf, feature, index, composed, converted=c)
+        for leaf, feature, index, c in zip(leaves, named, indexes, converted, strict=True)
     ]
     if sort_by:
         order = _order(first, columns.pop())
@@ -260,13 +260,14 @@ def _is_converted(leaf: Content, feature: Feature) -> bool:
     return not _is_readable(read(leaf))
 
 
-def _numbers(leaf: Content, feature: Feature, index: Int64 | None, composed: _Composed) -> Column:
+def _numbers(
+    leaf: Content, feature: Feature, index: Int64 | None, composed: _Composed, *, converted: bool
+) -> Column:
     """Return the one-dimensional numbers of a leaf, and the index to read them through.
 
     `index` is that of the elements of rows, if others are not to be looked at.
     """
     what = f"field {feature.name!r}"
-    converted = _is_converted(leaf, feature)
     while leaf.is_indexed and not leaf.is_option:
         index = composed(np.asarray(read(leaf.index), np.int64), index)
         leaf = leaf.content
