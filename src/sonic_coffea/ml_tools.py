@@ -80,12 +80,12 @@ class triton_wrapper(ABC):  # noqa: N801  what the code is written for
         client_args: Mapping[str, Any] | None = None,
         batch_size: int = -1,
     ) -> None:
-        given = {"ssl": True, **(client_args or {})}
+        options = {"ssl": True, **(client_args or {})}
         known = ["ssl", *_OPTIONS, *_IGNORED]
-        for name, value in given.items():
+        for name, value in options.items():
             if name not in known and value is not None:
                 raise ConfigError(f"client_args has no use for {name!r}; {nearest(name, known)}")
-        if given["ssl"]:
+        if options["ssl"]:
             model_url = model_url.replace("triton+grpc://", "triton+grpcs://", 1)
         address = Address.parse(model_url)
         if address.model is None:
@@ -98,7 +98,7 @@ class triton_wrapper(ABC):  # noqa: N801  what the code is written for
         self.version = address.version
         self._url = address.url
         self._options = {
-            ours: given[theirs] for theirs, ours in _OPTIONS.items() if theirs in given
+            ours: options[theirs] for theirs, ours in _OPTIONS.items() if theirs in options
         }
         self._batch_size = batch_size
 
@@ -260,7 +260,7 @@ class triton_wrapper(ABC):  # noqa: N801  what the code is written for
         return {name: output.tensor for name, output in outputs.items()}
 
     def _contract(self) -> Contract:
-        """Return what the model takes and gives, with the batch size that was given."""
+        """Return what the model takes and gives, with the batch size of the wrapper."""
         contract = self.pool.contract(self.model, self.version)
         if self._batch_size < 0:
             return contract
@@ -296,8 +296,8 @@ class triton_wrapper(ABC):  # noqa: N801  what the code is written for
         tracing = is_tracer(input_dict)
         if tracing:
             # What dask-awkward knows of the arrays is checked on one row, which stays here.
-            one = {n: ak.typetracer.length_one_if_typetracer(a) for n, a in input_dict.items()}
-            tensors = _as_numpy(one)
+            single = {n: ak.typetracer.length_one_if_typetracer(a) for n, a in input_dict.items()}
+            tensors = _as_numpy(single)
             self.validate_numpy_input(output_list, tensors)
             scores = self.numpy_call(output_list, {n: t[:0] for n, t in tensors.items()})
         else:

@@ -96,7 +96,7 @@ class Columns:
             error = misfit(column, where, self.split.rows, row, out.dtype)
             if error is not None:
                 return error
-        return InputError("a number that cannot be sent was not found again")
+        return InputError("a kernel refused a number that can be sent")
 
 
 def _run(kernel: Any, out: Tensor, group: _Group, *where: NDArray[Any]) -> int:

@@ -37,7 +37,7 @@ TARGETS = tuple(_NAMES.split())
 
 
 class Layout(ABC):
-    """How one input of a model is made from arrays.
+    """How arrays become one input of a model.
 
     Where the model has a `Bucketed` input, the rows of a request have a bucket: the length to which
     they are padded; else that is 0.
@@ -223,7 +223,7 @@ def declare(layout: T, **values: Any) -> T:
 
 
 def target_of(dtype: DTypeLike, layout: Layout) -> DType:
-    """Return the type of a tensor, refusing one that cannot be made."""
+    """Return the type of a tensor, refusing one that is not supported."""
     try:
         target = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     except TypeError:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._rows import Int64, Rows, Split
 
 HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-"""Types that compiled code lacks: tensors of them are made from float32."""
+"""Types that compiled code lacks: their tensors are packed as float32."""
 
 
 def check_range(columns: Sequence[Column], split: Split, target: np.dtype[Any]) -> None:

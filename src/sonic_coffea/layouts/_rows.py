@@ -196,7 +196,7 @@ def split(layout: Content, *, jagged: bool, what: str, below: int = 0) -> Split:
 
 
 def _trimmed(lists: ListOffsetArray) -> ListOffsetArray:
-    """Return lists of which a larger array was cut, without what lies before and after them."""
+    """Return lists without the contents before the first and after the last."""
     offsets = read(lists.offsets)
     first, last = int(offsets[0]), int(offsets[-1])
     if first == 0 and last == lists.content.length:
@@ -315,7 +315,7 @@ def _present(node: Content) -> Content:
 def _event_of(skeleton: Content, row: int) -> int:
     """Return the number of the event that one row belongs to, without those of all others.
 
-    Thousands of requests of a call may be lost, and each loss names its events.
+    Thousands of requests of a call may fail, and each failure names its events.
     """
     above = []
     node = skeleton

@@ -23,7 +23,7 @@ def read(
     ``replace_inf_value``, then ``clip((value - median) * norm_factor, lower_bound, upper_bound)``;
     what is missing up to ``var_length`` is ``pad``. Between ``min_length`` and ``max_length`` the
     length follows the row: rows are padded to the next of lengths that double from the least to
-    the most. An input whose only variable is a mask, by its name, is made from the counts of its
+    the most. An input whose only variable is a mask, by its name, counts the elements of its
     group: of ``sv_features`` for ``sv_mask``, that is, of the first input with the same text
     before the last ``_``.
     """
