@@ -28,7 +28,6 @@ from sonic_coffea.layouts._rows import Split, split
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from awkward.forms import Form
     from numpy.typing import DTypeLike, NDArray
 
     from sonic_coffea.layouts._fields import Feature, Source
@@ -79,11 +78,6 @@ class Dense(FieldsLayout):
         del bucket
         return self.shape
 
-    def depth(self, form: Form) -> int:
-        """Return how many axes a column has from the rows on."""
-        fixed = len(_fixed_shape(form))
-        return 1 + (fixed if self.shape is None else min(fixed, len(self.shape)))
-
     def bind(self, source: Source) -> Bound:
         """Read the field, and nothing else; without a shape, its type tells that of a row."""
         (feature,) = self.features
@@ -121,23 +115,17 @@ class Dense(FieldsLayout):
 
 def _inner_shape(layout: Content, what: str) -> tuple[int, ...]:
     """Return the lengths of the innermost axes that are of fixed length."""
+    shape: list[int] = []
     node = layout
     while not (node.is_numpy or node.is_unknown):
         if node.is_record or node.is_union:
             raise not_numbers(node, what)
-        node = node.content
-    return _fixed_shape(layout.form)
-
-
-def _fixed_shape(form: Form) -> tuple[int, ...]:
-    shape: list[int] = []
-    while not (form.is_numpy or form.is_unknown):
-        if form.is_regular:
-            shape.append(int(form.size))
-        elif form.is_list or form.is_option:
+        if node.is_regular:
+            shape.append(int(node.size))
+        elif node.is_list or node.is_option:
             shape = []
-        form = form.content
-    return (*shape, *(int(n) for n in getattr(form, "inner_shape", ())))
+        node = node.content
+    return (*shape, *(int(n) for n in getattr(node, "inner_shape", ())))
 
 
 def _regular(leaf: Content, size: int, what: str, shape: Sequence[int]) -> NDArray[Any]:

@@ -127,7 +127,11 @@ def bind_inputs(layouts: Mapping[str, Layout], arrays: Any) -> Inputs:
         One array of records that every input reads from, or a dict with an array for each input.
         A `Mask` of another input may be left out of the dict.
     """
-    sources = arrays_by_input(layouts, arrays)
+    return bind_sources(layouts, arrays_by_input(layouts, arrays))
+
+
+def bind_sources(layouts: Mapping[str, Layout], sources: Mapping[str, Source]) -> Inputs:
+    """Bind the inputs of a model to what each reads from."""
     counted = counted_inputs(layouts)
     bound: dict[str, Bound] = {}
     for name, layout in layouts.items():

@@ -21,7 +21,6 @@ from sonic_coffea.layouts._range import HALF
 if TYPE_CHECKING:
     import awkward as ak
     from awkward.contents import Content
-    from awkward.forms import Form
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
@@ -132,11 +131,6 @@ class Layout(ABC):
     def bind_beside(self, counted: Bound) -> Bound:
         """Bind the layout to another input; see `counted_input`."""
         raise NotImplementedError
-
-    def depth(self, form: Form) -> int:
-        """Return how many axes a column has from the rows on, their own included."""
-        del form
-        return 2 if self.jagged else 1
 
     def pack(self, array: Any) -> Tensor:
         """Return the tensor that would be sent for `array`."""

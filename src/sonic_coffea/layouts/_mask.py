@@ -22,7 +22,6 @@ from sonic_coffea.layouts._layout import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from awkward.forms import Form
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._columns import Columns
@@ -95,11 +94,6 @@ class Mask(Layout):
                 f"{nearest(self.beside, jagged)}"
             )
         return self.beside or jagged[0]
-
-    def depth(self, form: Form) -> int:
-        """Return 2: the rows', and that of the elements that are counted."""
-        del form
-        return 2
 
     def bind(self, source: Source) -> Bound:
         """Read the field that is counted, and nothing else."""
