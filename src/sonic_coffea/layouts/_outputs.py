@@ -74,13 +74,9 @@ class Output:
         if splits is not None and per != "row":
             raise ConfigError("an output with splits of its own is not per constituent")
         names = None if labels is None else tuple(labels)
-        for name, value in (
-            ("labels", names),
-            ("dtype", np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)),
-            ("per", per),
-            ("of", of),
-            ("splits", splits),
-        ):
+        dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        values = {"labels": names, "dtype": dtype, "per": per, "of": of, "splits": splits}
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @property

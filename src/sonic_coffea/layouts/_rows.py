@@ -76,12 +76,35 @@ class Rows:
         return self.event_of(start), self.event_of(stop - 1) + 1
 
     def event_of(self, row: int) -> int:
-        """Return the number of the event that a row belongs to."""
-        return _event_of(self.skeleton, row)
+        """Return the number of the event that a row belongs to, without those of all others.
+
+        Thousands of requests of a call may fail, and each failure names its events.
+        """
+        for node in reversed(self._levels()):
+            if node.is_option:
+                row = int(np.flatnonzero(np.asarray(node.index.data) >= 0)[row])
+            else:
+                row = int(np.searchsorted(node.offsets.data, row, side="right")) - 1
+        return row
 
     def event_numbers(self) -> Int64:
         """Return the number of the event that each row belongs to."""
-        return _event_numbers(self.skeleton)
+        numbers = np.arange(self.events, dtype=np.int64)
+        for node in self._levels():
+            if node.is_option:
+                numbers = numbers[np.asarray(node.index.data) >= 0]
+            else:
+                numbers = np.repeat(numbers, np.diff(node.offsets.data))
+        return numbers
+
+    def _levels(self) -> list[Content]:
+        """Return the lists and options above the rows, from the outside in."""
+        levels = []
+        node = self.skeleton
+        while not isinstance(node, NumpyArray):
+            levels.append(node)
+            node = node.content
+        return levels
 
     def check_same(self, other: Rows, names: tuple[str, str]) -> None:
         """Refuse the rows of another column, or input, that are not the same.
@@ -310,34 +333,3 @@ def _present(node: Content) -> Content:
     while node.is_option and not np.any(node.index.data < 0):
         node = node.content
     return node
-
-
-def _event_of(skeleton: Content, row: int) -> int:
-    """Return the number of the event that one row belongs to, without those of all others.
-
-    Thousands of requests of a call may fail, and each failure names its events.
-    """
-    above = []
-    node = skeleton
-    while not isinstance(node, NumpyArray):
-        above.append(node)
-        node = node.content
-    for node in reversed(above):
-        if node.is_option:
-            row = int(np.flatnonzero(np.asarray(node.index.data) >= 0)[row])
-        else:
-            row = int(np.searchsorted(node.offsets.data, row, side="right")) - 1
-    return row
-
-
-def _event_numbers(skeleton: Content) -> Int64:
-    """Return the number of the event that each row belongs to."""
-    numbers = np.arange(skeleton.length, dtype=np.int64)
-    node = skeleton
-    while not isinstance(node, NumpyArray):
-        if node.is_option:
-            numbers = numbers[np.asarray(node.index.data) >= 0]
-        else:
-            numbers = np.repeat(numbers, np.diff(node.offsets.data))
-        node = node.content
-    return numbers
