@@ -170,21 +170,24 @@ def _apart(
     leaves: list[Content] = []
     splits: dict[int, Split | None] = {}
     for feature in named:
-        what = f"field {feature.name!r}"
         records, name = source.collection(feature.name)
         if id(records) not in splits:
             deep = records is not None and records.purelist_depth >= (2 if jagged else 1)
-            splits[id(records)] = split(records, jagged=jagged, what=what) if deep else None
+            splits[id(records)] = _split(records, feature, jagged=jagged) if deep else None
         here = splits[id(records)]
         leaf = None if here is None else _field(here.leaf, name)
         if here is None or leaf is None:
-            here = split(source.column(feature.name), jagged=jagged, what=what)
+            here = _split(source.column(feature.name), feature, jagged=jagged)
             leaf = here.leaf
+        if used and here is not used[0]:
+            _check_same(used[0], here, (f"field {named[0].name!r}", f"field {feature.name!r}"))
         used.append(here)
         leaves.append(leaf)
-        if here is not used[0]:
-            _check_same(used[0], here, (f"field {named[0].name!r}", what))
     return used, leaves
+
+
+def _split(layout: Any, feature: Feature, *, jagged: bool) -> Split:
+    return split(layout, jagged=jagged, what=f"field {feature.name!r}")
 
 
 def _check_same(first: Split, other: Split, names: tuple[str, str]) -> None:
@@ -267,13 +270,15 @@ def _numbers(
 
     `index` is that of the elements of rows, if others are not to be looked at.
     """
-    what = f"field {feature.name!r}"
     while leaf.is_indexed and not leaf.is_option:
         index = composed(np.asarray(read(leaf.index), np.int64), index)
         leaf = leaf.content
     if leaf.is_unknown:
         return Column(feature, np.zeros(leaf.length, np.float64), index)
-    if converted and index is not None:
+    if not converted:
+        return Column(feature, read(leaf), index)
+    what = f"field {feature.name!r}"
+    if index is not None:
         leaf, index = leaf[index], None
     while not leaf.is_numpy:
         if leaf.is_option:
