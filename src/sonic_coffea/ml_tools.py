@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -80,12 +80,12 @@ class triton_wrapper(ABC):  # noqa: N801  what the code is written for
         client_args: Mapping[str, Any] | None = None,
         batch_size: int = -1,
     ) -> None:
-        given = {"ssl": True, **(client_args or {})}
+        options = {"ssl": True, **(client_args or {})}
         known = ["ssl", *_OPTIONS, *_IGNORED]
-        for name, value in given.items():
+        for name, value in options.items():
             if name not in known and value is not None:
                 raise ConfigError(f"client_args has no use for {name!r}; {nearest(name, known)}")
-        if given["ssl"]:
+        if options["ssl"]:
             model_url = model_url.replace("triton+grpc://", "triton+grpcs://", 1)
         address = Address.parse(model_url)
         if address.model is None:
@@ -98,7 +98,7 @@ class triton_wrapper(ABC):  # noqa: N801  what the code is written for
         self.version = address.version
         self._url = address.url
         self._options = {
-            ours: given[theirs] for theirs, ours in _OPTIONS.items() if theirs in given
+            ours: options[theirs] for theirs, ours in _OPTIONS.items() if theirs in options
         }
         self._batch_size = batch_size
 
@@ -248,11 +248,11 @@ class triton_wrapper(ABC):  # noqa: N801  what the code is written for
             If rows could not be scored, naming server, model and rows.
         """
         pool, contract = self.pool, self._contract()
-        inputs = _Tensors.of(contract, input_dict)
-        if not inputs.rows:
+        inputs = _Tensors(contract, input_dict)
+        if not len(inputs):
             specs = {s.name: s for s in contract.outputs}
             return {name: _nothing(specs[name]) for name in output_list}
-        outputs = {name: ByRow(name, Output(), len(inputs.rows)) for name in output_list}
+        outputs = {name: ByRow(name, Output(), len(inputs)) for name in output_list}
         call = Call(contract, inputs, outputs, list(outputs), version=self.version)
         pool.submit(call)
         call.wait(None)
@@ -260,7 +260,7 @@ class triton_wrapper(ABC):  # noqa: N801  what the code is written for
         return {name: output.tensor for name, output in outputs.items()}
 
     def _contract(self) -> Contract:
-        """Return what the model takes and gives, with the batch size that was given."""
+        """Return what the model takes and gives, with the batch size of the wrapper."""
         contract = self.pool.contract(self.model, self.version)
         if self._batch_size < 0:
             return contract
@@ -296,8 +296,8 @@ class triton_wrapper(ABC):  # noqa: N801  what the code is written for
         tracing = is_tracer(input_dict)
         if tracing:
             # What dask-awkward knows of the arrays is checked on one row, which stays here.
-            one = {n: ak.typetracer.length_one_if_typetracer(a) for n, a in input_dict.items()}
-            tensors = _as_numpy(one)
+            single = {n: ak.typetracer.length_one_if_typetracer(a) for n, a in input_dict.items()}
+            tensors = _as_numpy(single)
             self.validate_numpy_input(output_list, tensors)
             scores = self.numpy_call(output_list, {n: t[:0] for n, t in tensors.items()})
         else:
@@ -308,31 +308,24 @@ class triton_wrapper(ABC):  # noqa: N801  what the code is written for
         return ak.Array(record.layout.to_typetracer(forget_length=True)) if tracing else record
 
 
-@dataclass(frozen=True, slots=True)
 class _Tensors:
     """The rows of numpy arrays, as the pool takes them."""
 
-    tensors: Mapping[str, Tensor]
-    types: Mapping[str, np.dtype[Any]]
-    rows: range
-
-    @classmethod
-    def of(cls, contract: Contract, tensors: Mapping[str, Tensor]) -> _Tensors:
-        types = {s.name: np.dtype(DATATYPES[s.datatype]) for s in contract.inputs}
-        return cls(tensors, types, range(len(next(iter(tensors.values())))))
+    def __init__(self, contract: Contract, tensors: Mapping[str, Tensor]) -> None:
+        self._types = {s.name: np.dtype(DATATYPES[s.datatype]) for s in contract.inputs}
+        self._tensors = tensors
+        self._rows = len(next(iter(tensors.values())))
+        row_bytes = sum(
+            int(np.prod(t.shape[1:])) * self._types[n].itemsize for n, t in tensors.items()
+        )
+        self.segments = [Segment(0, self._rows, row_bytes)]
 
     def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def segments(self) -> list[Segment]:
-        row_bytes = sum(
-            int(np.prod(t.shape[1:])) * self.types[n].itemsize for n, t in self.tensors.items()
-        )
-        return [Segment(0, len(self.rows), row_bytes)]
+        return self._rows
 
     def pack(self, start: int, stop: int) -> dict[str, Tensor]:
-        return {n: t[start:stop].astype(self.types[n], copy=False) for n, t in self.tensors.items()}
+        rows = slice(start, stop)
+        return {n: t[rows].astype(self._types[n], copy=False) for n, t in self._tensors.items()}
 
     def selection(self, start: int, stop: int) -> slice:
         return slice(start, stop)

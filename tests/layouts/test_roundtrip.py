@@ -8,14 +8,13 @@ import awkward as ak
 import numpy as np
 import pytest
 import vector
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ResponseError
 from sonic_coffea.layouts import Output, bind_inputs
 
-SETTINGS = settings(max_examples=60)
 numbers = st.integers(-1000, 1000).map(lambda n: n / 8)
 
 
@@ -78,7 +77,6 @@ def padded(rows: list[Any], length: int, fill: float) -> np.ndarray:
     return out
 
 
-@SETTINGS
 @given(jets(), st.integers(1, 5))
 def test_padded_is_what_loops_make(data: tuple[list[Any], ak.Array], length: int) -> None:
     plain, array = data
@@ -103,7 +101,6 @@ FORMS = {
 forms = st.sampled_from(sorted(FORMS))
 
 
-@SETTINGS
 @given(jets(), forms, forms, forms, st.booleans())
 def test_columns_may_lie_in_memory_differently(
     data: tuple[list[Any], ak.Array], one: str, other: str, third: str, sort: bool
@@ -162,7 +159,6 @@ def test_rows_that_overlap_are_sorted_each_by_itself() -> None:
     assert tensor.tolist() == [[[3.0, 2.0, 1.0]], [[4.0, 3.0, 2.0]]]
 
 
-@SETTINGS
 @given(jets())
 def test_row_is_what_loops_make(data: tuple[list[Any], ak.Array]) -> None:
     plain, array = data
@@ -170,7 +166,6 @@ def test_row_is_what_loops_make(data: tuple[list[Any], ak.Array]) -> None:
     np.testing.assert_array_equal(sonic.Row("m").pack(array), expected)
 
 
-@SETTINGS
 @given(jets())
 def test_flat_is_what_loops_make(data: tuple[list[Any], ak.Array]) -> None:
     plain, array = data
@@ -184,7 +179,6 @@ def test_flat_is_what_loops_make(data: tuple[list[Any], ak.Array]) -> None:
         assert np.diff(tensors["row_splits"]).tolist() == [len(r["pf"]) for r in rows]
 
 
-@SETTINGS
 @given(jets(), st.integers(1, 3))
 def test_pieces_make_the_whole(data: tuple[list[Any], ak.Array], size: int) -> None:
     plain, array = data
@@ -198,7 +192,6 @@ def test_pieces_make_the_whole(data: tuple[list[Any], ak.Array], size: int) -> N
         np.testing.assert_array_equal(np.concatenate([p[name] for p in pieces]), whole)
 
 
-@SETTINGS
 @given(jets())
 def test_scores_return_to_their_places(data: tuple[list[Any], ak.Array]) -> None:
     plain, array = data
@@ -214,7 +207,6 @@ def test_scores_return_to_their_places(data: tuple[list[Any], ak.Array]) -> None
     assert len(result) == len(array)
 
 
-@SETTINGS
 @given(jets(), st.integers(1, 4), st.booleans())
 def test_values_per_constituent_return_to_theirs(
     data: tuple[list[Any], ak.Array], length: int, bucketed: bool
@@ -239,14 +231,13 @@ def test_values_per_constituent_return_to_theirs(
     assert result == replaced(plain, iter(kept))
 
 
-@SETTINGS
 @given(jets(optional=False), st.integers(1, 5))
 def test_sorted_is_what_loops_make(data: tuple[list[Any], ak.Array], length: int) -> None:
     plain, array = data
     rows = [{"pf": sorted(r["pf"], key=lambda c: -c["pt"])} for r in rows_of(plain)]
     layout = sonic.Padded(["pf.pt", "pf.id"], length, sort_by="pf.pt")
     np.testing.assert_array_equal(layout.pack(array), padded(rows, length, 0.0))
-    # Back in the places of the file, cut where the sorted list was cut.
+    # Back in the places of the file, truncated where the sorted list was.
     back = layout.unpack(layout.pack(array), array)
     expected = []
     for row in rows_of(plain):

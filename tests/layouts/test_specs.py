@@ -11,8 +11,9 @@ from coffea.nanoevents import NanoEventsFactory
 import sonic_coffea as sonic
 from sonic_coffea.demo.analysis import Schema
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.errors import ConfigError, FieldError, InputError
+from sonic_coffea.errors import ConfigError, FieldError, InputError, ResponseError
 from sonic_coffea.layouts import bind_inputs, declared
+from sonic_coffea.layouts._scatter import Scatter
 
 JETS = ak.Array(
     [
@@ -156,7 +157,7 @@ def test_bucketed_rows_of_like_length_share_a_segment() -> None:
     }
     for length, (rows, tensors) in found.items():
         assert tensors["x"].shape == tensors["m"].shape == (len(rows), 1, length)
-    assert inputs.filling() == (5 + 1 + 2 + 8 + 3, 1, 3 + 1 + 0 + 0 + 1 + 2)
+    assert inputs.count_elements() == (5 + 1 + 2 + 8 + 3, 1, 3 + 1 + 0 + 0 + 1 + 2)
 
 
 def test_inputs_from_a_dict_of_arrays() -> None:
@@ -347,3 +348,89 @@ def test_transformed_numbers_in_integer_tensors() -> None:
     replaced = sonic.Feature("x", nonfinite=3.0)
     array = {"x": ak.Array([np.nan, np.inf, 2.0])}
     assert sonic.Row(replaced, dtype="uint8").pack(array).tolist() == [[3], [3], [2]]
+
+
+JAGGED = ak.Array([[{"pt": [1.0, 2.0, 3.0]}, {"pt": []}], [], [{"pt": [7.0]}]])
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (sonic.Padded("pt", 2), [[[1.0, 2.0, None], []], [], [[7.0]]]),
+        (sonic.Padded("pt", 2, sort_by="pt"), [[[None, 2.0, 3.0], []], [], [[7.0]]]),
+        (sonic.Bucketed("pt", (1, 2), axis_order="LF"), [[[1.0, 2.0, None], []], [], [[7.0]]]),
+        (sonic.Flat("pt"), [[[1.0, 2.0, 3.0], []], [], [[7.0]]]),
+        (sonic.Flat("pt", sort_by="pt"), [[[1.0, 2.0, 3.0], []], [], [[7.0]]]),
+    ],
+)
+def test_unpack_is_the_inverse(layout: Any, expected: Any) -> None:
+    tensor = layout.pack(JAGGED)
+    assert layout.unpack(tensor, JAGGED).pt.tolist() == expected
+    assert layout.unpack(2 * tensor, JAGGED[::-1][::-1]).pt[2].tolist() == [[14.0]]
+
+
+def test_unpack_of_rows_and_images() -> None:
+    row = sonic.Row(["pt", "eta"])
+    assert row.unpack(row.pack(JETS), JETS).tolist() == JETS[["pt", "eta"]].tolist()
+    images = {"x": ak.Array(np.arange(12.0).reshape(3, 2, 2))}
+    dense = sonic.Dense("x", dtype="float64")
+    assert dense.unpack(dense.pack(images), images).tolist() == images["x"].tolist()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 4, 4000])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        sonic.Padded(["pt", "pt"], 2),
+        sonic.Padded("pt", 2, sort_by="pt", axis_order="LF"),
+        sonic.Bucketed("pt", (2, 4)),
+        sonic.Row("pt"),
+    ],
+)
+def test_unpack_refuses_a_tensor_of_other_rows(layout: Any, rows: int) -> None:
+    """Compiled code would read, and write, beyond its memory."""
+    array = {"pt": ak.Array([1.0, 2.0, 3.0])} if isinstance(layout, sonic.Row) else JAGGED
+    whole = layout.pack(array)
+    tensor = np.zeros((rows, *whole.shape[1:]), np.float32)
+    expected = f"expected a tensor of shape {list(whole.shape)}, .* got {list(tensor.shape)}"
+    with pytest.raises(InputError, match=expected.replace("[", r"\[").replace("]", r"\]")):
+        layout.unpack(tensor, array)
+    with pytest.raises(InputError, match="expected a tensor of shape"):
+        layout.unpack(whole[..., np.newaxis], array)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((2, 3, 2), (1, 3, 3)), ((2, 3, 2), (1, 3, 1)), ((2, 3), (1, 3, 4))],
+)
+def test_answers_for_constituents_are_all_of_one_kind(
+    first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    inputs = bind_inputs({"in": sonic.Padded("pt", 3)}, JAGGED)
+    output = sonic.Output(per="constituent").assemble("out", inputs)
+    output.place(slice(0, 2), 2, {"out": np.zeros(first, np.float32)})
+    with pytest.raises(ResponseError, match="before as float32"):
+        output.place(slice(2, 3), 1, {"out": np.zeros(second, np.float32)})
+    with pytest.raises(ResponseError, match="came back as float64"):
+        output.place(slice(2, 3), 1, {"out": np.zeros((1, *first[1:]), np.float64)})
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "dtype"),
+    [(slice(0, 2), (3, 3, 1), "f4"), (slice(0, 2), (2, 3, 2), "f4"), (slice(2), (2, 3, 1), "f8")],
+)
+def test_compiled_code_gets_no_tensor_of_other_rows(rows: Any, shape: Any, dtype: str) -> None:
+    columns = bind_inputs({"in": sonic.Padded("pt", 3)}, JAGGED).bound["in"].columns
+    scatter = Scatter(columns, 1, np.dtype("f4"))
+    with pytest.raises(ValueError, match=r"expected \(2, 1, dtype"):
+        scatter.place(rows, np.zeros(shape, dtype))
+
+
+@pytest.mark.parametrize("feature", [sonic.Feature("x"), sonic.Feature("x", scale=2.0)])
+@pytest.mark.parametrize("layout", [sonic.Padded, lambda f, n: sonic.Flat(f)])
+def test_the_event_that_is_named_has_the_number_that_was_sent(layout: Any, feature: Any) -> None:
+    """What was truncated is not sent, so that it may be anything."""
+    lists = [[1.0, 2.0], [3.0], [4.0, np.inf]] if layout is not sonic.Padded else None
+    array = ak.Array(lists or [[1.0, np.nan], [2.0], [np.inf, np.nan]])
+    with pytest.raises(InputError, match="field 'x' is NaN or infinite in event 2"):
+        layout(feature, 1).pack({"x": array})

@@ -14,7 +14,7 @@ import sonic_coffea as sonic
 from sonic_coffea.demo.analysis import Schema
 from sonic_coffea.demo.features import constituent_features
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.errors import ConfigError, FieldError, InputError
+from sonic_coffea.errors import FieldError, InputError
 
 JETS = ak.Array(
     [
@@ -45,6 +45,7 @@ def without_data(array: ak.Array) -> ak.Array:
         (sonic.Padded("pt", 4), JETS),
         (sonic.Bucketed("pf.pt", (1, 2)), JETS[::-1]),
         (sonic.Flat("pf.pt"), ak.to_regular(JETS[:, :0])),
+        (sonic.Mask(4, of="pf.pt"), MASKED),
         (sonic.Dense("image"), IMAGES),
         (sonic.Dense("image", shape=(1, 2, 2)), IMAGES),
     ],
@@ -72,8 +73,6 @@ def test_mistakes_are_found_without_data() -> None:
         sonic.Model("m", {"x": sonic.Row("ptt")}, {"y": None})(array)
     with pytest.raises(InputError, match="input 'x': field 'pt' has one number where a list"):
         sonic.Model("m", {"x": sonic.Padded("pt", 4)}, {"y": None})(without_data(JETS[0]))
-    with pytest.raises(ConfigError, match="no input but masks"):
-        sonic.Model("m", {"x": sonic.Mask(4, of="pf.pt")}, {"y": None})(array)
 
 
 class Analysis(sonic.SonicProcessor):

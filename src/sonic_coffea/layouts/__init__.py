@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from sonic_coffea.layouts._fields import Feature
-from sonic_coffea.layouts._inputs import Inputs, bind_inputs, declared
+from sonic_coffea.layouts._bucketed import Bucketed
+from sonic_coffea.layouts._columns import bind_columns
+from sonic_coffea.layouts._dense import Dense
+from sonic_coffea.layouts._fields import Feature, Source
+from sonic_coffea.layouts._flat import Flat
+from sonic_coffea.layouts._inputs import Inputs, Segment, bind_inputs, declared
+from sonic_coffea.layouts._layout import Bound, Layout
 from sonic_coffea.layouts._lazy import is_lazy, over_partitions
+from sonic_coffea.layouts._mask import Mask
 from sonic_coffea.layouts._outputs import Assembly, ByRow, Output
-from sonic_coffea.layouts._rows import Rows
-from sonic_coffea.layouts._segments import Segment
-from sonic_coffea.layouts._specs import Bucketed, Dense, Flat, Layout, Mask, Padded, Row
+from sonic_coffea.layouts._padded import Padded
+from sonic_coffea.layouts._row import Row
+from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
 from sonic_coffea.layouts._tracing import is_tracer, trace
 
 __all__ = [
     "Assembly",
+    "Bound",
     "Bucketed",
     "ByRow",
     "Dense",
     "Feature",
     "Flat",
     "Inputs",
+    "Int64",
     "Layout",
     "Mask",
     "Output",
     "Padded",
     "Row",
+    "RowSelection",
     "Rows",
     "Segment",
+    "Source",
+    "bind_columns",
     "bind_inputs",
     "declared",
     "is_lazy",

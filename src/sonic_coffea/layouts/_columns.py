@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._fields import FUNCTIONS, Feature, Source
-from sonic_coffea.layouts._range import cannot_hold, check_range, too_large
-from sonic_coffea.layouts._rows import Int64, Split, read, split
+from sonic_coffea.layouts._range import check_range, misfit
+from sonic_coffea.layouts._rows import Int64, RowSelection, Split, read, split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from awkward.contents import Content
 
 Tensor = NDArray[Any]
-RowSelection = slice | Int64
-"""Rows of a call: a range of them, or their numbers."""
-
 
 _AS_THEY_ARE = frozenset(map(np.dtype, "bBhHiIlLqQfd"))
 """Types that kernels read."""
@@ -46,85 +43,72 @@ class _Group:
     addresses: Int64
     transform: tuple[NDArray[Any], ...] | None
 
-    @property
-    def values(self) -> NDArray[Any]:
-        return self.columns[0].values
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """The columns of one input, and where its rows lie in them."""
+    """The columns of one input, where its rows lie in them, and how their elements are sorted."""
 
     split: Split
     columns: tuple[Column, ...]
     groups: tuple[_Group, ...]
     order: Int64 | None = None
 
-    def pad(self, out: Tensor, fills: Sequence[float], selection: RowSelection) -> None:
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the fields."""
+        return [column.feature.name for column in self.columns]
+
+    def pad(self, out: Tensor, fills: Sequence[float], rows: RowSelection) -> None:
         """Fill ``out[n, F, L]``."""
         from sonic_coffea.layouts import _kernels
 
-        starts, stops = self.split.starts[selection], self.split.stops[selection]
+        starts, stops = self.split.starts[rows], self.split.stops[rows]
         for group in self.groups:
-            kernel = _kernels.padded if group.transform is None else _kernels.padded_affine
             pads = np.asarray([fills[s] for s in group.slots]).astype(out.dtype)
-            where = (starts, stops, pads, *(group.transform or ()))
-            self._run(kernel, out, group, where, selection)
+            kernel = _kernels.padded if group.transform is None else _kernels.padded_affine
+            bad = _run(kernel, out, group, starts, stops, pads)
+            if bad >= 0:
+                elements = np.arange(starts[bad], min(stops[bad], starts[bad] + out.shape[2]))
+                raise self._misfit(group, out, self._number(rows, bad), elements)
 
-    def list(self, out: Tensor, ids: Int64, selection: RowSelection) -> None:
-        """Fill ``out[n, F]`` with the elements at `ids`."""
+    def list(self, out: Tensor, elements: Int64, rows: RowSelection) -> None:
+        """Fill ``out[n, F]`` with the elements of the rows."""
         from sonic_coffea.layouts import _kernels
 
         for group in self.groups:
             kernel = _kernels.rows if group.transform is None else _kernels.rows_affine
-            self._run(kernel, out, group, (ids, *(group.transform or ())), selection)
+            bad = _run(kernel, out, group, elements)
+            if bad >= 0:
+                ends = np.cumsum(self.split.counts_of(rows))
+                row = self._number(rows, int(np.searchsorted(ends, bad, side="right")))
+                raise self._misfit(group, out, row, elements[bad : bad + 1])
 
-    def _run(
-        self,
-        kernel: Any,
-        out: Tensor,
-        group: _Group,
-        where: tuple[Any, ...],
-        selection: RowSelection,
-    ) -> None:
-        values = group.values
-        index = group.columns[0].index
-        size = len(values) if index is None else len(index)
-        first = (out, group.slots, group.addresses, size, values[:0], index)
-        if kernel(*first, *where) >= 0:
-            raise self._misfit(group, out, selection)
+    def _number(self, rows: RowSelection, place: int) -> int:
+        return int(np.arange(len(self.split.rows))[rows][place])
 
-    def _misfit(self, group: _Group, out: Tensor, selection: RowSelection) -> InputError:
-        """Find the number that could not be sent, and say where it is."""
-        numbers = np.arange(len(self.split.rows))[selection]
-        for row in numbers:
-            here = slice(self.split.starts[row], self.split.stops[row])
-            for column in group.columns:
-                where = here if column.index is None else column.index[here]
-                values = column.values[where]
-                feature = column.feature
-                if feature.function is not None:
-                    with np.errstate(all="ignore"):
-                        values = getattr(np, feature.function)(values)
-                if feature.nonfinite is None and not np.all(np.isfinite(values)):
-                    return self._not_finite(feature, int(row))
-                wrong = too_large(column, where, out.dtype)
-                if wrong.any():
-                    rows = self.split.rows
-                    return cannot_hold(column, where, wrong, rows, int(row), out.dtype)
-        return InputError("a number that cannot be sent was not found again")
-
-    def _not_finite(self, feature: Feature, row: int) -> InputError:
-        event = self.split.rows.events_of(row, row + 1)[0]
-        after = f" after {feature.function}" if feature.function else ""
-        return InputError(
-            f"field {feature.name!r} is NaN or infinite{after} in event {event}; correct the "
-            f"input, or say what replaces it with Feature({feature.name!r}, nonfinite=…)",
-            rows=(row, row + 1),
-        )
+    def _misfit(self, group: _Group, out: Tensor, row: int, elements: Int64) -> InputError:
+        """Return the error for the first of some elements that cannot be sent."""
+        for column in group.columns:
+            where = elements if column.index is None else column.index[elements]
+            error = misfit(column, where, self.split.rows, row, out.dtype)
+            if error is not None:
+                return error
+        return InputError("a kernel refused a number that can be sent")
 
 
-def bind(
+def _run(kernel: Any, out: Tensor, group: _Group, *where: NDArray[Any]) -> int:
+    """Fill the slots of a group; return the place of the first that cannot be sent, or -1."""
+    values, index = group.columns[0].values, group.columns[0].index
+    size = len(values) if index is None else len(index)
+    first = (out, group.slots, group.addresses, size, values[:0], index)
+    bad: int = kernel(*first, *where, *(group.transform or ()))
+    return bad
+
+
+def bind_columns(
     source: Source,
     features: Sequence[Feature],
     *,
@@ -133,6 +117,10 @@ def bind(
     sort_by: str | None = None,
 ) -> Columns:
     """Read the columns of one input.
+
+    Columns of one collection, whose rows lie alike, are read where they are. Others, such as one
+    that was computed of the rows that are left beside one of the file, are read through the
+    positions of their own elements; so are those to be sorted or converted, unless all is used.
 
     Parameters
     ----------
@@ -148,6 +136,36 @@ def bind(
         The field by which the elements of a row are sorted, descending.
     """
     named = [*features, *([Feature(sort_by)] if sort_by else [])]
+    splits, leaves = _apart(source, named, jagged=jagged)
+    first, order = splits[0], None
+    converted = [_is_converted(leaf, f) for leaf, f in zip(leaves, named, strict=True)]
+    alike = all(one is first or np.array_equal(one.starts, first.starts) for one in splits)
+    used = int(first.stops.max(initial=0))
+    indexes: list[Int64 | None] = [None] * len(splits)
+    if (
+        not alike
+        or ((sort_by or any(converted)) and not first.dense)
+        or any(c and leaf.length > used for c, leaf in zip(converted, leaves, strict=True))
+    ):
+        indexes = _positions(splits)
+        offsets = first.offsets
+        first = Split(first.rows, first.leaf, offsets[:-1], offsets[1:])
+    composed = _Composed()
+    columns = [
+        _numbers(leaf, feature, index, composed, converted=c)
+        for leaf, feature, index, c in zip(leaves, named, indexes, converted, strict=True)
+    ]
+    if sort_by:
+        order = _order(first, columns.pop())
+        columns = [replace(c, index=composed(c.index, order)) for c in columns]
+    check_range(columns, first, target)
+    return Columns(first, tuple(columns), grouped(columns), order)
+
+
+def _apart(
+    source: Source, named: Sequence[Feature], *, jagged: bool
+) -> tuple[list[Split], list[Content]]:
+    """Return the rows of each column and what is in them, checked to be the same rows."""
     used: list[Split] = []
     leaves: list[Content] = []
     splits: dict[int, Split | None] = {}
@@ -155,76 +173,24 @@ def bind(
         records, name = source.collection(feature.name)
         if id(records) not in splits:
             deep = records is not None and records.purelist_depth >= (2 if jagged else 1)
-            what = f"field {feature.name!r}"
-            splits[id(records)] = split(records, jagged=jagged, what=what) if deep else None
-        one = splits[id(records)]
-        leaf = None if one is None else _field(one.leaf, name)
-        if one is None or leaf is None:
-            column = source.column(feature.name)
-            one = split(column, jagged=jagged, what=f"field {feature.name!r}")
-            leaf = one.leaf
-        used.append(one)
+            splits[id(records)] = _split(records, feature, jagged=jagged) if deep else None
+        here = splits[id(records)]
+        leaf = None if here is None else _field(here.leaf, name)
+        if here is None or leaf is None:
+            here = _split(source.column(feature.name), feature, jagged=jagged)
+            leaf = here.leaf
+        if used and here is not used[0]:
+            _check_same(used[0], here, (f"field {named[0].name!r}", f"field {feature.name!r}"))
+        used.append(here)
         leaves.append(leaf)
-        if one is not used[0]:
-            _agree(used[0], one, features[0], feature)
-    first, positions = _positions(used, leaves, sort=sort_by is not None)
-    columns = [
-        _numbers(leaf, feature, index)
-        for leaf, feature, index in zip(leaves, named, positions, strict=True)
-    ]
-    order = None
-    if sort_by:
-        order = _sorted(first, columns.pop())
-        columns = [replace(c, index=order if c.index is None else c.index[order]) for c in columns]
-    check_range(columns, first, target)
-    return Columns(first, tuple(columns), grouped(columns), order)
+    return used, leaves
 
 
-def _positions(
-    used: Sequence[Split], leaves: Sequence[Content], *, sort: bool
-) -> tuple[Split, list[Int64 | None]]:
-    """Return where the rows lie in all columns alike, and how each column is read for that.
-
-    Columns of one collection have their rows at the same positions, and need nothing. Those of
-    several, such as one that was computed of the rows that are left and one that was read from the
-    file, are read through the positions of their own, row after row.
-    """
-    first = used[0]
-    alike = all(one is first or np.array_equal(one.starts, first.starts) for one in used)
-    if alike and not (sort and _overlap(first)) and not any(map(_has_missing, leaves)):
-        return first, [None] * len(used)
-    from sonic_coffea.layouts import _kernels
-
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(first.counts)))
-    known: list[tuple[Int64, Int64]] = []
-    positions: list[Int64 | None] = []
-    for one in used:
-        index = next(
-            (i for s, i in known if s is one.starts or np.array_equal(s, one.starts)), None
-        )
-        if index is None:
-            index = np.empty(int(offsets[-1]), np.int64)
-            _kernels.positions(index, one.starts, one.stops)
-            known.append((one.starts, index))
-        positions.append(index)
-    return Split(first.rows, first.leaf, offsets[:-1], offsets[1:]), positions
+def _split(layout: Any, feature: Feature, *, jagged: bool) -> Split:
+    return split(layout, jagged=jagged, what=f"field {feature.name!r}")
 
 
-def _overlap(rows: Split) -> bool:
-    """Whether some element may be in two rows, at different places of them."""
-    return bool(np.any(rows.starts[1:] < rows.stops[:-1]))
-
-
-def _has_missing(leaf: Content) -> bool:
-    """Whether there is a None among the numbers, be it in a row or in what has been cut away."""
-    while leaf.is_option or leaf.is_indexed:
-        if leaf.is_option and np.any(leaf.mask_as_bool(valid_when=False)):
-            return True
-        leaf = leaf.content
-    return False
-
-
-def _agree(first: Split, other: Split, of: Feature, with_: Feature) -> None:
+def _check_same(first: Split, other: Split, names: tuple[str, str]) -> None:
     """Refuse two columns whose objects, or elements of objects, are not the same.
 
     Raises
@@ -232,26 +198,29 @@ def _agree(first: Split, other: Split, of: Feature, with_: Feature) -> None:
     InputError
         Naming the first event in which they differ.
     """
-    first_name, other_name = f"field {of.name!r}", f"field {with_.name!r}"
-    same_rows = first.rows is other.rows or first.rows.agrees(other.rows)
-    if not same_rows:
-        if first.rows.events != other.rows.events:
-            detail = f"{first.rows.events} and {other.rows.events} events"
-        else:
-            detail = f"the first difference is in event {first.rows.first_difference(other.rows)}"
-        raise InputError(
-            f"{first_name} and {other_name} do not have the same objects ({detail}); "
-            "choose both from the same collection, with the same cuts"
-        )
+    first.rows.check_same(other.rows, names)
     different = np.flatnonzero(first.counts != other.counts)
     if len(different):
         row = int(different[0])
-        event = first.rows.events_of(row, row + 1)[0]
         raise InputError(
-            f"{first_name} and {other_name} have lists of different lengths "
-            f"({first.counts[row]} and {other.counts[row]}) in event {event}; "
-            "the fields of one input must come from the same collection"
+            f"{names[0]} and {names[1]} have lists of different lengths ({first.counts[row]} and "
+            f"{other.counts[row]}) in event {first.rows.event_of(row)}; the fields of one input "
+            "must come from the same collection"
         )
+
+
+def _positions(splits: Sequence[Split]) -> list[Int64 | None]:
+    """Return where the elements lie in each column, computed once where that is the same."""
+    known: list[tuple[Int64, Int64]] = []
+    positions: list[Int64 | None] = []
+    for here in splits:
+        same = (p for s, p in known if s is here.starts or np.array_equal(s, here.starts))
+        index = next(same, None)
+        if index is None:
+            index = here.positions()
+            known.append((here.starts, index))
+        positions.append(index)
+    return positions
 
 
 def _field(leaf: Content, name: str) -> Content | None:
@@ -267,38 +236,70 @@ def _field(leaf: Content, name: str) -> Content | None:
     return field if field.purelist_depth == 1 and not field.is_record else None
 
 
-def _numbers(leaf: Content, feature: Feature, index: Int64 | None) -> Column:
+class _Composed:
+    """Indexes that are read through others: the same for the same, so that columns share them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[Any, ...]] = {}
+
+    def __call__(self, outer: Int64 | None, index: Int64 | None) -> Int64 | None:
+        if outer is None or index is None:
+            return index if outer is None else outer
+        key = id(outer), id(index)
+        if key not in self._known:  # with what it is of, so that no other takes its address
+            self._known[key] = outer[index], outer, index
+        composed: Int64 = self._known[key][0]
+        return composed
+
+
+def _is_converted(leaf: Content, feature: Feature) -> bool:
+    """Whether a kernel cannot read the numbers as they are."""
+    while leaf.is_indexed and not leaf.is_option:
+        leaf = leaf.content
+    if leaf.is_unknown:
+        return False
+    if not leaf.is_numpy or (leaf.dtype.kind != "f" and not feature.plain):
+        return True
+    return not _is_readable(read(leaf))
+
+
+def _numbers(
+    leaf: Content, feature: Feature, index: Int64 | None, composed: _Composed, *, converted: bool
+) -> Column:
     """Return the one-dimensional numbers of a leaf, and the index to read them through.
 
     `index` is that of the elements of rows, if others are not to be looked at.
     """
+    while leaf.is_indexed and not leaf.is_option:
+        index = composed(np.asarray(read(leaf.index), np.int64), index)
+        leaf = leaf.content
+    if leaf.is_unknown:
+        return Column(feature, np.zeros(leaf.length, np.float64), index)
+    if not converted:
+        return Column(feature, read(leaf), index)
     what = f"field {feature.name!r}"
+    if index is not None:
+        leaf, index = leaf[index], None
     while not leaf.is_numpy:
-        if leaf.is_unknown:
-            return Column(feature, np.zeros(leaf.length, np.float64), index)
-        if leaf.is_option and index is None:
-            leaf = leaf.project()  # nothing is missing
-        elif leaf.is_option or leaf.is_indexed:
-            leaf = leaf.to_IndexedOptionArray64() if leaf.is_option else leaf
-            here = np.asarray(read(leaf.index), np.int64)
-            index = here if index is None else here[index]
-            if leaf.is_option and np.any(index < 0):
+        if leaf.is_option:
+            if np.any(leaf.mask_as_bool(valid_when=False)):
                 raise InputError(
                     f"{what} has None among the constituents of a row; remove them with "
                     "ak.drop_none or fill them with ak.fill_none"
                 )
-            leaf = leaf.content
+            leaf = leaf.project()
+        elif leaf.is_indexed:
+            leaf = leaf.project()
         elif leaf.is_union:
             leaf = _one_type(leaf, what)
         else:
             raise not_numbers(leaf, what)
-    data = read(leaf)
-    return Column(feature, readable(data, what), index)
+    return Column(feature, readable(read(leaf), what), index)
 
 
 def readable(data: NDArray[Any], what: str) -> NDArray[Any]:
     """Return numbers as kernels read them: contiguous, native, of a type that they know."""
-    if data.dtype in _AS_THEY_ARE and data.flags.c_contiguous:
+    if _is_readable(data):
         return data
     if data.dtype.kind not in "fiub":
         raise InputError(f"{what} has dtype {data.dtype}; expected a number or a bool")
@@ -311,6 +312,10 @@ def readable(data: NDArray[Any], what: str) -> NDArray[Any]:
     elif not data.dtype.isnative:
         data = data.astype(data.dtype.newbyteorder("="))
     return np.ascontiguousarray(data)
+
+
+def _is_readable(data: NDArray[Any]) -> bool:
+    return data.dtype in _AS_THEY_ARE and data.flags.c_contiguous
 
 
 def not_numbers(leaf: Content, what: str) -> InputError:
@@ -387,16 +392,15 @@ def _transform(columns: list[Column]) -> tuple[NDArray[Any], ...]:
     )
 
 
-def _sorted(rows: Split, key: Column) -> Int64:
+def _order(split_: Split, key: Column) -> Int64:
+    """Return the order of the elements of dense rows, each sorted by itself, descending."""
     from sonic_coffea.layouts import _kernels
 
-    # Elements of no row stay where they are.
-    order = np.arange(int(rows.stops.max(initial=0)))
-    bad = _kernels.descending(order, key.values, key.index, rows.starts, rows.stops)
+    order = np.arange(int(split_.stops[-1]) if len(split_.stops) else 0)
+    bad = _kernels.descending(order, key.values, key.index, split_.starts, split_.stops)
     if bad >= 0:
-        event = rows.rows.events_of(bad, bad + 1)[0]
         raise InputError(
             f"field {key.feature.name!r}, by which constituents are sorted, is NaN or infinite in "
-            f"event {event}"
+            f"event {split_.rows.event_of(bad)}"
         )
     return order

@@ -2,7 +2,7 @@
 
 numba finds the files of a function through an index, which processes write over each other's: two
 that compile for other types, or for other processors of a shared file system, can leave an entry
-that leads to the code of the other. Here each file is found by what it is for, says so itself, and
+that leads to the code of the other. Here each file is named by what it is for, says so itself, and
 is replaced whole; and a disk that cannot be used costs time only.
 """
 

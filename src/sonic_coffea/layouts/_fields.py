@@ -69,14 +69,8 @@ class Feature:
     @property
     def plain(self) -> bool:
         """Whether the numbers pass unchanged."""
-        return (self.shift, self.scale, self.lower, self.upper, self.nonfinite, self.function) == (
-            0.0,
-            1.0,
-            None,
-            None,
-            None,
-            None,
-        )
+        limits = self.lower, self.upper, self.nonfinite, self.function
+        return (self.shift, self.scale, *limits) == (0.0, 1.0, None, None, None, None)
 
     def __repr__(self) -> str:
         changed = [
@@ -122,7 +116,8 @@ class Source:
         if not prefix and isinstance(self._array, dict):
             return None, name
         if prefix not in self._collections:
-            self._collections[prefix] = self._follow(prefix) if prefix else self._root()
+            whole = self.column(prefix) if prefix else _layout(self._array)
+            self._collections[prefix] = whole
         return self._collections[prefix], name
 
     def column(self, path: str) -> Content:
@@ -133,12 +128,6 @@ class Source:
         FieldError
             Naming the nearest fields that there are.
         """
-        return self._follow(path)
-
-    def _root(self) -> Content:
-        return _layout(self._array)
-
-    def _follow(self, path: str) -> Content:
         parts = path.split(".")
         array = self._array
         if isinstance(array, dict):

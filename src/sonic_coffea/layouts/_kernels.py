@@ -3,7 +3,7 @@
 A kernel handles all fields of a tensor that share a type: gather, transform, cast, cut and pad in
 one pass, row after row. Fields come as addresses of their buffers, so that one compilation serves
 any number of them. Kernels release the GIL, are cached on disk, and return the first row with a
-number that cannot be sent, or -1; what is wrong with it is found out by who asks.
+number that cannot be sent, or -1; what is wrong with it, `Columns` says.
 """
 
 from __future__ import annotations
@@ -169,10 +169,10 @@ def padded_affine(
                 here = values[start : start + count]
                 for k in range(count):
                     value = here[k]
-                    made = out.dtype.type(_clip((value - shift) * scale, lower, upper))
-                    to[k] = made
+                    sent = out.dtype.type(_clip((value - shift) * scale, lower, upper))
+                    to[k] = sent
                     # The difference of a number that is not finite to itself is NaN.
-                    unfit = np.int32(unfit + ((value - value) + (made - made) != 0))
+                    unfit = np.int32(unfit + ((value - value) + (sent - sent) != 0))
             else:
                 for k in range(count):
                     if index is None:
@@ -184,9 +184,9 @@ def padded_affine(
                             value = nonfinite[j]
                         else:
                             unfit = np.int32(unfit + 1)
-                    made = out.dtype.type(_clip((value - shift) * scale, lower, upper))
-                    to[k] = made
-                    unfit = np.int32(unfit + (made - made != 0))
+                    sent = out.dtype.type(_clip((value - shift) * scale, lower, upper))
+                    to[k] = sent
+                    unfit = np.int32(unfit + (sent - sent != 0))
             for k in range(count, length):
                 to[k] = fill
         if bad < 0 and unfit > 0:
@@ -227,9 +227,9 @@ def rows_affine(
                     value = nonfinite[j]
                 else:
                     unfit = np.int32(unfit + 1)
-            made = out.dtype.type(_clip((value - shifts[j]) * scales[j], lowers[j], uppers[j]))
-            out[i, slots[j]] = made
-            unfit = np.int32(unfit + (made - made != 0))
+            sent = out.dtype.type(_clip((value - shifts[j]) * scales[j], lowers[j], uppers[j]))
+            out[i, slots[j]] = sent
+            unfit = np.int32(unfit + (sent - sent != 0))
         if bad < 0 and unfit > 0:
             bad = i
     return bad
@@ -286,7 +286,7 @@ def descending(order, keys, index, starts, stops):
 def unpad(out, kept, tensor, offsets, counts, starts, order):
     """Copy what is not padding of ``tensor[n, L, bytes]`` to ``out[offsets[i]:, bytes]``.
 
-    With an `order`, elements go back to where they were. What was cut off becomes zero, and
+    With an `order`, elements go back to where they were. What was truncated becomes zero, and
     `kept`, if there is one, False.
     """
     length, size = tensor.shape[1], tensor.shape[2]

@@ -12,15 +12,15 @@ from awkward.contents import Content, ListArray, ListOffsetArray, NumpyArray, Re
 from awkward.index import Index64
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
-from sonic_coffea.layouts._bound import BoundFlat, Scatter, Tensor
+from sonic_coffea.layouts._scatter import Scatter, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import DTypeLike
 
-    from sonic_coffea.layouts._columns import RowSelection
     from sonic_coffea.layouts._inputs import Inputs
+    from sonic_coffea.layouts._rows import RowSelection
 
 PER = ("row", "constituent")
 
@@ -39,7 +39,7 @@ class Output:
     per : {"row", "constituent"}
         Whether the model gives one for each row, or one for each element of the axis that the row
         consumes: ``[N, L, K]`` for `Padded`, ``[sum n, K]`` for `Flat`. The latter return with the
-        counts of the input, and None for what was cut off.
+        counts of the input, and None for what was truncated.
     of : str, optional
         The input whose elements they are, if the rows of several consume an axis; the first one by
         default.
@@ -74,13 +74,9 @@ class Output:
         if splits is not None and per != "row":
             raise ConfigError("an output with splits of its own is not per constituent")
         names = None if labels is None else tuple(labels)
-        for name, value in (
-            ("labels", names),
-            ("dtype", np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)),
-            ("per", per),
-            ("of", of),
-            ("splits", splits),
-        ):
+        dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        values = {"labels": names, "dtype": dtype, "per": per, "of": of, "splits": splits}
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -160,7 +156,7 @@ class ByRow:
             raise _misshapen(self._name, tensor, f"for {rows} rows")
         if self._whole is None:
             self._whole = np.zeros((self._rows, *tensor.shape[1:]), tensor.dtype)
-        _same_kind(self._name, self._whole, tensor)
+        _check_kind(self._name, self._whole, tensor)
         self._whole[selection] = tensor
 
     def content(self) -> Content:
@@ -172,11 +168,7 @@ class _Constituents:
     """One for each element of the axis that the rows consume."""
 
     def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
-        jagged = {
-            n: (elements, isinstance(b, BoundFlat))
-            for n, b in inputs.bound.items()
-            if (elements := b.elements) is not None
-        }
+        jagged = [name for name, bound in inputs.bound.items() if bound.layout.jagged]
         if not jagged:
             raise ConfigError(
                 f"output {name!r} is per constituent, but no input of the model has a jagged axis"
@@ -186,35 +178,29 @@ class _Constituents:
                 f"output {name!r} is per constituent of {output.of!r}; {nearest(output.of, jagged)}"
             )
         self._name, self._output, self._inputs = name, output, inputs
-        self._of = output.of or next(iter(jagged))
-        self._elements, self._flat = jagged[self._of]
+        self._bound = inputs.bound[output.of or jagged[0]]
         self._scatter: Scatter | None = None
 
     def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
         tensor = _tensor(self._name, answer)
-        counts = self._elements.counts[selection]
-        axes = 1 if self._flat else 2
+        del rows
+        bucket = self._inputs.bucket_of(selection)
+        expected = self._bound.layout.elements_shape(self._bound.columns, selection, bucket)
+        axes = len(expected)
         if tensor.ndim == axes:
             tensor = tensor[..., np.newaxis]
-        expected: tuple[int, ...]
-        if self._flat:
-            expected, what = (int(counts.sum()),), f"{int(counts.sum())} constituents"
-        else:
-            length = self._inputs.padded_length(self._of, selection)
-            expected, what = (rows, length), f"{rows} rows of {length} constituents"
         if tensor.ndim != axes + 1 or tensor.shape[:axes] != expected:
-            raise _misshapen(self._name, tensor, f"for {what}")
+            what = " rows of ".join(map(str, expected))
+            raise _misshapen(self._name, tensor, f"for {what} constituents")
         self._output.check_width(tensor.shape[-1], tensor.shape[axes:])
         if self._scatter is None:
-            self._scatter = Scatter(self._elements, tensor.shape[-1], tensor.dtype)
-        if self._flat:
-            self._scatter.flat(selection, tensor)
-        else:
-            self._scatter.padded(selection, tensor)
+            self._scatter = Scatter(self._bound.columns, tensor.shape[-1], tensor.dtype)
+        _check_kind(self._name, self._scatter.values, tensor[:, 0] if axes == 2 else tensor)
+        self._scatter.place(selection, tensor)
 
     def content(self) -> Content:
         scatter = self._scatter or Scatter(
-            self._elements, self._output.width or 1, self._output.score_dtype
+            self._bound.columns, self._output.width or 1, self._output.score_dtype
         )
         return scatter.content(None if self._output.labels is None else list(self._output.labels))
 
@@ -245,7 +231,7 @@ class _Collections:
                 f"it runs from {offsets[0]} to {offsets[-1]}"
             )
         if self._parts:
-            _same_kind(self._name, self._parts[0], tensor)
+            _check_kind(self._name, self._parts[0], tensor)
         self._starts[selection] = offsets[:-1] + self._length
         self._stops[selection] = offsets[1:] + self._length
         self._parts.append(tensor)
@@ -270,7 +256,7 @@ def _misshapen(name: str, tensor: Tensor, expected: str) -> ResponseError:
     return ResponseError(f"output {name!r} came back with shape {list(tensor.shape)} {expected}")
 
 
-def _same_kind(name: str, before: Tensor, now: Tensor) -> None:
+def _check_kind(name: str, before: Tensor, now: Tensor) -> None:
     if before.shape[1:] != now.shape[1:] or before.dtype != now.dtype:
         raise ResponseError(
             f"output {name!r} came back as {now.dtype} {list(now.shape[1:])} a row, "

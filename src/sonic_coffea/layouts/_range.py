@@ -1,4 +1,4 @@
-"""Whether a tensor's type can hold the numbers that it shall be made of."""
+"""Numbers that a tensor cannot hold: which they are, and the errors that name them."""
 
 from __future__ import annotations
 
@@ -18,75 +18,89 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._rows import Int64, Rows, Split
 
 HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-"""Types that compiled code lacks: tensors of them are made from float32."""
+"""Types that compiled code lacks: their tensors are packed as float32."""
 
 
-def check_range(columns: Sequence[Column], rows: Split, target: np.dtype[Any]) -> None:
+def check_range(columns: Sequence[Column], split: Split, target: np.dtype[Any]) -> None:
     """Refuse numbers that a tensor of integers, or of half precision, cannot hold.
 
-    Those that other tensors cannot hold are found as they are packed.
+    Kernels find those that other tensors cannot hold.
     """
-    whole = target.kind in "iu"
-    if not whole and target not in HALF:
+    if target.kind not in "iu" and target not in HALF:
         return
+    elements: Int64 | None = None
     for column in columns:
-        wrong = _no_integer(column, target) if whole else too_large(column, slice(None), target)
-        if not wrong.any():
+        if column.feature.plain and np.can_cast(column.values.dtype, target):
             continue
-        for row, (start, stop) in enumerate(zip(rows.starts, rows.stops, strict=True)):
-            where = slice(start, stop) if column.index is None else column.index[start:stop]
-            if wrong[where].any():
-                raise cannot_hold(column, where, wrong[where], rows.rows, row, target)
+        if elements is None:
+            elements = split.positions()
+        where = elements if column.index is None else column.index[elements]
+        wrong = _wrong(column, where, target)
+        if wrong.any():
+            element = int(np.argmax(wrong))
+            row = int(np.searchsorted(split.offsets, element, side="right")) - 1
+            raise _cannot_hold(column, where[element], split.rows, row, target)
 
 
-def cannot_hold(
-    column: Column,
-    where: slice | Int64,
-    wrong: NDArray[np.bool_],
-    rows: Rows,
-    row: int,
-    target: np.dtype[Any],
-) -> InputError:
-    """Return the error for the first of some numbers of a row that are wrong."""
+def misfit(
+    column: Column, where: Int64, rows: Rows, row: int, target: np.dtype[Any]
+) -> InputError | None:
+    """Return the error for the first of some numbers of a row that cannot be sent, or None."""
     feature = column.feature
-    sent = column.values[where] if feature.plain else _transformed(column, where)
-    after = "" if feature.plain else " after its transformation"
-    event = rows.events_of(row, row + 1)[0]
+    values = column.values[where]
+    if feature.function is not None:
+        with np.errstate(all="ignore"):
+            values = getattr(np, feature.function)(values)
+    if feature.nonfinite is None and not np.all(np.isfinite(values)):
+        after = f" after {feature.function}" if feature.function else ""
+        return InputError(
+            f"field {feature.name!r} is NaN or infinite{after} in event {rows.event_of(row)}; "
+            f"correct the input, or say what replaces it with Feature({feature.name!r}, "
+            "nonfinite=…)",
+            rows=(row, row + 1),
+        )
+    wrong = _wrong(column, where, target)
+    if not wrong.any():
+        return None
+    return _cannot_hold(column, where[int(np.argmax(wrong))], rows, row, target)
+
+
+def _cannot_hold(
+    column: Column, position: Any, rows: Rows, row: int, target: np.dtype[Any]
+) -> InputError:
+    after = "" if column.feature.plain else " after its transformation"
+    number = _transformed(column, np.asarray([position]))[0]
     return InputError(
-        f"field {feature.name!r} is {sent[wrong][0]}{after} in event {event}, which {target.name} "
-        "cannot hold; declare a wider dtype for the layout",
+        f"field {column.feature.name!r} is {number}{after} in event {rows.event_of(row)}, which "
+        f"{target.name} cannot hold; declare a wider dtype for the layout",
         rows=(row, row + 1),
     )
 
 
-def _no_integer(column: Column, target: np.dtype[Any]) -> NDArray[np.bool_]:
-    """Say which numbers do not become what they are, or are near, as integers."""
-    feature, limits = column.feature, np.iinfo(target)
-    if feature.plain and np.can_cast(column.values.dtype, target):
-        return np.zeros(len(column.values), np.bool_)
-    sent = column.values if feature.plain else _transformed(column, slice(None))
+def _wrong(column: Column, where: Int64, target: np.dtype[Any]) -> NDArray[np.bool_]:
+    """Say which numbers become infinite, or as integers not what they are, or are near."""
+    sent = _transformed(column, where)
+    wrong: NDArray[np.bool_]
+    if target.kind not in "iu":
+        with np.errstate(over="ignore"):
+            wrong = np.isfinite(column.values[where]) & ~np.isfinite(sent.astype(target))
+        return wrong
+    limits = np.iinfo(target)
     # As a float, the largest of 64 bits is one more than that.
     above = sent >= limits.max + 1.0 if sent.dtype.kind == "f" else sent > limits.max
-    wrong: NDArray[np.bool_] = (sent < limits.min) | above
-    if feature.plain:
-        # A fraction that a transformation leaves is cut off; one in the file is a mistake.
+    wrong = (sent < limits.min) | above
+    if column.feature.plain:
+        # A fraction that a transformation leaves is dropped; one in the file is a mistake.
         with np.errstate(invalid="ignore"):
             wrong |= sent.astype(target).astype(sent.dtype) != sent
     return wrong
 
 
-def too_large(column: Column, where: slice | Int64, target: np.dtype[Any]) -> NDArray[np.bool_]:
-    """Say which finite numbers would become infinite."""
-    sent = column.values[where] if column.feature.plain else _transformed(column, where)
-    with np.errstate(over="ignore"):
-        made = sent.astype(target)
-    wrong: NDArray[np.bool_] = np.isfinite(column.values[where]) & ~np.isfinite(made)
-    return wrong
-
-
-def _transformed(column: Column, where: slice | Int64) -> NDArray[Any]:
+def _transformed(column: Column, where: Int64) -> NDArray[Any]:
     """Return what a kernel makes of numbers of a column."""
     feature = column.feature
+    if feature.plain:
+        return column.values[where]
     real = np.result_type(column.values.dtype, np.float32)
     values = column.values[where].astype(real)
     with np.errstate(all="ignore"):

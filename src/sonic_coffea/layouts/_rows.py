@@ -17,7 +17,7 @@ from awkward.contents import (
     NumpyArray,
     RegularArray,
 )
-from awkward.index import Index8
+from awkward.index import Index8, Index64
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from awkward.forms import Form
 
 Int64 = NDArray[np.int64]
+RowSelection = slice | Int64
+"""Rows of a call: a range of them, or their numbers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,38 +60,76 @@ class Rows:
         """Return `content`, one element per row, in the structure that the rows came from."""
         return ak.Array(_with_leaf(self.skeleton, content), attrs=attrs)
 
-    def without(self, content: Content, lost: Sequence[Any]) -> Content:
-        """Return `content` with None at the rows that were lost, each a slice or numbers."""
-        if not lost:
+    def without(self, content: Content, masked: Sequence[RowSelection]) -> Content:
+        """Return `content` with None at the rows that are masked."""
+        if not masked:
             return content
-        there = np.ones(len(self), np.int8)
-        for rows in lost:
-            there[rows] = 0
-        return ByteMaskedArray(Index8(there), content, valid_when=True)
-
-    def agrees(self, other: Rows) -> bool:
-        """Whether both have the same lists and the same missing objects."""
-        return _same(self.skeleton, other.skeleton)
+        present = np.ones(len(self), np.int8)
+        for rows in masked:
+            present[rows] = 0
+        return ByteMaskedArray(Index8(present), content, valid_when=True)
 
     def events_of(self, start: int, stop: int) -> tuple[int, int]:
         """Return the first and one-past-last event that rows `start` to `stop` belong to."""
         if stop <= start:
             return (0, 0)
-        return _event_of(self.skeleton, start), _event_of(self.skeleton, stop - 1) + 1
+        return self.event_of(start), self.event_of(stop - 1) + 1
+
+    def event_of(self, row: int) -> int:
+        """Return the number of the event that a row belongs to, without those of all others.
+
+        Thousands of requests of a call may fail, and each failure names its events.
+        """
+        for node in reversed(self._levels()):
+            if node.is_option:
+                row = int(np.flatnonzero(np.asarray(node.index.data) >= 0)[row])
+            else:
+                row = int(np.searchsorted(node.offsets.data, row, side="right")) - 1
+        return row
 
     def event_numbers(self) -> Int64:
         """Return the number of the event that each row belongs to."""
-        return _event_numbers(self.skeleton)
+        numbers = np.arange(self.events, dtype=np.int64)
+        for node in self._levels():
+            if node.is_option:
+                numbers = numbers[np.asarray(node.index.data) >= 0]
+            else:
+                numbers = np.repeat(numbers, np.diff(node.offsets.data))
+        return numbers
 
-    def first_difference(self, other: Rows) -> int:
-        """Return the first event in which the two structures differ."""
-        shared = min(self.events, other.events)
-        low, high = 0, shared
+    def _levels(self) -> list[Content]:
+        """Return the lists and options above the rows, from the outside in."""
+        levels = []
+        node = self.skeleton
+        while not isinstance(node, NumpyArray):
+            levels.append(node)
+            node = node.content
+        return levels
+
+    def check_same(self, other: Rows, names: tuple[str, str]) -> None:
+        """Refuse the rows of another column, or input, that are not the same.
+
+        Raises
+        ------
+        InputError
+            Naming the first event in which they differ.
+        """
+        if other is self or _same(self.skeleton, other.skeleton):
+            return
+        if self.events != other.events:
+            detail = f"{self.events} and {other.events} events"
+        else:
+            detail = f"the first difference is in event {self._first_difference(other)}"
+        raise InputError(
+            f"{names[0]} and {names[1]} do not have the same objects ({detail}); "
+            "choose both from the same collection, with the same cuts"
+        )
+
+    def _first_difference(self, other: Rows) -> int:
+        low, high = 0, self.events
         while low < high:
             middle = (low + high) // 2
-            if _same(
-                self.skeleton[: middle + 1].to_packed(), other.skeleton[: middle + 1].to_packed()
-            ):
+            if _same(*(r.skeleton[: middle + 1].to_packed() for r in (self, other))):
                 low = middle + 1
             else:
                 high = middle
@@ -110,8 +150,39 @@ class Split:
 
     @property
     def counts(self) -> Int64:
-        """Elements of each row."""
+        """Elements of each row, computed for all of them."""
         return self.stops - self.starts
+
+    @property
+    def offsets(self) -> Int64:
+        """Where each row's elements begin, all rows one after the other; and the end."""
+        return offsets_of(self.counts)
+
+    @property
+    def dense(self) -> bool:
+        """Whether each row begins where the one before ends, and the first at 0."""
+        first = self.starts[:1]
+        return not first.any() and np.array_equal(self.starts[1:], self.stops[:-1])
+
+    def counts_of(self, rows: RowSelection) -> Int64:
+        """Return the elements of each of some rows."""
+        return self.stops[rows] - self.starts[rows]
+
+    def positions(self, rows: RowSelection = slice(None)) -> Int64:
+        """Return where the elements of some rows lie, one row after the other."""
+        from sonic_coffea.layouts import _kernels
+
+        starts, stops = self.starts[rows], self.stops[rows]
+        positions = np.empty(int((stops - starts).sum()), np.int64)
+        _kernels.positions(positions, starts, stops)
+        return positions
+
+
+def offsets_of(counts: Int64) -> Int64:
+    """Return where lists of some lengths begin, one after the other; and the end."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
 
 
 def split(layout: Content, *, jagged: bool, what: str, below: int = 0) -> Split:
@@ -136,6 +207,7 @@ def split(layout: Content, *, jagged: bool, what: str, below: int = 0) -> Split:
         nothing = np.zeros(len(rows), np.int64)
         return Split(rows, leaf, nothing, nothing)
     if isinstance(leaf, ListOffsetArray):
+        leaf = _trimmed(leaf)
         offsets = np.asarray(read(leaf.offsets), np.int64)
         starts, stops = offsets[:-1], offsets[1:]
     else:
@@ -144,6 +216,16 @@ def split(layout: Content, *, jagged: bool, what: str, below: int = 0) -> Split:
     if not rows.contiguous:
         starts, stops = starts[rows.ids], stops[rows.ids]
     return Split(rows, leaf.content, starts, stops)
+
+
+def _trimmed(lists: ListOffsetArray) -> ListOffsetArray:
+    """Return lists without the contents before the first and after the last."""
+    offsets = read(lists.offsets)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first == 0 and last == lists.content.length:
+        return lists
+    shifted = offsets - first if first else offsets
+    return ListOffsetArray(Index64(np.asarray(shifted, np.int64)), lists.content[first:last])
 
 
 def read(buffer: Any) -> NDArray[Any]:
@@ -168,6 +250,8 @@ def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]
         return NumpyArray(np.arange(node.length, dtype=np.int64)), node
     if node.purelist_depth < leaf_depth:
         raise too_shallow(what, node.form)
+    if isinstance(node, ListOffsetArray):
+        node = _trimmed(node)
     content, leaf = _outer(node.content, leaf_depth, what)
     if isinstance(node, RegularArray):
         return RegularArray(content, node.size, zeros_length=node.length), leaf
@@ -196,16 +280,11 @@ def _has_option(node: Content) -> bool:
 
 
 def _pack(outer: Content) -> Rows:
-    if _is_packed(outer):
-        leaf = outer
-        while not isinstance(leaf, NumpyArray):
-            leaf = leaf.content
-        return Rows(outer, np.asarray(leaf.data), contiguous=True)
-    skeleton = outer.to_packed()
-    leaf = skeleton
+    contiguous = _is_packed(outer)
+    skeleton = leaf = outer if contiguous else outer.to_packed()
     while not isinstance(leaf, NumpyArray):
         leaf = leaf.content
-    return Rows(skeleton, np.ascontiguousarray(leaf.data))
+    return Rows(skeleton, np.ascontiguousarray(leaf.data), contiguous=contiguous)
 
 
 def _is_packed(node: Content) -> bool:
@@ -254,34 +333,3 @@ def _present(node: Content) -> Content:
     while node.is_option and not np.any(node.index.data < 0):
         node = node.content
     return node
-
-
-def _event_of(skeleton: Content, row: int) -> int:
-    """Return the number of the event that one row belongs to, without those of all others.
-
-    Thousands of requests of a call may be lost, and each loss names its events.
-    """
-    above = []
-    node = skeleton
-    while not isinstance(node, NumpyArray):
-        above.append(node)
-        node = node.content
-    for node in reversed(above):
-        if node.is_option:
-            row = int(np.flatnonzero(np.asarray(node.index.data) >= 0)[row])
-        else:
-            row = int(np.searchsorted(node.offsets.data, row, side="right")) - 1
-    return row
-
-
-def _event_numbers(skeleton: Content) -> Int64:
-    """Return the number of the event that each row belongs to."""
-    numbers = np.arange(skeleton.length, dtype=np.int64)
-    node = skeleton
-    while not isinstance(node, NumpyArray):
-        if node.is_option:
-            numbers = numbers[np.asarray(node.index.data) >= 0]
-        else:
-            numbers = np.repeat(numbers, np.diff(node.offsets.data))
-        node = node.content
-    return numbers

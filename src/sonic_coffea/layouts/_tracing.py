@@ -9,26 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
-from awkward.forms import (
-    EmptyForm,
-    Form,
-    IndexedOptionForm,
-    ListOffsetForm,
-    NumpyForm,
-    RecordForm,
-    RegularForm,
-)
+from awkward.contents import ListOffsetArray, RecordArray, UnmaskedArray
 
-from sonic_coffea.errors import ConfigError, InputError
-from sonic_coffea.layouts._inputs import arrays_by_input, masked
-from sonic_coffea.layouts._rows import too_shallow
-from sonic_coffea.layouts._specs import Bucketed, Dense, Flat, Mask, Padded
+from sonic_coffea.layouts._fields import Source
+from sonic_coffea.layouts._inputs import arrays_by_input, bind_sources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from awkward.contents import Content
+
+    from sonic_coffea.layouts._inputs import Inputs
+    from sonic_coffea.layouts._layout import Layout
     from sonic_coffea.layouts._outputs import Output
-    from sonic_coffea.layouts._specs import Layout
 
 
 def is_tracer(arrays: Any) -> bool:
@@ -55,67 +48,31 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
         If a field is missing, or has no axis where one is needed.
     """
     sources = arrays_by_input(layouts, arrays)
-    above: Form | None = None
-    content = _content(outputs)
-    masks = masked(layouts)
-    for name, layout in layouts.items():
-        if name in masks:
-            continue
-        try:
-            for field in layout.columns:
-                column = sources[name].column(field)
-                ak.typetracer.touch_data(ak.Array(column))
-                if above is None and not isinstance(layout, Mask):
-                    depth = _depth(layout, column.form)
-                    above = _with_leaf(column.form, depth, content, f"field {field!r}")
-        except InputError as error:
-            raise error.within(f"input {name!r}") from None
-    if above is None:
-        raise ConfigError("the model has no input but masks")
-    nothing = above.length_zero_array(highlevel=False)
-    return ak.Array(nothing.to_typetracer(forget_length=True))
+    inputs = bind_sources(layouts, {name: _Touched(source) for name, source in sources.items()})
+    contents = [_content(name, output, inputs) for name, output in outputs.items()]
+    content = contents[0] if len(contents) == 1 else RecordArray(contents, list(outputs))
+    scores = inputs.rows.unflatten(content)
+    return ak.Array(scores.layout.to_typetracer(forget_length=True))
 
 
-def _depth(layout: Layout, form: Form) -> int:
-    """Return how many axes below the rows, and the rows' own, a column has."""
-    if isinstance(layout, (Padded, Bucketed, Flat)):
-        return 2
-    if isinstance(layout, Dense):
-        fixed = 0
-        while not isinstance(form, (NumpyForm, EmptyForm)):
-            fixed = fixed + 1 if form.is_regular else 0 if form.is_list or form.is_option else fixed
-            form = form.content
-        fixed += len(getattr(form, "inner_shape", ()))
-        return 1 + (fixed if layout.shape is None else min(fixed, len(layout.shape)))
-    return 1
+class _Touched(Source):
+    """Arrays of length zero in the place of typetracers: whatever is read of them is touched."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def collection(self, path: str) -> tuple[None, str]:
+        return None, path
+
+    def column(self, path: str) -> Content:
+        column = self._source.column(path)
+        ak.typetracer.touch_data(ak.Array(column))
+        return column.form.length_zero_array(highlevel=False)
 
 
-def _with_leaf(form: Form, leaf_depth: int, leaf: Form, what: str) -> Form:
-    """Return the structure above the rows, as it returns with the scores."""
-    if isinstance(form, NumpyForm) and form.inner_shape:
-        form = form.to_RegularForm()
-    if form.is_option:
-        return IndexedOptionForm.simplified("i64", _with_leaf(form.content, leaf_depth, leaf, what))
-    if form.is_unknown or form.purelist_depth == leaf_depth:
-        return leaf
-    if form.purelist_depth < leaf_depth:
-        raise too_shallow(what, form)
-    inner = _with_leaf(form.content, leaf_depth, leaf, what)
-    if form.is_regular:
-        return RegularForm(inner, form.size)
-    return ListOffsetForm("i64", inner) if form.is_list else inner
-
-
-def _content(outputs: Mapping[str, Output]) -> Form:
+def _content(name: str, output: Output, inputs: Inputs) -> Content:
     """Return what stands in the place of each row."""
-    contents = [_output(output) for output in outputs.values()]
-    return contents[0] if len(contents) == 1 else RecordForm(contents, list(outputs))
-
-
-def _output(output: Output) -> Form:
-    number = NumpyForm(output.score_dtype.name)
-    labels = output.labels
-    values = number if labels is None else RecordForm([number] * len(labels), list(labels))
-    if output.per == "constituent":
-        return ListOffsetForm("i64", IndexedOptionForm.simplified("i64", values))
-    return ListOffsetForm("i64", values) if output.splits is not None else values
+    content = output.assemble(name, inputs).content()
+    if output.per == "constituent":  # what is truncated is None
+        return ListOffsetArray(content.offsets, UnmaskedArray.simplified(content.content))
+    return content

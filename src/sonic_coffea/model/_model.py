@@ -22,7 +22,6 @@ from sonic_coffea.errors import (
     nearest,
 )
 from sonic_coffea.layouts import (
-    Flat,
     Layout,
     Output,
     bind_inputs,
@@ -221,7 +220,7 @@ class Model:
         ContractError
             With the two side by side.
         """
-        whole = [name for name, one in self.inputs.items() if isinstance(one, Flat)]
+        whole = [name for name, one in self.inputs.items() if not one.stacks]
         if whole and contract.max_rows is not None:
             raise ContractError(
                 f"the rows of input {whole[0]!r} are told apart by offsets or numbers that count "
@@ -413,7 +412,7 @@ class Model:
 
     def _reused(self, settings: Settings, contract: Contract, *, deduplicate: bool) -> Reuse:
         """Return which rows need not be sent."""
-        whole = [name for name, one in self.inputs.items() if isinstance(one, Flat)]
+        whole = [name for name, one in self.inputs.items() if not one.stacks]
         whole += [name for name, one in self.outputs.items() if one.splits is not None]
         if whole and deduplicate:
             raise ConfigError(

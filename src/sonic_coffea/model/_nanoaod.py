@@ -56,8 +56,8 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     known = list(events.fields)
     if jets not in known:
         raise FieldError(f"the events have no collection {jets!r}; {nearest(jets, known)}")
-    found = _association(events, jets)
-    if found is None:
+    association = _association(events, jets)
+    if association is None:
         table = f"{jets}PFCand"
         raise FieldError(
             f"the events have no constituents of {jets!r}: no collection {table!r}; "
@@ -68,8 +68,8 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
         label = f"{jets}-constituents"
         return over_partitions(partial(constituents, jets=jets), events, label=label, token=label)
     if is_tracer(events):
-        return _traced(events, jets, *found)
-    table, index, candidates = found
+        return _traced(events, jets, *association)
+    table, index, candidates = association
     counts = _counts(events[jets])
     event_of_link, jet = _flat(events[table]["jetIdx"])
     _, candidate = _flat(events[table][index])

@@ -23,18 +23,20 @@ def read(
     ``replace_inf_value``, then ``clip((value - median) * norm_factor, lower_bound, upper_bound)``;
     what is missing up to ``var_length`` is ``pad``. Between ``min_length`` and ``max_length`` the
     length follows the row: rows are padded to the next of lengths that double from the least to
-    the most. An input whose only variable is a mask, by its name, is made from the counts of its
+    the most. An input whose only variable is a mask, by its name, counts the elements of its
     group: of ``sv_features`` for ``sv_mask``, that is, of the first input with the same text
     before the last ``_``.
     """
     content = _load(preprocess)
     inputs: dict[str, Layout] = {}
+    masks: dict[str, int | None] = {}
     for name in _get(content, "input_names", "the file"):
         group = _get(content, name, "the file")
         variables = list(_get(group, "var_names", f"input {name!r}"))
         lengths = _lengths(group, name)
         if len(variables) == 1 and variables[0].endswith("mask"):
-            inputs[name] = Mask(lengths[0] if len(lengths) == 1 else None)
+            masks[name] = lengths[0] if len(lengths) == 1 else None
+            inputs[name] = Mask(masks[name])  # in the order of the file
             continue
         infos = _get(group, "var_infos", f"input {name!r}")
         features = [_feature(v, _get(infos, v, f"input {name!r}"), prefix) for v in variables]
@@ -43,16 +45,14 @@ def read(
             inputs[name] = Padded(features, lengths[0], fill=fills)
         else:
             inputs[name] = Bucketed(features, lengths, fill=fills)
-    for name, one in inputs.items():
-        if isinstance(one, Mask):
-            inputs[name] = Mask(one.length, beside=_counted(name, inputs))
+    others = [name for name in inputs if name not in masks]
+    inputs |= {name: Mask(n, beside=_counted(name, others)) for name, n in masks.items()}
     labels = [str(n).removeprefix("label_") for n in _get(content, "output_names", "the file")]
     return inputs, labels
 
 
-def _counted(mask: str, inputs: Mapping[str, Layout]) -> str:
+def _counted(mask: str, others: list[str]) -> str:
     """Return the input whose elements a mask counts."""
-    others = [name for name, one in inputs.items() if not isinstance(one, Mask)]
     group = [name for name in others if _group(name) == _group(mask)]
     if not group and len({_group(name) for name in others}) == 1:
         group = others

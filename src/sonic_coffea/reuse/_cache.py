@@ -51,7 +51,7 @@ class ScoreCache:
     Parameters
     ----------
     path : path-like
-        The file; made if need be, readable by its user only.
+        The file; created if missing, readable by its user only.
     max_bytes : int
         About how large it may become; the scores that were not used for longest go first.
     """
@@ -62,10 +62,10 @@ class ScoreCache:
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, dict[str, NDArray[Any]]]:
         """Return the scores that there are, by key: of each output, those of one row."""
-        found: dict[bytes, dict[str, NDArray[Any]]] = {}
+        hits: dict[bytes, dict[str, NDArray[Any]]] = {}
         with self._open() as database:
             if database is None:
-                return found
+                return hits
             now, broken, old = int(time.time()), [], []
             for start in range(0, len(keys), _AT_A_TIME):
                 some = keys[start : start + _AT_A_TIME]
@@ -79,14 +79,14 @@ class ScoreCache:
                     if row is None:
                         broken.append((key,))
                         continue
-                    found[key] = row
+                    hits[key] = row
                     if now - used > _USED_WITHIN_S:
                         old.append((now, key))
             if broken:
                 logger.warning("%d damaged scores in %s are forgotten", len(broken), self.path)
                 database.executemany("DELETE FROM scores WHERE key = ?", broken)
             database.executemany("UPDATE scores SET used = ? WHERE key = ?", old)
-        return found
+        return hits
 
     def put(self, keys: Sequence[bytes], outputs: Mapping[str, NDArray[Any]]) -> None:
         """Keep the scores of some rows: ``outputs`` has one element for each key."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.layouts import Flat, declared
+from sonic_coffea.layouts import declared
 from sonic_coffea.server.in_process import Function, KServeModel, Tensors
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class FakeModel(KServeModel):
             If there is no default for the declaration.
         """
         tensors = declared(model.inputs)
-        flat = any(isinstance(layout, Flat) for layout in model.inputs.values())
+        flat = not all(layout.stacks for layout in model.inputs.values())
         by_row = all(o.per == "row" and o.splits is None for o in model.outputs.values())
         if function is None and (flat or not by_row):
             raise ConfigError(

@@ -1,0 +1,113 @@
+"""A jagged axis without padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sonic_coffea.layouts._layout import DType, Fields, FieldsLayout, Shape, Tensor
+from sonic_coffea.layouts._rows import offsets_of
+from sonic_coffea.layouts._scatter import scattered
+
+if TYPE_CHECKING:
+    from awkward.contents import Content
+    from numpy.typing import DTypeLike
+
+    from sonic_coffea.layouts._columns import Columns
+    from sonic_coffea.layouts._fields import Feature
+    from sonic_coffea.layouts._rows import Int64, RowSelection
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Flat(FieldsLayout):
+    """A jagged axis without padding: all elements of a request's rows, one after the other.
+
+    ``events * var * number`` becomes ``[sum n, F]``, and another input says which element belongs
+    to which row. For graphs and sets of any size.
+
+    Parameters
+    ----------
+    fields : sequence of str or Feature
+        The columns of the tensor, in order.
+    splits : str or None
+        Name of the model's input for the offsets, int64 ``[N + 1]``: row `i` is elements
+        ``splits[i]`` to ``splits[i + 1]``.
+    batch : str or None
+        Name of the model's input for each element's row, int64 ``[sum n]``.
+    dtype, sort_by
+        As of `Padded`.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> hits = ak.Array([[{"x": 1.0}, {"x": 2.0}], [], [{"x": 3.0}]])
+    >>> Flat("x").pack(hits).tolist()
+    [[1.0], [2.0], [3.0]]
+    """
+
+    stacks = False
+    jagged = True
+
+    features: tuple[Feature, ...]
+    splits: str | None
+    batch: str | None
+    dtype: DType
+    sort_by: str | None
+
+    def __init__(
+        self,
+        fields: Fields,
+        splits: str | None = "row_splits",
+        *,
+        batch: str | None = None,
+        dtype: DTypeLike = "float32",
+        sort_by: str | None = None,
+    ) -> None:
+        self._declare(fields, dtype, splits=splits, batch=batch, sort_by=sort_by)
+
+    def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
+        """Return the tensors that the input makes."""
+        others = dict.fromkeys(filter(None, (self.splits, self.batch)), (np.dtype(np.int64), ()))
+        return {name: (self.dtype, self.row_shape(0)), **others}
+
+    def row_shape(self, bucket: int) -> tuple[int, ...]:
+        """Return ``(F,)``, of each element."""
+        del bucket
+        return (len(self.features),)
+
+    def tensor_shape(self, columns: Columns, rows: RowSelection, bucket: int) -> tuple[int, ...]:
+        """Return ``(sum n, F)``."""
+        return *self.elements_shape(columns, rows, bucket), len(self.features)
+
+    def elements_shape(self, columns: Columns, rows: RowSelection, bucket: int) -> tuple[int, ...]:
+        """Return ``(sum n,)``."""
+        del bucket
+        return (int(columns.split.counts_of(rows).sum()),)
+
+    def row_bytes(self, columns: Columns, rows: Int64, bucket: int) -> Int64:
+        """Return the bytes of each row."""
+        del bucket
+        per_element = len(self.features) * self.dtype.itemsize + (8 if self.batch else 0)
+        return columns.split.counts_of(rows) * per_element + (8 if self.splits else 0)
+
+    def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
+        """Write ``[sum n, F]``."""
+        columns.list(out, columns.split.positions(rows), rows)
+
+    def make(
+        self, name: str, columns: Columns, rows: RowSelection, bucket: int
+    ) -> dict[str, Tensor]:
+        """Return ``[sum n, F]``, with offsets or row numbers of the request's own."""
+        tensors = FieldsLayout.make(self, name, columns, rows, bucket)
+        counts = columns.split.counts_of(rows)
+        if self.splits:
+            tensors[self.splits] = offsets_of(counts)
+        if self.batch:
+            tensors[self.batch] = np.repeat(np.arange(len(counts)), counts)
+        return tensors
+
+    def content(self, tensor: Tensor, columns: Columns) -> Content:
+        """Return a list of records for each row."""
+        return scattered(tensor, columns)

@@ -1,0 +1,124 @@
+"""Which elements are padding."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.layouts._columns import bind_columns
+from sonic_coffea.layouts._fields import Feature
+from sonic_coffea.layouts._layout import (
+    Bound,
+    DType,
+    Layout,
+    Tensor,
+    declare,
+    length_of,
+    target_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import DTypeLike
+
+    from sonic_coffea.layouts._columns import Columns
+    from sonic_coffea.layouts._fields import Source
+    from sonic_coffea.layouts._rows import RowSelection
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Mask(Layout):
+    """1 where there is a constituent, 0 where there is padding: ``[N, 1, L]``.
+
+    Parameters
+    ----------
+    length : int, optional
+        By default that of the input which it belongs to: of each request beside `Bucketed`.
+    of : str, optional
+        The field whose elements are counted, instead of those of an input.
+    beside : str, optional
+        The model's input whose elements are counted; by default the first one that is jagged.
+    dtype : dtype
+        Type of the tensor, float32 by default.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> Mask(3, of="pt").pack(ak.Array([{"pt": [3.0, 2.0]}])).tolist()
+    [[[1.0, 1.0, 0.0]]]
+    """
+
+    length: int | None
+    of: str | None
+    beside: str | None
+    dtype: DType
+    longest: int = field(repr=False, compare=False)
+
+    def __init__(
+        self,
+        length: int | None = None,
+        of: str | None = None,
+        *,
+        beside: str | None = None,
+        dtype: DTypeLike = "float32",
+    ) -> None:
+        if of is not None and beside is not None:
+            raise ConfigError(f"Mask: expected of={of!r} or beside={beside!r}, got both")
+        checked = None if length is None else length_of(length, self)
+        target = target_of(dtype, self)
+        declare(self, length=checked, of=of, beside=beside, dtype=target, longest=0)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The fields that are read."""
+        return (self.of,) if self.of else ()
+
+    def counted_input(self, jagged: Sequence[str]) -> str | None:
+        """Return the input whose elements are counted; None if those of a field are.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such input.
+        """
+        if self.of is not None:
+            return None
+        if not jagged:
+            raise ConfigError("Mask needs of=, as the model has no jagged input")
+        if self.beside is not None and self.beside not in jagged:
+            raise ConfigError(
+                f"Mask beside {self.beside!r}, which is no jagged input; "
+                f"{nearest(self.beside, jagged)}"
+            )
+        return self.beside or jagged[0]
+
+    def bind(self, source: Source) -> Bound:
+        """Read the field that is counted, and nothing else."""
+        if self.of is None:
+            raise ConfigError(
+                "Mask does not know what to count; give of=, the name of a jagged field, "
+                "or use it beside a Padded input"
+            )
+        columns = bind_columns(source, (Feature(self.of),), jagged=True, target=self.dtype)
+        return self._bound(columns, self.length)
+
+    def bind_beside(self, counted: Bound) -> Bound:
+        """Bind the layout to an input that has been bound, and has a jagged axis."""
+        return self._bound(counted.columns, self.length or counted.layout.padded_length(0))
+
+    def _bound(self, columns: Columns, length: int | None) -> Bound:
+        longest = 0 if length else int(columns.split.counts.max(initial=1))
+        return Bound(declare(copy(self), length=length, longest=longest), columns)
+
+    def row_shape(self, bucket: int) -> tuple[int, ...]:
+        """Return ``(1, L)``."""
+        return 1, self.length or bucket or self.longest
+
+    def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
+        """Write ``[n, 1, L]``."""
+        from sonic_coffea.layouts import _kernels
+
+        _kernels.mask(out, columns.split.starts[rows], columns.split.stops[rows])

@@ -1,0 +1,134 @@
+"""A jagged axis padded to a length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.layouts._layout import DType, Fields, FieldsLayout, Tensor, declare, length_of
+from sonic_coffea.layouts._scatter import scattered
+
+if TYPE_CHECKING:
+    from awkward.contents import Content
+    from numpy.typing import DTypeLike
+
+    from sonic_coffea.layouts._columns import Columns
+    from sonic_coffea.layouts._fields import Feature
+    from sonic_coffea.layouts._rows import Int64, RowSelection
+
+
+class PaddedLayout(FieldsLayout):
+    """A jagged axis padded to the next of some lengths."""
+
+    __slots__ = ()
+    jagged = True
+    lengths: tuple[int, ...]
+    fill: tuple[float, ...]
+    axis_order: str
+
+    def _declare_padding(self, fill: float | Sequence[float], axis_order: str) -> None:
+        """Check what is declared of the padding, after the fields and the type."""
+        name, count = type(self).__name__, len(self.features)
+        if axis_order not in ("FL", "LF"):
+            raise ConfigError(f"{name}: expected axis_order 'FL' or 'LF', got {axis_order!r}")
+        fills = tuple(fill) if isinstance(fill, Sequence) else (fill,) * count
+        if len(fills) != count:
+            raise ConfigError(
+                f"{name}: expected one fill or one for each of {count} fields, got {len(fills)}"
+            )
+        for value in fills:
+            with np.errstate(all="ignore"):
+                held = float(np.asarray(value, np.float64).astype(self.dtype))
+            exact = self.dtype.kind in "iub"
+            if (exact and held != value) or (np.isfinite(value) and not np.isfinite(held)):
+                raise ConfigError(f"{name}: {self.dtype.name} cannot hold the fill {value!r}")
+        declare(self, fill=tuple(map(float, fills)), axis_order=axis_order)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The lengths, if there are several."""
+        return self.lengths if len(self.lengths) > 1 else ()
+
+    def padded_length(self, bucket: int) -> int:
+        """Return `L`."""
+        return bucket if len(self.lengths) > 1 else self.lengths[0]
+
+    def row_shape(self, bucket: int) -> tuple[int, ...]:
+        """Return ``(F, L)`` or ``(L, F)``."""
+        shape = (len(self.features), self.padded_length(bucket))
+        return shape if self.axis_order == "FL" else shape[::-1]
+
+    def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
+        """Write ``[n, F, L]`` or ``[n, L, F]``."""
+        columns.pad(out if self.axis_order == "FL" else out.transpose(0, 2, 1), self.fill, rows)
+
+    def content(self, tensor: Tensor, columns: Columns) -> Content:
+        """Return a list of records for each row, with None for what was truncated."""
+        by_element = tensor.transpose(0, 2, 1) if self.axis_order == "FL" else tensor
+        return scattered(by_element, columns)
+
+    def count_elements(self, counts: Int64) -> tuple[int, int, int]:
+        """Return how many elements are sent, truncated, and padding."""
+        lengths = np.asarray(self.lengths)
+        padded = lengths[np.minimum(np.searchsorted(lengths, counts), len(lengths) - 1)]
+        sent = int(np.minimum(counts, padded).sum())
+        return sent, int(counts.sum()) - sent, int(padded.sum()) - sent
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Padded(PaddedLayout):
+    """A jagged axis padded, or truncated, to `length`.
+
+    ``events * jets * var * number`` becomes ``[N, F, L]``.
+
+    Parameters
+    ----------
+    fields : sequence of str or Feature
+        The channels of the tensor, in order.
+    length : int
+        Constituents kept of each row, the first ones; shorter rows are padded.
+    fill : float or sequence of float
+        What pads; one value for all fields, or one for each.
+    axis_order : {"FL", "LF"}
+        ``[N, F, L]``, as weaver's models want it, or ``[N, L, F]``.
+    dtype : dtype
+        Type of the tensor, float32 by default.
+    sort_by : str, optional
+        Field by which a row's constituents are sorted, descending, before they are truncated.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> jets = ak.Array([[{"pf": {"pt": [1.0, 2.0, 3.0]}}], [{"pf": {"pt": [4.0]}}]])
+    >>> Padded("pf.pt", 2, sort_by="pf.pt").pack(jets).tolist()
+    [[[3.0, 2.0]], [[4.0, 0.0]]]
+    """
+
+    features: tuple[Feature, ...]
+    length: int
+    fill: tuple[float, ...]
+    axis_order: str
+    dtype: DType
+    sort_by: str | None
+
+    def __init__(
+        self,
+        fields: Fields,
+        length: int,
+        fill: float | Sequence[float] = 0.0,
+        axis_order: str = "FL",
+        dtype: DTypeLike = "float32",
+        *,
+        sort_by: str | None = None,
+    ) -> None:
+        self._declare(fields, dtype, length=length_of(length, self), sort_by=sort_by)
+        self._declare_padding(fill, axis_order)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The length, as the only one."""
+        return (self.length,)

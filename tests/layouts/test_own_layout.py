@@ -1,0 +1,86 @@
+"""A layout of one's own: a class here, and nothing elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea.layouts import Bound, Feature, Layout, Source, bind_columns
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.testing import FakeModel, FakeServer
+
+JETS = ak.Array([[{"pt": [1.0, 2.0, 4.0]}, {"pt": []}], [], [{"pt": [8.0]}]])
+
+
+@dataclass(frozen=True)
+class Histogram(Layout):
+    """How many elements of a row lie in each bin: ``[N, bins]``."""
+
+    name: str
+    edges: tuple[float, ...]
+    dtype = np.dtype("float32")
+    jagged = True
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def bind(self, source: Source) -> Bound:
+        features = (Feature(self.name),)
+        return Bound(self, bind_columns(source, features, jagged=True, target=self.dtype))
+
+    def row_shape(self, bucket: int) -> tuple[int, ...]:
+        return (len(self.edges) - 1,)
+
+    def write(self, out: Any, columns: Any, rows: Any) -> None:
+        elements = np.empty((len(columns.split.positions(rows)), 1), np.float32)
+        columns.list(elements, columns.split.positions(rows), rows)
+        ends = np.cumsum(columns.split.counts_of(rows))[:-1]
+        for row, values in zip(out, np.split(elements[:, 0], ends), strict=True):
+            row[:] = np.histogram(values, self.edges)[0]
+
+
+def double(inputs: Any) -> Any:
+    return {"y": 2 * inputs["counts"][:, :2]}
+
+
+@pytest.fixture
+def model() -> sonic.Model:
+    return sonic.Model("m", {"counts": Histogram("pt", (0, 3, 5, 9))}, {"y": ["low", "middle"]})
+
+
+def test_a_layout_of_ones_own_is_scored(model: sonic.Model) -> None:
+    served = FakeModel.of(model, double, max_rows=2)
+    with FakeServer({"m": served}) as server, Pool(Settings.make(server.url)) as pool:
+        scores = model(JETS, pool=pool)
+        again = model(JETS, pool=pool, deduplicate=True)
+        assert len(server.requests) == 4
+    assert scores.low.tolist() == [[4, 0], [], [0]]
+    assert scores.middle.tolist() == [[2, 0], [], [0]]
+    assert again.tolist() == scores.tolist()
+    (layout,) = model.inputs.values()
+    assert layout.pack(JETS).tolist() == [[2, 1, 0], [0, 0, 0], [0, 0, 1]]
+    with pytest.raises(sonic.errors.ConfigError, match="Histogram has no inverse"):
+        layout.unpack(np.zeros((3, 3)), JETS)
+
+
+def test_it_has_masks_and_values_for_its_elements(model: sonic.Model) -> None:
+    model = sonic.Model("m", {**model.inputs, "mask": sonic.Mask(4)}, {"y": ["low", "middle"]})
+    assert model.inputs["mask"].counted_input(["counts"]) == "counts"
+    with (
+        FakeServer({"m": FakeModel.of(model, double)}) as server,
+        Pool(Settings.make(server.url)) as pool,
+    ):
+        model(JETS, pool=pool)
+        (request,) = server.requests
+    assert request.inputs["mask"].sum(axis=(1, 2)).tolist() == [3, 0, 1]
+
+
+def test_it_is_traced(model: sonic.Model) -> None:
+    traced = model(ak.Array(JETS.layout.to_typetracer(forget_length=True)))
+    assert str(traced.type.content) == "var * {low: float32, middle: float32}"

@@ -1,0 +1,137 @@
+"""Of a large array, what rows do not use is not looked at, whatever they are cut from."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+from awkward.contents import ByteMaskedArray, NumpyArray, UnionArray
+from awkward.index import Index8, Index64
+
+import sonic_coffea as sonic
+from sonic_coffea.layouts import Inputs, bind_inputs
+from sonic_coffea.layouts._rows import Split
+from sonic_coffea.reuse._deduplication import keys_of
+
+ROWS, EACH = 100_000, 10
+MOST_BYTES = 60_000
+"""What ten rows may take: a column of all rows has 800,000 bytes for their counts alone."""
+
+NUMBERS = np.arange(ROWS * EACH, dtype=np.float32) % 101
+
+
+def optional(numbers: Any) -> Any:
+    return ByteMaskedArray(Index8(np.zeros(len(numbers), np.int8)), NumpyArray(numbers), False)
+
+
+def mixed(numbers: Any) -> Any:
+    tags = np.arange(len(numbers)) % 2
+    contents = [NumpyArray(numbers), NumpyArray(numbers.astype(np.int64))]
+    return UnionArray(Index8(tags.astype(np.int8)), Index64(np.arange(len(numbers))), contents)
+
+
+COLUMNS = {
+    "float32": NumpyArray(NUMBERS),
+    "float16": NumpyArray(NUMBERS.astype(np.float16)),
+    "int16": NumpyArray(NUMBERS.astype(np.int16)),
+    "strided": NumpyArray(np.repeat(NUMBERS, 2)[::2]),
+    "optional": optional(NUMBERS),
+    "mixed": mixed(NUMBERS),
+}
+SELECTIONS = {
+    "slice": slice(50_000, 50_010),
+    "numbers": np.arange(90_000, 0, -9_000),
+}
+X = sonic.Feature("x", scale=2.0)
+LAYOUTS = {
+    "padded": sonic.Padded("x", 8),
+    "sorted": sonic.Padded("x", 8, sort_by="x"),
+    "integers": sonic.Padded("x", 8, dtype="int32"),
+    "transformed": sonic.Padded(X, 8, dtype="float16"),
+    "flat": sonic.Flat(X),
+}
+
+
+@pytest.fixture(scope="module")
+def large() -> dict[str, ak.Array]:
+    columns = {name: ak.unflatten(ak.Array(c), EACH) for name, c in COLUMNS.items()}
+    return {name: ak.from_regular(c) for name, c in columns.items()}
+
+
+def peak(work: Any) -> int:
+    work()  # what is compiled or loaded at the first time is not of the rows
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("column", COLUMNS)
+def test_binding_takes_memory_for_the_rows_alone(
+    large: dict[str, ak.Array], column: str, layout: str, selection: str
+) -> None:
+    some = large[column][SELECTIONS[selection]]
+    expected = LAYOUTS[layout].pack({"x": ak.Array(some.tolist())})
+    np.testing.assert_array_equal(LAYOUTS[layout].pack({"x": some}), expected)
+    assert peak(lambda: LAYOUTS[layout].pack({"x": some})) < MOST_BYTES
+
+
+def test_events_of_nested_lists(large: dict[str, ak.Array]) -> None:
+    events = ak.unflatten(large["float32"], np.full(ROWS // 10, 10))[500:501]
+    assert peak(lambda: sonic.Padded("x", 8, sort_by="x").pack({"x": events})) < MOST_BYTES
+
+
+def no_work_on_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Split) -> Any:
+        raise AssertionError("all rows were counted")
+
+    monkeypatch.setattr(Split, "counts", property(refuse))
+    monkeypatch.setattr(Split, "offsets", property(refuse))
+
+
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_a_block_or_an_answer_takes_what_its_rows_take(
+    large: dict[str, ak.Array], monkeypatch: pytest.MonkeyPatch, *, bucketed: bool
+) -> None:
+    layout = sonic.Bucketed("x", (4, 8, 16)) if bucketed else sonic.Padded("x", 16)
+    layouts = {"in": layout, "mask": sonic.Mask(), "any": sonic.Mask(of="x")}
+    inputs = bind_inputs(layouts, {"x": large["float32"]})
+    output = sonic.Output(per="constituent").assemble("y", inputs)
+    answer = {"y": np.ones((10, 16), np.float32)}
+    output.place(inputs.selection(0, 10), 10, answer)
+    some = inputs.only(np.arange(10))
+    no_work_on_all_rows(monkeypatch)
+
+    def block() -> None:
+        inputs.pack(20, 30)
+        output.place(inputs.selection(20, 30), 10, answer)
+
+    assert peak(block) < MOST_BYTES
+    assert peak(some.count_elements) < MOST_BYTES
+    assert peak(lambda: keys_of(some, "scope")) < MOST_BYTES
+    assert list(keys_of(some, "scope")) == list(range(10))
+
+
+def test_keys_of_many_blocks_number_rows_by_block(
+    large: dict[str, ak.Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not all rows for each block: the work would grow as the square of the rows."""
+    numbered = []
+    real = Inputs.numbers
+
+    def numbers(self: Inputs, start: int, stop: int) -> Any:
+        numbered.append(stop - start)
+        return real(self, start, stop)
+
+    monkeypatch.setattr(Inputs, "numbers", numbers)
+    inputs = bind_inputs({"in": sonic.Padded("x", 1)}, {"x": large["float32"][:20_000]})
+    assert len(keys_of(inputs, "scope")) == 20_000
+    assert sum(numbered) == 20_000
+    assert max(numbered) < 5_000
