@@ -29,6 +29,8 @@ from sonic_coffea.testing import FakeModel, FakeServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.server  # and a cluster of processes
+
 
 @pytest.fixture
 def one_thread() -> Iterator[Client]:

@@ -97,10 +97,23 @@ def to_run(page: Path) -> list[Block]:
     return [b for b in chosen if not b.installs]
 
 
+def needs_server(page: Path) -> bool:
+    """Whether the code of a page starts a Triton, or a dask cluster of processes."""
+    starts = ("LocalServer(", "Client(", "sonic-coffea ")
+    return any(start in block.text for block in to_run(page) for start in starts)
+
+
 @pytest.mark.parametrize(
     "page",
-    [p for p in PAGES if to_run(p) and p not in ELSEWHERE],
-    ids=lambda p: str(p.relative_to(ROOT)),
+    [
+        pytest.param(
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=[pytest.mark.server] if needs_server(page) else [],
+        )
+        for page in PAGES
+        if to_run(page) and page not in ELSEWHERE
+    ],
 )
 def test_page_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     work = tmp_path / "work"
@@ -212,7 +225,7 @@ def test_docstring_examples(module: str) -> None:
 
 @pytest.fixture(scope="session")
 def analysed(
-    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]
+    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], installation: Any
 ) -> dict[str, Any]:
     """What the analysis of the examples makes of two files, on a dask cluster."""
     from coffea.util import load

@@ -86,7 +86,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wide_server(wide: Path) -> Iterator[sonic.LocalServer]:
+def wide_server(wide: Path, installation: Any) -> Iterator[sonic.LocalServer]:
     with sonic.LocalServer(wide, stop_timeout_s=1.0) as running:
         yield running
 
@@ -167,6 +167,7 @@ def test_what_was_abandoned_is_not_used_again(
         assert len(calls) > made
 
 
+@pytest.mark.server
 def test_a_server_that_is_started_anew_knows_no_regions(wide: Path) -> None:
     sent = objects(40_000)
     with held_port() as port:
@@ -198,6 +199,7 @@ def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
         assert total.retries >= 1
 
 
+@pytest.mark.server
 def test_letting_go_of_a_dead_server_is_no_error(wide: Path) -> None:
     server = sonic.LocalServer(wide, stop_timeout_s=0.1).start()
     with pool_of(server, retry_timeout_s=0.2) as pool:
@@ -281,7 +283,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
 
 
 @pytest.fixture(scope="module")
-def held_server(held: Held) -> Iterator[sonic.LocalServer]:
+def held_server(held: Held, installation: Any) -> Iterator[sonic.LocalServer]:
     with sonic.LocalServer(held.repository, stop_timeout_s=1.0) as running:
         yield running
 
