@@ -40,6 +40,8 @@ PARSERS = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
 SHOWN_ONLY = {"text", "mermaid"}
 # Commands that would install or build are compared with what there is to run, not run.
 NOT_RUN = ("make ", "pip install ")
+# What the tests run by themselves, and `.ci/run` need not run again: target and its command.
+RUN_BY_TESTS = {"demo": "sonic-coffea demo"}
 
 # Runs the blocks of a page in one namespace; tracebacks point at the lines of the page. Read from
 # the command line, so that dask's workers do not run the page again when they start.
@@ -144,14 +146,18 @@ def test_data_is_well_formed(block: Block) -> None:
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.installs], ids=str)
 def test_installing_is_as_documented(block: Block) -> None:
-    made = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipes = dict(re.findall(r"^([a-z]+):.*\n((?:\t.*\n)*)", makefile, re.MULTILINE))
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for command in block.commands:
         program, _, rest = command.partition(" ")
         if program == "make":
-            assert rest in made, command
-            assert command in script, f"{command} is not what .ci/run calls"
+            assert rest in recipes, command
+            if rest in RUN_BY_TESTS:
+                assert recipes[rest] == f"\t$(BIN)/{RUN_BY_TESTS[rest]}\n"
+            else:
+                assert command in script, f"{command} is not what .ci/run calls"
         else:
             extras = re.fullmatch(r'pip install "(?:\.|sonic-coffea)(?:\[([a-z,]+)\])?"', command)
             assert extras is not None, command

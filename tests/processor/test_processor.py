@@ -83,7 +83,9 @@ class ByHand(processor.ProcessorABC):
 
 
 @pytest.fixture(scope="module")
-def top_server(tmp_path_factory: pytest.TempPathFactory, installation: Any) -> Iterator[sonic.LocalServer]:
+def top_server(
+    tmp_path_factory: pytest.TempPathFactory, installation: Any
+) -> Iterator[sonic.LocalServer]:
     repository = tmp_path_factory.mktemp("top") / "repository"
     sonic.build_repository(repository, {"toptagger": DATA / "toptagger.onnx"})
     with sonic.LocalServer(repository) as running:
