@@ -8,8 +8,8 @@ LAZY := .venv-lazy
 TOOLS := .venv-uv
 UV ?= $(TOOLS)/bin/uv
 RESULTS ?= sonic-bench
-# Tests wait for servers as often as they compute: one more process than cores keeps all busy.
-PROCESSES ?= 2
+# Tests wait for servers about as long as they compute: three processes keep two cores busy.
+PROCESSES ?= 3
 PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
 BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow failover cluster facility

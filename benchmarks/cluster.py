@@ -231,13 +231,13 @@ def clients(results: Results, counts: list[int], seconds: float) -> None:
     results.numbers[name] = [counts, medians, rates]
 
 
-def kills(results: Results, folder: Path, chunks: int) -> None:
+def kills(results: Results, folder: Path, chunks: int, workers: int) -> None:
     """Kill workers and a server in mid-run, and compare with a quiet run."""
     repository = accelerator.write(folder / "killed")
     quiet = sonic.LocalServer(repository).start()
     with (
         quiet,
-        local(4) as cluster,
+        local(workers) as cluster,
         Client(cluster) as client,
         sonic.connect(quiet, client=client),
     ):
@@ -248,7 +248,7 @@ def kills(results: Results, folder: Path, chunks: int) -> None:
     with (
         one,
         two,
-        local(4) as cluster,
+        local(workers) as cluster,
         Client(cluster) as client,
         sonic.connect([one, two], client=client),
     ):
@@ -307,11 +307,11 @@ def main() -> None:
         folder = Path(name)
         with sonic.LocalServer(accelerator.write(folder / "repository")) as server:
             overhead(results, server, 20 if quick else 200)
-            counts = [1, 2] if quick else [1, 2, 4, 8, 16]
+            counts = [2] if quick else [1, 2, 4, 8, 16]
             scaling(results, server.url, counts, 2.0 if quick else 15.0)
         parts = [1.0] if quick else [0.25, 1.0, 4.0]
         waiting(results, folder, parts, 6 if quick else 32, 0.05 if quick else 0.2)
-        kills(results, folder, 40 if quick else 500)
+        kills(results, folder, 40 if quick else 500, 2 if quick else 4)
     simulated(results, [5] if quick else [1, 5, 16, 100, 1000])
     convergence(results, 10 if quick else 100)
     counts = [1, 50, 90]

@@ -132,7 +132,8 @@ def server(
 ) -> Iterator[sonic.LocalServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STATE_VARIABLE, str(private_state))
-        running = sonic.LocalServer(repository).start()
+        # It may end at once: no test waits for what is in flight as it stops.
+        running = sonic.LocalServer(repository, stop_timeout_s=0.0).start()
     with running:
         yield running
 

@@ -40,7 +40,7 @@ def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
         [*command, "--json", results, "--figure", figure],
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=580,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -48,6 +48,7 @@ def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
     return done.stdout, json.loads(results.read_text())
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.benchmark
 @pytest.mark.parametrize("name", [n for n in script("document").ORDER if n not in CHECKED])
 def test_it_runs(name: str, tmp_path: Path) -> None:
@@ -56,6 +57,7 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     assert len(found["measurements"] + found["figures"]) > 1
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.benchmark
 def test_layouts(tmp_path: Path) -> None:
     shown, found = run("layouts", tmp_path)
@@ -73,6 +75,7 @@ def test_layouts(tmp_path: Path) -> None:
     assert found["packages"]["awkward"]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.benchmark
 def test_shared_memory(tmp_path: Path) -> None:
     _, found = run("shared_memory", tmp_path)
