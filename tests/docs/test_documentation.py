@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
-import pkgutil
 import re
 import shutil
 import sys
@@ -164,12 +163,20 @@ def test_installing_is_as_documented(block: Block) -> None:
             assert set((extras[1] or "").split(",")) <= {"", *project["optional-dependencies"]}
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def links(page: Path) -> list[str]:
+    """Return the links of a page to pages of this repository."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith("https://"):
-            continue
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    return [target for target in targets if not target.startswith("https://")]
+
+
+def test_pages_are_linked() -> None:
+    assert sum(len(links(page)) for page in LINKED) > 50
+
+
+@pytest.mark.parametrize("page", filter(links, LINKED), ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in links(page):
         name, _, anchor = target.partition("#")
         file = (page.parent / name).resolve() if name else page
         assert file.exists(), f"{page.name} links to {target}"
@@ -200,9 +207,13 @@ def test_reference_has_every_public_name_and_option() -> None:
 
 
 def test_pages_name_nothing_that_is_not_there() -> None:
-    for page in [*PAGES, EXAMPLES / "README.md"]:
-        for name in re.findall(r"\bsonic\.([A-Za-z]\w*)[(.]", page.read_text(encoding="utf-8")):
-            assert hasattr(sonic, name), f"{page.name}: {name}"
+    names = {
+        (page.name, name)
+        for page in [*PAGES, EXAMPLES / "README.md"]
+        for name in re.findall(r"\bsonic\.([A-Za-z]\w*)[(.]", page.read_text(encoding="utf-8"))
+    }
+    assert len(names) > 50
+    assert [(page, name) for page, name in names if not hasattr(sonic, name)] == []
 
 
 def test_settings_in_the_reference_are_the_defaults() -> None:
@@ -210,22 +221,27 @@ def test_settings_in_the_reference_are_the_defaults() -> None:
 
     reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     settings = Settings(servers=("grpc://triton.example:8001",))
-    for name in Settings.__slots__:
-        value = getattr(settings, name)
-        if isinstance(value, (int, float)):
-            shown = str(value) if isinstance(value, bool) else f"{value:_}".removesuffix(".0")
-            assert f"| `{name}` | {shown} |" in reference
+    values = {name: getattr(settings, name) for name in Settings.__slots__}
+    numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+    assert len(numbers) > 10
+    for name, value in numbers.items():
+        shown = str(value) if isinstance(value, bool) else f"{value:_}".removesuffix(".0")
+        assert f"| `{name}` | {shown} |" in reference
 
 
-def modules() -> list[str]:
-    found = pkgutil.walk_packages(sonic.__path__, "sonic_coffea.")
-    # The template of the server's model runs in the server only; __main__ runs the commands.
-    return [m.name for m in found if not m.name.endswith(("__main__", "_python_backend"))]
+def modules_with_examples() -> list[str]:
+    source = ROOT / "src"
+    return [
+        ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted(source.rglob("*.py"))
+        if ">>> " in path.read_text(encoding="utf-8")
+    ]
 
 
-@pytest.mark.parametrize("module", modules())
+@pytest.mark.parametrize("module", modules_with_examples())
 def test_docstring_examples(module: str) -> None:
     outcome = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
+    assert outcome.attempted > 0
     assert outcome.failed == 0
 
 
