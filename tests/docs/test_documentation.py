@@ -174,7 +174,9 @@ def test_pages_are_linked() -> None:
     assert sum(len(links(page)) for page in LINKED) > 50
 
 
-@pytest.mark.parametrize("page", filter(links, LINKED), ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", list(filter(links, LINKED)), ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in links(page):
         name, _, anchor = target.partition("#")
