@@ -7,6 +7,10 @@ BIN := $(VENV)/bin
 LAZY := .venv-lazy
 TOOLS := .venv-uv
 UV ?= $(TOOLS)/bin/uv
+# uv does not read pip's settings.
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
 RESULTS ?= sonic-bench
 # Tests wait for servers about as long as they compute: three processes keep two cores busy.
 PROCESSES ?= 3
