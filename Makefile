@@ -1,17 +1,29 @@
-# Everything runs in a virtual environment of its own, made on first use.
+# Everything runs in virtual environments of its own, made on first use by uv, which installs in
+# seconds and keeps what it has fetched for the next environment.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # dask-awkward needs an older dask, and so an environment of its own.
 LAZY := .venv-lazy
+TOOLS := .venv-uv
+UV ?= $(TOOLS)/bin/uv
+# uv does not read pip's settings.
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
 RESULTS ?= sonic-bench
+# Tests wait for servers about as long as they compute: three processes keep two cores busy.
+PROCESSES ?= 3
+PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
 BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow failover cluster facility
 
-.PHONY: help demo test lint types pytest test-lazy docs bench bench-quick bench-page sample tagger clean
+.PHONY: help demo quick test lint types unit pytest test-lazy docs bench bench-quick bench-page \
+	sample tagger clean
 
 help:
 	@echo "make demo     score the sample's jets on a local Triton and a dask cluster; plots and report"
+	@echo "make quick    style, types and the tests that need no server: for every change"
 	@echo "make test     style, types and the test suite, against the real Triton"
 	@echo "make test-lazy  the tests of dask-awkward support, in an environment of their own"
 	@echo "make docs     build the documentation as a site, in docs/_build"
@@ -20,54 +32,66 @@ help:
 	@echo "make bench-page  write the documentation's page of benchmarks from $(RESULTS)/"
 	@echo "make sample   make the committed sample again (Pythia)"
 	@echo "make tagger   train the committed networks again (torch)"
-	@echo "make clean    remove the virtual environment and what the demo made"
+	@echo "make clean    remove the virtual environments and what the demo made"
 
-$(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+$(TOOLS)/bin/uv:
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check uv
+
+$(BIN)/python $(LAZY)/bin/python: | $(UV)
+	$(UV) venv --quiet --python $(PYTHON) $(@D:/bin=)
 
 # One stamp for each set of extras, made anew when the requirements change.
 $(VENV)/.%-installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	$(UV) pip install --quiet --python $(BIN)/python --editable ".[$*]"
+	@touch $@
+
+$(LAZY)/.installed: pyproject.toml | $(LAZY)/bin/python
+	$(UV) pip install --quiet --python $(LAZY)/bin/python --editable ".[lazy,test]"
 	@touch $@
 
 demo: $(VENV)/.demo-installed
 	$(BIN)/sonic-coffea demo
 
+quick: lint types unit
+
 test: lint types pytest
 
-lint: $(VENV)/.test-installed
+lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.test-installed
+types: $(VENV)/.dev-installed
 	$(BIN)/mypy
 
-pytest: $(VENV)/.test-installed
+unit: $(VENV)/.dev-installed
+	$(BIN)/$(PYTEST) -m "not server and not benchmark"
+
+pytest: $(VENV)/.dev-installed
 	$(BIN)/sonic-coffea server install
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/$(PYTEST) -m "not benchmark"
 
 test-lazy: $(LAZY)/.installed
 	$(LAZY)/bin/sonic-coffea server install
 	$(LAZY)/bin/python -m pytest tests/lazy \
 		"tests/docs/test_documentation.py::test_page_runs[docs/how-to/use-dask-awkward.md]"
 
-$(LAZY)/.installed: pyproject.toml
-	$(PYTHON) -m venv $(LAZY)
-	$(LAZY)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[lazy,test]"
-	@touch $@
-
-docs: $(VENV)/.docs-installed
+docs: $(VENV)/.dev-installed
 	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build
 	@echo "the documentation is in docs/_build/contents.html"
 
-bench bench-quick: $(VENV)/.bench-installed
+bench: $(VENV)/.dev-installed
 	$(BIN)/sonic-coffea server install
 	for name in $(BENCHMARKS); do \
-		$(BIN)/python benchmarks/$$name.py $(if $(findstring quick,$@),--quick) \
-			--json $(RESULTS)/$$name.json --figure $(RESULTS)/$$name.png || exit 1; \
+		$(BIN)/python benchmarks/$$name.py --json $(RESULTS)/$$name.json \
+			--figure $(RESULTS)/$$name.png || exit 1; \
 	done
 
-bench-page: $(VENV)/.bench-installed
+bench-quick: $(VENV)/.dev-installed
+	$(BIN)/sonic-coffea server install
+	$(BIN)/$(PYTEST) -m benchmark
+
+bench-page: $(VENV)/.dev-installed
 	$(BIN)/python benchmarks/document.py $(RESULTS)
 
 sample: $(VENV)/.simulation-installed
@@ -77,4 +101,4 @@ tagger: $(VENV)/.simulation,training-installed
 	$(BIN)/python examples/training/train_toptagger.py
 
 clean:
-	rm -rf $(VENV) $(LAZY) sonic-demo $(RESULTS) docs/_build
+	rm -rf $(VENV) $(LAZY) $(TOOLS) sonic-demo $(RESULTS) docs/_build

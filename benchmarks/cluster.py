@@ -64,9 +64,9 @@ def local(workers: int) -> LocalCluster:
     return LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0")
 
 
-def waiting(results: Results, folder: Path, chunks: int, cpu_s: float) -> None:
+def waiting(results: Results, folder: Path, parts: list[float], chunks: int, cpu_s: float) -> None:
     """Compare wall time with the larger of that without scores and all inference time."""
-    for part in (0.25, 1.0, 4.0):
+    for part in parts:
         infer_s = part * cpu_s
         repository = accelerator.write(folder / f"waits{part}", launch_s=infer_s, row_s=0.0)
         with (
@@ -184,12 +184,12 @@ def simulated(results: Results, counts: list[int]) -> None:
         results.note(f"{name}: 99 % of requests within, s", float(np.quantile(waits, 0.99)))
 
 
-def convergence(results: Results) -> None:
-    """How long until all is as before when 100 workers join 100 others, or die."""
+def convergence(results: Results, workers: int) -> None:
+    """How long until all is as before when as many workers join others, or die."""
     simulation = Simulation([Accelerator()], Work())
-    simulation.join(100, within_s=1.0)
-    simulation.join(100, at=60.0, within_s=0.1)
-    simulation.leave(100, at=120.0)
+    simulation.join(workers, within_s=1.0)
+    simulation.join(workers, at=60.0, within_s=0.1)
+    simulation.leave(workers, at=120.0)
     step = 0.5
     in_flight = []
     for turn in range(int(180 / step)):
@@ -198,18 +198,18 @@ def convergence(results: Results) -> None:
     at = np.array([a.at for a in simulation.answered])
     rates = np.histogram(at, np.arange(0, 180 + step, step))[0] * ROWS / step
     part = rates / simulation.capacity_rows_per_s
-    for name, start in {"100 more join": 60.0, "100 of 200 die": 120.0}.items():
+    changes = {f"{workers} more join": 60.0, f"{workers} of {2 * workers} die": 120.0}
+    for name, start in changes.items():
         first = int(start / step)
         bad = [i for i in range(first, first + 100) if part[i] < 0.9 or in_flight[i] > 30]
         settled = (bad[-1] + 1 - first) * step if bad else 0.0
         results.note(f"{name}: seconds until rows/s and queue are as before", settled)
 
 
-def clients(results: Results, seconds: float) -> None:
+def clients(results: Results, counts: list[int], seconds: float) -> None:
     """How many clients a server has before a request takes 10 % longer."""
     # A chunk of 0.5 s of CPU time and 1,000 rows, as an analysis that scores a few jets an event.
     work = Work(rows=1000, cpu_s=0.5, max_suspended_chunks=1)
-    counts = [1, 2, 5, 10, 20, 30, 40, 50, 60, 65, 70, 75, 80, 90, 100, 120]
     medians, rates = [], []
     for number in counts:
         simulation = Simulation([Accelerator()], work)
@@ -227,13 +227,13 @@ def clients(results: Results, seconds: float) -> None:
     results.numbers[name] = [counts, medians, rates]
 
 
-def kills(results: Results, folder: Path, chunks: int) -> None:
+def kills(results: Results, folder: Path, chunks: int, workers: int) -> None:
     """Kill workers and a server in mid-run, and compare with a quiet run."""
     repository = accelerator.write(folder / "killed")
     quiet = sonic.LocalServer(repository).start()
     with (
         quiet,
-        local(4) as cluster,
+        local(workers) as cluster,
         Client(cluster) as client,
         sonic.connect(quiet, client=client),
     ):
@@ -244,7 +244,7 @@ def kills(results: Results, folder: Path, chunks: int) -> None:
     with (
         one,
         two,
-        local(4) as cluster,
+        local(workers) as cluster,
         Client(cluster) as client,
         sonic.connect([one, two], client=client),
     ):
@@ -303,13 +303,17 @@ def main() -> None:
         folder = Path(name)
         with sonic.LocalServer(accelerator.write(folder / "repository")) as server:
             overhead(results, server, 20 if quick else 200)
-            counts = [1, 2] if quick else [1, 2, 4, 8, 16]
+            counts = [2] if quick else [1, 2, 4, 8, 16]
             scaling(results, server.url, counts, 2.0 if quick else 15.0)
-        waiting(results, folder, 6 if quick else 32, 0.05 if quick else 0.2)
-        kills(results, folder, 40 if quick else 500)
-    simulated(results, [5, 100] if quick else [1, 5, 16, 100, 1000])
-    convergence(results)
-    clients(results, 10.0 if quick else 60.0)
+        parts = [1.0] if quick else [0.25, 1.0, 4.0]
+        waiting(results, folder, parts, 6 if quick else 32, 0.05 if quick else 0.2)
+        kills(results, folder, 40 if quick else 500, 2 if quick else 4)
+    simulated(results, [5] if quick else [1, 5, 16, 100, 1000])
+    convergence(results, 10 if quick else 100)
+    counts = [1, 50, 90]
+    if not quick:
+        counts = [1, 2, 5, 10, 20, 30, 40, 50, 60, 65, 70, 75, 80, 90, 100, 120]
+    clients(results, counts, 5.0 if quick else 60.0)
     finish(results, options, draw)
 
 

@@ -219,10 +219,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with sonic.LocalServer(accelerator.write(folder / "repository")) as server:
-            rest(results, server.url, 2.0 if quick else 10.0)
+            rest(results, server.url, 1.0 if quick else 10.0)
             memory(results, server.url, 20_000 if quick else 2_000_000)
-        unequal(results, folder, 2.0 if quick else 10.0)
-        disturbed(results, folder, 2.0 if quick else 6.0)
+        unequal(results, folder, 1.0 if quick else 10.0)
+        disturbed(results, folder, 1.0 if quick else 6.0)
     finish(results, options, draw)
 
 

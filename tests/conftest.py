@@ -15,10 +15,13 @@ from hypothesis import HealthCheck, settings
 from onnx import TensorProto, helper
 
 import sonic_coffea as sonic
+from sonic_coffea.server import ensure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from sonic_coffea.server import ServerInstall
 
 # These have an environment of their own: dask-awkward needs an older dask.
 collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]
@@ -37,6 +40,25 @@ def pytest_configure() -> None:
     """Hear Ctrl-C, and let every child hear it, also where a shell's `&` made us deaf to it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need an installed Triton as tests that need a server."""
+    for item in items:
+        if "installation" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.server)
+
+
+@pytest.fixture(autouse=True)
+def servers_are_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a test that starts a Triton without the marker, by which `make quick` leaves it out."""
+    if request.node.get_closest_marker("server") is None:
+
+        def refuse(_: sonic.LocalServer) -> None:
+            pytest.fail("a test that starts a Triton has the marker `server`")
+
+        monkeypatch.setattr(sonic.LocalServer, "start", refuse)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -99,10 +121,19 @@ def repository(tagger_path: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="session")
-def server(repository: Path, private_state: Path) -> Iterator[sonic.LocalServer]:
+def installation() -> ServerInstall:
+    """Return the Triton from PyPI; whatever starts one asks for this, which marks its tests."""
+    return ensure()
+
+
+@pytest.fixture(scope="session")
+def server(
+    repository: Path, installation: ServerInstall, private_state: Path
+) -> Iterator[sonic.LocalServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STATE_VARIABLE, str(private_state))
-        running = sonic.LocalServer(repository).start()
+        # It may end at once: no test waits for what is in flight as it stops.
+        running = sonic.LocalServer(repository, stop_timeout_s=0.0).start()
     with running:
         yield running
 

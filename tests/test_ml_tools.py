@@ -373,7 +373,7 @@ FEATURES = 100
 
 
 @pytest.fixture(scope="module")
-def particle_net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def particle_net(tmp_path_factory: pytest.TempPathFactory, installation: Any) -> Iterator[str]:
     """The URL of points [N, 2, L], features [N, 5, L] and mask [N, 1, L] to output [N, 2]."""
 
     def info(name: str, *shape: Any) -> Any:

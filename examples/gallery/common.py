@@ -50,7 +50,7 @@ def directly(model, objects, function, batch):
             stop = min(start + batch, segment.stop)
             answer = function(inputs.pack(start, stop))
             for output in outputs.values():
-                output.place(inputs.wanted(start, stop), stop - start, answer)
+                output.place(inputs.selection(start, stop), stop - start, answer)
     contents = {name: inputs.rows.unflatten(one.content()) for name, one in outputs.items()}
     return next(iter(contents.values())) if len(contents) == 1 else ak.zip(contents, depth_limit=1)
 

@@ -126,6 +126,7 @@ def test_nobody_listens() -> None:
     assert "nothing listens at port" in step["detail"]
 
 
+@pytest.mark.server
 def test_the_port_of_http(repository: Path) -> None:
     with held_port() as port:
         arguments = ["--allow-http=true", "--http-address=127.0.0.1", f"--http-port={port}"]
@@ -281,6 +282,7 @@ def test_models(server: sonic.LocalServer) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.server
 def test_status_lists_and_stops(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ def slow_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def slow_server(slow_repository: Path) -> Iterator[sonic.LocalServer]:
+def slow_server(slow_repository: Path, installation: Any) -> Iterator[sonic.LocalServer]:
     with sonic.LocalServer(slow_repository) as server:
         yield server
 

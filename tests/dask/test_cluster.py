@@ -27,6 +27,8 @@ from sonic_coffea.pool import Settings, _registry, current
 from sonic_coffea.reporting import Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer
 
+pytestmark = pytest.mark.server  # and a cluster of processes
+
 
 def chunk(number: int) -> tuple[float, float, list[float]]:
     """Score a few jets; return when they left, when the scores came, and the scores."""

@@ -15,6 +15,8 @@ from sonic_coffea.demo.features import constituent_features
 
 from .conftest import DATA, demo, demo_json, rewrite
 
+pytestmark = pytest.mark.server
+
 BRANCHES = ("pt", "eta", "phi", "mass", "pdgId")
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.server
+
 
 @contextlib.contextmanager
 def running_demo(output: Path) -> Iterator[subprocess.Popen[str]]:

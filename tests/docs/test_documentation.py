@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
-import pkgutil
 import re
 import shutil
 import sys
@@ -40,6 +39,8 @@ PARSERS = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
 SHOWN_ONLY = {"text", "mermaid"}
 # Commands that would install or build are compared with what there is to run, not run.
 NOT_RUN = ("make ", "pip install ")
+# What the tests run by themselves, and `.ci/run` need not run again: target and its command.
+RUN_BY_TESTS = {"demo": "sonic-coffea demo"}
 
 # Runs the blocks of a page in one namespace; tracebacks point at the lines of the page. Read from
 # the command line, so that dask's workers do not run the page again when they start.
@@ -97,10 +98,23 @@ def to_run(page: Path) -> list[Block]:
     return [b for b in chosen if not b.installs]
 
 
+def needs_server(page: Path) -> bool:
+    """Whether the code of a page starts a Triton, or a dask cluster of processes."""
+    starts = ("LocalServer(", "Client(", "sonic-coffea ")
+    return any(start in block.text for block in to_run(page) for start in starts)
+
+
 @pytest.mark.parametrize(
     "page",
-    [p for p in PAGES if to_run(p) and p not in ELSEWHERE],
-    ids=lambda p: str(p.relative_to(ROOT)),
+    [
+        pytest.param(
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=[pytest.mark.server] if needs_server(page) else [],
+        )
+        for page in PAGES
+        if to_run(page) and page not in ELSEWHERE
+    ],
 )
 def test_page_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     work = tmp_path / "work"
@@ -131,26 +145,44 @@ def test_data_is_well_formed(block: Block) -> None:
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.installs], ids=str)
 def test_installing_is_as_documented(block: Block) -> None:
-    made = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    rules = re.findall(r"^([a-z]+):(.*)\n((?:\t.*\n)*)", makefile, re.MULTILINE)
+    prerequisites = {target: needed.split() for target, needed, _ in rules}
+    recipes = {target: recipe for target, _, recipe in rules}
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    checked = " ".join(re.findall(r"^make (.*)$", script, re.MULTILINE)).split()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for command in block.commands:
         program, _, rest = command.partition(" ")
         if program == "make":
-            assert rest in made, command
-            assert command in script, f"{command} is not what .ci/run calls"
+            assert rest in recipes, command
+            if rest in RUN_BY_TESTS:
+                assert recipes[rest] == f"\t$(BIN)/{RUN_BY_TESTS[rest]}\n"
+            else:
+                parts = [rest] if recipes[rest] else prerequisites[rest]
+                assert set(parts) <= set(checked), f"{command} is not what .ci/run calls"
         else:
             extras = re.fullmatch(r'pip install "(?:\.|sonic-coffea)(?:\[([a-z,]+)\])?"', command)
             assert extras is not None, command
             assert set((extras[1] or "").split(",")) <= {"", *project["optional-dependencies"]}
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def links(page: Path) -> list[str]:
+    """Return the links of a page to pages of this repository."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith("https://"):
-            continue
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    return [target for target in targets if not target.startswith("https://")]
+
+
+def test_pages_are_linked() -> None:
+    assert sum(len(links(page)) for page in LINKED) > 50
+
+
+@pytest.mark.parametrize(
+    "page", list(filter(links, LINKED)), ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in links(page):
         name, _, anchor = target.partition("#")
         file = (page.parent / name).resolve() if name else page
         assert file.exists(), f"{page.name} links to {target}"
@@ -181,36 +213,46 @@ def test_reference_has_every_public_name_and_option() -> None:
 
 
 def test_pages_name_nothing_that_is_not_there() -> None:
-    for page in [*PAGES, EXAMPLES / "README.md"]:
-        for name in re.findall(r"\bsonic\.([A-Za-z]\w*)[(.]", page.read_text(encoding="utf-8")):
-            assert hasattr(sonic, name), f"{page.name}: {name}"
+    names = {
+        (page.name, name)
+        for page in [*PAGES, EXAMPLES / "README.md"]
+        for name in re.findall(r"\bsonic\.([A-Za-z]\w*)[(.]", page.read_text(encoding="utf-8"))
+    }
+    assert len(names) > 50
+    assert [(page, name) for page, name in names if not hasattr(sonic, name)] == []
 
 
 def test_settings_in_the_reference_are_the_defaults() -> None:
     from sonic_coffea.pool import Settings
 
     reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-    for name, value in Settings(servers=()).options().items():
-        if isinstance(value, (int, float)):
-            shown = str(value) if isinstance(value, bool) else f"{value:_}".removesuffix(".0")
-            assert f"| `{name}` | {shown} |" in reference
+    options = Settings(servers=()).options().items()
+    numbers = {name: value for name, value in options if isinstance(value, (int, float))}
+    assert len(numbers) > 10
+    for name, value in numbers.items():
+        shown = str(value) if isinstance(value, bool) else f"{value:_}".removesuffix(".0")
+        assert f"| `{name}` | {shown} |" in reference
 
 
-def modules() -> list[str]:
-    found = pkgutil.walk_packages(sonic.__path__, "sonic_coffea.")
-    # The template of the server's model runs in the server only; __main__ runs the commands.
-    return [m.name for m in found if not m.name.endswith(("__main__", "_python_backend"))]
+def modules_with_examples() -> list[str]:
+    source = ROOT / "src"
+    return [
+        ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted(source.rglob("*.py"))
+        if ">>> " in path.read_text(encoding="utf-8")
+    ]
 
 
-@pytest.mark.parametrize("module", modules())
+@pytest.mark.parametrize("module", modules_with_examples())
 def test_docstring_examples(module: str) -> None:
     outcome = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
+    assert outcome.attempted > 0
     assert outcome.failed == 0
 
 
 @pytest.fixture(scope="session")
 def analysed(
-    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]
+    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], installation: Any
 ) -> dict[str, Any]:
     """What the analysis of the examples makes of two files, on a dask cluster."""
     from coffea.util import load

@@ -101,6 +101,7 @@ def test_outputs_are_cleared(path: Path) -> None:
             assert cell.execution_count is None
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook(path: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "run.py").write_text(RUN, encoding="utf-8")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tritonclient.grpc import InferenceServerClient
 
+import sonic_coffea as sonic
 from sonic_coffea.server import ensure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 GALLERY = Path(__file__).parents[2] / "examples" / "gallery"
 
@@ -33,6 +36,8 @@ EXPECTED: dict[str, dict[str, tuple[float, float]]] = {
     "systematics": {"saved": (0.4, 0.9)},
     "processors": {"passed": (100, 3500)},
 }
+# These start a server as a user does: with several versions of a model, and a package for it.
+OWN_SERVER = {"kfold"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,15 +62,53 @@ def test_the_networks_are_small() -> None:
     assert not [p.name for p in files if b"site-packages" in p.read_bytes()]
 
 
-@pytest.mark.usefixtures("installation")
+@pytest.fixture(scope="session")
+def installation() -> Any:
+    return ensure(extras=["xgboost"])
+
+
+@pytest.fixture(scope="session")
+def gallery_server(
+    installation: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[sonic.LocalServer]:
+    """A server that loads the models of each example when they are asked for."""
+    repository = tmp_path_factory.mktemp("gallery") / "repository"
+    repository.mkdir()
+    options: dict[str, Any] = {"model_control": "explicit", "stop_timeout_s": 0.0}
+    with sonic.LocalServer(repository, threads=1, **options) as server:
+        yield server
+
+
+@pytest.fixture
+def serving(gallery_server: sonic.LocalServer) -> Callable[..., Any]:
+    """Return what the examples call to serve models, without a server of each example's own."""
+    repository, headers = gallery_server.repository, gallery_server.headers
+
+    @contextlib.contextmanager
+    def serve(models: dict[str, Any], **options: Any) -> Iterator[sonic.Pool]:
+        sonic.build_repository(repository, models, overwrite=True, **options)
+        with InferenceServerClient(gallery_server.url.removeprefix("grpc://")) as client:
+            for name in models:
+                client.load_model(name, headers=headers)
+            with sonic.connect(gallery_server) as pool:
+                yield pool
+            for name in models:
+                client.unload_model(name, headers=headers)
+
+    return serve
+
+
 @pytest.mark.parametrize("name", EXPECTED)
-def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found: dict[str, Any] = importlib.import_module(name).run()
+def test_example(
+    name: str,
+    serving: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example = importlib.import_module(name)
+    if name not in OWN_SERVER and hasattr(example, "serving"):
+        monkeypatch.setattr(example, "serving", serving)
+    found: dict[str, Any] = example.run()
     for what, (least, most) in EXPECTED[name].items():
         assert least <= found[what] <= most, f"{what}: {found}"
     assert "equal" in capsys.readouterr().out or name in ("kfold", "systematics", "processors")
-
-
-@pytest.fixture(scope="module")
-def installation() -> Any:
-    return ensure(extras=["xgboost"])

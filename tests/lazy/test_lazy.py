@@ -10,7 +10,6 @@ import dask
 import dask_awkward as dak
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -20,6 +19,8 @@ from sonic_coffea.pool import _pool as pools
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from distributed import Client
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +130,11 @@ def test_a_dict_of_arrays(server: sonic.LocalServer, lazy: Any) -> None:
         MODEL({"pf": lazy.jets.pf, "other": ak.Array([1])})
 
 
-def test_on_worker_processes(server: sonic.LocalServer, lazy: Any, events: ak.Array) -> None:
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster) as client,
-        sonic.connect(server, client=client),
-    ):
-        scores = MODEL(lazy.jets).compute()
+def test_on_worker_processes(
+    server: sonic.LocalServer, client: Client, lazy: Any, events: ak.Array
+) -> None:
+    with sonic.connect(server, client=client):
+        scores = client.compute(MODEL(lazy.jets)).result()
         assert ak.array_equal(scores, MODEL(events), dtype_exact=True)
 
 
@@ -285,6 +284,7 @@ def _branches(array: Any) -> set[str]:
     return set(columns)
 
 
+@pytest.mark.server
 def test_jets_of_a_nanoaod_file(nano: Any, tmp_path: Path) -> None:
     sonic.build_repository(tmp_path, {"toptagger": DATA / "toptagger.onnx"})
     with sonic.LocalServer(tmp_path) as server, sonic.connect(server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -9,14 +10,16 @@ import dask
 import dask_awkward as dak
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.ml_tools import triton_wrapper
+from sonic_coffea.pool import forget
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from distributed import Client
 
     from sonic_coffea.ml_tools import Tensor
 
@@ -127,16 +130,12 @@ def test_methods_can_be_replaced(url: str, lazy: Any, flat: ak.Array) -> None:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_on_worker_processes(
-    server: sonic.LocalServer, url: str, lazy: Any, flat: ak.Array, named: bool
+    server: sonic.LocalServer, client: Client, url: str, lazy: Any, flat: ak.Array, named: bool
 ) -> None:
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster) as client,
-    ):
-        if named:
-            sonic.connect(server, client=client)
+    client.run(forget)  # the pools of another test
+    with sonic.connect(server, client=client) if named else nullcontext():
         wrapper = Tagger(url, PLAIN)
-        found = wrapper(["scores"], lazy)["scores"].compute()
+        found = client.compute(wrapper(["scores"], lazy)["scores"]).result()
         expected = wrapper(["scores"], flat)["scores"]
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
         pools = client.run(pool_of, wrapper)

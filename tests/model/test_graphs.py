@@ -79,7 +79,7 @@ def graph_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def graph_server(graph_repository: Path) -> Iterator[sonic.LocalServer]:
+def graph_server(graph_repository: Path, installation: Any) -> Iterator[sonic.LocalServer]:
     with sonic.LocalServer(graph_repository) as server:
         yield server
 
@@ -171,6 +171,7 @@ def save_numbered(path: Path) -> Path:
     return path
 
 
+@pytest.mark.server
 def test_a_server_that_would_stack_graphs_is_refused(tmp_path: Path) -> None:
     file = save_numbered(tmp_path / "numbered.onnx")
     model = sonic.Model(

@@ -190,6 +190,7 @@ def scores_of(repository: str) -> list[list[float]]:
     return found
 
 
+@pytest.mark.server
 def test_one_local_server_for_all_processes_of_a_machine(repository: Path, tmp_path: Path) -> None:
     mine = shutil.copytree(repository, tmp_path / "repository")
     command = [sys.executable, "-c", _PROCESS, str(mine)]

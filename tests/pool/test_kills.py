@@ -30,7 +30,7 @@ def small_batches(tagger_path: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
-def doomed(small_batches: Path) -> Iterator[sonic.LocalServer]:
+def doomed(small_batches: Path, installation: Any) -> Iterator[sonic.LocalServer]:
     with sonic.LocalServer(small_batches, stop_timeout_s=1.0) as running:
         yield running
 
@@ -122,6 +122,7 @@ def test_what_a_killed_server_had_is_scored_by_another(
         assert scores.attrs["sonic"]["servers"] == sorted([doomed.url, server.url])
 
 
+@pytest.mark.server
 def test_a_server_that_is_started_again_is_used_again(
     small_batches: Path, tagger: sonic.Model, jets: ak.Array, direct: list[Any], compare: Any
 ) -> None:

@@ -87,7 +87,9 @@ class ByHand(processor.ProcessorABC):
 
 
 @pytest.fixture(scope="module")
-def top_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sonic.LocalServer]:
+def top_server(
+    tmp_path_factory: pytest.TempPathFactory, installation: Any
+) -> Iterator[sonic.LocalServer]:
     repository = tmp_path_factory.mktemp("top") / "repository"
     sonic.build_repository(repository, {"toptagger": DATA / "toptagger.onnx"})
     with sonic.LocalServer(repository) as running:
@@ -348,6 +350,7 @@ class Killing(Tagging):
         return super().overlap(events)
 
 
+@pytest.mark.server
 def test_a_server_killed_in_mid_run_leaves_no_output(tmp_path: Any) -> None:
     sonic.build_repository(tmp_path / "r", {"toptagger": DATA / "toptagger.onnx"})
     executor = processor.IterativeExecutor(status=False, retries=1)

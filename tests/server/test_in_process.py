@@ -93,6 +93,7 @@ def test_the_latest_version_is_served(tmp_path, classifier):
         assert [(m.name, m.version) for m in local.metadata.models] == [("m", "12")]
 
 
+@pytest.mark.server
 def test_a_version_that_is_pinned(tmp_path, classifier):
     path = build_repository(tmp_path / "r", {"m": classifier})
     build_repository(path, {"m": classifier}, version=2, versions=[1])

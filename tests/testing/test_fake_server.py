@@ -188,6 +188,21 @@ def test_wrong_answers(fake: FakeServer, how: Any, said: str) -> None:
         assert twice(MODEL(objects(3), pool=pool)) == [0, 1, 2]
 
 
+def test_a_fault_is_a_function_of_the_answer_and_the_call(fake: FakeServer) -> None:
+    """Every third request of four rows ends with words about what would have been answered."""
+
+    def full(answer: Any, context: Any) -> None:
+        context.abort(Code.INVALID_ARGUMENT, f"no room for {list(answer.outputs[0].shape)}")
+
+    fake.inject(full, times=1, every=3)
+    with pool_of(fake) as pool:
+        for _ in range(2):
+            assert twice(MODEL(objects(4), pool=pool)) == [0, 1, 2, 3]
+        with pytest.raises(errors.RequestError, match=r"no room for \[4, 1\]"):
+            MODEL(objects(4), pool=pool)
+        assert twice(MODEL(objects(12), pool=pool)) == list(range(12))
+
+
 def test_a_server_that_is_not_there_yet(fake: FakeServer) -> None:
     fake.stop()
     with pool_of(fake, retry_timeout_s=60) as pool:

@@ -97,6 +97,7 @@ def test_a_pending_call_shows_how_far_it_is(server: FakeServer) -> None:
         assert "4, 100%" in varied._repr_html_()
 
 
+@pytest.mark.server
 def test_a_local_server_shows_what_it_serves(repository: Path) -> None:
     server = sonic.LocalServer(repository)
     assert "stopped" in server._repr_html_()

@@ -209,6 +209,7 @@ def test_a_picture_has_a_form_that_is_known(tmp_path: Path) -> None:
         save(CURVE.plot(), tmp_path / "curve.doc")
 
 
+@pytest.mark.server
 def test_a_real_triton_is_measured(server: Any, repository: Path) -> None:
     with sonic.LocalServer(repository, threads=1) as triton:
         curve = measure(Settings.make(triton), "tagger", seconds=0.05)

@@ -63,7 +63,7 @@ _BEHIND = """
 
 
 @pytest.fixture
-def tritons(repository: Path) -> Iterator[list[sonic.LocalServer]]:
+def tritons(repository: Path, installation: Any) -> Iterator[list[sonic.LocalServer]]:
     with sonic.LocalServer(repository) as one, sonic.LocalServer(repository) as two:
         yield [one, two]
 

@@ -88,6 +88,7 @@ def secured(
     request: pytest.FixtureRequest,
     authority: trustme.CA,
     repository: Path,
+    installation: Any,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("tls")

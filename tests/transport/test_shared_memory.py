@@ -86,7 +86,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wide_server(wide: Path) -> Iterator[sonic.LocalServer]:
+def wide_server(wide: Path, installation: Any) -> Iterator[sonic.LocalServer]:
     with sonic.LocalServer(wide, stop_timeout_s=0.1) as running:
         yield running
 
@@ -172,6 +172,7 @@ def killed(server: sonic.LocalServer) -> None:
     os.kill(server.pid, signal.SIGKILL)
 
 
+@pytest.mark.server
 def test_a_server_that_is_started_anew_knows_no_regions(wide: Path) -> None:
     """And to unregister them with a server that is dead is no error."""
     sent = objects(12_000)
@@ -207,6 +208,18 @@ def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
         total = pool.statistics.total()
         assert total.rows == 8000
         assert total.retries >= 1
+
+
+@pytest.mark.server
+def test_letting_go_of_a_dead_server_is_no_error(wide: Path) -> None:
+    server = sonic.LocalServer(wide, stop_timeout_s=0.1).start()
+    with pool_of(server, retry_timeout_s=0.2) as pool:
+        check(model()(objects(4000), pool=pool), objects(4000))
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(errors.ServerLostError):
+            model()(objects(4000), pool=pool)
+    server.stop()
 
 
 def test_nothing_is_registered_after_closing(wide_server: sonic.LocalServer) -> None:
@@ -283,6 +296,8 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
 @pytest.fixture(scope="module")
 def held_server(held: Held) -> Iterator[sonic.LocalServer]:
     with sonic.LocalServer(held.repository, stop_timeout_s=0.1) as running:
+def held_server(held: Held, installation: Any) -> Iterator[sonic.LocalServer]:
+    with sonic.LocalServer(held.repository, stop_timeout_s=1.0) as running:
         yield running
 
 

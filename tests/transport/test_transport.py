@@ -164,6 +164,7 @@ def test_a_wrong_secret_is_refused(server: sonic.LocalServer) -> None:
     connection.close()
 
 
+@pytest.mark.server
 def test_a_server_that_is_started_anew_has_another_secret(repository: Path) -> None:
     with held_port() as port:
         with sonic.LocalServer(repository, port=port) as first:

@@ -3,59 +3,18 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.server.in_process import EXTENSIONS, KServeServer, Received
+from sonic_coffea.testing._faults import FaultPlan, status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sonic_coffea.server.in_process import KServeModel
+    from sonic_coffea.testing._faults import Fault
 
-
-class Wrong:
-    """Ways of answering wrongly, for `FakeServer.answer_wrongly`."""
-
-    @staticmethod
-    def shape(answer: Any) -> None:
-        """Give one row less than was asked for."""
-        for output, raw in zip(answer.outputs, list(answer.raw_output_contents), strict=True):
-            rows = output.shape[0]
-            output.shape[0] = rows - 1
-            del answer.raw_output_contents[0]
-            answer.raw_output_contents.append(raw[: len(raw) // rows * (rows - 1)])
-
-    @staticmethod
-    def missing(answer: Any) -> None:
-        """Leave the first output out."""
-        del answer.outputs[0]
-        del answer.raw_output_contents[0]
-
-    @staticmethod
-    def type(answer: Any) -> None:
-        """Say that the first output is of integers, with the same bytes."""
-        answer.outputs[0].datatype = "INT32"
-
-    @staticmethod
-    def cut(answer: Any) -> None:
-        """Leave out the last byte of the first output."""
-        answer.raw_output_contents[0] = answer.raw_output_contents[0][:-1]
-
-    @staticmethod
-    def without_data(answer: Any) -> None:
-        """Leave all data out."""
-        del answer.raw_output_contents[:]
-
-
-@dataclass(slots=True)
-class _Fault:
-    """What happens to inference requests: to some of the next ones."""
-
-    change: Callable[[Any, Any], None]
-    times: int
-    every: int
-    seen: int = 0
+__all__ = ["FakeServer"]
 
 
 class FakeServer(KServeServer):
@@ -108,8 +67,7 @@ class FakeServer(KServeServer):
         )
         self.requests: list[Received] = []
         self.calls: list[tuple[str, dict[str, str]]] = []
-        self._lock = threading.Lock()
-        self._faults: list[_Fault] = []
+        self._faults = FaultPlan()
         self._open = threading.Event()
         self._open.set()
         self._unloaded: set[str] = set()
@@ -117,26 +75,46 @@ class FakeServer(KServeServer):
 
     # What goes wrong.
 
+    def inject(self, fault: Fault, *, times: int = 1, every: int = 1) -> None:
+        """Have a fault happen to the next inference requests.
+
+        Parameters
+        ----------
+        fault : callable
+            Takes the answer, a ``ModelInferResponse``, to change it, and gRPC's context, to end the
+            request by ``context.abort``.
+        times : int
+            How many requests have it.
+        every : int
+            Only every n-th of the next requests has it; the others are answered.
+        """
+        self._faults.add(fault, times, every)
+
     def fail(self, code: Any, details: str = "", *, times: int = 1, every: int = 1) -> None:
         """Have inference requests fail.
 
         Parameters
         ----------
         code : grpc.StatusCode
-            With what.
+            The status.
         details : str
-            The server's words.
-        times : int
-            How many requests.
-        every : int
-            Only each so manieth of the next ones; the others are answered.
+            The server's words; the status's name by default.
+        times, every : int
+            As for `inject`.
         """
+        self.inject(status(code, details), times=times, every=every)
 
-        def change(answer: Any, context: Any) -> None:
-            del answer
-            context.abort(code, details or code.name.lower())
+    def answer_wrongly(self, how: Callable[[Any], None], *, times: int = 1, every: int = 1) -> None:
+        """Have answers be changed before they are sent.
 
-        self._add(change, times, every)
+        Parameters
+        ----------
+        how : callable
+            One of `Wrong`, or a function that changes the message, a ``ModelInferResponse``.
+        times, every : int
+            As for `inject`.
+        """
+        self.inject(lambda answer, _: how(answer), times=times, every=every)
 
     def refuse(self, method: str, code: Any, details: str = "") -> None:
         """Have all calls of a method be refused, such as ``"RepositoryIndex"``; until `accept`.
@@ -156,18 +134,6 @@ class FakeServer(KServeServer):
         """Answer the calls of a method again."""
         self._refused.pop(method, None)
 
-    def answer_wrongly(self, how: Callable[[Any], None], *, times: int = 1, every: int = 1) -> None:
-        """Have answers be changed before they are sent.
-
-        Parameters
-        ----------
-        how : callable
-            One of `Wrong`, or a function that changes the message, a ``ModelInferResponse``.
-        times, every : int
-            As for `fail`.
-        """
-        self._add(lambda answer, _: how(answer), times, every)
-
     def hold(self) -> None:
         """Hold all answers back, until `release`."""
         self._open.clear()
@@ -184,10 +150,6 @@ class FakeServer(KServeServer):
         """Have it again."""
         self._unloaded.discard(model)
 
-    def _add(self, change: Callable[[Any, Any], None], times: int, every: int) -> None:
-        with self._lock:
-            self._faults.append(_Fault(change, times, every))
-
     # What the server asks.
 
     def enter(self, method: str, headers: Mapping[str, str]) -> Callable[[Any], None] | None:
@@ -195,10 +157,10 @@ class FakeServer(KServeServer):
         self.calls.append((method, dict(headers)))
         return self._refused.get(method)
 
-    def receive(self, request: Received) -> Callable[[Any, Any], None] | None:
+    def receive(self, request: Received) -> Fault | None:
         """Keep the request; wait while answers are held; return what goes wrong with it."""
         self.requests.append(request)
-        fault = self._next_fault()
+        fault = self._faults.next()
         self._open.wait()
         return fault
 
@@ -209,14 +171,3 @@ class FakeServer(KServeServer):
     def serving(self, model: str, version: str) -> KServeModel | None:
         """Return a model, if it is there in a version, and loaded."""
         return None if model in self._unloaded else super().serving(model, version)
-
-    def _next_fault(self) -> Callable[[Any, Any], None] | None:
-        """Return what happens to the request that has just come."""
-        with self._lock:
-            for fault in self._faults:
-                fault.seen += 1
-                if fault.times and fault.seen % fault.every == 0:
-                    fault.times -= 1
-                    return fault.change
-            self._faults = [fault for fault in self._faults if fault.times]
-            return None

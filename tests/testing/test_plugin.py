@@ -1,0 +1,41 @@
+"""pytest's plugin, which every test session loads where this package is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAVY = ("awkward", "coffea", "dask", "distributed", "grpc", "numba", "numpy", "tritonclient")
+SESSION = f"""
+import sys
+
+
+def test_nothing_heavy_is_loaded(request):
+    assert request.config.pluginmanager.has_plugin("sonic_coffea._pytest_plugin")
+    assert set({HEAVY!r}) & set(sys.modules) == set()
+    ours = {{name for name in sys.modules if name.startswith("sonic_coffea.")}}
+    assert ours == {{"sonic_coffea._pytest_plugin", "sonic_coffea._version", "sonic_coffea.errors"}}
+"""
+
+
+def test_a_session_of_others_loads_nothing_heavy(tmp_path: Path) -> None:
+    (plugin,) = entry_points(group="pytest11", name="sonic_coffea")
+    (tmp_path / "test_session.py").write_text(SESSION, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", plugin.value, "-p", "no:cacheprovider", "."],
+        cwd=tmp_path,
+        # Other plugins of this environment load what they like.
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
