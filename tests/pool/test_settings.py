@@ -170,7 +170,7 @@ def test_the_file_of_defaults_says_what_the_defaults_are() -> None:
     assert options.pop("token_file") is None
     assert options.pop("profile") is None
     assert options.pop("profiles") == {}
-    assert options.pop("local") == {"way": "auto", "image": None}
+    assert options.pop("local") == {"runtime": "auto", "image": None}
     fields = {f.name: f for f in dataclasses.fields(Settings)}
     assert options.keys() == fields.keys()
     for name, value in options.items():

@@ -18,19 +18,16 @@ def test_machines_with_the_same_home_do_not_wait_for_each_other(monkeypatch):
     monkeypatch.setattr(local_state, "machine", lambda: "this")
     with fallback._alone_on_machine("/models"):
         monkeypatch.setattr(local_state, "machine", lambda: "other")
-        monkeypatch.setattr(
-            fallback.fcntl, "LOCK_EX", fallback.fcntl.LOCK_EX | fallback.fcntl.LOCK_NB
-        )
-        monkeypatch.setattr(fallback.logger, "warning", pytest.fail)
+        monkeypatch.setattr(fallback.filelock.FileLock, "__enter__", lambda lock: lock.acquire(0))
         with fallback._alone_on_machine("/models"):
             pass
 
 
 def test_where_files_cannot_be_locked(monkeypatch, caplog):
-    def unsupported(*_):
+    def unsupported(*_, **__):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(fallback.fcntl, "flock", unsupported)
+    monkeypatch.setattr(fallback.filelock.FileLock, "acquire", unsupported)
     done = []
     with fallback._alone_on_machine("/models"):
         done.append("work")

@@ -56,7 +56,7 @@ def test_the_same_contract_and_the_same_scores(repository, server, jets):
 def test_only_processes_of_its_user_may_ask(repository):
     with InProcessServer(repository) as local:
         record = local_state.lookup(local.url)
-        assert (record.pid, record.guard_pid) == (os.getpid(), None)
+        assert (record.pid, record.supervisor_pid) == (os.getpid(), None)
         code = (
             "import sys; from sonic_coffea.transport import connect_transport;"
             f"print([m.name for m in connect_transport({local.url!r}).models()])"
@@ -110,7 +110,7 @@ def test_a_version_that_is_pinned(tmp_path, classifier):
 def test_from_the_command_line(repository):
     command = [sys.executable, "-m", "sonic_coffea", "serve", str(repository)]
     process = subprocess.Popen(
-        [*command, "--way", "onnxruntime", "--json"], stdout=subprocess.PIPE, text=True
+        [*command, "--runtime", "in-process", "--json"], stdout=subprocess.PIPE, text=True
     )
     try:
         said = json.loads(process.stdout.readline())
@@ -122,7 +122,7 @@ def test_from_the_command_line(repository):
         process.terminate()
         process.communicate(timeout=60)
     wrong = subprocess.run(
-        [*command, "--way", "dokcer"], capture_output=True, text=True, check=False, timeout=60
+        [*command, "--runtime", "dokcer"], capture_output=True, text=True, check=False, timeout=60
     )
     assert wrong.returncode == 1
     assert "did you mean 'docker'" in wrong.stderr

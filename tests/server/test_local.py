@@ -136,7 +136,7 @@ def test_metrics_are_served_on_loopback_when_asked(repository, installation):
 def test_the_secret_is_nowhere_to_be_read(server):
     secret = server.headers["triton-grpc-protocol-sonic"]
     assert len(secret) == 64
-    for process in [server.pid, server._guard.pid, *family(server.pid)]:
+    for process in [server.pid, server._supervised.pid, *family(server.pid)]:
         assert secret.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
     listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
     assert f"--grpc-port={server.port}" in listed.stdout
@@ -166,7 +166,11 @@ def test_stop_is_idempotent_and_leaves_nothing(repository, installation):
         _ = server.url
 
     assert server.start() is server
-    pids, prefix, url = [*family(server.pid), server._guard.pid], server._run.shm_prefix, server.url
+    pids, prefix, url = (
+        [*family(server.pid), server._supervised.pid],
+        server._run.shm_prefix,
+        server.url,
+    )
     assert server.start().pid == pids[0]
     server.stop()
     server.stop()

@@ -82,7 +82,7 @@ def test_a_server_that_was_stopped_on_request_stays_so(repository, installation)
 def test_a_server_that_was_stopped_on_request_can_be_started(repository, installation):
     with LocalServer(repository, installation=installation, threads=1, restart=True) as server:
         first = server.pid
-        os.kill(server._guard.pid, signal.SIGTERM)
+        os.kill(server._supervised.pid, signal.SIGTERM)
         server.wait()
         assert server.ended_on_request
         server.start()

@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -18,9 +18,6 @@ from sonic_coffea.cli._plan import bench, plan
 from sonic_coffea.cli._repository import repository_app
 from sonic_coffea.cli._status import status
 from sonic_coffea.errors import ServerError, SonicError
-
-if TYPE_CHECKING:
-    from sonic_coffea.server.launch import Way
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -120,11 +117,11 @@ def serve(
     *,
     port: Annotated[int | None, typer.Option(help="By default a free one.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the models.")] = None,
-    way: Annotated[
+    runtime: Annotated[
         str | None,
         typer.Option(
-            help="auto, pip, apptainer, singularity, podman, docker; or onnxruntime, in place of "
-            "a Triton."
+            help="auto, pip, apptainer, singularity, podman, docker; or in-process: onnxruntime in "
+            "place of a Triton."
         ),
     ] = None,
     image: Annotated[
@@ -138,14 +135,14 @@ def serve(
     errors = Console(stderr=True)
     with errors.status("starting Triton") as status:
         server: LocalServer | InProcessServer
-        if way == "onnxruntime":
+        if runtime == "in-process":
             server = InProcessServer(repository, threads=threads, port=port)
         else:
             server = LocalServer(
                 repository,
                 port=port,
                 threads=threads,
-                way=cast("Way | None", way),
+                runtime=runtime,
                 image=image,
                 restart=True,
                 progress=status.update,

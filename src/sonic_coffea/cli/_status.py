@@ -60,17 +60,17 @@ def status(
 
 def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
     chosen = [r for r in records if which in ("all", r.url)]
-    inside = [r for r in chosen if r.guard_pid is None]
+    inside = [r for r in chosen if r.supervisor_pid is None]
     if inside and which != "all":
         raise ServerError(f"{which} is a part of process {inside[0].pid}, and ends with it")
     if not chosen and which != "all":
         raise ServerError(f"no local server of yours at {which!r}; {nearest(which, urls(records))}")
     chosen = [r for r in chosen if r not in inside]
     for record in chosen:
-        # Its guard ends it, and removes what it leaves.
-        if record.guard_pid is not None:
+        # Its supervisor ends it, and removes what it leaves.
+        if record.supervisor_pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(record.guard_pid, signal.SIGTERM)
+                os.kill(record.supervisor_pid, signal.SIGTERM)
     until = time.monotonic() + _ENDS_WITHIN_S
     while any(record.alive for record in chosen):
         if time.monotonic() > until:

@@ -51,7 +51,7 @@ class ServerRecord:
     pid, start_ticks : int
         The server process, and when it started in clock ticks since boot: together they cannot
         be mistaken for a later process with the same number.
-    guard_pid : int or None
+    supervisor_pid : int or None
         The process that ends the server when its owner is gone; None of a server that is a part of
         its owner.
     header, secret : str
@@ -67,7 +67,7 @@ class ServerRecord:
     url: str
     pid: int
     start_ticks: int | None
-    guard_pid: int | None
+    supervisor_pid: int | None
     header: str
     secret: str = dataclasses.field(repr=False)
     repository: str

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from sonic_coffea.server.repository._sources import Plan
+    from sonic_coffea.server.repository._sources import ModelSource
 
 __all__ = ["FILE", "changes", "checksum", "describe", "metadata_or_raise", "read", "write"]
 
@@ -35,24 +35,25 @@ def checksum(path: Path) -> str:
 
 
 def describe(
-    model: str, version: int, plan: Plan, metadata: Mapping[str, Any], *, user: bool
+    model: str, version: int, source: ModelSource, metadata: Mapping[str, Any], *, user: bool
 ) -> dict[str, Any]:
     """Return what is known of a version before its files are there."""
     about: dict[str, Any] = {
         "model": model,
         "version": version,
-        "kind": plan.kind,
-        "file": plan.file,
-        "inputs": [t.to_dict() for t in plan.interface.inputs],
-        "outputs": [t.to_dict() for t in plan.interface.outputs],
-        **plan.about,
+        "kind": source.kind,
+        "file": source.file,
+        "inputs": [t.to_dict() for t in source.interface.inputs],
+        "outputs": [t.to_dict() for t in source.interface.outputs],
+        **source.manifest,
         "built": dt.datetime.now(dt.timezone.utc).isoformat(),
         "package": f"sonic-coffea {__version__}",
         "metadata": dict(metadata),
     }
-    if plan.file:
+    if source.file:
         # A full path often has its owner's name in it.
-        about["source"] = str(plan.source.absolute()) if user else plan.source.name
+        file = source.files[source.file]
+        about["source"] = str(file.absolute()) if user else file.name
     return {**about, "user": _user()} if user else about
 
 

@@ -166,14 +166,6 @@ def test_a_server_without_the_package_says_how_to_add_it(tmp_path, installation)
     assert "sonic-coffea server install --with package_that_is_missing" in str(caught.value)
 
 
-def test_a_builder_without_the_package_says_how_to_add_it(tmp_path, monkeypatch):
-    (tmp_path / "m.json").write_text("{}")
-    monkeypatch.setattr("sonic_coffea.server._install.find", lambda: None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="sonic-coffea server install --with xgboost"):
-        build_repository(tmp_path / "r", {"m": tmp_path / "m.json"})
-
-
 def test_an_importable_function(tmp_path, tracker, monkeypatch):
     monkeypatch.syspath_prepend(str(tracker))
     monkeypatch.delitem(sys.modules, "tracker", raising=False)
@@ -196,11 +188,10 @@ def no_function_of_a_file():
     [
         (no_function_of_a_file(), ROWS, "write it to a file and pass 'file.py:function'"),
         (len, ROWS, "expected a function that is defined at the top of a file"),
-        ("tracker.py:track", GRAPH, "no function 'track' at the top of .*did you mean 'tracks'"),
-        ("tracker.py:tracks", ROWS, r"take the declared inputs x by name, got tracks\(hits, row_"),
+        ("tracker.py:track", GRAPH, "no function 'track' at the top of .*tracker.py"),
         ("tracker.py:tracks", {}, "expected the inputs and outputs of model 'm'"),
         ("none.py:tracks", ROWS, "which is not a file"),
-        ("tracker.py", ROWS, "a function is given as '.*tracker.py:function'"),
+        ("tracker.py", ROWS, "is given as '.*tracker.py:function'"),
         ("broken.py:f", ROWS, "expected Python source in"),
         (
             "tracker.py:listed",
@@ -209,21 +200,21 @@ def no_function_of_a_file():
         ),
         ("tracker.py:listed", {**ROWS, "inputs": {"x": "float32"}}, "as a type and a shape"),
         ("tracker.py:listed", {**ROWS, "inputs": {"x": ("bool", [0])}}, "lengths >= 1"),
-        ("tracker.py:listed", {**ROWS, "files": ["none.npy"]}, "expected a file, got none.npy"),
+        ("tracker.py:listed", {**ROWS, "files": ["none.npy"]}, "expected a file, got none.npy, which is not a file"),
         ("tracker.py:listed", {**ROWS, "warmup": {"x": [2, 2]}}, "expected warmup of model 'm'"),
         ("tracker.py:listed", {**ROWS, "platform": "onnxruntime"}, "cannot run model 'm'"),
         ("tracker.py:listed", {**ROWS, "max_batch_size": -1}, "integer >= 0, got -1"),
         ("notes.doc", {}, "expected a file of a kind that can be served"),
-        ("broken.json", {}, "expected XGBoost trees in .*broken.json, which xgboost cannot read"),
+        ("broken.json", {}, "expected XGBoost trees in .*broken.json, which cannot be read"),
         ("broken.ubj", {}, "expected XGBoost trees in"),
-        ("broken.txt", {}, "expected LightGBM trees in .*broken.txt, which lightgbm cannot read"),
+        ("broken.txt", {}, "expected LightGBM trees in .*broken.txt, which has no max_feature_idx"),
         ("none.txt", {}, "which is not a file"),
         ("broken.pt", ROWS, "expected a TorchScript file, got .*holds no TorchScript code"),
         ("state.pt", ROWS, "torch.jit.save writes one, torch.save does not"),
         ("good.pt", {}, "which cannot be read from its file"),
     ],
 )
-def test_what_cannot_be_served(tmp_path, tracker, extended, source, options, message):
+def test_what_cannot_be_served(tmp_path, tracker, source, options, message):
     for name in ("broken.py", "broken.json", "broken.ubj", "broken.txt", "broken.pt"):
         (tracker / name).write_text("this is ( no model\n")
     for name, entry in (("state.pt", "a/data.pkl"), ("good.pt", "a/code/c.py")):
@@ -233,7 +224,6 @@ def test_what_cannot_be_served(tmp_path, tracker, extended, source, options, mes
     with pytest.raises(ConfigError, match=message) as caught:
         build_repository(tmp_path / "r", {"m": Served(wanted, **options)})
     assert len(str(caught.value).splitlines()) == 1
-    assert "[bt]" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository import _config, _manifest
 from sonic_coffea.server.repository._ensemble import ensemble_config
 from sonic_coffea.server.repository._served import Ensemble, Served
-from sonic_coffea.server.repository._sources import PLATFORMS, TEMPLATE_NAME, Plan, plan
+from sonic_coffea.server.repository._sources import PLATFORMS, SCRIPTS, ModelSource, read_source
 from sonic_coffea.transport import read_model_config, write_model_config
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.repository._config import Config, Labels, Versions
 
-__all__ = ["CONFIG_FILE", "Job", "Options", "label_texts", "plan_jobs"]
+__all__ = ["CONFIG_FILE", "Options", "PlannedVersion", "label_texts", "plan_versions"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +68,12 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PlannedVersion:
     """A model, or, ``beside`` others of it, a version, on its way into the repository."""
 
     name: str
     version: int
-    plan: Plan
+    source: ModelSource
     config: Config
     labels: Mapping[str, Sequence[str]]
     beside: bool
@@ -84,9 +84,9 @@ class Job:
         return f"{self.name}/{self.version}" if self.beside else self.name
 
 
-def plan_jobs(
+def plan_versions(
     root: Path, models: Mapping[str, Any], options: Options, metadata: Mapping[str, Any]
-) -> list[Job]:
+) -> list[PlannedVersion]:
     """Return what to write for `models`: those that are there as they would be written are not.
 
     Raises
@@ -101,60 +101,60 @@ def plan_jobs(
     _check_names(served, options.labels)
     if root.exists() and not root.is_dir():
         raise ConfigError(f"expected a directory for the repository, got the file {root}")
-    jobs = []
+    versions = []
     known = _configs(root)
     # Ensembles last: they are made of the others.
     for name, one in sorted(served.items(), key=lambda item: isinstance(item[1], Ensemble)):
-        job = _job(root, name, one, known, options)
-        known[name] = job.config
-        if options.overwrite or not _is_there(root / name, job, metadata):
-            jobs.append(job)
-    present = [job.name for job in jobs if (root / job.name).exists()]
+        planned = _plan(root, name, one, known, options)
+        known[name] = planned.config
+        if options.overwrite or not _is_there(root / name, planned, metadata):
+            versions.append(planned)
+    present = [planned.name for planned in versions if (root / planned.name).exists()]
     if present and not options.overwrite and not options.one_version:
         raise ConfigError(
             f"the repository {root} already has {', '.join(present)}, of other files or "
             "options; overwrite=True (--overwrite) replaces it, add_version=True (--add-version) "
             "adds a version"
         )
-    return jobs
+    return versions
 
 
-def _is_there(folder: Path, job: Job, metadata: Mapping[str, Any]) -> bool:
+def _is_there(folder: Path, planned: PlannedVersion, metadata: Mapping[str, Any]) -> bool:
     """Return whether a model, of this one version, is there as it would be written."""
-    version = folder / str(job.version)
-    if job.beside or [p.name for p in folder.glob("[0-9]*") if p.is_dir()] != [version.name]:
+    version = folder / str(planned.version)
+    if planned.beside or [p.name for p in folder.glob("[0-9]*") if p.is_dir()] != [version.name]:
         return False
-    texts = {CONFIG_FILE: write_model_config(job.config), **label_texts(job)}
+    texts = {CONFIG_FILE: write_model_config(planned.config), **label_texts(planned)}
     try:
         about = _manifest.read(version)
         if about is None or about.get("metadata") != dict(metadata):
             return False
         if _manifest.changes(version, about, shared=True):
             return False
-        files = {name: _manifest.checksum(path) for name, path in job.plan.files.items()}
+        files = {name: _manifest.checksum(path) for name, path in planned.source.files.items()}
         there = {name: (folder / name).read_text(encoding="utf-8") for name in about["shared"]}
     except (OSError, ConfigError):
         return False
     return files == about["files"] and texts == there
 
 
-def _job(
+def _plan(
     root: Path,
     name: str,
     one: Served | Ensemble,
     known: Mapping[str, Config],
     options: Options,
-) -> Job:
+) -> PlannedVersion:
     if isinstance(one, Ensemble):
         others = {other: config for other, config in known.items() if other != name}
         config, interface = ensemble_config(name, one, others)
-        made = Plan(kind="ensemble", interface=interface)
+        source = ModelSource(kind="ensemble", interface=interface)
     else:
         there = known.get(name, {}).get("backend") if options.one_version else None
-        made = plan(name, one, options.platform or there)
-        config = _model_config(name, one, made, options)
+        source = read_source(name, one, options.platform or there)
+        config = _model_config(name, one, source, options)
     number = options.version or (_latest(root / name) if options.add_version else 0) + 1
-    labels = _config.check_labels(name, made.interface, options.labels.get(name))
+    labels = _config.check_labels(name, source.interface, options.labels.get(name))
     for output in config["output"]:
         if output["name"] in labels:
             output["label_filename"] = _config.label_file(output["name"])
@@ -164,46 +164,48 @@ def _job(
     if options.versions is not None or not beside:
         versions = "all" if options.versions is None else options.versions
         config["version_policy"] = _config.version_policy(versions)
-    if made.file:
+    if source.file:
         # With the configuration the digest reaches clients, which can then say what made a score.
-        digest = {"string_value": _digest(made)}
+        digest = {"string_value": _digest(source)}
         config["parameters"] = {**config.get("parameters", {}), f"sha256.{number}": digest}
-    return Job(name=name, version=number, plan=made, config=config, labels=labels, beside=beside)
+    return PlannedVersion(
+        name=name, version=number, source=source, config=config, labels=labels, beside=beside
+    )
 
 
-def label_texts(job: Job) -> dict[str, str]:
+def label_texts(planned: PlannedVersion) -> dict[str, str]:
     """Return the names and contents of a model's files of labels."""
     return {
         _config.label_file(output): "".join(f"{name}\n" for name in names)
-        for output, names in job.labels.items()
+        for output, names in planned.labels.items()
     }
 
 
-def _digest(made: Plan) -> str:
+def _digest(source: ModelSource) -> str:
     """Return the checksum of what decides a version's outputs: of an ONNX model, its files.
 
     There tensors go by their names. Elsewhere the declaration is as much a part of the model:
     tensors go by their order, which backends take differently, and a file has many functions.
     """
-    files = {name: path for name, path in made.files.items() if name != TEMPLATE_NAME}
-    if made.kind == "onnx" and len(files) == 1:
-        return _manifest.checksum(made.source)
+    files = {name: path for name, path in source.files.items() if name not in SCRIPTS}
+    if source.kind == "onnx" and len(files) == 1:
+        return _manifest.checksum(source.files[source.file])
     listed = "".join(f"{n} {_manifest.checksum(path)}\n" for n, path in sorted(files.items()))
-    if made.kind != "onnx":
-        interface, function = made.interface, made.about.get("function")
+    if source.kind != "onnx":
+        interface, function = source.interface, source.manifest.get("function")
         tensors = [[t.to_dict() for t in side] for side in (interface.inputs, interface.outputs)]
-        listed += json.dumps([made.file, function, made.platform, *tensors]) + "\n"
+        listed += json.dumps([source.file, function, source.platform, *tensors]) + "\n"
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def _model_config(name: str, served: Served, made: Plan, options: Options) -> Config:
+def _model_config(name: str, served: Served, source: ModelSource, options: Options) -> Config:
     limit = options.max_batch_size if served.max_batch_size is None else served.max_batch_size
     _check_integer(f"max_batch_size of model {name!r}", limit, 0)
     return _config.model_config(
         name,
-        made.interface,
-        backend=made.platform,
-        max_batch_size=limit if made.interface.batched else 0,
+        source.interface,
+        backend=source.platform,
+        max_batch_size=limit if source.interface.batched else 0,
         batching=_config.batching_options(options.dynamic_batching),
         instances=options.instances,
         threads=options.threads,

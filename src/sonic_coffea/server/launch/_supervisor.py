@@ -1,8 +1,9 @@
-"""The small process between a local server and its owner; run as a script, standard library only.
+"""The supervisor: the process between a local server and its owner; standard library only.
 
-It starts the server, and ends it and everything it left as soon as the owner says so, a SIGTERM
-asks for it, or the owner is gone, however that came about. It reads one line of JSON on standard
-input, then waits for that pipe to close, and reports on standard output, one line of JSON an event.
+Run as a script, it starts the server, and ends it and everything it left as soon as the owner says
+so, a SIGTERM asks for it, or the owner is gone, however that came about. It reads one line of JSON
+on standard input, then waits for that pipe to close, and reports on standard output, one line of
+JSON an event.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ def main() -> int:
 
 
 def _start(job: dict[str, Any], log: int) -> subprocess.Popen[bytes]:
-    guard = os.getpid()
+    supervisor = os.getpid()
     libc = ctypes.CDLL(None)
 
     def prepare() -> None:
-        # Should this guard be killed too, the kernel ends the server; its stubs notice.
+        # Should this supervisor be killed too, the kernel ends the server; its stubs notice.
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != guard:
+        if os.getppid() != supervisor:
             os._exit(1)
 
     return subprocess.Popen(
