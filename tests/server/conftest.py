@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -75,7 +76,14 @@ def repository(tmp_path_factory, classifier) -> Path:
     )
 
 
-@pytest.fixture(scope="module")
-def server(repository, installation):
-    with LocalServer(repository, installation=installation, threads=1) as running:
+@pytest.fixture(scope="session")
+def serve(installation):
+    """Make servers that end at once: only tests of the end itself wait for requests to finish."""
+    return functools.partial(LocalServer, installation=installation, threads=1, stop_timeout_s=0.0)
+
+
+@pytest.fixture(scope="session")
+def server(repository, serve):
+    """A server that no test ends."""
+    with serve(repository) as running:
         yield running

@@ -14,7 +14,7 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ServerStartError
-from sonic_coffea.server import LocalServer, Served, build_repository, ensure
+from sonic_coffea.server import Served, build_repository, ensure
 from sonic_coffea.transport import read_model_config
 
 from .support import infer
@@ -94,7 +94,7 @@ def tracker(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory, trees, tracker, extended):
+def served(tmp_path_factory, trees, tracker, serve):
     file = tracker / "tracker.py"
     more = [tracker / "constants.py", tracker / "scale.npy"]
     models = {
@@ -109,7 +109,7 @@ def served(tmp_path_factory, trees, tracker, extended):
     }
     # The three that return what they should not would not even load.
     path = build_repository(tmp_path_factory.mktemp("served") / "r", models, warmup=False)
-    with LocalServer(path, installation=extended, threads=1) as server:
+    with serve(path) as server:
         yield path, server
 
 
@@ -157,11 +157,11 @@ def test_a_function_that_returns_something_else(served, name, message):
         infer(served[1], name, x=np.ones((3, 2), "f4"))
 
 
-def test_a_server_without_the_package_says_how_to_add_it(tmp_path, installation):
+def test_a_server_without_the_package_says_how_to_add_it(tmp_path, serve):
     (tmp_path / "f.py").write_text("import package_that_is_missing\ndef f(x): return {'y': x}\n")
     path = build_repository(tmp_path / "r", {"m": Served(f"{tmp_path}/f.py:f", **ROWS)})
     with pytest.raises(ServerStartError) as caught:
-        LocalServer(path, installation=installation).start()
+        serve(path).start()
     assert "model 'm' needs package_that_is_missing" in str(caught.value)
     assert "sonic-coffea server install --with package_that_is_missing" in str(caught.value)
 
@@ -200,7 +200,7 @@ def no_function_of_a_file():
         ),
         ("tracker.py:listed", {**ROWS, "inputs": {"x": "float32"}}, "as a type and a shape"),
         ("tracker.py:listed", {**ROWS, "inputs": {"x": ("bool", [0])}}, "lengths >= 1"),
-        ("tracker.py:listed", {**ROWS, "files": ["none.npy"]}, "expected a file, got none.npy, which is not a file"),
+        ("tracker.py:listed", {**ROWS, "files": ["none.npy"]}, "got none.npy, which is not a file"),
         ("tracker.py:listed", {**ROWS, "warmup": {"x": [2, 2]}}, "expected warmup of model 'm'"),
         ("tracker.py:listed", {**ROWS, "platform": "onnxruntime"}, "cannot run model 'm'"),
         ("tracker.py:listed", {**ROWS, "max_batch_size": -1}, "integer >= 0, got -1"),
@@ -290,7 +290,7 @@ def test_the_digest_covers_what_decides_the_outputs(tmp_path):
     assert len(set(digests.values())) == len(models)
 
 
-def test_scores_of_one_function_are_not_taken_for_those_of_another(tmp_path, installation):
+def test_scores_of_one_function_are_not_taken_for_those_of_another(tmp_path, serve):
     (tmp_path / "two.py").write_text(
         "def once(x):\n    return {'y': x}\ndef twice(x):\n    return {'y': 2 * x}\n"
     )
@@ -304,14 +304,14 @@ def test_scores_of_one_function_are_not_taken_for_those_of_another(tmp_path, ins
         )
         build_repository(tmp_path / "r", {"m": source}, overwrite=True)
         with (
-            LocalServer(tmp_path / "r", installation=installation) as server,
+            serve(tmp_path / "r") as server,
             sonic.connect(server.url, cache=tmp_path / "cache"),
         ):
             found.append(declared(jets).y.tolist())
     assert found == [[1.0, 2.0], [2.0, 4.0]]
 
 
-def test_torchscript_scores_where_the_server_has_torch(tmp_path, installation):
+def test_torchscript_scores_where_the_server_has_torch(tmp_path, serve, installation):
     python = str(installation.python)
     if subprocess.run([python, "-I", "-c", "import torch"], check=False, timeout=100).returncode:
         pytest.skip("the server's environment has no torch")
@@ -332,7 +332,7 @@ torch.jit.script(Net()).save({str(tmp_path / "net.pt")!r})
     native = Served(tmp_path / "net.pt", inputs={"x": rows, "w": rows}, outputs=numbered)
     build_repository(path, {"native": native}, platform="pytorch")
     x = np.arange(6, dtype="f4").reshape(2, 3)
-    with LocalServer(path, installation=installation, threads=1) as server:
+    with serve(path) as server:
         for name, (double, dot) in {"net": outputs, "native": numbered}.items():
             answer = infer(server, name, x=x, w=x + 1)
             np.testing.assert_array_equal(answer[double], x * 2)

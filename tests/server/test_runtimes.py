@@ -238,8 +238,9 @@ sys.exit(child.wait())
 """
 
 
-@pytest.mark.parametrize("engine", ["apptainer", "docker"])
-@pytest.mark.parametrize("kill", [False, True])
+@pytest.mark.parametrize(
+    ("engine", "kill"), [("apptainer", False), ("docker", False), ("docker", True)]
+)
 def test_a_server_in_a_stand_in_for_a_container(
     tmp_path, monkeypatch, installation, classifier, engine, kill
 ):
@@ -260,7 +261,7 @@ def test_a_server_in_a_stand_in_for_a_container(
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
-    with LocalServer(repository, runtime=engine, image=str(tmp_path)) as server:
+    with LocalServer(repository, runtime=engine, image=str(tmp_path), stop_timeout_s=3.0) as server:
         assert "some vendor's banner" in server.logs
         connection = connect_transport(server.url)
         assert connection.contract("top", None).inputs[0].name == "x"

@@ -20,7 +20,7 @@ from .support import broken, family, is_gone, shared_memory
 OWNER = """
 import sys, time
 from sonic_coffea.server import LocalServer
-server = LocalServer(sys.argv[1]).start()
+server = LocalServer(sys.argv[1], stop_timeout_s=0.0).start()
 def announce():
     print(server.pid, server._supervised.pid, server._run.shm_prefix, server.url, flush=True)
 def rest():
@@ -94,7 +94,7 @@ def test_no_orphan_after_the_owner_is_killed_while_it_starts(tmp_path, classifie
     code = """
 import sys, threading, time
 from sonic_coffea.server import LocalServer
-server = LocalServer(sys.argv[1], stop_timeout_s=0.5)
+server = LocalServer(sys.argv[1], stop_timeout_s=0.0)
 threading.Thread(target=server.start, daemon=True).start()
 while server._supervised is None or "loading" not in server.logs: time.sleep(0.01)
 print(server._supervised.pid, server._supervised.server_pid, server._run.shm_prefix, flush=True)

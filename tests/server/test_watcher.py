@@ -11,7 +11,6 @@ import sys
 from tests.waiting import until
 
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server import LocalServer
 from sonic_coffea.server.launch._watcher import Watcher
 from sonic_coffea.transport import local_state
 
@@ -21,8 +20,8 @@ def is_another(url, pid):
     return record is not None and record.pid != pid
 
 
-def test_a_server_that_ends_by_itself_is_started_again(repository, installation, caplog):
-    server = LocalServer(repository, installation=installation, threads=1, restart=True)
+def test_a_server_that_ends_by_itself_is_started_again(repository, serve, caplog):
+    server = serve(repository, restart=True)
     with server:
         url, first = server.url, server.pid
         os.kill(first, signal.SIGKILL)
@@ -79,8 +78,8 @@ def test_a_server_that_was_stopped_on_request_stays_so(repository, installation)
         serving.communicate()
 
 
-def test_a_server_that_was_stopped_on_request_can_be_started(repository, installation):
-    with LocalServer(repository, installation=installation, threads=1, restart=True) as server:
+def test_a_server_that_was_stopped_on_request_can_be_started(repository, serve):
+    with serve(repository, models=[], restart=True) as server:
         first = server.pid
         os.kill(server._supervised.pid, signal.SIGTERM)
         server.wait()
