@@ -105,10 +105,10 @@ def changed(index, step):
     ("ensemble", "message"),
     [
         ({"steps": []}, "expected at least one step"),
-        ({"steps": [("scale", "RAW")]}, "expected a step of ensemble 'chain' as"),
+        ({"steps": [("scale", "RAW")]}, r"ensemble 'chain': expected a step as"),
         (
             {"steps": changed(2, ("netwrk", {"x": "X"}, {"scores": "S"}))},
-            "step with model 'netwrk'; did you mean 'network'",
+            "a step with model 'netwrk'; did you mean 'network'",
         ),
         (
             {"steps": changed(2, ("network", {"x": "X"}, {"score": "S"}))},

@@ -85,10 +85,8 @@ def test_a_half_made_installation_is_redone(root, fake_uv):
     leftover.write_text("")
     (made.root / "sonic-coffea.json").unlink()
     assert install.find() is None
-    told = []
-    assert install.ensure(told.append) == made
+    assert install.ensure() == made
     assert not leftover.exists()
-    assert told[0] == "removing an incomplete or outdated installation"
 
 
 def test_an_installation_that_lost_a_part_is_redone(root, fake_uv):
@@ -111,19 +109,15 @@ def test_backends_that_lost_a_part_are_redone(root, fake_uv):
 
 def test_backends_that_another_process_makes_meanwhile_are_not_removed(root, fake_uv, monkeypatch):
     made = install.ensure()
-    shutil.rmtree(made.backend_directory)
-    removed = []
-
-    def rmtree(path, **options):
-        removed.append(path)
-        real(path, **options)
-
-    real = shutil.rmtree
-    monkeypatch.setattr(_backends.shutil, "rmtree", rmtree)
+    moved = made.root / "moved"
+    made.backend_directory.rename(moved)
+    # Another process has the lock first, and makes them.
+    monkeypatch.setattr(
+        _backends.filelock.FileLock, "__enter__", lambda _: moved.rename(made.backend_directory)
+    )
+    monkeypatch.setattr(_backends.shutil, "rmtree", pytest.fail)
     assert install.ensure() == made
     assert install.find() == made
-    # There was none, so any that is found there by now is another's.
-    assert made.backend_directory not in removed
 
 
 def test_an_installation_for_all_by_another_version_of_the_package(
@@ -233,13 +227,15 @@ def test_the_python_in_use_comes_first(root, fake_uv):
 
 
 def test_a_python_without_its_library_is_passed_over(root, fake_uv, monkeypatch):
-    library, asked = install._libpython, []
+    link, asked = install._link_libpython, []
 
-    def none_at_first(python, tag):
-        asked.append(python)
-        return None if len(asked) == 1 else library(python, tag)
+    def none_at_first(made, tag):
+        asked.append(tag)
+        if len(asked) == 1:
+            raise ServerStartError("built without it")
+        link(made, tag)
 
-    monkeypatch.setattr(install, "_libpython", none_at_first)
+    monkeypatch.setattr(install, "_link_libpython", none_at_first)
     made = install.ensure()
     assert len(asked) == 2
     assert install.find() == made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
@@ -10,19 +9,16 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import filelock
 import platformdirs
 
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server.repository.formats import FORMATS, MODEL, RUNNER, runner_of
+from sonic_coffea.server.repository.formats import FORMATS, scripts_of
 
 __all__ = ["NATIVE", "add", "directory", "stub"]
 
 # What NVIDIA's container has native backends for, the Python backend runs here.
-_SCRIPTS = {
-    model_format.NATIVE: {MODEL.name: MODEL.path, RUNNER: runner_of(name)}
-    for name, model_format in FORMATS.items()
-    if model_format.NATIVE
-}
+_SCRIPTS = {f.native: scripts_of(name) for name, f in FORMATS.items() if f.native}
 NATIVE = tuple(_SCRIPTS)
 
 
@@ -52,40 +48,34 @@ def add(target: Path, bundle: Path, tag: str) -> None:
     """
     if stub(target).exists():
         return
-    sources = (
-        bundle / "backends" / "python" / "libtriton_python.so",
-        bundle / "backends" / "python" / "triton_python_backend_utils.py",
-        bundle / "python_backend_stubs" / tag / "triton_python_backend_stub",
-    )
+    files = {
+        Path("python", source.name): source
+        for source in (
+            bundle / "backends" / "python" / "libtriton_python.so",
+            bundle / "backends" / "python" / "triton_python_backend_utils.py",
+            bundle / "python_backend_stubs" / tag / "triton_python_backend_stub",
+        )
+    }
+    for backend, scripts in _SCRIPTS.items():
+        files |= {Path(backend, script): source for script, source in scripts.items()}
     target.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(dir=target.parent, prefix=".backends-"))
-    try:
-        (stage / "python").mkdir()
-        for source in sources:
-            if not source.exists():
-                raise ServerStartError(
-                    f"expected {source.name} in the server's wheel, got none at {source}"
-                )
-            # Copies: the server takes no links that lead out of the folder.
-            copy = stage / "python" / source.name
-            shutil.copyfile(source, copy)
-            copy.chmod(0o755)
-        for name, scripts in _SCRIPTS.items():
-            (stage / name).mkdir()
-            for script, source in scripts.items():
-                shutil.copyfile(source, stage / name / script)
-        stage.chmod(0o755)
-        # Nothing is removed before this has failed: it may be what another process has just made.
-        with contextlib.suppress(OSError):
+    with filelock.FileLock(target.with_suffix(".lock")):
+        if stub(target).exists():
+            return
+        shutil.rmtree(target, ignore_errors=True)
+        stage = Path(tempfile.mkdtemp(dir=target.parent, prefix=".backends-"))
+        try:
+            for name, source in files.items():
+                if not source.exists():
+                    raise ServerStartError(f"expected {name} in the server's wheel, got none")
+                (stage / name).parent.mkdir(exist_ok=True)
+                # Copies: the server takes no links that lead out of the folder.
+                shutil.copyfile(source, stage / name)
+                (stage / name).chmod(0o755)
+            stage.chmod(0o755)
             stage.rename(target)
-        if not stub(target).exists():
-            shutil.rmtree(target, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                stage.rename(target)
-        if not stub(target).exists():
-            raise OSError("another process removes what this one makes")
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
 
 
 @functools.cache

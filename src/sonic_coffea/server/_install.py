@@ -49,6 +49,7 @@ DIRECTORY_VARIABLE = "SONIC_COFFEA_SERVER_DIR"
 _WHEEL = "nvidia-pytriton==0.7.0"
 # The server's Python backend speaks the binary interface of numpy 1, which stops at Python 3.12.
 _PYTHONS = ("3.12", "3.11", "3.10")
+_OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _NUMPY = "numpy==1.26.4"
 _GLIBC = (2, 35)
 # What models may need beyond onnxruntime: together with the numpy above, and no more than that.
@@ -59,10 +60,6 @@ _EXTRAS = {
 }
 _NEEDED_BYTES = 600_000_000
 _MARKER = "sonic-coffea.json"
-_LIBRARY_FOLDERS = (
-    "import sys, sysconfig; "
-    "print(sysconfig.get_config_var('LIBDIR') or '', sys.base_prefix + '/lib', sep='\\n')"
-)
 NATIVE = _backends.NATIVE
 ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
 
@@ -207,39 +204,46 @@ def _make_environment(tell: Progress) -> str:
 
     The Python in use comes first, then others on this machine, then one that uv fetches.
     """
-    own, *_ = _preferred_tags()
-    requests = [(own, sys.executable)] if own == _own_tag() else []
-    requests += [(tag, tag) for tag in _preferred_tags()]
-    options = ["--no-python-downloads"] * len(requests) + ["--managed-python"]
-    requests.append((_PYTHONS[0], _PYTHONS[0]))
-    reasons = []
-    for (tag, request), option in zip(requests, options, strict=True):
+    here = [(tag, tag, "--no-python-downloads") for tag in _preferred_tags()]
+    if _OWN in _PYTHONS:
+        here.insert(0, (_OWN, sys.executable, "--no-python-downloads"))
+    reason = ""
+    for tag, *request in (*here, (_PYTHONS[0], _PYTHONS[0], "--managed-python")):
         install = _layout(tag)
-        if install.root.exists():
-            tell("removing an incomplete or outdated installation")
-            shutil.rmtree(install.root)
+        # What an installation that was interrupted has left, or an older choice of versions.
+        shutil.rmtree(install.root, ignore_errors=True)
         try:
-            _uv("venv", str(install.root), "--python", request, option, purpose="finding a Python")
-            library = _libpython(install.python, tag)
+            _uv("venv", str(install.root), "--python", *request, purpose="finding a Python")
+            _link_libpython(install, tag)
         except ServerStartError as error:
-            reasons.append(error.message)
-            continue
-        if library is None:
-            reasons.append(f"{request} was built without {_libpython_name(tag)}")
-            shutil.rmtree(install.root)
+            reason = error.message
+            shutil.rmtree(install.root, ignore_errors=True)
             continue
         tell(f"made an environment of Python {tag} for the server")
-        # A folder with this one library: a whole lib directory on LD_LIBRARY_PATH (conda's, say)
-        # would replace the server's C++ runtime as well.
-        folder = install.library_path[-1]
-        folder.mkdir()
-        (folder / _libpython_name(tag)).symlink_to(library)
         return tag
     raise ServerStartError(
         f"the local server needs Python {', '.join(_PYTHONS)} with its shared library, which this "
         "machine lacks and uv could not fetch (Debian, Ubuntu: the package libpython3.11; the "
-        f"Pythons of conda have it). {reasons[-1]}"
+        f"Pythons of conda have it). {reason}"
     )
+
+
+def _link_libpython(install: ServerInstall, tag: str) -> None:
+    """Link a Python's shared library, without which the server cannot run model code.
+
+    It comes into a folder of its own: a whole lib directory on ``LD_LIBRARY_PATH`` (conda's, say)
+    would replace the server's C++ runtime as well.
+    """
+    code = "import sys, sysconfig as s; print(s.get_config_var('LIBDIR'), sys.base_prefix + '/lib')"
+    done = subprocess.run(
+        [install.python, "-I", "-c", code], capture_output=True, text=True, check=True
+    )
+    name = _libpython_name(tag)
+    library = next((Path(d, name) for d in done.stdout.split() if Path(d, name).is_file()), None)
+    if library is None:
+        raise ServerStartError(f"{install.python.resolve()} was built without {name}")
+    install.library_path[-1].mkdir()
+    (install.library_path[-1] / name).symlink_to(library.resolve())
 
 
 def _add(install: ServerInstall, extra: str, tell: Progress) -> ServerInstall:
@@ -279,28 +283,12 @@ def _requirements(tag: str) -> list[str]:
     return [_WHEEL, "onnxruntime==1.23.2" if tag == "3.10" else "onnxruntime==1.31.1", _NUMPY]
 
 
-def _own_tag() -> str:
-    return f"{sys.version_info[0]}.{sys.version_info[1]}"
-
-
 def _preferred_tags() -> list[str]:
-    return sorted(_PYTHONS, key=lambda tag: tag != _own_tag())
+    return sorted(_PYTHONS, key=lambda tag: tag != _OWN)
 
 
 def _libpython_name(tag: str) -> str:
     return f"libpython{tag}.so.1.0"
-
-
-def _libpython(python: Path, tag: str) -> Path | None:
-    """Return the shared library of a Python, without which the server's model code cannot run."""
-    done = subprocess.run(
-        [python, "-I", "-c", _LIBRARY_FOLDERS], capture_output=True, text=True, check=True
-    )
-    for folder in done.stdout.split("\n"):
-        path = Path(folder) / _libpython_name(tag)
-        if folder and path.is_file():
-            return path.resolve()
-    return None
 
 
 def _pip(python: Path, *arguments: str, purpose: str) -> None:

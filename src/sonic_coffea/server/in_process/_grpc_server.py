@@ -15,7 +15,6 @@ from sonic_coffea.server.in_process._servicer import EXTENSIONS, Received, Servi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
     from typing import Self
 
     from sonic_coffea.server.in_process._model import KServeModel
@@ -80,12 +79,7 @@ class KServeServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property

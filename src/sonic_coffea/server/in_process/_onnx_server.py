@@ -14,12 +14,11 @@ from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
 from sonic_coffea.server.repository import Served, _manifest
 from sonic_coffea.server.repository._sources import read_source
-from sonic_coffea.server.repository.formats import FORMATS
+from sonic_coffea.server.repository.formats import _onnx
 from sonic_coffea.transport import DATATYPES, local_state, read_model_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
     from typing import Self
 
     from numpy.typing import NDArray
@@ -129,12 +128,7 @@ class InProcessServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -185,7 +179,7 @@ def _load(
     path = version / manifest["file"]
     names = tuple(tensor["name"] for tensor in manifest["outputs"])
     try:
-        network = FORMATS["onnx"].load(path, dict(manifest), threads)
+        network = _onnx.load(path, dict(manifest), threads)
     except ImportError:
         raise ServerStartError(
             "to serve ONNX files without a Triton, this process needs onnxruntime: "

@@ -161,7 +161,7 @@ def _write(planned: PlannedVersion, stage: Path, root: Path, about: Mapping[str,
     folder = stage / planned.name
     version = folder / str(planned.version)
     version.mkdir(parents=True)
-    for name, source in planned.source.files.items():
+    for name, source in planned.copies.items():
         (version / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, version / name)
     (folder / CONFIG_FILE).write_text(write_model_config(planned.config), encoding="utf-8")

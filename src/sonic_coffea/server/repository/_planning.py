@@ -13,7 +13,7 @@ from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository import _config, _manifest
 from sonic_coffea.server.repository._ensemble import ensemble_config
 from sonic_coffea.server.repository._served import Ensemble, Served
-from sonic_coffea.server.repository._sources import PLATFORMS, SCRIPTS, ModelSource, read_source
+from sonic_coffea.server.repository._sources import PLATFORMS, ModelSource, read_source
 from sonic_coffea.transport import read_model_config, write_model_config
 
 if TYPE_CHECKING:
@@ -79,6 +79,11 @@ class PlannedVersion:
     beside: bool
 
     @property
+    def copies(self) -> dict[str, Path]:
+        """What is copied into the version's folder, by the names there."""
+        return {**self.source.files, **self.source.scripts}
+
+    @property
     def place(self) -> str:
         """What is written as a whole, relative to the repository."""
         return f"{self.name}/{self.version}" if self.beside else self.name
@@ -131,7 +136,7 @@ def _is_there(folder: Path, planned: PlannedVersion, metadata: Mapping[str, Any]
             return False
         if _manifest.changes(version, about, shared=True):
             return False
-        files = {name: _manifest.checksum(path) for name, path in planned.source.files.items()}
+        files = {name: _manifest.checksum(path) for name, path in planned.copies.items()}
         there = {name: (folder / name).read_text(encoding="utf-8") for name in about["shared"]}
     except (OSError, ConfigError):
         return False
@@ -187,10 +192,11 @@ def _digest(source: ModelSource) -> str:
     There tensors go by their names. Elsewhere the declaration is as much a part of the model:
     tensors go by their order, which backends take differently, and a file has many functions.
     """
-    files = {name: path for name, path in source.files.items() if name not in SCRIPTS}
-    if source.kind == "onnx" and len(files) == 1:
+    if source.kind == "onnx" and len(source.files) == 1:
         return _manifest.checksum(source.files[source.file])
-    listed = "".join(f"{n} {_manifest.checksum(path)}\n" for n, path in sorted(files.items()))
+    listed = "".join(
+        f"{n} {_manifest.checksum(path)}\n" for n, path in sorted(source.files.items())
+    )
     if source.kind != "onnx":
         interface, function = source.interface, source.manifest.get("function")
         tensors = [[t.to_dict() for t in side] for side in (interface.inputs, interface.outputs)]

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.server.repository._tensors import Interface, declared
-from sonic_coffea.server.repository.formats import (
-    FORMATS,
-    MODEL,
-    PLATFORMS,
-    RUNNER,
-    format_of,
-    runner_of,
-)
+from sonic_coffea.server.repository.formats import FORMATS, PLATFORMS, format_of, scripts_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,10 +15,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.repository._served import Served
 
-__all__ = ["PLATFORMS", "SCRIPTS", "ModelSource", "read_source"]
-
-# What is written beside a model, and is no part of it.
-SCRIPTS = (MODEL.name, RUNNER)
+__all__ = ["PLATFORMS", "ModelSource", "read_source"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +23,14 @@ class ModelSource:
     """What a model is made of.
 
     ``files`` are names in the version's folder and what is copied there, first the one that the
-    backend opens; ``manifest`` is what else the manifest says.
+    backend opens; ``scripts`` are those that run it, and no part of it; ``manifest`` is what else
+    the manifest says.
     """
 
     kind: str
     interface: Interface
     files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    scripts: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     platform: str = "python"
 
@@ -58,7 +50,7 @@ def read_source(name: str, served: Served, platform: str | None) -> ModelSource:
     """
     kind = format_of(served.source)
     if kind is None:
-        suffixes = ", ".join(suffix for f in FORMATS.values() for suffix in f.SUFFIXES)
+        suffixes = ", ".join(suffix for f in FORMATS.values() for suffix in f.suffixes)
         raise ConfigError(
             f"expected a file of a kind that can be served ({suffixes}) for model {name!r}, "
             f"got {served.source}"
@@ -66,9 +58,9 @@ def read_source(name: str, served: Served, platform: str | None) -> ModelSource:
     if served.files and kind != "function":
         raise ConfigError(f"files go with a function, and model {name!r} is of kind {kind}")
     model_format = FORMATS[kind]
-    platform = served.platform or platform
-    platform = platform or (model_format.NATIVE if model_format.PREFERS_NATIVE else "python")
-    if platform not in ("python", model_format.NATIVE):
+    usual = model_format.native if model_format.prefers_native else None
+    platform = served.platform or platform or usual or "python"
+    if platform not in ("python", model_format.native):
         raise ConfigError(
             f"platform {platform!r} cannot run model {name!r}, which is of kind {kind}; "
             "Served(source, platform='python') chooses another for one model"
@@ -77,17 +69,17 @@ def read_source(name: str, served: Served, platform: str | None) -> ModelSource:
         contents = model_format.read(served)
     except ValueError as error:
         raise ConfigError(f"{error} (model {name!r})") from None
+    tensors = (contents.get("inputs"), contents.get("outputs"))
     if served.inputs is not None or served.outputs is not None:
-        interface = declared(name, served.inputs, served.outputs)
-    else:
-        interface = declared(name, contents.get("inputs"), contents.get("outputs"))
+        tensors = (served.inputs, served.outputs)
+    interface = declared(name, *tensors)
     if platform == "pytorch":
         _check_native_names(name, interface)
-    scripts = {MODEL.name: MODEL.path, RUNNER: runner_of(kind)}
     return ModelSource(
         kind=kind,
         interface=interface,
-        files={**contents["files"], **(scripts if platform == "python" else {})},
+        files=contents["files"],
+        scripts=scripts_of(kind) if platform == "python" else {},
         manifest=contents.get("manifest", {}),
         platform=platform,
     )

@@ -7,7 +7,7 @@ environment, where the module is copied beside the model. So it imports nothing 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.server.repository.formats import (
     _function,
@@ -16,33 +16,29 @@ from sonic_coffea.server.repository.formats import (
     _torchscript,
     _xgboost,
 )
+from sonic_coffea.server.repository.formats._format import Format
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-    from sonic_coffea.server.repository.formats._format import Format
-
-__all__ = ["FORMATS", "MODEL", "PLATFORMS", "RUNNER", "format_of", "runner_of"]
+__all__ = ["FORMATS", "PLATFORMS", "format_of", "scripts_of"]
 
 FORMATS: Mapping[str, Format] = {
-    "onnx": _onnx,
-    "torchscript": _torchscript,
-    "xgboost": _xgboost,
-    "lightgbm": _lightgbm,
-    "function": _function,
+    "onnx": Format(_onnx.read, (".onnx",), native="onnxruntime", prefers_native=True),
+    # Its native backend wants names of outputs that end in their number.
+    "torchscript": Format(_torchscript.read, (".pt",), native="pytorch"),
+    "xgboost": Format(_xgboost.read, (".json", ".ubj")),
+    "lightgbm": Format(_lightgbm.read, (".txt",)),
+    "function": Format(_function.read, (".py",)),
 }
-PLATFORMS = ("python", *(f.NATIVE for f in FORMATS.values() if f.NATIVE))
+PLATFORMS = ("python", *(f.native for f in FORMATS.values() if f.native))
+_MODEL = Path(__file__).parents[1] / "_python_backend.py"
 
 
-class _Script(NamedTuple):
-    name: str
-    path: Path
-
-
-# What Triton's Python backend runs, and the module of the format, which that imports.
-MODEL = _Script("model.py", Path(__file__).parents[1] / "_python_backend.py")
-RUNNER = "sonic_runner.py"
+def scripts_of(name: str) -> dict[str, Path]:
+    """Return what Triton's Python backend runs a format with, by the names that it has there."""
+    return {"model.py": _MODEL, "sonic_runner.py": Path(__file__).with_name(f"_{name}.py")}
 
 
 def format_of(source: str | os.PathLike[str] | Callable[..., Any]) -> str | None:
@@ -51,9 +47,4 @@ def format_of(source: str | os.PathLike[str] | Callable[..., Any]) -> str | None
         return "function"
     # A function is given as file.py:function.
     suffix = Path(source).suffix.lower().partition(":")[0]
-    return next((name for name, f in FORMATS.items() if suffix in f.SUFFIXES), None)
-
-
-def runner_of(name: str) -> Path:
-    """Return the file that runs models of a format in the server."""
-    return Path(__file__).with_name(f"_{name}.py")
+    return next((name for name, f in FORMATS.items() if suffix in f.suffixes), None)

@@ -1,9 +1,10 @@
-"""What a module of a format offers."""
+"""What a module of a format offers: `read` here, and `load` in the server."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +22,7 @@ class Contents(TypedDict, total=False):
     """What a format reads from a model's source.
 
     ``files`` are names in the version's folder and what is copied there, first the one that
-    `Format.load` opens; ``inputs`` and ``outputs`` the tensors, where the source says them;
+    ``load`` opens; ``inputs`` and ``outputs`` the tensors, where the source says them;
     ``manifest`` is what else the manifest says.
     """
 
@@ -31,28 +32,15 @@ class Contents(TypedDict, total=False):
     manifest: Mapping[str, Any]
 
 
-class Format(Protocol):
-    """A module with these names.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of files: its names' ends, and the native backend of NVIDIA's container, if any.
 
-    Attributes
-    ----------
-    SUFFIXES : tuple of str
-        How the names of its files end.
-    NATIVE : str
-        The native backend of NVIDIA's container that runs it, or nothing.
-    PREFERS_NATIVE : bool
-        Whether that one is used where nobody says.
+    ``read`` takes what is to be served; a ValueError of it says what is wrong with the file. The
+    native backend is used where nobody says which, if ``prefers_native``.
     """
 
-    @property
-    def SUFFIXES(self) -> tuple[str, ...]: ...  # noqa: N802
-    @property
-    def NATIVE(self) -> str: ...  # noqa: N802
-    @property
-    def PREFERS_NATIVE(self) -> bool: ...  # noqa: N802
-
-    def read(self, served: Served) -> Contents:
-        """Return what is in a source; a ValueError says what is wrong with it."""
-
-    def load(self, path: Path, manifest: dict[str, Any], threads: int) -> Runner:
-        """Return what runs the model in the server; of 0 threads, it may use any number."""
+    read: Callable[[Served], Contents]
+    suffixes: tuple[str, ...]
+    native: str | None = None
+    prefers_native: bool = False

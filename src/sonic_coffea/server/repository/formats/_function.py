@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
     from sonic_coffea.server.repository.formats._format import Contents, Runner
 
-SUFFIXES = (".py",)
-NATIVE = ""
-PREFERS_NATIVE = False
-
 
 def read(served: Served) -> Contents:
     """Locate a function and the files that go with it; whether it runs, the server says."""

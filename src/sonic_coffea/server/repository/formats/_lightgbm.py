@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
     from sonic_coffea.server.repository.formats._format import Contents, Runner
 
-SUFFIXES = (".txt",)
-NATIVE = ""
-PREFERS_NATIVE = False
-
 
 def read(served: Served) -> Contents:
     """Read what the trees take and give from the head of the file, unless it is declared."""

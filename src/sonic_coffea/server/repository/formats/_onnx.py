@@ -9,10 +9,6 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
     from sonic_coffea.server.repository.formats._format import Contents, Runner
 
-SUFFIXES = (".onnx",)
-NATIVE = "onnxruntime"
-PREFERS_NATIVE = True
-# Of other types, onnx's names in lower case are numpy's.
 _DTYPES = {"float": "float32", "double": "float64", "string": "bytes"}
 
 

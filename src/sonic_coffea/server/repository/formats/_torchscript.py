@@ -10,10 +10,7 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
     from sonic_coffea.server.repository.formats._format import Contents, Runner
 
-SUFFIXES = (".pt",)
-NATIVE = "pytorch"
 # That backend wants names of outputs that end in their number.
-PREFERS_NATIVE = False
 
 
 def read(served: Served) -> Contents:

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
     from sonic_coffea.server.repository.formats._format import Contents, Runner
 
-SUFFIXES = (".json", ".ubj")
-NATIVE = ""
-PREFERS_NATIVE = False
-# UBJSON's marks of numbers, as numpy knows them; all are big-endian.
 _NUMBERS = {"i": ">i1", "U": ">u1", "I": ">i2", "l": ">i4", "L": ">i8", "d": ">f4", "D": ">f8"}
 _CONSTANTS = {"Z": None, "T": True, "F": False}
 
