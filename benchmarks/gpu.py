@@ -70,8 +70,10 @@ def servers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if options.gpu is not None:
             found[GPU] = options.gpu
         elif options.runtime is not None:
-            one = sonic.LocalServer(repository, runtime=options.runtime, image=options.image, gpu=True)
-            found[GPU] = opened.enter_context(one)
+            server = sonic.LocalServer(
+                repository, runtime=options.runtime, image=options.image, gpu=True
+            )
+            found[GPU] = opened.enter_context(server)
         yield found
 
 

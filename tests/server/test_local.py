@@ -175,14 +175,19 @@ def test_stop_is_idempotent_and_leaves_nothing(repository, installation):
         _ = server.metadata
     assert "stopped" in repr(server)
 
-    def fail():
-        with server:
-            assert server.pid != pids[0]
+
+def test_an_exception_ends_it(repository, serve):
+    pids = []
+
+    def work():
+        with serve(repository, models=[]) as server:
+            pids.extend(family(server.pid))
             raise KeyError
 
     with pytest.raises(KeyError):
-        fail()
-    assert not server.running
+        work()
+    assert pids
+    assert all(is_gone(pid) for pid in pids)
 
 
 def test_a_crash_is_noticed(repository, serve):

@@ -234,12 +234,16 @@ def _link_libpython(install: ServerInstall, tag: str) -> None:
     It comes into a folder of its own: a whole lib directory on ``LD_LIBRARY_PATH`` (conda's, say)
     would replace the server's C++ runtime as well.
     """
-    code = "import sys, sysconfig as s; print(s.get_config_var('LIBDIR'), sys.base_prefix + '/lib')"
+    code = (
+        "import sys, sysconfig as s; "
+        "print(s.get_config_var('LIBDIR'), sys.base_prefix + '/lib', sep='\\n')"
+    )
     done = subprocess.run(
-        [install.python, "-I", "-c", code], capture_output=True, text=True, check=True
+        [install.python, "-I", "-c", code], stdout=subprocess.PIPE, text=True, check=False
     )
     name = _libpython_name(tag)
-    library = next((Path(d, name) for d in done.stdout.split() if Path(d, name).is_file()), None)
+    paths = [Path(folder, name) for folder in done.stdout.splitlines()]
+    library = next(filter(Path.is_file, paths), None)
     if library is None:
         raise ServerStartError(f"{install.python.resolve()} was built without {name}")
     install.library_path[-1].mkdir()
