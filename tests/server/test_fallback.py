@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dask.config
 import pytest
 
+from sonic_coffea.server import InProcessServer
 from sonic_coffea.server.launch import _fallback as fallback
 from sonic_coffea.transport import local_state
 
@@ -35,3 +37,8 @@ def test_where_files_cannot_be_locked(monkeypatch, caplog):
     assert "cannot lock" in caplog.text
     with pytest.raises(OSError, match="of the work"), fallback._alone_on_machine("/models"):
         raise OSError("of the work")
+
+
+def test_the_configuration_chooses_a_server_in_this_process(repository):
+    with dask.config.set({"sonic.local.runtime": "in-process"}):
+        assert isinstance(fallback._new(str(repository)), InProcessServer)

@@ -14,7 +14,7 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ServerStartError
-from sonic_coffea.server import Served, build_repository, ensure
+from sonic_coffea.server import Served, build_repository, ensure, read_repository
 from sonic_coffea.transport import read_model_config
 
 from .support import infer
@@ -125,6 +125,31 @@ def test_names_of_features_are_kept(served):
     manifest = json.loads((served[0] / "pair" / "1" / "sonic-manifest.json").read_text())
     assert manifest["features"] == ["pt", "eta", "phi"]
     assert manifest["inputs"] == [{"name": "features", "dtype": "float32", "shape": [-1, 3]}]
+
+
+OBJECTIVES = [
+    ("binary:logitraw", {"booster": "dart"}),
+    ("multi:softmax", {"num_class": 3}),
+    ("multi:softprob", {"num_class": 3}),
+    ("reg:squarederror", {}),
+    ("reg:quantileerror", {"quantile_alpha": [0.1, 0.5, 0.9]}),
+]
+
+
+@pytest.mark.parametrize("suffix", ["json", "ubj"])
+@pytest.mark.parametrize(("objective", "options"), OBJECTIVES)
+def test_trees_are_read_without_their_package(tmp_path, objective, options, suffix):
+    xgboost = pytest.importorskip("xgboost")
+    x = np.random.default_rng(3).normal(size=(60, 4)).astype("f4")
+    targets = (x[:, 0] > 0) + (x[:, 1] > 0.5) if "num_class" in options else x[:, 0] > 0
+    options = {"objective": objective, "nthread": 1, **options}
+    booster = xgboost.train(options, xgboost.DMatrix(x, targets), 2)
+    booster.save_model(tmp_path / f"m.{suffix}")
+    path = build_repository(tmp_path / "r", {"m": tmp_path / f"m.{suffix}"})
+    (entry,) = read_repository(path)
+    width = booster.inplace_predict(x).size // len(x)
+    assert entry.manifest["inputs"] == [{"name": "features", "dtype": "float32", "shape": [-1, 4]}]
+    assert entry.manifest["outputs"][0]["shape"] == [-1, width]
 
 
 def test_a_function_runs_from_its_copied_source(served, tracker):

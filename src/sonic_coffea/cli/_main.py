@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import dask.config
 import typer
 from rich.console import Console
 
@@ -135,7 +136,7 @@ def serve(
     errors = Console(stderr=True)
     with errors.status("starting Triton") as status:
         server: LocalServer | InProcessServer
-        if runtime == "in-process":
+        if (runtime or dask.config.get("sonic.local.runtime", None)) == "in-process":
             server = InProcessServer(repository, threads=threads, port=port)
         else:
             server = LocalServer(
@@ -182,8 +183,8 @@ def install(
     with errors.status("installing Triton") as status:
         installed = ensure(progress=status.update, extras=extras or ())
     if as_json:
-        about = {"version": installed.version, "root": str(installed.root)}
-        typer.echo(json.dumps({**about, "extras": installed.extras}))
+        description = {"version": installed.version, "root": str(installed.root)}
+        typer.echo(json.dumps({**description, "extras": installed.extras}))
     else:
         added = f" with {', '.join(installed.extras)}" if installed.extras else ""
         typer.echo(f"Triton {installed.version}{added} is in {installed.root}")

@@ -39,22 +39,22 @@ def status(
         else:
             typer.echo("\n".join(f"stopped {url}" for url in stopped) or "there are none")
         return
-    found = [_described(record) for record in records]
+    servers = [_described(record) for record in records]
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(servers))
         return
-    for one in found:
+    for server in servers:
         # Not a table: paths are to be copied, and a terminal is narrow.
-        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["started"]))
-        models = ", ".join(one["models"]) if one["ready"] else "(not ready)"
-        typer.echo(f"{one['url']}  pid {one['pid']}, since {since}")
-        for what, value in (
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(server["started"]))
+        models = ", ".join(server["models"]) if server["ready"] else "(not ready)"
+        typer.echo(f"{server['url']}  pid {server['pid']}, since {since}")
+        for label, value in (
             ("models", models),
-            ("repository", one["repository"]),
-            ("log", one["log"]),
+            ("repository", server["repository"]),
+            ("log", server["log"]),
         ):
-            typer.echo(f"  {what:<10}  {value}")
-    if not found:
+            typer.echo(f"  {label:<10}  {value}")
+    if not servers:
         typer.echo("no local server of yours runs on this machine")
 
 

@@ -136,13 +136,13 @@ def lookup(url: str) -> ServerRecord | None:
 
 def records() -> list[ServerRecord]:
     """Return the records of this user's servers that run on this machine."""
-    found = []
+    live = []
     for folder in _folders():
         for path in sorted(folder.glob(f"{machine()}-*.json")):
             record = _read_live(path)
             if record is not None:
-                found.append(record)
-    return found
+                live.append(record)
+    return live
 
 
 def directory() -> Path | None:

@@ -62,7 +62,7 @@ class KServeServer:
         threads: int = 32,
         port: int | None = None,
     ) -> None:
-        unknown = [one for one in extensions if one not in EXTENSIONS]
+        unknown = [name for name in extensions if name not in EXTENSIONS]
         if unknown:
             raise ConfigError(f"no extension {unknown[0]!r}; {nearest(unknown[0], EXTENSIONS)}")
         self.models = dict(models)
@@ -121,8 +121,8 @@ class KServeServer:
 
     def serving(self, model: str, version: str) -> KServeModel | None:
         """Return a model, if it is there in a version."""
-        found = self.models.get(model)
-        return found if found is not None and version in ("", *found.versions) else None
+        served = self.models.get(model)
+        return served if served is not None and version in ("", *served.versions) else None
 
     def count(self, request: Received) -> None:
         """Count a request that was answered."""

@@ -294,16 +294,17 @@ class LocalServer:
         """
         until = time.monotonic() + timeout_s
         while True:
-            found = [m for m in self.metadata.models if m.name == model]
-            found = [m for m in found if version is None or m.version == str(version)]
-            if any(m.state == "READY" for m in found):
+            versions = [m for m in self.metadata.models if m.name == model]
+            versions = [m for m in versions if version is None or m.version == str(version)]
+            if any(m.state == "READY" for m in versions):
                 return
             if time.monotonic() > until:
                 break
             time.sleep(_LOOK_S)
-        said = ", ".join(f"version {m.version} {m.state} {m.reason}".rstrip() for m in found)
+        states = ", ".join(f"version {m.version} {m.state} {m.reason}".rstrip() for m in versions)
         raise ModelNotFoundError(
-            f"the model was not ready after {timeout_s:g} s; the server says: {said or 'nothing'}",
+            f"the model was not ready after {timeout_s:g} s; the server says: "
+            f"{states or 'nothing'}",
             server=self.url,
             model=model,
             version=None if version is None else str(version),

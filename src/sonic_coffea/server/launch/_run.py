@@ -94,14 +94,15 @@ class Run:
             )
         )
 
-    def _failure(self, what: str) -> Exception:
+    def _failure(self, end: str) -> Exception:
         log = self.read_log()
         if _log.port_is_taken(log):
             return PortTaken()
         lines = _log.error_lines(log.replace(self.secret, "…"))
-        said = "\n".join(f"  {line}" for text in lines for line in text.splitlines())
-        said = said or "  (nothing)"
+        quoted = "\n".join(f"  {line}" for text in lines for line in text.splitlines())
+        quoted = quoted or "  (nothing)"
         return ServerStartError(
-            f"the local server for {self.repository} {what}. It said:\n{said}\nIts log: {self.log}",
+            f"the local server for {self.repository} {end}. It said:\n{quoted}\n"
+            f"Its log: {self.log}",
             server=self.url,
         )

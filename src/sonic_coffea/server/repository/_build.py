@@ -146,10 +146,10 @@ def _build(
     stage = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}-"))
     try:
         for planned in versions:
-            about = _manifest.describe(
+            manifest = _manifest.describe(
                 planned.name, planned.version, planned.source, metadata, user=user
             )
-            _write(planned, stage, root, about)
+            _write(planned, stage, root, manifest)
         root.mkdir(exist_ok=True)
         for planned in versions:
             _move_in(planned, stage, root)
@@ -157,7 +157,7 @@ def _build(
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _write(planned: PlannedVersion, stage: Path, root: Path, about: Mapping[str, Any]) -> None:
+def _write(planned: PlannedVersion, stage: Path, root: Path, manifest: Mapping[str, Any]) -> None:
     folder = stage / planned.name
     version = folder / str(planned.version)
     version.mkdir(parents=True)
@@ -169,9 +169,9 @@ def _write(planned: PlannedVersion, stage: Path, root: Path, about: Mapping[str,
         (folder / name).write_text(text, encoding="utf-8")
     shared = [path for path in folder.iterdir() if path.is_file()]
     if planned.beside:
-        there = (path for path in (root / planned.name).iterdir() if path.is_file())
-        shared += [path for path in there if path.name != CONFIG_FILE]
-    _manifest.write(about, version, shared)
+        present = (path for path in (root / planned.name).iterdir() if path.is_file())
+        shared += [path for path in present if path.name != CONFIG_FILE]
+    _manifest.write(manifest, version, shared)
 
 
 def _move_in(planned: PlannedVersion, stage: Path, root: Path) -> None:

@@ -38,7 +38,7 @@ def describe(
     model: str, version: int, source: ModelSource, metadata: Mapping[str, Any], *, user: bool
 ) -> dict[str, Any]:
     """Return what is known of a version before its files are there."""
-    about: dict[str, Any] = {
+    manifest: dict[str, Any] = {
         "model": model,
         "version": version,
         "kind": source.kind,
@@ -53,15 +53,15 @@ def describe(
     if source.file:
         # A full path often has its owner's name in it.
         file = source.files[source.file]
-        about["source"] = str(file.absolute()) if user else file.name
-    return {**about, "user": _user()} if user else about
+        manifest["source"] = str(file.absolute()) if user else file.name
+    return {**manifest, "user": _user()} if user else manifest
 
 
-def write(about: Mapping[str, Any], folder: Path, shared: Iterable[Path]) -> None:
+def write(manifest: Mapping[str, Any], folder: Path, shared: Iterable[Path]) -> None:
     """Write the manifest of a version: the checksums of its files and of those shared by all."""
     files = {name: checksum(folder / name) for name in _names(folder)}
-    manifest = {**about, "files": files, "shared": {p.name: checksum(p) for p in shared}}
-    (folder / FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    complete = {**manifest, "files": files, "shared": {p.name: checksum(p) for p in shared}}
+    (folder / FILE).write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> dict[str, Any] | None:
@@ -87,16 +87,16 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 def changes(folder: Path, manifest: Mapping[str, Any], *, shared: bool) -> list[str]:
     """Say what is no longer as it was built; with `shared`, also of what all versions share."""
-    found = [f"{folder / n} is new" for n in _names(folder) if n not in manifest["files"]]
+    differences = [f"{folder / n} is new" for n in _names(folder) if n not in manifest["files"]]
     expected = {folder / name: digest for name, digest in manifest["files"].items()}
     if shared:
         expected |= {folder.parent / n: digest for n, digest in manifest["shared"].items()}
     for path, digest in expected.items():
         if not path.is_file():
-            found.append(f"{path} is gone")
+            differences.append(f"{path} is gone")
         elif checksum(path) != digest:
-            found.append(f"{path} was changed")
-    return sorted(found)
+            differences.append(f"{path} was changed")
+    return sorted(differences)
 
 
 def metadata_or_raise(value: Mapping[str, Any] | None) -> Mapping[str, Any]:

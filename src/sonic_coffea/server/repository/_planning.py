@@ -100,8 +100,8 @@ def plan_versions(
         If a file, a name or an option cannot be used.
     """
     served = {
-        name: one if isinstance(one, Served | Ensemble) else Served(one)
-        for name, one in models.items()
+        name: model if isinstance(model, Served | Ensemble) else Served(model)
+        for name, model in models.items()
     }
     _check_names(served, options.labels)
     if root.exists() and not root.is_dir():
@@ -109,8 +109,8 @@ def plan_versions(
     versions = []
     known = _configs(root)
     # Ensembles last: they are made of the others.
-    for name, one in sorted(served.items(), key=lambda item: isinstance(item[1], Ensemble)):
-        planned = _plan(root, name, one, known, options)
+    for name, model in sorted(served.items(), key=lambda item: isinstance(item[1], Ensemble)):
+        planned = _plan(root, name, model, known, options)
         known[name] = planned.config
         if options.overwrite or not _is_there(root / name, planned, metadata):
             versions.append(planned)
@@ -131,33 +131,33 @@ def _is_there(folder: Path, planned: PlannedVersion, metadata: Mapping[str, Any]
         return False
     texts = {CONFIG_FILE: write_model_config(planned.config), **label_texts(planned)}
     try:
-        about = _manifest.read(version)
-        if about is None or about.get("metadata") != dict(metadata):
+        manifest = _manifest.read(version)
+        if manifest is None or manifest.get("metadata") != dict(metadata):
             return False
-        if _manifest.changes(version, about, shared=True):
+        if _manifest.changes(version, manifest, shared=True):
             return False
         files = {name: _manifest.checksum(path) for name, path in planned.copies.items()}
-        there = {name: (folder / name).read_text(encoding="utf-8") for name in about["shared"]}
+        present = {name: (folder / name).read_text(encoding="utf-8") for name in manifest["shared"]}
     except (OSError, ConfigError):
         return False
-    return files == about["files"] and texts == there
+    return files == manifest["files"] and texts == present
 
 
 def _plan(
     root: Path,
     name: str,
-    one: Served | Ensemble,
+    model: Served | Ensemble,
     known: Mapping[str, Config],
     options: Options,
 ) -> PlannedVersion:
-    if isinstance(one, Ensemble):
+    if isinstance(model, Ensemble):
         others = {other: config for other, config in known.items() if other != name}
-        config, interface = ensemble_config(name, one, others)
+        config, interface = ensemble_config(name, model, others)
         source = ModelSource(kind="ensemble", interface=interface)
     else:
-        there = known.get(name, {}).get("backend") if options.one_version else None
-        source = read_source(name, one, options.platform or there)
-        config = _model_config(name, one, source, options)
+        backend = known.get(name, {}).get("backend") if options.one_version else None
+        source = read_source(name, model, options.platform or backend)
+        config = _model_config(name, model, source, options)
     number = options.version or (_latest(root / name) if options.add_version else 0) + 1
     labels = _config.check_labels(name, source.interface, options.labels.get(name))
     for output in config["output"]:
@@ -248,14 +248,14 @@ def _joined(folder: Path, number: int, new: Config, options: Options) -> Config:
 
 def _compared(new: Config, old: Config) -> list[tuple[str, Any, Any]]:
     ours, theirs = (_config.interface_of(config) for config in (new, old))
-    found: list[tuple[str, Any, Any]] = [
+    pairs: list[tuple[str, Any, Any]] = [
         (f"{kind} {name!r}", ours.get((kind, name)), theirs.get((kind, name)))
         for kind, name in {**ours, **theirs}
     ]
     kinds = ("backend", "platform", "ensemble_scheduling")
-    found += [(what, new.get(what, ""), old.get(what, "")) for what in kinds]
+    pairs += [(what, new.get(what, ""), old.get(what, "")) for what in kinds]
     stacked = [int(config.get("max_batch_size", 0)) > 0 for config in (new, old)]
-    return [*found, ("whether it is batched", stacked[0], stacked[1])]
+    return [*pairs, ("whether it is batched", stacked[0], stacked[1])]
 
 
 def _check_names(models: Mapping[str, object], labels: Labels) -> None:
@@ -281,13 +281,13 @@ def _check_integer(option: str, value: object, least: int) -> None:
 
 def _configs(root: Path) -> dict[str, Config]:
     """Return the configurations of the models that are there, as far as they can be read."""
-    found = {}
+    configs = {}
     for file in root.glob(f"*/{CONFIG_FILE}"):
         try:
-            found[file.parent.name] = _config_file(file.parent)
+            configs[file.parent.name] = _config_file(file.parent)
         except ConfigError as error:
             logger.info("no ensemble can use %s: %s", file.parent.name, error)
-    return found
+    return configs
 
 
 def _config_file(folder: Path) -> Config:

@@ -146,11 +146,11 @@ def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     rows = [-1] if int(config.get("max_batch_size", 0)) > 0 else []
     outputs = [
         {
-            "name": one["name"],
-            "dtype": np.dtype(pb_utils.triton_string_to_numpy(one["data_type"])).name,
-            "shape": [*rows, *map(int, one["dims"])],
+            "name": spec["name"],
+            "dtype": np.dtype(pb_utils.triton_string_to_numpy(spec["data_type"])).name,
+            "shape": [*rows, *map(int, spec["dims"])],
         }
-        for one in config["output"]
+        for spec in config["output"]
     ]
     return {"file": file, "inputs": config["input"], "outputs": outputs}
 

@@ -1,4 +1,4 @@
-"""runtimes: the ways of running a Triton on this machine, one module each."""
+"""runtimes: what runs a Triton on this machine, one module each."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def choose(runtime: str, options: Options) -> Runtime:
             return chosen
         against[name] = reason
     reason = against.pop("pip", None) or against[runtime]
-    others = f", and there is none of {', '.join(against)}" if runtime == AUTO else ""
-    raise ServerStartError(f"{reason}{others}; {install.ALTERNATIVES}")
+    engines = f", and there is none of {', '.join(against)}" if runtime == AUTO else ""
+    raise ServerStartError(f"{reason}{engines}; {install.ALTERNATIVES}")
 
 
 def has_gpu() -> bool:

@@ -45,18 +45,20 @@ class Pip:
 
     def launch(self, serving: Serving) -> Launch:
         """Return the command line that serves a repository."""
-        there = self.installation
+        installation = self.installation
         argv = [
-            str(there.tritonserver),
+            str(installation.tritonserver),
             *serving.arguments,
-            f"--backend-directory={there.backend_directory}",
+            f"--backend-directory={installation.backend_directory}",
             *(shm_prefix(backend, serving.name) for backend in ("python", *install.NATIVE)),
             f"--grpc-restricted-protocol={serving.protocols}:{serving.header}={serving.secret}",
         ]
         # Nothing of the analysis environment's Python may reach the server's.
         env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-        env["VIRTUAL_ENV"] = str(there.root)
-        env["PATH"] = os.pathsep.join([str(there.python.parent), env.get("PATH", os.defpath)])
-        libraries = [*map(str, there.library_path), env.get("LD_LIBRARY_PATH", "")]
+        env["VIRTUAL_ENV"] = str(installation.root)
+        env["PATH"] = os.pathsep.join(
+            [str(installation.python.parent), env.get("PATH", os.defpath)]
+        )
+        libraries = [*map(str, installation.library_path), env.get("LD_LIBRARY_PATH", "")]
         env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
         return Launch(argv=argv, env={**env, **thread_variables(serving.threads), **serving.env})

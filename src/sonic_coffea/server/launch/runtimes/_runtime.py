@@ -1,4 +1,4 @@
-"""What a server runtime is: a way of running a Triton that this machine has or lacks."""
+"""What a runtime is: it says whether this machine has it, and how it runs a Triton."""
 
 from __future__ import annotations
 
