@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server import LocalServer, build_repository, ensure
+from sonic_coffea.server import LocalServer, Served, build_repository, ensure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +74,16 @@ def repository(tmp_path_factory, classifier) -> Path:
     return build_repository(
         path, {"top": classifier}, max_batch_size=64, labels={"top": ["q", "t"]}
     )
+
+
+@pytest.fixture(scope="session")
+def light(tmp_path_factory) -> Path:
+    """A repository whose one model loads quickly, for tests of processes."""
+    folder = tmp_path_factory.mktemp("light")
+    (folder / "echo.py").write_text("def echo(x): return {'y': x}\n")
+    row = ("float32", ["N", 2])
+    echo = Served(f"{folder / 'echo.py'}:echo", inputs={"x": row}, outputs={"y": row})
+    return build_repository(folder / "repository", {"echo": echo})
 
 
 @pytest.fixture(scope="session")

@@ -148,9 +148,9 @@ def test_its_url_is_enough_for_processes_of_the_same_user(server):
     assert {"triton-grpc-protocol-sonic": done.stdout.strip()} == server.headers
 
 
-def test_stop_is_idempotent_and_leaves_nothing(repository, installation):
+def test_stop_is_idempotent_and_leaves_nothing(light, installation):
     # With time for requests to finish, as users have it.
-    server = LocalServer(repository, installation=installation)
+    server = LocalServer(light, installation=installation)
     assert not server.running
     assert server.pid is None
     server.stop()
@@ -170,17 +170,17 @@ def test_stop_is_idempotent_and_leaves_nothing(repository, installation):
     assert shared_memory(prefix) == []
     assert local_state.lookup(url) is None
     assert not server.running
-    assert "successfully loaded 'top'" in server.logs
+    assert "successfully loaded 'echo'" in server.logs
     with pytest.raises(ServerError, match="stopped"):
         _ = server.metadata
     assert "stopped" in repr(server)
 
 
-def test_an_exception_ends_it(repository, serve):
+def test_an_exception_ends_it(light, serve):
     pids = []
 
     def work():
-        with serve(repository, models=[]) as server:
+        with serve(light, models=[]) as server:
             pids.extend(family(server.pid))
             raise KeyError
 
@@ -190,8 +190,8 @@ def test_an_exception_ends_it(repository, serve):
     assert all(is_gone(pid) for pid in pids)
 
 
-def test_a_crash_is_noticed(repository, serve):
-    with serve(repository) as server:
+def test_a_crash_is_noticed(light, serve):
+    with serve(light) as server:
         pids, prefix = family(server.pid), server._run.shm_prefix
         os.kill(server.pid, signal.SIGKILL)
         until(lambda: not server.running, what="the end of the server")

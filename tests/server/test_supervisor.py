@@ -67,11 +67,11 @@ class Owner:
 
 
 @pytest.fixture
-def own(repository, installation):
+def own(light, installation):
     owners = []
 
     def start(then="announce()\nrest()"):
-        owners.append(Owner(repository, then))
+        owners.append(Owner(light, then))
         return owners[-1]
 
     yield start
