@@ -40,19 +40,6 @@ def save_classifier(path: Path, *, features: int = 8, rows: str | int = "N", ir_
     return path
 
 
-@pytest.fixture(scope="session", autouse=True)
-def private_state(tmp_path_factory):
-    """Keep the tests' records and logs away from those of the user."""
-    folder = tmp_path_factory.mktemp("state")
-    before = os.environ.get("SONIC_COFFEA_STATE_DIR")
-    os.environ["SONIC_COFFEA_STATE_DIR"] = str(folder)
-    yield folder
-    if before is None:
-        del os.environ["SONIC_COFFEA_STATE_DIR"]
-    else:
-        os.environ["SONIC_COFFEA_STATE_DIR"] = before
-
-
 @pytest.fixture(scope="session")
 def installation():
     try:
@@ -93,7 +80,11 @@ def serve(installation):
 
 
 @pytest.fixture(scope="session")
-def server(repository, serve):
+def server(repository, serve, private_state):
     """A server that no test ends."""
-    with serve(repository) as running:
+    # Where the tests of all folders look for it, whichever ran before.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SONIC_COFFEA_STATE_DIR", str(private_state))
+        running = serve(repository).start()
+    with running:
         yield running

@@ -58,7 +58,6 @@ _EXTRAS = {
     "xgboost": ("xgboost-cpu==3.2.0", _SCIPY),
     "lightgbm": ("lightgbm==4.6.0", _SCIPY),
 }
-_NEEDED_BYTES = 600_000_000
 _MARKER = "sonic-coffea.json"
 NATIVE = _backends.NATIVE
 ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
@@ -170,7 +169,6 @@ def _ensure(extras: Sequence[str], tell: Progress) -> ServerInstall:
         with locked(root / ".lock", tell):
             install = _find()
             if install is None:
-                _check_space(root)
                 install = _install(tell)
             for extra in extras:
                 install = _add(install, extra, tell)
@@ -317,7 +315,10 @@ def _uv(*arguments: str, purpose: str) -> None:
         return
     output = done.stdout
     if "No space left on device" in output:
-        advice = f"free some space, or set {DIRECTORY_VARIABLE} to a directory on another disk"
+        advice = (
+            f"it needs 600 MB: free some space, or set {DIRECTORY_VARIABLE} to a directory on "
+            "another disk"
+        )
     elif "No solution found" in output or "Failed to fetch" in output:
         advice = (
             "the package index could not be reached or does not have it; check the network, the "
@@ -357,16 +358,6 @@ def _libc() -> tuple[str, str]:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
-
-
-def _check_space(folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < _NEEDED_BYTES:
-        raise ServerStartError(
-            f"the local server needs {_NEEDED_BYTES // 1_000_000} MB in {folder}, there are "
-            f"{free // 1_000_000} MB; free some space, or set {DIRECTORY_VARIABLE} to a directory "
-            "on another disk"
-        )
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
@@ -11,7 +12,6 @@ from sonic_coffea.server.repository.formats import FORMATS, PLATFORMS, format_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from sonic_coffea.server.repository._served import Served
 
@@ -65,9 +65,14 @@ def read_source(name: str, served: Served, platform: str | None) -> ModelSource:
             f"platform {platform!r} cannot run model {name!r}, which is of kind {kind}; "
             "Served(source, platform='python') chooses another for one model"
         )
+    if kind != "function" and not Path(str(served.source)).is_file():
+        raise ConfigError(
+            f"expected a file of kind {kind} for model {name!r}, got {served.source}, which is not "
+            "a file"
+        )
     try:
         contents = model_format.read(served)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{error} (model {name!r})") from None
     tensors = (contents.get("inputs"), contents.get("outputs"))
     if served.inputs is not None or served.outputs is not None:

@@ -27,7 +27,7 @@ def read(served: Served) -> Contents:
         if files.setdefault(f"source/{file.name}", file) != file:
             raise ValueError(f"expected files of different names, got two called {file.name!r}")
     try:
-        code = compile(path.read_bytes(), str(path), "exec")
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"expected Python source in {path}: {error}") from None
     if name not in code.co_names:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 def read(served: Served) -> Contents:
     """Read what the trees take and give from the head of the file, unless it is declared."""
     path = Path(str(served.source))
-    if not path.is_file():
-        raise ValueError(f"expected LightGBM trees, got {path}, which is not a file")
     if served.inputs is not None or served.outputs is not None:
         return {"files": {"model.txt": path}}
     with path.open(encoding="utf-8", errors="replace") as file:

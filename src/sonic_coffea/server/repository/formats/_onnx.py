@@ -50,8 +50,6 @@ def _graph(path: Path) -> Any:
             "building a model repository from an ONNX file needs the onnx package: "
             'pip install "sonic-coffea[onnx]"'
         ) from None
-    if not path.is_file():
-        raise ValueError(f"expected an ONNX file, got {path}, which is not a file")
     try:
         graph = onnx.load(str(path), load_external_data=False).graph
     except Exception:  # noqa: BLE001  the protobuf runtime in use decides which class this is

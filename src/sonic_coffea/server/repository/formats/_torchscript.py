@@ -21,8 +21,6 @@ def read(served: Served) -> Contents:
             names = archive.namelist()
     except zipfile.BadZipFile:
         names = []
-    except OSError:
-        raise ValueError(f"expected a TorchScript file, got {path}, which is not a file") from None
     if not any(name.partition("/")[2].startswith("code/") for name in names):
         raise ValueError(
             f"expected a TorchScript file, got {path}, which holds no TorchScript code "

@@ -21,8 +21,6 @@ _CONSTANTS = {"Z": None, "T": True, "F": False}
 def read(served: Served) -> Contents:
     """Read what the trees take and give, unless it is declared."""
     path = Path(str(served.source))
-    if not path.is_file():
-        raise ValueError(f"expected XGBoost trees, got {path}, which is not a file")
     files = {f"model{path.suffix.lower()}": path}
     if served.inputs is not None or served.outputs is not None:
         return {"files": files}
