@@ -57,7 +57,7 @@ No accelerator was at hand for these figures, so only the CPU is shown. On a mac
 a container engine, one command measures both:
 
 ```text
-python benchmarks/gpu.py --way docker --json gpu.json --figure gpu.png
+python benchmarks/gpu.py --runtime docker --json gpu.json --figure gpu.png
 ```
 """
 

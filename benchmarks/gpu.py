@@ -2,9 +2,9 @@
 
 The rows a second by batch size, the rate of the saturated server, and from jagged arrays to scores,
 whose equality is checked. Tensors travel in messages, to both. The accelerator is this machine's
-GPU in NVIDIA's container (``--way docker``, or apptainer, singularity, podman), or that of a server
-elsewhere (``--gpu URL``, which serves what ``--write FOLDER`` has written). Without either, only
-the CPU is measured.
+GPU in NVIDIA's container (``--runtime docker``, or apptainer, singularity, podman), or that of a
+server elsewhere (``--gpu URL``, which serves what ``--write FOLDER`` has written). Without either,
+only the CPU is measured.
 """
 
 from __future__ import annotations
@@ -69,9 +69,11 @@ def servers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         found: dict[str, Any] = {CPU: opened.enter_context(sonic.LocalServer(repository))}
         if options.gpu is not None:
             found[GPU] = options.gpu
-        elif options.way is not None:
-            one = sonic.LocalServer(repository, way=options.way, image=options.image, gpu=True)
-            found[GPU] = opened.enter_context(one)
+        elif options.runtime is not None:
+            server = sonic.LocalServer(
+                repository, runtime=options.runtime, image=options.image, gpu=True
+            )
+            found[GPU] = opened.enter_context(server)
         yield found
 
 
@@ -137,7 +139,7 @@ def draw(found: dict[str, Any]) -> Figure:
 def main() -> None:
     """Run it."""
     made = parser(__doc__ or "")
-    made.add_argument("--way", help="the container engine that runs Triton with a GPU here")
+    made.add_argument("--runtime", help="the container engine that runs Triton with a GPU here")
     made.add_argument("--image", help="its image")
     made.add_argument("--gpu", metavar="URL", help="a server with an accelerator")
     made.add_argument("--write", type=Path, help="write the repository there, and do no more")

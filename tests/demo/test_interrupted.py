@@ -49,7 +49,7 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
     with running_demo(tmp_path / "out") as process:
         children = family(process)
-        assert len(children) >= 4  # guard, server, workers
+        assert len(children) >= 4  # supervisor, server, workers
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -219,7 +219,7 @@ def test_the_file_of_defaults_says_what_the_defaults_are() -> None:
     assert options.pop("token_file") is None
     assert options.pop("profile") is None
     assert options.pop("profiles") == {}
-    assert options.pop("local") == {"way": "auto", "image": None}
+    assert options.pop("local") == {"runtime": "auto", "image": None}
     assert options.pop("servers") is None
     assert options == Settings.make("grpc://a:1").options()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server import LocalServer, build_repository, ensure
+from sonic_coffea.server import LocalServer, Served, build_repository, ensure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,19 +40,6 @@ def save_classifier(path: Path, *, features: int = 8, rows: str | int = "N", ir_
     return path
 
 
-@pytest.fixture(scope="session", autouse=True)
-def private_state(tmp_path_factory):
-    """Keep the tests' records and logs away from those of the user."""
-    folder = tmp_path_factory.mktemp("state")
-    before = os.environ.get("SONIC_COFFEA_STATE_DIR")
-    os.environ["SONIC_COFFEA_STATE_DIR"] = str(folder)
-    yield folder
-    if before is None:
-        del os.environ["SONIC_COFFEA_STATE_DIR"]
-    else:
-        os.environ["SONIC_COFFEA_STATE_DIR"] = before
-
-
 @pytest.fixture(scope="session")
 def installation():
     try:
@@ -75,7 +63,28 @@ def repository(tmp_path_factory, classifier) -> Path:
     )
 
 
-@pytest.fixture(scope="module")
-def server(repository, installation):
-    with LocalServer(repository, installation=installation, threads=1) as running:
+@pytest.fixture(scope="session")
+def light(tmp_path_factory) -> Path:
+    """A repository whose one model loads quickly, for tests of processes."""
+    folder = tmp_path_factory.mktemp("light")
+    (folder / "echo.py").write_text("def echo(x): return {'y': x}\n")
+    row = ("float32", ["N", 2])
+    echo = Served(f"{folder / 'echo.py'}:echo", inputs={"x": row}, outputs={"y": row})
+    return build_repository(folder / "repository", {"echo": echo})
+
+
+@pytest.fixture(scope="session")
+def serve(installation):
+    """Make servers that end at once: only tests of the end itself wait for requests to finish."""
+    return functools.partial(LocalServer, installation=installation, threads=1, stop_timeout_s=0.0)
+
+
+@pytest.fixture(scope="session")
+def server(repository, serve, private_state):
+    """A server that no test ends."""
+    # Where the tests of all folders look for it, whichever ran before.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SONIC_COFFEA_STATE_DIR", str(private_state))
+        running = serve(repository).start()
+    with running:
         yield running

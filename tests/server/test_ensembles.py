@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.server import Ensemble, LocalServer, Served, build_repository
+from sonic_coffea.server import Ensemble, Served, build_repository
 from sonic_coffea.transport import read_model_config
 
 from .support import infer
@@ -54,18 +54,34 @@ def models(tmp_path_factory, classifier):
     }
 
 
-def test_an_ensemble_answers_as_its_steps_one_after_another(
-    tmp_path, models, classifier, installation
-):
-    # Declared before what it is made of, part of which is there already.
-    path = build_repository(tmp_path / "r", {k: v for k, v in models.items() if k == "scale"})
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, models, serve):
+    """Of two ensembles, one of them with a step that is not batched."""
+    folder = tmp_path_factory.mktemp("ensembles")
+    (folder / "f.py").write_text("def f(a, b): return {'y': a.sum() + b.sum(axis=0)}\n")
+    fold = Served(
+        f"{folder}/f.py:f",
+        inputs={"a": ("float32", [-1, 2]), "b": ("float32", [-1, 8])},
+        outputs={"y": ("float32", [8])},
+    )
+    steps = [
+        ("network", {"x": "RAW"}, {"scores": "S"}),
+        ("fold", {"a": "S", "b": "RAW"}, {"y": "Y"}),
+    ]
+    # Declared before what they are made of, part of which is there already.
+    path = build_repository(folder / "r", {k: v for k, v in models.items() if k == "scale"})
     rest = {k: v for k, v in models.items() if k != "scale"}
-    build_repository(path, {"chain": Ensemble(steps=CHAIN), **rest}, max_batch_size=64)
-    config = read_model_config((path / "chain" / "config.pbtxt").read_text())
+    ensembles = {"chain": Ensemble(steps=CHAIN), "folding": Ensemble(steps=steps)}
+    build_repository(path, {**ensembles, **rest, "fold": fold}, max_batch_size=64)
+    with serve(path) as running:
+        yield running
+
+
+def test_an_ensemble_answers_as_its_steps_one_after_another(server, classifier):
+    config = read_model_config((server.repository / "chain" / "config.pbtxt").read_text())
     assert config["max_batch_size"] == 64
     raw = np.random.default_rng(1).normal(size=(50, 8)).astype("f4")
-    with LocalServer(path, installation=installation, threads=1) as server:
-        answer = infer(server, "chain", RAW=raw)
+    answer = infer(server, "chain", RAW=raw)
     session = onnxruntime.InferenceSession(str(classifier))
     (scores,) = session.run(["scores"], {"x": raw / np.float32(10)})
     assert list(answer) == ["PROB"]
@@ -74,24 +90,9 @@ def test_an_ensemble_answers_as_its_steps_one_after_another(
     )
 
 
-def test_a_step_that_is_not_batched_sees_whole_requests(tmp_path, models, installation):
-    fold = Served(
-        f"{tmp_path}/f.py:f",
-        inputs={"a": ("float32", [-1, 2]), "b": ("float32", [-1, 8])},
-        outputs={"y": ("float32", [8])},
-    )
-    (tmp_path / "f.py").write_text("def f(a, b): return {'y': a.sum() + b.sum(axis=0)}\n")
-    steps = [
-        ("network", {"x": "RAW"}, {"scores": "S"}),
-        ("fold", {"a": "S", "b": "RAW"}, {"y": "Y"}),
-    ]
-    path = build_repository(
-        tmp_path / "r",
-        {"network": models["network"], "fold": fold, "chain": Ensemble(steps=steps)},
-    )
+def test_a_step_that_is_not_batched_sees_whole_requests(server):
     raw = np.arange(24, dtype="f4").reshape(3, 8)
-    with LocalServer(path, installation=installation, threads=1) as server:
-        answer = infer(server, "chain", RAW=raw)
+    answer = infer(server, "folding", RAW=raw)
     # The two scores of each row add up to one.
     np.testing.assert_allclose(answer["Y"], 3 + raw.sum(axis=0), rtol=1e-6)
 
@@ -104,10 +105,10 @@ def changed(index, step):
     ("ensemble", "message"),
     [
         ({"steps": []}, "expected at least one step"),
-        ({"steps": [("scale", "RAW")]}, "expected a step of ensemble 'chain' as"),
+        ({"steps": [("scale", "RAW")]}, r"ensemble 'chain': expected a step as"),
         (
             {"steps": changed(2, ("netwrk", {"x": "X"}, {"scores": "S"}))},
-            "step with model 'netwrk'; did you mean 'network'",
+            "a step with model 'netwrk'; did you mean 'network'",
         ),
         (
             {"steps": changed(2, ("network", {"x": "X"}, {"score": "S"}))},

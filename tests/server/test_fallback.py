@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dask.config
 import pytest
 
+from sonic_coffea.server import InProcessServer
 from sonic_coffea.server.launch import _fallback as fallback
 from sonic_coffea.transport import local_state
 
@@ -18,19 +20,16 @@ def test_machines_with_the_same_home_do_not_wait_for_each_other(monkeypatch):
     monkeypatch.setattr(local_state, "machine", lambda: "this")
     with fallback._alone_on_machine("/models"):
         monkeypatch.setattr(local_state, "machine", lambda: "other")
-        monkeypatch.setattr(
-            fallback.fcntl, "LOCK_EX", fallback.fcntl.LOCK_EX | fallback.fcntl.LOCK_NB
-        )
-        monkeypatch.setattr(fallback.logger, "warning", pytest.fail)
+        monkeypatch.setattr(fallback.filelock.FileLock, "__enter__", lambda lock: lock.acquire(0))
         with fallback._alone_on_machine("/models"):
             pass
 
 
 def test_where_files_cannot_be_locked(monkeypatch, caplog):
-    def unsupported(*_):
+    def unsupported(*_, **__):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(fallback.fcntl, "flock", unsupported)
+    monkeypatch.setattr(fallback.filelock.FileLock, "acquire", unsupported)
     done = []
     with fallback._alone_on_machine("/models"):
         done.append("work")
@@ -38,3 +37,8 @@ def test_where_files_cannot_be_locked(monkeypatch, caplog):
     assert "cannot lock" in caplog.text
     with pytest.raises(OSError, match="of the work"), fallback._alone_on_machine("/models"):
         raise OSError("of the work")
+
+
+def test_the_configuration_chooses_a_server_in_this_process(repository):
+    with dask.config.set({"sonic.local.runtime": "in-process"}):
+        assert isinstance(fallback._new(str(repository)), InProcessServer)

@@ -56,7 +56,7 @@ def test_the_same_contract_and_the_same_scores(repository, server, jets):
 def test_only_processes_of_its_user_may_ask(repository):
     with InProcessServer(repository) as local:
         record = local_state.lookup(local.url)
-        assert (record.pid, record.guard_pid) == (os.getpid(), None)
+        assert (record.pid, record.supervisor_pid) == (os.getpid(), None)
         code = (
             "import sys; from sonic_coffea.transport import connect_transport;"
             f"print([m.name for m in connect_transport({local.url!r}).models()])"
@@ -94,10 +94,10 @@ def test_the_latest_version_is_served(tmp_path, classifier):
 
 
 @pytest.mark.server
-def test_a_version_that_is_pinned(tmp_path, classifier):
+def test_a_version_that_is_pinned(tmp_path, classifier, serve):
     path = build_repository(tmp_path / "r", {"m": classifier})
     build_repository(path, {"m": classifier}, version=2, versions=[1])
-    with InProcessServer(path) as local, LocalServer(path) as triton:
+    with InProcessServer(path) as local, serve(path) as triton:
         assert [m.version for m in local.metadata.models] == ["1"]
         found = []
         for server in (local, triton):
@@ -111,7 +111,7 @@ def test_a_version_that_is_pinned(tmp_path, classifier):
 def test_from_the_command_line(repository):
     command = [sys.executable, "-m", "sonic_coffea", "serve", str(repository)]
     process = subprocess.Popen(
-        [*command, "--way", "onnxruntime", "--json"], stdout=subprocess.PIPE, text=True
+        [*command, "--runtime", "in-process", "--json"], stdout=subprocess.PIPE, text=True
     )
     try:
         said = json.loads(process.stdout.readline())
@@ -123,7 +123,7 @@ def test_from_the_command_line(repository):
         process.terminate()
         process.communicate(timeout=60)
     wrong = subprocess.run(
-        [*command, "--way", "dokcer"], capture_output=True, text=True, check=False, timeout=60
+        [*command, "--runtime", "dokcer"], capture_output=True, text=True, check=False, timeout=60
     )
     assert wrong.returncode == 1
     assert "did you mean 'docker'" in wrong.stderr
@@ -152,7 +152,7 @@ def test_a_repository_of_others(tmp_path, classifier, caplog):
                 (r / "m" / "1").mkdir(parents=True),
                 (r / "m" / "1" / "model.onnx").write_text("no network"),
             ),
-            "onnxruntime cannot load",
+            "holds no ONNX graph",
         ),
     ],
 )

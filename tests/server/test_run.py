@@ -9,7 +9,6 @@ import pytest
 from tests.ports import held_port
 
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server import LocalServer
 from sonic_coffea.server.launch import _local as local
 from sonic_coffea.transport import local_state
 
@@ -25,8 +24,8 @@ from .support import broken, shared_memory
     ],
     ids=["missing file", "bad configuration", "failing code"],
 )
-def test_a_failed_start_quotes_the_server(tmp_path, classifier, installation, edit, expected):
-    server = LocalServer(broken(tmp_path, classifier, edit), installation=installation)
+def test_a_failed_start_quotes_the_server(tmp_path, classifier, serve, edit, expected):
+    server = serve(broken(tmp_path, classifier, edit))
     with pytest.raises(ServerStartError, match=expected) as caught:
         server.start()
     text = str(caught.value)
@@ -39,30 +38,30 @@ def test_a_failed_start_quotes_the_server(tmp_path, classifier, installation, ed
     assert local_state.lookup(server.url) is None
 
 
-def test_a_bad_argument_is_quoted_without_the_secret(repository, installation):
-    server = LocalServer(repository, installation=installation, extra_args=["--no-such-option"])
+def test_a_bad_argument_is_quoted_without_the_secret(repository, serve):
+    server = serve(repository, extra_args=["--no-such-option"])
     with pytest.raises(ServerStartError, match="no-such-option") as caught:
         server.start()
     assert server.headers["triton-grpc-protocol-sonic"] not in str(caught.value)
 
 
-def test_a_start_that_takes_too_long_is_given_up(tmp_path, classifier, installation):
+def test_a_start_that_takes_too_long_is_given_up(tmp_path, classifier, serve):
     path = broken(
         tmp_path,
         classifier,
         lambda m: (m / "1" / "model.py").write_text("import time\ntime.sleep(600)"),
     )
-    server = LocalServer(path, installation=installation, startup_timeout_s=1.5, stop_timeout_s=0.5)
+    server = serve(path, startup_timeout_s=1.0)
     begun = time.monotonic()
-    with pytest.raises(ServerStartError, match=r"not ready after 1\.5 s"):
+    with pytest.raises(ServerStartError, match=r"not ready after 1 s"):
         server.start()
     assert time.monotonic() - begun < 15.0
     assert shared_memory(server._run.shm_prefix) == []
 
 
-def test_a_port_in_use_is_said(repository, installation):
+def test_a_port_in_use_is_said(repository, serve):
     with held_port() as port:
-        server = LocalServer(repository, installation=installation, port=port)
+        server = serve(repository, port=port, models=[])
         with (
             socket.create_server(("127.0.0.1", port)),
             pytest.raises(ServerStartError, match=f"port {port} is in use"),
@@ -72,12 +71,12 @@ def test_a_port_in_use_is_said(repository, installation):
             assert server.url == f"grpc://127.0.0.1:{port}"
 
 
-def test_a_port_lost_in_a_race_is_replaced(repository, installation, monkeypatch):
+def test_a_port_lost_in_a_race_is_replaced(repository, serve, monkeypatch):
     free = local._free_port
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         ports = iter([taken.getsockname()[1]])
         monkeypatch.setattr(local, "_free_port", lambda: next(ports, None) or free())
-        with LocalServer(repository, installation=installation) as server:
+        with serve(repository, models=[]) as server:
             assert server.port != taken.getsockname()[1]

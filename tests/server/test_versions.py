@@ -14,7 +14,7 @@ from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.server import LocalServer, build_repository, read_repository
+from sonic_coffea.server import build_repository, read_repository
 from sonic_coffea.transport import read_model_config
 
 from .support import infer
@@ -47,13 +47,11 @@ def files(root):
     }
 
 
-def test_added_to_a_running_server_while_rows_are_scored(tmp_path, installation):
+def test_added_to_a_running_server_while_rows_are_scored(tmp_path, serve):
     repository = build_repository(tmp_path / "r", {"m": times(tmp_path / "a.onnx", 1.0)})
     jets = ak.Array([[{"a": 1.0, "b": 2.0}] * 3, [], [{"a": 3.0, "b": 4.0}]] * 50)
     sent = ak.flatten(jets).a.to_numpy()
-    server = LocalServer(
-        repository, installation=installation, threads=1, model_control="poll", poll_s=1
-    )
+    server = serve(repository, model_control="poll", poll_s=1)
     seen = set()
 
     def factors():
@@ -76,12 +74,12 @@ def test_added_to_a_running_server_while_rows_are_scored(tmp_path, installation)
         assert states == {("1", "READY"), ("2", "READY")}
 
 
-def test_added_by_an_explicit_load(tmp_path, installation):
+def test_added_by_an_explicit_load(tmp_path, serve):
     from tritonclient.grpc import InferenceServerClient
 
     repository = build_repository(tmp_path / "r", {"m": times(tmp_path / "a.onnx", 1.0)})
     x = np.ones((1, 2), "f4")
-    with LocalServer(repository, installation=installation, threads=1, models=["m"]) as server:
+    with serve(repository, models=["m"]) as server:
         build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, add_version=True)
         assert infer(server, "m", x=x)["y"].max() == 1
         client = InferenceServerClient(server.url.removeprefix("grpc://"))

@@ -11,7 +11,6 @@ import sys
 from tests.waiting import until
 
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server import LocalServer
 from sonic_coffea.server.launch._watcher import Watcher
 from sonic_coffea.transport import local_state
 
@@ -21,8 +20,8 @@ def is_another(url, pid):
     return record is not None and record.pid != pid
 
 
-def test_a_server_that_ends_by_itself_is_started_again(repository, installation, caplog):
-    server = LocalServer(repository, installation=installation, threads=1, restart=True)
+def test_a_server_that_ends_by_itself_is_started_again(light, serve, caplog):
+    server = serve(light, restart=True)
     with server:
         url, first = server.url, server.pid
         os.kill(first, signal.SIGKILL)
@@ -54,10 +53,10 @@ def test_a_server_that_ends_again_and_again_is_left(caplog, monkeypatch):
     watcher.stop()
 
 
-def test_a_server_that_was_stopped_on_request_stays_so(repository, installation):
+def test_a_server_that_was_stopped_on_request_stays_so(light, installation):
     command = [sys.executable, "-m", "sonic_coffea"]
     serving = subprocess.Popen(
-        [*command, "serve", str(repository), "--json"],
+        [*command, "serve", str(light), "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -79,10 +78,10 @@ def test_a_server_that_was_stopped_on_request_stays_so(repository, installation)
         serving.communicate()
 
 
-def test_a_server_that_was_stopped_on_request_can_be_started(repository, installation):
-    with LocalServer(repository, installation=installation, threads=1, restart=True) as server:
+def test_a_server_that_was_stopped_on_request_can_be_started(light, serve):
+    with serve(light, models=[], restart=True) as server:
         first = server.pid
-        os.kill(server._guard.pid, signal.SIGTERM)
+        os.kill(server._supervised.pid, signal.SIGTERM)
         server.wait()
         assert server.ended_on_request
         server.start()

@@ -30,7 +30,7 @@ def record(pid=None, url=URL, **changes):
         "url": url,
         "pid": pid,
         "start_ticks": local_state.process_start_ticks(pid),
-        "guard_pid": 1,
+        "supervisor_pid": 1,
         "header": "triton-grpc-protocol-sonic",
         "secret": "hush",
         "repository": "/models",

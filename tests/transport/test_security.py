@@ -16,7 +16,7 @@ from tests.ports import held_port
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.server import ensure
-from sonic_coffea.server.launch import _ways
+from sonic_coffea.server.launch.runtimes import Options, Serving, choose
 from sonic_coffea.transport import ConnectionOptions, Tls, connect_transport
 
 if TYPE_CHECKING:
@@ -41,9 +41,17 @@ class Secured:
 def triton(repository: Path, arguments: list[str], log: Path, ready: Any) -> Iterator[str]:
     """Run a Triton without what a `LocalServer` adds."""
     installed = ensure()
-    secret = _ways.Secret(protocols="health", header="none", value="")
-    way = _ways.Installed(installed)
-    env = way.launch([], repository, secret, name="", threads=None, env={}).env
+    serving = Serving(
+        arguments=[],
+        repository=repository,
+        protocols="health",
+        header="none",
+        secret="",
+        name="",
+        threads=None,
+        env={},
+    )
+    env = choose("pip", Options(installation=installed)).launch(serving).env
     with log.open("w") as out, held_port() as port:
         server = subprocess.Popen(
             [

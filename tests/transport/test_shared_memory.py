@@ -294,10 +294,8 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
 
 
 @pytest.fixture(scope="module")
-def held_server(held: Held) -> Iterator[sonic.LocalServer]:
-    with sonic.LocalServer(held.repository, stop_timeout_s=0.1) as running:
 def held_server(held: Held, installation: Any) -> Iterator[sonic.LocalServer]:
-    with sonic.LocalServer(held.repository, stop_timeout_s=1.0) as running:
+    with sonic.LocalServer(held.repository, stop_timeout_s=0.1) as running:
         yield running
 
 

@@ -110,15 +110,15 @@ def show(path: Root, *, as_json: AsJson = False) -> None:
 
 
 def _pairs(texts: Sequence[str] | None, form: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise typer.BadParameter(f"expected {form}, got {text!r}")
-        if name in found:
+        if name in pairs:
             raise typer.BadParameter(f"{name!r} is given twice")
-        found[name] = value
-    return found
+        pairs[name] = value
+    return pairs
 
 
 def _declarations(path: Path, models: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -142,17 +142,17 @@ def _print(entries: Sequence[ModelVersion], *, as_json: bool) -> None:
         return
     table = Table("model", "version", "kind", "inputs", "outputs", "built", "files")
     for entry in entries:
-        about = entry.manifest
-        if about is None:
+        manifest = entry.manifest
+        if manifest is None:
             table.add_row(entry.model, str(entry.version), *["?"] * 4, "no manifest")
             continue
         table.add_row(
             entry.model,
             str(entry.version),
-            about["kind"],
-            _tensors(about["inputs"]),
-            _tensors(about["outputs"]),
-            f"{about['built'][:16].replace('T', ' ')} {about.get('user') or ''}".strip(),
+            manifest["kind"],
+            _tensors(manifest["inputs"]),
+            _tensors(manifest["outputs"]),
+            f"{manifest['built'][:16].replace('T', ' ')} {manifest.get('user') or ''}".strip(),
             f"{len(entry.changes)} changed" if entry.changes else "as built",
             style="red" if entry.changes else "",
         )

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
+import dask.config
 import typer
 from rich.console import Console
 
 from sonic_coffea.cli._options import AsJson
 from sonic_coffea.errors import ServerError
-
-if TYPE_CHECKING:
-    from sonic_coffea.server.launch import Way
 
 server_app = typer.Typer(no_args_is_help=True, help="The real Triton that local servers run.")
 
@@ -24,11 +22,11 @@ def serve(
     *,
     port: Annotated[int | None, typer.Option(help="By default a free one.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the models.")] = None,
-    way: Annotated[
+    runtime: Annotated[
         str | None,
         typer.Option(
-            help="auto, pip, apptainer, singularity, podman, docker; or onnxruntime, in place of "
-            "a Triton."
+            help="auto, pip, apptainer, singularity, podman, docker; or in-process: onnxruntime in "
+            "place of a Triton."
         ),
     ] = None,
     image: Annotated[
@@ -42,14 +40,14 @@ def serve(
     errors = Console(stderr=True)
     with errors.status("starting Triton") as status:
         server: LocalServer | InProcessServer
-        if way == "onnxruntime":
+        if (runtime or dask.config.get("sonic.local.runtime", None)) == "in-process":
             server = InProcessServer(repository, threads=threads, port=port)
         else:
             server = LocalServer(
                 repository,
                 port=port,
                 threads=threads,
-                way=cast("Way | None", way),
+                runtime=runtime,
                 image=image,
                 restart=True,
                 progress=status.update,

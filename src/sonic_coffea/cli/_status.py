@@ -59,15 +59,15 @@ def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
         if which not in named:
             raise ServerError(f"no local server of yours at {which!r}; {nearest(which, named)}")
         records = [named[which]]
-        if named[which].guard_pid is None:
+        if named[which].supervisor_pid is None:
             pid = named[which].pid
             raise ServerError(f"{which} is a part of process {pid}, and ends with it")
-    chosen = [record for record in records if record.guard_pid is not None]
+    chosen = [record for record in records if record.supervisor_pid is not None]
     for record in chosen:
-        # Its guard ends it, and removes what it leaves.
-        if record.guard_pid is not None:
+        # Its supervisor ends it, and removes what it leaves.
+        if record.supervisor_pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(record.guard_pid, signal.SIGTERM)
+                os.kill(record.supervisor_pid, signal.SIGTERM)
     until = time.monotonic() + _ENDS_WITHIN_S
     while any(record.alive for record in chosen):
         if time.monotonic() > until:

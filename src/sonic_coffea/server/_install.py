@@ -1,16 +1,14 @@
 """The real Triton server, in a virtual environment of its own.
 
 The wheel of NVIDIA's server wants its own numpy and has a dozen requirements that only its Python
-client needs; none of that belongs in an analysis environment.
+client needs; none of that belongs in an analysis environment. ``uv`` makes the environment, and
+fetches a Python for it where this machine has none that will do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import hashlib
-import importlib.util
 import json
 import logging
 import os
@@ -18,28 +16,28 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import filelock
 import platformdirs
+import uv
 
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server import _interpreters
-
-if TYPE_CHECKING:
-    from sonic_coffea.server._interpreters import Interpreter
+from sonic_coffea.server import _backends
 
 __all__ = [
     "ALTERNATIVES",
+    "DIRECTORY_VARIABLE",
+    "NATIVE",
     "ServerInstall",
     "ensure",
     "find",
     "install_root",
     "locked",
     "reason_against",
+    "warn",
 ]
 
 logger = logging.getLogger(__name__)
@@ -51,6 +49,7 @@ DIRECTORY_VARIABLE = "SONIC_COFFEA_SERVER_DIR"
 _WHEEL = "nvidia-pytriton==0.7.0"
 # The server's Python backend speaks the binary interface of numpy 1, which stops at Python 3.12.
 _PYTHONS = ("3.12", "3.11", "3.10")
+_OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _NUMPY = "numpy==1.26.4"
 _GLIBC = (2, 35)
 # What models may need beyond onnxruntime: together with the numpy above, and no more than that.
@@ -59,11 +58,8 @@ _EXTRAS = {
     "xgboost": ("xgboost-cpu==3.2.0", _SCIPY),
     "lightgbm": ("lightgbm==4.6.0", _SCIPY),
 }
-_NEEDED_BYTES = 600_000_000
 _MARKER = "sonic-coffea.json"
-_BACKEND = Path(__file__).parent / "repository" / "_python_backend.py"
-# What NVIDIA's container has native backends for, the Python backend runs here.
-NATIVE = ("onnxruntime", "pytorch")
+NATIVE = _backends.NATIVE
 ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
 
 
@@ -104,8 +100,9 @@ def install_root() -> Path:
 
 def find() -> ServerInstall | None:
     """Return a complete installation, or None."""
-    found = _find()
-    return found if found is not None and _stub(found).exists() else None
+    install = _find()
+    complete = install is not None and _backends.stub(install.backend_directory).exists()
+    return install if complete else None
 
 
 def _find() -> ServerInstall | None:
@@ -138,46 +135,44 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
         Called with a short text at each stage.
     extras : sequence of str
         Packages that models need, to be added to the server's environment: ``"xgboost"``,
-        ``"lightgbm"``, or any that pip knows.
+        ``"lightgbm"``, or any that uv can install.
 
     Raises
     ------
     sonic_coffea.errors.ServerStartError
-        If the platform has no such server, or the installation failed: with pip's last lines.
+        If the platform has no such server, or the installation failed: with uv's last lines.
     """
-    found = _find()
-    if found is None or not set(extras) <= set(found.extras):
-        found = _ensure(extras, progress)
+    install = _find()
+    if install is None or not set(extras) <= set(install.extras):
+        install = _ensure(extras, progress or warn)
+    target = install.backend_directory
+    tag = install.root.name.rpartition("-py")[2]
     try:
-        _add_backends(found)
+        _backends.add(target, install.tritonserver.parent.parent, f"{tag[0]}.{tag[1:]}")
     except OSError as error:
-        folder = found.backend_directory
-        raise ServerStartError(f"cannot put the server's backends in {folder}: {error}") from None
-    return found
+        raise ServerStartError(f"cannot put the server's backends in {target}: {error}") from None
+    return install
 
 
-def _ensure(extras: Sequence[str], progress: Progress | None) -> ServerInstall:
+def warn(text: str) -> None:
+    """Tell a stage of an installation: it is long, so its user is to see why nothing happens."""
+    logger.warning("%s", text)
+
+
+def _ensure(extras: Sequence[str], tell: Progress) -> ServerInstall:
     against = reason_against()
     if against is not None:
         raise ServerStartError(f"{against}; {ALTERNATIVES}")
-    # Once on a machine, and long: a warning, which is shown unless asked otherwise.
-    tell = progress if progress is not None else lambda text: logger.warning("%s", text)
     root = install_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / ".lock", tell):
-            found = _find()
-            if found is None:
-                _check_space(root)
-                interpreter = _interpreters.choose(_PYTHONS)
-                try:
-                    found = _install(interpreter, tell)
-                except BaseException:
-                    shutil.rmtree(_layout(interpreter.tag).root, ignore_errors=True)
-                    raise
+            install = _find()
+            if install is None:
+                install = _install(tell)
             for extra in extras:
-                found = _add(found, extra, tell)
-            return found
+                install = _add(install, extra, tell)
+            return install
     except OSError as error:
         raise ServerStartError(
             f"cannot install the server in {root}: {error}; "
@@ -185,37 +180,72 @@ def _ensure(extras: Sequence[str], progress: Progress | None) -> ServerInstall:
         ) from None
 
 
-def _install(interpreter: Interpreter, tell: Progress) -> ServerInstall:
+def _install(tell: Progress) -> ServerInstall:
     started = time.monotonic()
-    install = _layout(interpreter.tag)
-    root = install.root
-    if root.exists():
-        tell("removing an incomplete or outdated installation")
-        shutil.rmtree(root)
-    tell(f"making an environment of Python {interpreter.tag} for the server")
-    # Without pip: an environment that is never upgraded needs none, and this takes 0.2 s, not 5.
-    command = [interpreter.executable, "-I", "-m", "venv", "--without-pip", str(root)]
-    _run(command, "making its environment")
-    tell(f"installing Triton {TRITON_VERSION} and onnxruntime (about 100 MB to fetch, once)")
-    # --no-deps: the wheel's requirements are those of its Python client, which is not used.
-    arguments = ["install", "--no-deps", "--only-binary=:all:", *_requirements(interpreter.tag)]
-    _run([*_installer(install.python), *arguments], "installing it")
-    # A folder with this one library: a whole lib directory on LD_LIBRARY_PATH (conda's, say) would
-    # replace the server's C++ runtime as well.
-    library = install.library_path[-1]
-    library.mkdir()
-    (library / _libpython_name(interpreter.tag)).symlink_to(interpreter.library)
-    check = "import numpy, onnxruntime; print(numpy.__version__, onnxruntime.__version__)"
-    numpy, onnxruntime = _run([str(install.python), "-I", "-c", check], "checking it").split()[-2:]
-    marker = {
-        "triton": TRITON_VERSION,
-        "numpy": numpy,
-        "onnxruntime": onnxruntime,
-        "requirements": _requirements(interpreter.tag),
-    }
-    _mark(root, marker)
-    logger.info("installed Triton in %s in %.1f s", root, time.monotonic() - started)
+    tag = _make_environment(tell)
+    install = _layout(tag)
+    requirements = _requirements(tag)
+    try:
+        tell(f"installing Triton {TRITON_VERSION} and onnxruntime (about 100 MB to fetch, once)")
+        # --no-deps: the wheel's requirements are those of its Python client, which is not used.
+        _pip(install.python, "--no-deps", *requirements, purpose="installing it")
+        _mark(install.root, {"triton": TRITON_VERSION, "requirements": requirements})
+    except BaseException:
+        shutil.rmtree(install.root, ignore_errors=True)
+        raise
+    logger.info("installed Triton in %s in %.1f s", install.root, time.monotonic() - started)
     return install
+
+
+def _make_environment(tell: Progress) -> str:
+    """Make an environment of a Python that the server can use, and return its version.
+
+    The Python in use comes first, then others on this machine, then one that uv fetches.
+    """
+    here = [(tag, tag, "--no-python-downloads") for tag in _preferred_tags()]
+    if _OWN in _PYTHONS:
+        here.insert(0, (_OWN, sys.executable, "--no-python-downloads"))
+    reason = ""
+    for tag, *request in (*here, (_PYTHONS[0], _PYTHONS[0], "--managed-python")):
+        install = _layout(tag)
+        # What an installation that was interrupted has left, or an older choice of versions.
+        shutil.rmtree(install.root, ignore_errors=True)
+        try:
+            _uv("venv", str(install.root), "--python", *request, purpose="finding a Python")
+            _link_libpython(install, tag)
+        except ServerStartError as error:
+            reason = error.message
+            shutil.rmtree(install.root, ignore_errors=True)
+            continue
+        tell(f"made an environment of Python {tag} for the server")
+        return tag
+    raise ServerStartError(
+        f"the local server needs Python {', '.join(_PYTHONS)} with its shared library, which this "
+        "machine lacks and uv could not fetch (Debian, Ubuntu: the package libpython3.11; the "
+        f"Pythons of conda have it). {reason}"
+    )
+
+
+def _link_libpython(install: ServerInstall, tag: str) -> None:
+    """Link a Python's shared library, without which the server cannot run model code.
+
+    It comes into a folder of its own: a whole lib directory on ``LD_LIBRARY_PATH`` (conda's, say)
+    would replace the server's C++ runtime as well.
+    """
+    code = (
+        "import sys, sysconfig as s; "
+        "print(s.get_config_var('LIBDIR'), sys.base_prefix + '/lib', sep='\\n')"
+    )
+    done = subprocess.run(
+        [install.python, "-I", "-c", code], stdout=subprocess.PIPE, text=True, check=False
+    )
+    name = _libpython_name(tag)
+    paths = [Path(folder, name) for folder in done.stdout.splitlines()]
+    library = next(filter(Path.is_file, paths), None)
+    if library is None:
+        raise ServerStartError(f"{install.python.resolve()} was built without {name}")
+    install.library_path[-1].mkdir()
+    (install.library_path[-1] / name).symlink_to(library.resolve())
 
 
 def _add(install: ServerInstall, extra: str, tell: Progress) -> ServerInstall:
@@ -225,16 +255,12 @@ def _add(install: ServerInstall, extra: str, tell: Progress) -> ServerInstall:
     if extra.startswith("-"):
         raise ServerStartError(f"expected the name of a package to install, got {extra!r}")
     tell(f"installing {extra}")
-    arguments = ["install", "--only-binary=:all:"]
-    if extra in _EXTRAS:
-        arguments += ["--no-deps", *_EXTRAS[extra]]
-    else:
-        arguments += [extra, _NUMPY]
-    _run([*_installer(install.python), *arguments], f"adding {extra}")
+    arguments = ["--no-deps", *_EXTRAS[extra]] if extra in _EXTRAS else [extra, _NUMPY]
+    _pip(install.python, *arguments, purpose=f"adding {extra}")
     marker = json.loads((install.root / _MARKER).read_text(encoding="utf-8"))
-    made = dataclasses.replace(install, extras=(*install.extras, extra))
-    _mark(install.root, {**marker, "extras": made.extras})
-    return made
+    extended = dataclasses.replace(install, extras=(*install.extras, extra))
+    _mark(install.root, {**marker, "extras": extended.extras})
+    return extended
 
 
 def _mark(root: Path, marker: Mapping[str, object]) -> None:
@@ -250,68 +276,9 @@ def _layout(tag: str) -> ServerInstall:
         root=root,
         python=root / "bin" / "python3",
         tritonserver=packages / "pytriton" / "tritonserver" / "bin" / "tritonserver",
-        backend_directory=_backend_directory(root),
+        backend_directory=_backends.directory(root),
         library_path=(packages / "nvidia_pytriton.libs", root / "lib-python"),
     )
-
-
-@functools.cache
-def _digest() -> str:
-    return hashlib.sha256(_BACKEND.read_bytes()).hexdigest()[:12]
-
-
-def _backend_directory(root: Path) -> Path:
-    here = root / f"backends-{_digest()}"
-    if here.exists() or not root.exists() or os.access(root, os.W_OK):
-        return here
-    # An operator has installed it for all, and with another version of this package.
-    return platformdirs.user_cache_path("sonic-coffea") / root.name / here.name
-
-
-def _stub(install: ServerInstall) -> Path:
-    return install.backend_directory / "python" / "triton_python_backend_stub"
-
-
-def _add_backends(install: ServerInstall) -> None:
-    """Make the folder of backends, if there is none: whole or not at all."""
-    if _stub(install).exists():
-        return
-    bundle = install.tritonserver.parent.parent
-    tag = install.root.name.rpartition("-py")[2]
-    sources = (
-        bundle / "backends" / "python" / "libtriton_python.so",
-        bundle / "backends" / "python" / "triton_python_backend_utils.py",
-        bundle / "python_backend_stubs" / f"{tag[0]}.{tag[1:]}" / "triton_python_backend_stub",
-    )
-    target = install.backend_directory
-    target.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(dir=target.parent, prefix=".backends-"))
-    try:
-        (stage / "python").mkdir()
-        for source in sources:
-            if not source.exists():
-                raise ServerStartError(
-                    f"expected {source.name} in {_WHEEL}, found none at {source}"
-                )
-            # Copies: the server takes no links that lead out of the folder.
-            copy = stage / "python" / source.name
-            shutil.copyfile(source, copy)
-            copy.chmod(0o755)
-        for name in NATIVE:
-            (stage / name).mkdir()
-            shutil.copyfile(_BACKEND, stage / name / "model.py")
-        stage.chmod(0o755)
-        # Nothing is removed before this has failed: it may be what another process has just made.
-        with contextlib.suppress(OSError):
-            stage.rename(target)
-        if not _stub(install).exists():
-            shutil.rmtree(target, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                stage.rename(target)
-        if not _stub(install).exists():
-            raise OSError("another process removes what this one makes")
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
 
 
 def _requirements(tag: str) -> list[str]:
@@ -319,44 +286,49 @@ def _requirements(tag: str) -> list[str]:
 
 
 def _preferred_tags() -> list[str]:
-    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    return sorted(_PYTHONS, key=lambda tag: tag != own)
+    return sorted(_PYTHONS, key=lambda tag: tag != _OWN)
 
 
 def _libpython_name(tag: str) -> str:
     return f"libpython{tag}.so.1.0"
 
 
-def _installer(python: Path) -> list[str]:
-    quiet = ["--disable-pip-version-check", "--no-input"]
-    if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip", "--python", str(python), *quiet]
-    uv = shutil.which("uv")
-    if uv is not None:
-        return [uv, "pip", "--python", str(python)]
-    _run([str(python), "-I", "-m", "ensurepip"], "getting pip")
-    return [str(python), "-I", "-m", "pip", *quiet]
+def _pip(python: Path, *arguments: str, purpose: str) -> None:
+    wheels = ("--only-binary", ":all:")
+    _uv("pip", "install", "--python", str(python), *wheels, *arguments, purpose=purpose)
 
 
-def _run(command: Sequence[str], purpose: str) -> str:
+def _uv(*arguments: str, purpose: str) -> None:
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        [uv.find_uv_bin(), *arguments],
+        # Not in the user's project, whose settings are for another environment.
+        cwd=install_root(),
+        # A site's own certificates are those of its machines.
+        env={"UV_SYSTEM_CERTS": "1", **os.environ, "UV_NO_PROGRESS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        check=False,
     )
     if done.returncode == 0:
-        return done.stdout
-    output = f"{done.stdout}\n{done.stderr}".strip()
-    lines = [line for line in output.splitlines() if line.strip()]
+        return
+    output = done.stdout
     if "No space left on device" in output:
-        advice = f"free some space, or set {DIRECTORY_VARIABLE} to a directory on another disk"
-    elif "Could not find a version" in output or "connection" in output.lower():
+        advice = (
+            f"it needs 600 MB: free some space, or set {DIRECTORY_VARIABLE} to a directory on "
+            "another disk"
+        )
+    elif "No solution found" in output or "Failed to fetch" in output:
         advice = (
             "the package index could not be reached or does not have it; check the network, the "
-            "proxy (https_proxy) and pip's configuration, or install it once on a machine with "
-            f"network in a shared directory and set {DIRECTORY_VARIABLE} to that"
+            "proxy (https_proxy) and uv's configuration (UV_DEFAULT_INDEX for another index), or "
+            f"install it once on a machine with network in a shared directory and set "
+            f"{DIRECTORY_VARIABLE} to that"
         )
     else:
         advice = "correct the cause and try again"
-    quoted = "\n".join(f"  {line}" for line in lines[-8:])
+    quoted = "\n".join(f"  {line}" for line in output.splitlines()[-8:])
     raise ServerStartError(
         f"installing the local server failed while {purpose}; {advice}. The last lines:\n{quoted}"
     )
@@ -388,25 +360,16 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
-def _check_space(folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < _NEEDED_BYTES:
-        raise ServerStartError(
-            f"the local server needs {_NEEDED_BYTES // 1_000_000} MB in {folder}, there are "
-            f"{free // 1_000_000} MB; free some space, or set {DIRECTORY_VARIABLE} to a directory "
-            "on another disk"
-        )
-
-
 @contextlib.contextmanager
 def locked(path: Path, tell: Progress) -> Iterator[None]:
     """Hold a lock on a file, which is made; others wait, and are told so."""
-    import fcntl
-
-    with path.open("a", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell("waiting for another process that is installing the server")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        tell("waiting for another process that is installing the server")
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()

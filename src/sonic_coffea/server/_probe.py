@@ -39,10 +39,10 @@ def fetch_metadata(url: str, headers: Mapping[str, str]) -> ServerMetadata:
     with contextlib.closing(
         connect_transport(url, headers=headers, options=_OPTIONS)
     ) as connection:
-        about = connection.info()
+        info = connection.info()
         return ServerMetadata(
-            name=about.name,
-            version=about.version,
-            extensions=about.extensions,
+            name=info.name,
+            version=info.version,
+            extensions=info.extensions,
             models=tuple(connection.models()),
         )

@@ -51,7 +51,7 @@ class ServerRecord:
     pid, start_ticks : int
         The server process, and when it started in clock ticks since boot: together they cannot
         be mistaken for a later process with the same number.
-    guard_pid : int or None
+    supervisor_pid : int or None
         The process that ends the server when its owner is gone; None of a server that is a part of
         its owner.
     header, secret : str
@@ -67,7 +67,7 @@ class ServerRecord:
     url: str
     pid: int
     start_ticks: int | None
-    guard_pid: int | None
+    supervisor_pid: int | None
     header: str
     secret: str = dataclasses.field(repr=False)
     repository: str
@@ -136,13 +136,13 @@ def lookup(url: str) -> ServerRecord | None:
 
 def records() -> list[ServerRecord]:
     """Return the records of this user's servers that run on this machine."""
-    found = []
+    live = []
     for folder in _folders():
         for path in sorted(folder.glob(f"{machine()}-*.json")):
             record = _read_live(path)
             if record is not None:
-                found.append(record)
-    return found
+                live.append(record)
+    return live
 
 
 def directory() -> Path | None:

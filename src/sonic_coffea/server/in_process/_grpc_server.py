@@ -15,7 +15,6 @@ from sonic_coffea.server.in_process._servicer import EXTENSIONS, Received, Servi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
     from typing import Self
 
     from sonic_coffea.server.in_process._model import KServeModel
@@ -63,7 +62,7 @@ class KServeServer:
         threads: int = 32,
         port: int | None = None,
     ) -> None:
-        unknown = [one for one in extensions if one not in EXTENSIONS]
+        unknown = [name for name in extensions if name not in EXTENSIONS]
         if unknown:
             raise ConfigError(f"no extension {unknown[0]!r}; {nearest(unknown[0], EXTENSIONS)}")
         self.models = dict(models)
@@ -80,12 +79,7 @@ class KServeServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -127,8 +121,8 @@ class KServeServer:
 
     def serving(self, model: str, version: str) -> KServeModel | None:
         """Return a model, if it is there in a version."""
-        found = self.models.get(model)
-        return found if found is not None and version in ("", *found.versions) else None
+        served = self.models.get(model)
+        return served if served is not None and version in ("", *served.versions) else None
 
     def count(self, request: Received) -> None:
         """Count a request that was answered."""

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
-from sonic_coffea.server.repository import _manifest
-from sonic_coffea.transport import local_state, read_model_config
+from sonic_coffea.server.repository import Served, _manifest
+from sonic_coffea.server.repository._sources import read_source
+from sonic_coffea.server.repository.formats import _onnx
+from sonic_coffea.transport import DATATYPES, local_state, read_model_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
+    from collections.abc import Mapping, Sequence
     from typing import Self
 
     from numpy.typing import NDArray
@@ -29,15 +30,6 @@ __all__ = ["InProcessServer", "cores"]
 logger = logging.getLogger(__name__)
 
 _HEADER = "sonic-secret"
-_FILE = "model.onnx"
-# What onnxruntime calls types, and numpy.
-_DTYPES = {
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    "tensor(float16)": "float16",
-    "tensor(bool)": "bool",
-    **{f"tensor({sign}int{n})": f"{sign}int{n}" for sign in ("", "u") for n in (8, 16, 32, 64)},
-}
 
 
 class InProcessServer:
@@ -80,9 +72,10 @@ class InProcessServer:
         models, others = {}, []
         for folder in sorted(self.repository.iterdir()) if self.repository.is_dir() else ():
             config = _config(folder)
-            path = _network(folder, config)
-            if path is not None:
-                models[folder.name] = _load(path, config, threads, turn)
+            version = _version(folder, config)
+            manifest = None if version is None else _described(version)
+            if version is not None and manifest is not None:
+                models[folder.name] = _load(version, manifest, config, threads, turn)
             elif folder.is_dir() and not folder.name.startswith("."):
                 others.append(folder.name)
         if not models:
@@ -116,7 +109,7 @@ class InProcessServer:
                 url=self.url,
                 pid=pid,
                 start_ticks=local_state.process_start_ticks(pid),
-                guard_pid=None,
+                supervisor_pid=None,
                 header=_HEADER,
                 secret=self._server.headers[_HEADER],
                 repository=str(self.repository),
@@ -135,12 +128,7 @@ class InProcessServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -159,69 +147,68 @@ def _config(folder: Path) -> Mapping[str, Any]:
     return read_model_config(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def _network(folder: Path, config: Mapping[str, Any]) -> Path | None:
-    """Return the ONNX file of the version that is served."""
+def _version(folder: Path, config: Mapping[str, Any]) -> Path | None:
+    """Return the folder of the version that is served."""
     pinned = config.get("version_policy", {}).get("specific", {}).get("versions")
-    versions = sorted(
-        (p for p in folder.glob("*") if p.is_dir() and p.name.isdigit()), key=lambda p: int(p.name)
-    )
-    versions = [p for p in versions if pinned is None or p.name in pinned]
-    if not versions:
-        return None
-    about = _manifest.read(versions[-1])
-    if about is not None and about["kind"] != "onnx":
-        return None
-    path = versions[-1] / (_FILE if about is None else about["file"])
-    return path if path.is_file() else None
+    versions = [path for path in folder.glob("*") if path.is_dir() and path.name.isdigit()]
+    versions = [path for path in versions if pinned is None or path.name in pinned]
+    return max(versions, key=lambda path: int(path.name), default=None)
 
 
-def _load(path: Path, config: Mapping[str, Any], threads: int, turn: threading.Lock) -> KServeModel:
+def _described(version: Path) -> Mapping[str, Any] | None:
+    """Return the manifest of a network, or what its file says of it; None of what is none."""
+    manifest = _manifest.read(version)
+    if manifest is not None:
+        return manifest if manifest["kind"] == "onnx" else None
+    if not (version / "model.onnx").is_file():
+        return None
+    interface = read_source(version.parent.name, Served(version / "model.onnx"), None).interface
+    sides = {"inputs": interface.inputs, "outputs": interface.outputs}
+    return {"file": "model.onnx"} | {k: [t.to_dict() for t in side] for k, side in sides.items()}
+
+
+def _load(
+    version: Path,
+    manifest: Mapping[str, Any],
+    config: Mapping[str, Any],
+    threads: int,
+    turn: threading.Lock,
+) -> KServeModel:
     from sonic_coffea.server.in_process import KServeModel
 
+    path = version / manifest["file"]
+    names = tuple(tensor["name"] for tensor in manifest["outputs"])
     try:
-        import onnxruntime
+        network = _onnx.load(path, dict(manifest), threads)
     except ImportError:
         raise ServerStartError(
             "to serve ONNX files without a Triton, this process needs onnxruntime: "
             "pip install onnxruntime"
         ) from None
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    try:
-        session = onnxruntime.InferenceSession(
-            str(path), sess_options=options, providers=["CPUExecutionProvider"]
-        )
     except Exception as error:  # noqa: BLE001  onnxruntime has many
         raise ConfigError(f"onnxruntime cannot load {path}: {error}") from None
-    rows = int(config.get("max_batch_size", 0))
 
     def run(inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        names = [tensor.name for tensor in session.get_outputs()]
         with turn:
-            return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+            return network(dict(inputs), names)
 
+    rows = int(config.get("max_batch_size", 0))
+    # A Triton passes on what the configuration says of the version's files.
+    digest = config.get("parameters", {}).get(f"sha256.{version.name}", {})
     return KServeModel(
-        inputs=_tensors(session.get_inputs(), rows, path),
-        outputs=_tensors(session.get_outputs(), rows, path),
+        inputs=_tensors(manifest["inputs"], rows, path),
+        outputs=_tensors(manifest["outputs"], rows, path),
         function=run,
         max_rows=rows,
-        versions=(path.parent.name,),
-        digest=_digest(config, path.parent.name),
+        versions=(version.name,),
+        digest=str(digest.get("string_value", "")),
     )
 
 
-def _digest(config: Mapping[str, Any], version: str) -> str:
-    """Return what the configuration says of the version's files, as a Triton passes it on."""
-    parameter = config.get("parameters", {}).get(f"sha256.{version}", {})
-    return str(parameter.get("string_value", ""))
-
-
-def _tensors(tensors: Any, rows: int, path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    found = {}
+def _tensors(
+    tensors: Sequence[Mapping[str, Any]], rows: int, path: Path
+) -> dict[str, tuple[str, tuple[int, ...]]]:
     for tensor in tensors:
-        if tensor.type not in _DTYPES:
-            raise ConfigError(f"{path} has a tensor {tensor.name!r} of {tensor.type}")
-        shape = tuple(n if isinstance(n, int) else -1 for n in tensor.shape)
-        found[tensor.name] = (_DTYPES[tensor.type], shape[1:] if rows else shape)
-    return found
+        if tensor["dtype"] not in DATATYPES.values():
+            raise ConfigError(f"{path} has a tensor {tensor['name']!r} of {tensor['dtype']}")
+    return {t["name"]: (t["dtype"], tuple(t["shape"][1 if rows else 0 :])) for t in tensors}

@@ -58,8 +58,8 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     def ModelReady(self, request: Any, context: Any) -> Any:
         """Say whether a model is there."""
         self._enter("ModelReady", context)
-        there = self._server.serving(request.name, request.version) is not None
-        return service_pb2.ModelReadyResponse(ready=there)
+        ready = self._server.serving(request.name, request.version) is not None
+        return service_pb2.ModelReadyResponse(ready=ready)
 
     def ServerMetadata(self, request: Any, context: Any) -> Any:
         """Say what it is."""
@@ -75,9 +75,9 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         answer = service_pb2.ModelMetadataResponse(
             name=request.name, versions=model.versions, platform=self._server.name
         )
-        for tensors, said in ((model.inputs, answer.inputs), (model.outputs, answer.outputs)):
+        for tensors, specs in ((model.inputs, answer.inputs), (model.outputs, answer.outputs)):
             for name, (datatype, shape) in model.described(tensors).items():
-                said.add(name=name, datatype=datatype, shape=shape)
+                specs.add(name=name, datatype=datatype, shape=shape)
         return answer
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
@@ -98,13 +98,13 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         counts = self._server.statistics
         requests = counts[request.name, "requests"]
         answer = service_pb2.ModelStatisticsResponse()
-        one = answer.model_stats.add(
+        statistics = answer.model_stats.add(
             name=request.name,
             version=model.versions[-1],
             inference_count=counts[request.name, "rows"],
             execution_count=requests,
         )
-        one.inference_stats.success.count = requests
+        statistics.inference_stats.success.count = requests
         return answer
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
@@ -112,9 +112,9 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         self._enter("RepositoryIndex", context, "model_repository")
         answer = service_pb2.RepositoryIndexResponse()
         for name, model in self._server.models.items():
-            there = self._server.serving(name, "") is not None
+            ready = self._server.serving(name, "") is not None
             for version in model.versions:
-                state = "READY" if there else "UNAVAILABLE"
+                state = "READY" if ready else "UNAVAILABLE"
                 answer.models.add(name=name, version=version, state=state)
         return answer
 
@@ -135,8 +135,8 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     def _enter(self, method: str, context: Any, extension: str | None = None) -> None:
         headers = {key: value for key, value in context.invocation_metadata()}  # noqa: C416
         refuse = self._server.enter(method, headers)
-        wanted = self._server.headers.items()
-        if not all(compare_digest(headers.get(name, ""), value) for name, value in wanted):
+        demanded = self._server.headers.items()
+        if not all(compare_digest(headers.get(name, ""), value) for name, value in demanded):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "a header is missing or wrong")
         if refuse is not None:
             refuse(context)
@@ -146,29 +146,29 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     def _model(self, name: str, version: str, context: Any) -> KServeModel:
         model = self._server.serving(name, version)
         if model is None:
-            what = f"'{name}' version {version}" if version else f"'{name}'"
-            words = f"Request for unknown model: {what} is not found"
-            context.abort(grpc.StatusCode.NOT_FOUND, words)
+            requested = f"'{name}' version {version}" if version else f"'{name}'"
+            message = f"Request for unknown model: {requested} is not found"
+            context.abort(grpc.StatusCode.NOT_FOUND, message)
             raise AssertionError  # abort does not return
         return model
 
     def _inputs(self, request: Any, model: KServeModel, context: Any) -> dict[str, NDArray[Any]]:
         """Return the tensors of a request, which must be what the model takes."""
         inputs: dict[str, NDArray[Any]] = {}
-        for one, raw in zip(request.inputs, request.raw_input_contents, strict=True):
-            tensor = np.frombuffer(raw, np.dtype(DATATYPES[one.datatype]))
-            inputs[one.name] = tensor.reshape(tuple(one.shape))
+        for spec, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+            tensor = np.frombuffer(raw, np.dtype(DATATYPES[spec.datatype]))
+            inputs[spec.name] = tensor.reshape(tuple(spec.shape))
         expected = model.described(model.inputs)
         for name, (datatype, shape) in expected.items():
-            found = inputs.get(name)
-            if found is None or not _fits(found, datatype, shape):
-                said = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
-                words = f"unexpected input '{name}': expected {datatype} {list(shape)}, got {said}"
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, words)
+            array = inputs.get(name)
+            if array is None or not _fits(array, datatype, shape):
+                got = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+                message = f"unexpected input '{name}': expected {datatype} {list(shape)}, got {got}"
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
         rows = len(next(iter(inputs.values())))
         if model.max_rows and rows > model.max_rows:
-            words = f"batch size {rows} is larger than max_batch_size {model.max_rows}"
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, words)
+            message = f"batch size {rows} is larger than max_batch_size {model.max_rows}"
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
         return inputs
 
     def _answer(
@@ -184,7 +184,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             model_version=request.model_version or model.versions[-1],
             id=request.id,
         )
-        for name in [one.name for one in request.outputs] or list(outputs):
+        for name in [output.name for output in request.outputs] or list(outputs):
             tensor = np.ascontiguousarray(outputs[name])
             answer.outputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
             answer.raw_output_contents.append(tensor.tobytes())

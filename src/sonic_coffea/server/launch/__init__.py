@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from sonic_coffea.server.launch._fallback import serve_for_machine
 from sonic_coffea.server.launch._local import LocalServer
-from sonic_coffea.server.launch._ways import Way
 
 __all__ = [
     "LocalServer",
-    "Way",
     "serve_for_machine",
 ]

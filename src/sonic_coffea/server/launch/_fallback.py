@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import hashlib
 import logging
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import dask.config
+import filelock
+
 from sonic_coffea.server._probe import is_ready
 from sonic_coffea.server.in_process._onnx_server import InProcessServer, cores
 from sonic_coffea.server.launch._local import LocalServer
+from sonic_coffea.server.launch.runtimes import IN_PROCESS
 from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ def serve_for_machine(repository: str | os.PathLike[str]) -> str:
     """Return the URL of a local server for a repository, which is started if there is none.
 
     It ends with the process that started it; another then starts the next. Its models use as many
-    threads as that process may have cores. On a machine that has no way of running a Triton, the
+    threads as that process may have cores. On a machine that has no runtime for a Triton, the
     process that starts it serves the repository's ONNX files by itself.
 
     Raises
@@ -57,6 +60,8 @@ def serve_for_machine(repository: str | os.PathLike[str]) -> str:
 
 
 def _new(path: str) -> LocalServer | InProcessServer:
+    if dask.config.get("sonic.local.runtime", None) == IN_PROCESS:
+        return InProcessServer(path)
     server = LocalServer(path, threads=cores())
     against = server.reason_against()
     if against is None:
@@ -80,7 +85,7 @@ def _alone_on_machine(repository: str) -> Iterator[None]:
     path = folder / f"fallback-{local_state.machine()}-{name}.lock"
     with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(held.enter_context(path.open("w")), fcntl.LOCK_EX)
+            held.enter_context(filelock.FileLock(path))
         except OSError as error:
             logger.warning("cannot lock %s: %s", path, error)
         yield

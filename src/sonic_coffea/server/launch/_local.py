@@ -21,21 +21,21 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.reporting import tables
+from sonic_coffea.server import _install as install
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
-from sonic_coffea.server.launch import _ways
-from sonic_coffea.server.launch._child import Guard
 from sonic_coffea.server.launch._log_files import new_log
 from sonic_coffea.server.launch._run import HEADER_NAME, PROTOCOLS, PortTaken, Run
+from sonic_coffea.server.launch._supervised import SupervisedServer
 from sonic_coffea.server.launch._watcher import Watcher
+from sonic_coffea.server.launch.runtimes import AUTO, Options, Serving, choose
 from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
     from typing import Self
 
     from sonic_coffea.server._install import Progress, ServerInstall
-    from sonic_coffea.server.launch._ways import Container, Installed, Way
+    from sonic_coffea.server.launch.runtimes import Runtime
 
 __all__ = ["LocalServer"]
 
@@ -84,9 +84,9 @@ class LocalServer:
         More arguments of ``tritonserver``.
     env : mapping, optional
         More environment variables for the server and its models.
-    way : {"auto", "pip", "apptainer", "singularity", "podman", "docker"}, optional
-        How to run Triton: the binary from PyPI, or a container. By default what
-        ``sonic.local.way`` of dask's configuration says, and else what the machine has.
+    runtime : {"auto", "pip", "apptainer", "singularity", "podman", "docker"}, optional
+        What runs Triton: the binary from PyPI, or a container engine. By default what
+        ``sonic.local.runtime`` of dask's configuration says, and else what the machine has.
     image : str, optional
         The container's image: a name in a registry, and for apptainer and singularity also a file
         or an unpacked directory. By default ``sonic.local.image``, and else NVIDIA's of the same
@@ -115,7 +115,7 @@ class LocalServer:
         restart: bool = False,
         extra_args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-        way: Way | None = None,
+        runtime: str | None = None,
         image: str | os.PathLike[str] | None = None,
         gpu: bool | None = None,
         installation: ServerInstall | None = None,
@@ -141,17 +141,18 @@ class LocalServer:
         self._stop_timeout_s = stop_timeout_s
         self._extra_args = tuple(extra_args)
         self._env = dict(env or {})
-        self._way = dask.config.get("sonic.local.way", None) or "auto" if way is None else way
-        image = dask.config.get("sonic.local.image", None) if image is None else image
-        self._image = None if image is None else os.fspath(image)
-        self._gpu = gpu
-        self._installation = installation
+        configured = dask.config.get("sonic.local", {})
+        self._runtime = runtime or configured.get("runtime") or AUTO
+        image = image or configured.get("image")
+        self._options = Options(
+            image=None if image is None else os.fspath(image), gpu=gpu, installation=installation
+        )
         self._progress = progress
         self._restart = restart
         self._watcher: Watcher | None = None
         self._lock = threading.RLock()
         self._run: Run | None = None
-        self._guard: Guard | None = None
+        self._supervised: SupervisedServer | None = None
         self._owner = os.getpid()
 
     def start(self) -> LocalServer:
@@ -187,17 +188,12 @@ class LocalServer:
                     "build_repository makes one, and model_control='poll' waits for some"
                 )
             begun = time.monotonic()
-            way = _ways.choose(
-                self._way,
-                image=self._image,
-                gpu=self._gpu,
-                installation=self._installation,
-                progress=self._progress,
-            )
+            runtime = choose(self._runtime, self._options)
+            runtime.prepare(self._progress or install.warn)
             self._owner = os.getpid()
             for attempt in range(_PORT_TRIES):
                 try:
-                    self._launch(way)
+                    self._launch(runtime)
                     break
                 except PortTaken:
                     last = attempt == _PORT_TRIES - 1
@@ -210,8 +206,12 @@ class LocalServer:
             return self
 
     def reason_against(self) -> str | None:
-        """Say why this machine has no way of running it; None if there is one."""
-        return _ways.reason_against(self._way)
+        """Say why this machine has no runtime for it; None if it has one."""
+        try:
+            choose(self._runtime, self._options)
+        except ServerStartError as error:
+            return error.message
+        return None
 
     def stop(self) -> None:
         """End the server and wait until it is gone; harmless when it does not run."""
@@ -233,13 +233,13 @@ class LocalServer:
 
     def _end(self) -> None:
         with self._lock:
-            guard, self._guard = self._guard, None
-            if guard is None:
+            supervised, self._supervised = self._supervised, None
+            if supervised is None:
                 return
             if os.getpid() != self._owner:
-                guard.disown()
+                supervised.disown()
                 return
-            guard.end()
+            supervised.end()
             if self._run is not None:
                 local_state.remove(self._run.url)
 
@@ -294,16 +294,17 @@ class LocalServer:
         """
         until = time.monotonic() + timeout_s
         while True:
-            found = [m for m in self.metadata.models if m.name == model]
-            found = [m for m in found if version is None or m.version == str(version)]
-            if any(m.state == "READY" for m in found):
+            versions = [m for m in self.metadata.models if m.name == model]
+            versions = [m for m in versions if version is None or m.version == str(version)]
+            if any(m.state == "READY" for m in versions):
                 return
             if time.monotonic() > until:
                 break
             time.sleep(_LOOK_S)
-        said = ", ".join(f"version {m.version} {m.state} {m.reason}".rstrip() for m in found)
+        states = ", ".join(f"version {m.version} {m.state} {m.reason}".rstrip() for m in versions)
         raise ModelNotFoundError(
-            f"the model was not ready after {timeout_s:g} s; the server says: {said or 'nothing'}",
+            f"the model was not ready after {timeout_s:g} s; the server says: "
+            f"{states or 'nothing'}",
             server=self.url,
             model=model,
             version=None if version is None else str(version),
@@ -322,30 +323,27 @@ class LocalServer:
     @property
     def pid(self) -> int | None:
         """The server's process, while it runs."""
-        return self._guard.server_pid if self._guard is not None and self.running else None
+        return (
+            self._supervised.server_pid if self._supervised is not None and self.running else None
+        )
 
     @property
     def running(self) -> bool:
         """Whether the server runs."""
-        guard = self._guard
-        return guard is not None and os.getpid() == self._owner and guard.running
+        supervised = self._supervised
+        return supervised is not None and os.getpid() == self._owner and supervised.running
 
     @property
     def ended_on_request(self) -> bool:
         """Whether another process has ended the server: ``sonic-coffea status --stop``."""
-        guard = self._guard
-        return guard is not None and not self.running and guard.asked
+        supervised = self._supervised
+        return supervised is not None and not self.running and supervised.asked
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -378,20 +376,24 @@ class LocalServer:
             raise ServerError("expected a started server, got one that never was; start() it")
         return self._run
 
-    def _launch(self, way: Installed | Container) -> None:
+    def _launch(self, runtime: Runtime) -> None:
         run = self._run = self._new_run()
         record = local_state.record_path(run.url)
         begun = time.monotonic()
-        launch = way.launch(
-            self._arguments(run),
-            self.repository,
-            _ways.Secret(protocols=PROTOCOLS, header=HEADER_NAME, value=run.secret),
-            name=run.shm_prefix,
-            threads=self._threads,
-            env=self._env,
+        launch = runtime.launch(
+            Serving(
+                arguments=self._arguments(run),
+                repository=self.repository,
+                protocols=PROTOCOLS,
+                header=HEADER_NAME,
+                secret=run.secret,
+                name=run.shm_prefix,
+                threads=self._threads,
+                env=self._env,
+            )
         )
-        self._guard = guard = Guard(
-            way.python,
+        self._supervised = supervised = SupervisedServer(
+            runtime.python,
             {
                 "argv": launch.argv,
                 "env": launch.env,
@@ -404,8 +406,8 @@ class LocalServer:
             },
         )
         try:
-            run.wait_until_ready(guard, begun, self._startup_timeout_s)
-            run.register(guard)
+            run.wait_until_ready(supervised, begun, self._startup_timeout_s)
+            run.register(supervised)
         except BaseException:
             self._end()
             raise

@@ -23,23 +23,23 @@ def error_lines(log: str) -> list[str]:
     before, usage, after = log.partition(_USAGE)
     if usage:
         log = before if before.strip() else "\n".join(filter(str.strip, after.splitlines()[-3:]))
-    found: list[str] = []
+    errors: list[str] = []
     open_error = False
     for line in log.splitlines():
         match = _ERROR.match(line)
         if match and not match[1].startswith(_HARMLESS):
-            found.append(match[1].replace("\\n", "\n"))
+            errors.append(match[1].replace("\\n", "\n"))
             open_error = True
         elif _RECORD.match(line) or _TABLE.match(line) or not line.strip():
             open_error = False
             unavailable = _UNAVAILABLE.search(line)
             if unavailable:
-                found.append(unavailable[1].strip())
+                errors.append(unavailable[1].strip())
         elif open_error:
-            found[-1] += f"\n{line}"
-    if not found:
-        found = [line for line in log.splitlines() if line.strip()][-5:]
-    return [text.strip()[:_LONGEST] for text in dict.fromkeys(found)]
+            errors[-1] += f"\n{line}"
+    if not errors:
+        errors = [line for line in log.splitlines() if line.strip()][-5:]
+    return [text.strip()[:_LONGEST] for text in dict.fromkeys(errors)]
 
 
 def port_is_taken(log: str) -> bool:

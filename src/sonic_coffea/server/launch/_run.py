@@ -14,7 +14,7 @@ from sonic_coffea.transport import local_state
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sonic_coffea.server.launch._child import Guard
+    from sonic_coffea.server.launch._supervised import SupervisedServer
 
 __all__ = ["HEADER_NAME", "PROTOCOLS", "PortTaken", "Run"]
 
@@ -57,23 +57,25 @@ class Run:
         except FileNotFoundError:
             return ""
 
-    def wait_until_ready(self, guard: Guard, begun: float, timeout_s: float) -> None:
+    def wait_until_ready(
+        self, supervised: SupervisedServer, begun: float, timeout_s: float
+    ) -> None:
         """Return when it is ready, or raise what it says if it ends or takes too long."""
         deadline = begun + timeout_s
         listening = f"Started GRPCInferenceService at 127.0.0.1:{self.port}"
         while True:
-            guard.hear(0.02)
-            if not guard.running:
-                raise self._failure(f"ended with exit status {guard.exit_code}")
+            supervised.hear(0.02)
+            if not supervised.running:
+                raise self._failure(f"ended with exit status {supervised.exit_code}")
             # Whatever else answers on the port is not this server, so ask only once it listens.
             if listening in self.read_log() and is_ready(self.url, self.headers):
                 return
             if time.monotonic() > deadline:
                 raise self._failure(f"was not ready after {timeout_s:g} s")
 
-    def register(self, guard: Guard) -> None:
+    def register(self, supervised: SupervisedServer) -> None:
         """Leave a record by which this user's processes find it."""
-        pid = guard.server_pid
+        pid = supervised.server_pid
         ticks = None if pid is None else local_state.process_start_ticks(pid)
         if pid is None or ticks is None:
             raise self._failure("ended as soon as it was ready")
@@ -82,7 +84,7 @@ class Run:
                 url=self.url,
                 pid=pid,
                 start_ticks=ticks,
-                guard_pid=guard.pid,
+                supervisor_pid=supervised.pid,
                 header=_HEADER,
                 secret=self.secret,
                 repository=str(self.repository),
@@ -92,14 +94,15 @@ class Run:
             )
         )
 
-    def _failure(self, what: str) -> Exception:
+    def _failure(self, end: str) -> Exception:
         log = self.read_log()
         if _log.port_is_taken(log):
             return PortTaken()
         lines = _log.error_lines(log.replace(self.secret, "…"))
-        said = "\n".join(f"  {line}" for text in lines for line in text.splitlines())
-        said = said or "  (nothing)"
+        quoted = "\n".join(f"  {line}" for text in lines for line in text.splitlines())
+        quoted = quoted or "  (nothing)"
         return ServerStartError(
-            f"the local server for {self.repository} {what}. It said:\n{said}\nIts log: {self.log}",
+            f"the local server for {self.repository} {end}. It said:\n{quoted}\n"
+            f"Its log: {self.log}",
             server=self.url,
         )

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.server.repository import _manifest
-from sonic_coffea.server.repository._jobs import CONFIG_FILE, Options, label_texts, plan_jobs
+from sonic_coffea.server.repository._planning import (
+    CONFIG_FILE,
+    Options,
+    label_texts,
+    plan_versions,
+)
 from sonic_coffea.transport import write_model_config
 
 if TYPE_CHECKING:
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sonic_coffea.server.repository._config import Labels, Versions
-    from sonic_coffea.server.repository._jobs import Job
+    from sonic_coffea.server.repository._planning import PlannedVersion
     from sonic_coffea.server.repository._served import Ensemble, Served
 
 __all__ = ["build_repository"]
@@ -121,54 +126,58 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
         overwrite=overwrite,
     )
     metadata = _manifest.metadata_or_raise(metadata)
-    jobs = plan_jobs(root, models, options, metadata)
-    if not jobs:
+    planned = plan_versions(root, models, options, metadata)
+    if not planned:
         logger.info("%s has %s already", root, ", ".join(models))
         return root
     try:
-        _build(root, jobs, metadata, user=record_user)
+        _build(root, planned, metadata, user=record_user)
     except OSError as error:
         raise ConfigError(f"cannot write the model repository {root}: {error}") from None
-    logger.info("wrote %s to %s", ", ".join(job.place for job in jobs), root)
+    logger.info("wrote %s to %s", ", ".join(version.place for version in planned), root)
     return root
 
 
-def _build(root: Path, jobs: Sequence[Job], metadata: Mapping[str, Any], *, user: bool) -> None:
+def _build(
+    root: Path, versions: Sequence[PlannedVersion], metadata: Mapping[str, Any], *, user: bool
+) -> None:
     # Built where a server that watches the repository does not look, and renamed into it.
     root.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}-"))
     try:
-        for job in jobs:
-            about = _manifest.describe(job.name, job.version, job.plan, metadata, user=user)
-            _write(job, stage, root, about)
+        for planned in versions:
+            manifest = _manifest.describe(
+                planned.name, planned.version, planned.source, metadata, user=user
+            )
+            _write(planned, stage, root, manifest)
         root.mkdir(exist_ok=True)
-        for job in jobs:
-            _move_in(job, stage, root)
+        for planned in versions:
+            _move_in(planned, stage, root)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _write(job: Job, stage: Path, root: Path, about: Mapping[str, Any]) -> None:
-    folder = stage / job.name
-    version = folder / str(job.version)
+def _write(planned: PlannedVersion, stage: Path, root: Path, manifest: Mapping[str, Any]) -> None:
+    folder = stage / planned.name
+    version = folder / str(planned.version)
     version.mkdir(parents=True)
-    for name, source in job.plan.files.items():
+    for name, source in planned.copies.items():
         (version / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, version / name)
-    (folder / CONFIG_FILE).write_text(write_model_config(job.config), encoding="utf-8")
-    for name, text in label_texts(job).items():
+    (folder / CONFIG_FILE).write_text(write_model_config(planned.config), encoding="utf-8")
+    for name, text in label_texts(planned).items():
         (folder / name).write_text(text, encoding="utf-8")
     shared = [path for path in folder.iterdir() if path.is_file()]
-    if job.beside:
-        there = (path for path in (root / job.name).iterdir() if path.is_file())
-        shared += [path for path in there if path.name != CONFIG_FILE]
-    _manifest.write(about, version, shared)
+    if planned.beside:
+        present = (path for path in (root / planned.name).iterdir() if path.is_file())
+        shared += [path for path in present if path.name != CONFIG_FILE]
+    _manifest.write(manifest, version, shared)
 
 
-def _move_in(job: Job, stage: Path, root: Path) -> None:
-    target = root / job.place
+def _move_in(planned: PlannedVersion, stage: Path, root: Path) -> None:
+    target = root / planned.place
     if target.exists():
-        target.rename(stage / f"old-{job.name}")
-    (stage / job.place).rename(target)
-    if job.beside:
-        (stage / job.name / CONFIG_FILE).replace(root / job.name / CONFIG_FILE)
+        target.rename(stage / f"old-{planned.name}")
+    (stage / planned.place).rename(target)
+    if planned.beside:
+        (stage / planned.name / CONFIG_FILE).replace(root / planned.name / CONFIG_FILE)

@@ -36,8 +36,8 @@ class ModelVersion:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as what JSON knows."""
-        about = dict(self.manifest or {})
-        return {**about, "model": self.model, "version": self.version, "changes": self.changes}
+        manifest = dict(self.manifest or {})
+        return {**manifest, "model": self.model, "version": self.version, "changes": self.changes}
 
 
 def read_repository(path: str | os.PathLike[str]) -> list[ModelVersion]:
@@ -50,13 +50,13 @@ def read_repository(path: str | os.PathLike[str]) -> list[ModelVersion]:
     """
     root = Path(path)
     folders = sorted(root.iterdir()) if root.is_dir() else []
-    found = [entry for folder in folders if folder.is_dir() for entry in _versions(folder)]
-    if not found:
+    entries = [entry for folder in folders if folder.is_dir() for entry in _versions(folder)]
+    if not entries:
         raise ConfigError(
             f"expected a model repository, got {root}, which has no models; build_repository "
             "makes one"
         )
-    return found
+    return entries
 
 
 def _versions(folder: Path) -> list[ModelVersion]:

@@ -121,21 +121,21 @@ def batching_options(
 
 
 def check_labels(
-    name: str, interface: Interface, given: Mapping[str, Sequence[str]] | Sequence[str] | None
+    name: str, interface: Interface, labels: Mapping[str, Sequence[str]] | Sequence[str] | None
 ) -> dict[str, tuple[str, ...]]:
     """Return the labels of each output that has some."""
-    if given is None:
+    if labels is None:
         return {}
     outputs = {output.name: output for output in interface.outputs}
-    if not isinstance(given, Mapping):
-        if isinstance(given, str) or len(outputs) != 1:
+    if not isinstance(labels, Mapping):
+        if isinstance(labels, str) or len(outputs) != 1:
             raise ConfigError(
                 f"expected labels of model {name!r} as a mapping of output name to labels, "
-                f"got {given!r}; its outputs are {', '.join(outputs)}"
+                f"got {labels!r}; its outputs are {', '.join(outputs)}"
             )
-        given = {next(iter(outputs)): given}
+        labels = {next(iter(outputs)): labels}
     checked = {}
-    for output, labels in given.items():
+    for output, names in labels.items():
         if output not in outputs:
             raise ConfigError(
                 f"labels for an output {output!r} that model {name!r} does not have; "
@@ -143,12 +143,12 @@ def check_labels(
             )
         shape = outputs[output].shape
         length = shape[-1] if shape else 1
-        if length not in (-1, len(labels)):
+        if length not in (-1, len(names)):
             raise ConfigError(
                 f"expected {length} labels for output {output!r} of model {name!r}, "
-                f"got {len(labels)}: {', '.join(labels)}"
+                f"got {len(names)}: {', '.join(names)}"
             )
-        checked[output] = tuple(labels)
+        checked[output] = tuple(names)
     return checked
 
 
@@ -165,20 +165,20 @@ def _tensor(tensor: TensorInfo, *, batched: bool) -> Config:
 
 
 def _warmup_shapes(
-    name: str, inputs: Sequence[Config], wanted: Mapping[str, Sequence[int]] | None
+    name: str, inputs: Sequence[Config], warmup: Mapping[str, Sequence[int]] | None
 ) -> dict[str, list[int]]:
     """Return the shapes to warm up with; none where a length is free and nobody says which."""
     known = {t["name"]: t["dims"] for t in inputs}
-    if wanted is None:
+    if warmup is None:
         return {} if any(-1 in dims for dims in known.values()) else known
-    fits = wanted.keys() == known.keys() and all(
+    fits = warmup.keys() == known.keys() and all(
         len(shape) == len(known[key])
         and all(dim in (-1, n) and n > 0 for dim, n in zip(known[key], shape, strict=True))
-        for key, shape in wanted.items()
+        for key, shape in warmup.items()
     )
     if not fits:
         raise ConfigError(
             f"expected warmup of model {name!r} with the shapes {known}, lengths in the places of "
-            f"-1, got {dict(wanted)}"
+            f"-1, got {dict(warmup)}"
         )
-    return {key: list(shape) for key, shape in wanted.items()}
+    return {key: list(shape) for key, shape in warmup.items()}

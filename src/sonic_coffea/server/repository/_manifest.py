@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from sonic_coffea.server.repository._sources import Plan
+    from sonic_coffea.server.repository._sources import ModelSource
 
 __all__ = ["FILE", "changes", "checksum", "describe", "metadata_or_raise", "read", "write"]
 
@@ -35,32 +35,33 @@ def checksum(path: Path) -> str:
 
 
 def describe(
-    model: str, version: int, plan: Plan, metadata: Mapping[str, Any], *, user: bool
+    model: str, version: int, source: ModelSource, metadata: Mapping[str, Any], *, user: bool
 ) -> dict[str, Any]:
     """Return what is known of a version before its files are there."""
-    about: dict[str, Any] = {
+    manifest: dict[str, Any] = {
         "model": model,
         "version": version,
-        "kind": plan.kind,
-        "file": plan.file,
-        "inputs": [t.to_dict() for t in plan.interface.inputs],
-        "outputs": [t.to_dict() for t in plan.interface.outputs],
-        **plan.about,
+        "kind": source.kind,
+        "file": source.file,
+        "inputs": [t.to_dict() for t in source.interface.inputs],
+        "outputs": [t.to_dict() for t in source.interface.outputs],
+        **source.manifest,
         "built": dt.datetime.now(dt.timezone.utc).isoformat(),
         "package": f"sonic-coffea {__version__}",
         "metadata": dict(metadata),
     }
-    if plan.file:
+    if source.file:
         # A full path often has its owner's name in it.
-        about["source"] = str(plan.source.absolute()) if user else plan.source.name
-    return {**about, "user": _user()} if user else about
+        file = source.files[source.file]
+        manifest["source"] = str(file.absolute()) if user else file.name
+    return {**manifest, "user": _user()} if user else manifest
 
 
-def write(about: Mapping[str, Any], folder: Path, shared: Iterable[Path]) -> None:
+def write(manifest: Mapping[str, Any], folder: Path, shared: Iterable[Path]) -> None:
     """Write the manifest of a version: the checksums of its files and of those shared by all."""
     files = {name: checksum(folder / name) for name in _names(folder)}
-    manifest = {**about, "files": files, "shared": {p.name: checksum(p) for p in shared}}
-    (folder / FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    complete = {**manifest, "files": files, "shared": {p.name: checksum(p) for p in shared}}
+    (folder / FILE).write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> dict[str, Any] | None:
@@ -86,16 +87,16 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 def changes(folder: Path, manifest: Mapping[str, Any], *, shared: bool) -> list[str]:
     """Say what is no longer as it was built; with `shared`, also of what all versions share."""
-    found = [f"{folder / n} is new" for n in _names(folder) if n not in manifest["files"]]
+    differences = [f"{folder / n} is new" for n in _names(folder) if n not in manifest["files"]]
     expected = {folder / name: digest for name, digest in manifest["files"].items()}
     if shared:
         expected |= {folder.parent / n: digest for n, digest in manifest["shared"].items()}
     for path, digest in expected.items():
         if not path.is_file():
-            found.append(f"{path} is gone")
+            differences.append(f"{path} is gone")
         elif checksum(path) != digest:
-            found.append(f"{path} was changed")
-    return sorted(found)
+            differences.append(f"{path} was changed")
+    return sorted(differences)
 
 
 def metadata_or_raise(value: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -1,27 +1,25 @@
 """A Triton Python model that runs what is beside it: a network, trees, or a Python function.
 
 Copied into model repositories as ``model.py``, and beside the local server in place of the native
-backends; it imports nothing of this package. What there is to run is in ``sonic-manifest.json``,
-or, in the manner of the native backends, in the model's configuration.
+backends, with a module of `formats` as ``sonic_runner.py``; neither imports this package. What
+there is to run is in ``sonic-manifest.json``, or, in the manner of the native backends, in the
+model's configuration.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sonic_runner  # type: ignore[import-not-found,unused-ignore]
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found,unused-ignore]
 
 # How many threads a model has, as this backend and the native ones are told.
 _THREADS = ("intra_op_threads", "intra_op_thread_count", "INTRA_OP_THREAD_COUNT")
 Feed = dict[str, Any]
-Runner = Callable[[Feed, tuple[str, ...]], Feed]
 
 
 class TritonPythonModel:
@@ -32,13 +30,13 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
         self.name = args["model_name"]
-        about = _about(folder, config)
+        manifest = _manifest(folder, config)
         parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
-        stated = (parameters.get(key) for key in _THREADS)
-        threads = next(filter(None, stated), os.environ.get("OMP_NUM_THREADS", "0"))
+        limits = (parameters.get(key) for key in _THREADS)
+        threads = next(filter(None, limits), os.environ.get("OMP_NUM_THREADS", "0"))
         try:
-            self.run = _RUNNERS[about["kind"]](
-                folder / about["file"], about, int(threads) if threads.isdigit() else 0
+            self.run = sonic_runner.load(
+                folder / manifest["file"], manifest, int(threads) if threads.isdigit() else 0
             )
         except ImportError as error:
             raise pb_utils.TritonModelException(
@@ -46,8 +44,8 @@ class TritonPythonModel:
                 f"({error}); a package is added by: sonic-coffea server install --with {error.name}"
             ) from None
         self.batched = int(config.get("max_batch_size", 0)) > 0
-        self.inputs = [spec["name"] for spec in about["inputs"]]
-        self.outputs = {spec["name"]: spec for spec in about["outputs"]}
+        self.inputs = [spec["name"] for spec in manifest["inputs"]]
+        self.outputs = {spec["name"]: spec for spec in manifest["outputs"]}
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer every request; one that fails gets an error of its own."""
@@ -117,15 +115,15 @@ class TritonPythonModel:
         return list(zip(*(np.split(array, edges) for array in arrays), strict=True))
 
     def _outputs(self, feed: Feed, wanted: tuple[str, ...]) -> list[Any]:
-        found = self.run(feed, wanted)
-        return [self._checked(name, found) for name in wanted]
+        outputs = self.run(feed, wanted)
+        return [self._checked(name, outputs) for name in wanted]
 
-    def _checked(self, name: str, found: Feed) -> Any:
+    def _checked(self, name: str, outputs: Feed) -> Any:
         where = f"output {name!r} of model {self.name!r}"
-        if name not in found:
-            given = ", ".join(map(repr, found)) or "nothing"
-            raise ValueError(f"{where} is declared, but the model returned {given}")
-        array, spec = np.asarray(found[name]), self.outputs[name]
+        if name not in outputs:
+            returned = ", ".join(map(repr, outputs)) or "nothing"
+            raise ValueError(f"{where} is declared, but the model returned {returned}")
+        array, spec = np.asarray(outputs[name]), self.outputs[name]
         got = "bytes" if array.dtype.kind in "OSU" else array.dtype.name
         fits = len(array.shape) == len(spec["shape"]) and all(
             want in (-1, have) for want, have in zip(spec["shape"], array.shape, strict=True)
@@ -138,117 +136,23 @@ class TritonPythonModel:
         return array
 
 
-def _about(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return what a version is: what was recorded when it was built, or what its folder shows."""
     path = folder / "sonic-manifest.json"
     if path.is_file():
-        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return about
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return manifest
     file = config.get("default_model_filename") or "model.onnx"
     rows = [-1] if int(config.get("max_batch_size", 0)) > 0 else []
     outputs = [
         {
-            "name": one["name"],
-            "dtype": np.dtype(pb_utils.triton_string_to_numpy(one["data_type"])).name,
-            "shape": [*rows, *map(int, one["dims"])],
+            "name": spec["name"],
+            "dtype": np.dtype(pb_utils.triton_string_to_numpy(spec["data_type"])).name,
+            "shape": [*rows, *map(int, spec["dims"])],
         }
-        for one in config["output"]
+        for spec in config["output"]
     ]
-    return {"kind": "onnx", "file": file, "inputs": config["input"], "outputs": outputs}
-
-
-def _onnx(path: Path, about: dict[str, Any], threads: int) -> Runner:
-    import onnxruntime
-
-    del about
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        str(path), sess_options=options, providers=["CPUExecutionProvider"]
-    )
-    return lambda feed, wanted: dict(zip(wanted, session.run(wanted, feed), strict=True))
-
-
-def _torchscript(path: Path, about: dict[str, Any], threads: int) -> Runner:
-    import torch  # type: ignore[import-not-found,unused-ignore]
-
-    if threads:
-        torch.set_num_threads(threads)
-    module = torch.jit.load(str(path), map_location="cpu").eval()
-    names = [spec["name"] for spec in about["outputs"]]
-
-    def run(feed: Feed, wanted: tuple[str, ...]) -> Feed:
-        del wanted
-        with torch.inference_mode():
-            # A copy: the server's memory is read-only, which torch does not know.
-            found = module(*(torch.from_numpy(array.copy()) for array in feed.values()))
-        if not isinstance(found, dict):
-            found = dict(zip(names, found if isinstance(found, tuple | list) else [found]))  # noqa: B905
-        return {name: tensor.numpy() for name, tensor in found.items()}
-
-    return run
-
-
-def _xgboost(path: Path, about: dict[str, Any], threads: int) -> Runner:
-    import xgboost  # type: ignore[import-not-found,unused-ignore]
-
-    booster = xgboost.Booster({"nthread": threads}, model_file=str(path))
-    return _trees(about, booster.inplace_predict)
-
-
-def _lightgbm(path: Path, about: dict[str, Any], threads: int) -> Runner:
-    import lightgbm  # type: ignore[import-not-found,unused-ignore]
-
-    booster = lightgbm.Booster(model_file=str(path))
-    return _trees(about, lambda rows: booster.predict(rows, num_threads=threads))
-
-
-def _trees(about: dict[str, Any], predict: Callable[[Any], Any]) -> Runner:
-    (output,) = about["outputs"]
-
-    def run(feed: Feed, wanted: tuple[str, ...]) -> Feed:
-        del wanted
-        (rows,) = feed.values()
-        scores = np.asarray(predict(rows), output["dtype"])
-        # One number a row comes without an axis for it.
-        return {output["name"]: scores.reshape(len(rows), *output["shape"][1:])}
-
-    return run
-
-
-def _function(path: Path, about: dict[str, Any], threads: int) -> Runner:
-    del threads
-    # What was copied with the file is imported from beside it.
-    sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(f"sonic_served_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"expected Python source, got {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    function = getattr(module, about["function"])
-
-    def run(feed: Feed, wanted: tuple[str, ...]) -> Feed:
-        del wanted
-        found = function(**feed)
-        if not isinstance(found, dict):
-            raise TypeError(
-                f"expected {about['function']} to return a dict of arrays, "
-                f"got {type(found).__name__}"
-            )
-        return found
-
-    return run
-
-
-_RUNNERS = {
-    "onnx": _onnx,
-    "torchscript": _torchscript,
-    "xgboost": _xgboost,
-    "lightgbm": _lightgbm,
-    "function": _function,
-}
+    return {"file": file, "inputs": config["input"], "outputs": outputs}
 
 
 def _failed(error: Exception) -> Any:

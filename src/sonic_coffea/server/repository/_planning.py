@@ -13,7 +13,7 @@ from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository import _config, _manifest
 from sonic_coffea.server.repository._ensemble import ensemble_config
 from sonic_coffea.server.repository._served import Ensemble, Served
-from sonic_coffea.server.repository._sources import PLATFORMS, TEMPLATE_NAME, Plan, plan
+from sonic_coffea.server.repository._sources import PLATFORMS, ModelSource, read_source
 from sonic_coffea.transport import read_model_config, write_model_config
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.repository._config import Config, Labels, Versions
 
-__all__ = ["CONFIG_FILE", "Job", "Options", "label_texts", "plan_jobs"]
+__all__ = ["CONFIG_FILE", "Options", "PlannedVersion", "label_texts", "plan_versions"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,15 +68,20 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PlannedVersion:
     """A model, or, ``beside`` others of it, a version, on its way into the repository."""
 
     name: str
     version: int
-    plan: Plan
+    source: ModelSource
     config: Config
     labels: Mapping[str, Sequence[str]]
     beside: bool
+
+    @property
+    def copies(self) -> dict[str, Path]:
+        """What is copied into the version's folder, by the names there."""
+        return {**self.source.files, **self.source.scripts}
 
     @property
     def place(self) -> str:
@@ -84,9 +89,9 @@ class Job:
         return f"{self.name}/{self.version}" if self.beside else self.name
 
 
-def plan_jobs(
+def plan_versions(
     root: Path, models: Mapping[str, Any], options: Options, metadata: Mapping[str, Any]
-) -> list[Job]:
+) -> list[PlannedVersion]:
     """Return what to write for `models`: those that are there as they would be written are not.
 
     Raises
@@ -95,66 +100,66 @@ def plan_jobs(
         If a file, a name or an option cannot be used.
     """
     served = {
-        name: one if isinstance(one, Served | Ensemble) else Served(one)
-        for name, one in models.items()
+        name: model if isinstance(model, Served | Ensemble) else Served(model)
+        for name, model in models.items()
     }
     _check_names(served, options.labels)
     if root.exists() and not root.is_dir():
         raise ConfigError(f"expected a directory for the repository, got the file {root}")
-    jobs = []
+    versions = []
     known = _configs(root)
     # Ensembles last: they are made of the others.
-    for name, one in sorted(served.items(), key=lambda item: isinstance(item[1], Ensemble)):
-        job = _job(root, name, one, known, options)
-        known[name] = job.config
-        if options.overwrite or not _is_there(root / name, job, metadata):
-            jobs.append(job)
-    present = [job.name for job in jobs if (root / job.name).exists()]
+    for name, model in sorted(served.items(), key=lambda item: isinstance(item[1], Ensemble)):
+        planned = _plan(root, name, model, known, options)
+        known[name] = planned.config
+        if options.overwrite or not _is_there(root / name, planned, metadata):
+            versions.append(planned)
+    present = [planned.name for planned in versions if (root / planned.name).exists()]
     if present and not options.overwrite and not options.one_version:
         raise ConfigError(
             f"the repository {root} already has {', '.join(present)}, of other files or "
             "options; overwrite=True (--overwrite) replaces it, add_version=True (--add-version) "
             "adds a version"
         )
-    return jobs
+    return versions
 
 
-def _is_there(folder: Path, job: Job, metadata: Mapping[str, Any]) -> bool:
+def _is_there(folder: Path, planned: PlannedVersion, metadata: Mapping[str, Any]) -> bool:
     """Return whether a model, of this one version, is there as it would be written."""
-    version = folder / str(job.version)
-    if job.beside or [p.name for p in folder.glob("[0-9]*") if p.is_dir()] != [version.name]:
+    version = folder / str(planned.version)
+    if planned.beside or [p.name for p in folder.glob("[0-9]*") if p.is_dir()] != [version.name]:
         return False
-    texts = {CONFIG_FILE: write_model_config(job.config), **label_texts(job)}
+    texts = {CONFIG_FILE: write_model_config(planned.config), **label_texts(planned)}
     try:
-        about = _manifest.read(version)
-        if about is None or about.get("metadata") != dict(metadata):
+        manifest = _manifest.read(version)
+        if manifest is None or manifest.get("metadata") != dict(metadata):
             return False
-        if _manifest.changes(version, about, shared=True):
+        if _manifest.changes(version, manifest, shared=True):
             return False
-        files = {name: _manifest.checksum(path) for name, path in job.plan.files.items()}
-        there = {name: (folder / name).read_text(encoding="utf-8") for name in about["shared"]}
+        files = {name: _manifest.checksum(path) for name, path in planned.copies.items()}
+        present = {name: (folder / name).read_text(encoding="utf-8") for name in manifest["shared"]}
     except (OSError, ConfigError):
         return False
-    return files == about["files"] and texts == there
+    return files == manifest["files"] and texts == present
 
 
-def _job(
+def _plan(
     root: Path,
     name: str,
-    one: Served | Ensemble,
+    model: Served | Ensemble,
     known: Mapping[str, Config],
     options: Options,
-) -> Job:
-    if isinstance(one, Ensemble):
+) -> PlannedVersion:
+    if isinstance(model, Ensemble):
         others = {other: config for other, config in known.items() if other != name}
-        config, interface = ensemble_config(name, one, others)
-        made = Plan(kind="ensemble", interface=interface)
+        config, interface = ensemble_config(name, model, others)
+        source = ModelSource(kind="ensemble", interface=interface)
     else:
-        there = known.get(name, {}).get("backend") if options.one_version else None
-        made = plan(name, one, options.platform or there)
-        config = _model_config(name, one, made, options)
+        backend = known.get(name, {}).get("backend") if options.one_version else None
+        source = read_source(name, model, options.platform or backend)
+        config = _model_config(name, model, source, options)
     number = options.version or (_latest(root / name) if options.add_version else 0) + 1
-    labels = _config.check_labels(name, made.interface, options.labels.get(name))
+    labels = _config.check_labels(name, source.interface, options.labels.get(name))
     for output in config["output"]:
         if output["name"] in labels:
             output["label_filename"] = _config.label_file(output["name"])
@@ -164,46 +169,49 @@ def _job(
     if options.versions is not None or not beside:
         versions = "all" if options.versions is None else options.versions
         config["version_policy"] = _config.version_policy(versions)
-    if made.file:
+    if source.file:
         # With the configuration the digest reaches clients, which can then say what made a score.
-        digest = {"string_value": _digest(made)}
+        digest = {"string_value": _digest(source)}
         config["parameters"] = {**config.get("parameters", {}), f"sha256.{number}": digest}
-    return Job(name=name, version=number, plan=made, config=config, labels=labels, beside=beside)
+    return PlannedVersion(
+        name=name, version=number, source=source, config=config, labels=labels, beside=beside
+    )
 
 
-def label_texts(job: Job) -> dict[str, str]:
+def label_texts(planned: PlannedVersion) -> dict[str, str]:
     """Return the names and contents of a model's files of labels."""
     return {
         _config.label_file(output): "".join(f"{name}\n" for name in names)
-        for output, names in job.labels.items()
+        for output, names in planned.labels.items()
     }
 
 
-def _digest(made: Plan) -> str:
+def _digest(source: ModelSource) -> str:
     """Return the checksum of what decides a version's outputs: of an ONNX model, its files.
 
     There tensors go by their names. Elsewhere the declaration is as much a part of the model:
     tensors go by their order, which backends take differently, and a file has many functions.
     """
-    files = {name: path for name, path in made.files.items() if name != TEMPLATE_NAME}
-    if made.kind == "onnx" and len(files) == 1:
-        return _manifest.checksum(made.source)
-    listed = "".join(f"{n} {_manifest.checksum(path)}\n" for n, path in sorted(files.items()))
-    if made.kind != "onnx":
-        interface, function = made.interface, made.about.get("function")
+    if source.kind == "onnx" and len(source.files) == 1:
+        return _manifest.checksum(source.files[source.file])
+    listed = "".join(
+        f"{n} {_manifest.checksum(path)}\n" for n, path in sorted(source.files.items())
+    )
+    if source.kind != "onnx":
+        interface, function = source.interface, source.manifest.get("function")
         tensors = [[t.to_dict() for t in side] for side in (interface.inputs, interface.outputs)]
-        listed += json.dumps([made.file, function, made.platform, *tensors]) + "\n"
+        listed += json.dumps([source.file, function, source.platform, *tensors]) + "\n"
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def _model_config(name: str, served: Served, made: Plan, options: Options) -> Config:
+def _model_config(name: str, served: Served, source: ModelSource, options: Options) -> Config:
     limit = options.max_batch_size if served.max_batch_size is None else served.max_batch_size
     _check_integer(f"max_batch_size of model {name!r}", limit, 0)
     return _config.model_config(
         name,
-        made.interface,
-        backend=made.platform,
-        max_batch_size=limit if made.interface.batched else 0,
+        source.interface,
+        backend=source.platform,
+        max_batch_size=limit if source.interface.batched else 0,
         batching=_config.batching_options(options.dynamic_batching),
         instances=options.instances,
         threads=options.threads,
@@ -240,14 +248,14 @@ def _joined(folder: Path, number: int, new: Config, options: Options) -> Config:
 
 def _compared(new: Config, old: Config) -> list[tuple[str, Any, Any]]:
     ours, theirs = (_config.interface_of(config) for config in (new, old))
-    found: list[tuple[str, Any, Any]] = [
+    pairs: list[tuple[str, Any, Any]] = [
         (f"{kind} {name!r}", ours.get((kind, name)), theirs.get((kind, name)))
         for kind, name in {**ours, **theirs}
     ]
     kinds = ("backend", "platform", "ensemble_scheduling")
-    found += [(what, new.get(what, ""), old.get(what, "")) for what in kinds]
+    pairs += [(what, new.get(what, ""), old.get(what, "")) for what in kinds]
     stacked = [int(config.get("max_batch_size", 0)) > 0 for config in (new, old)]
-    return [*found, ("whether it is batched", stacked[0], stacked[1])]
+    return [*pairs, ("whether it is batched", stacked[0], stacked[1])]
 
 
 def _check_names(models: Mapping[str, object], labels: Labels) -> None:
@@ -273,13 +281,13 @@ def _check_integer(option: str, value: object, least: int) -> None:
 
 def _configs(root: Path) -> dict[str, Config]:
     """Return the configurations of the models that are there, as far as they can be read."""
-    found = {}
+    configs = {}
     for file in root.glob(f"*/{CONFIG_FILE}"):
         try:
-            found[file.parent.name] = _config_file(file.parent)
+            configs[file.parent.name] = _config_file(file.parent)
         except ConfigError as error:
             logger.info("no ensemble can use %s: %s", file.parent.name, error)
-    return found
+    return configs
 
 
 def _config_file(folder: Path) -> Config:

@@ -1,8 +1,9 @@
-"""The small process between a local server and its owner; run as a script, standard library only.
+"""The supervisor: the process between a local server and its owner; standard library only.
 
-It starts the server, and ends it and everything it left as soon as the owner says so, a SIGTERM
-asks for it, or the owner is gone, however that came about. It reads one line of JSON on standard
-input, then waits for that pipe to close, and reports on standard output, one line of JSON an event.
+Run as a script, it starts the server, and ends it and everything it left as soon as the owner says
+so, a SIGTERM asks for it, or the owner is gone, however that came about. It reads one line of JSON
+on standard input, then waits for that pipe to close, and reports on standard output, one line of
+JSON an event.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 _POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 # How Triton's own lines begin; what is before them may come from a container's entry.
 _RECORD = re.compile(rb"(?m)^[IWEF]\d{4} \d\d:")
 
@@ -50,13 +52,15 @@ def main() -> int:
 
 
 def _start(job: dict[str, Any], log: int) -> subprocess.Popen[bytes]:
-    guard = os.getpid()
+    supervisor = os.getpid()
     libc = ctypes.CDLL(None)
+    # Model processes that outlive the server become children of this process, which awaits them.
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def prepare() -> None:
-        # Should this guard be killed too, the kernel ends the server; its stubs notice.
+        # Should this supervisor be killed too, the kernel ends the server; its stubs notice.
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != guard:
+        if os.getppid() != supervisor:
             os._exit(1)
 
     return subprocess.Popen(
@@ -127,7 +131,7 @@ def _end(job: dict[str, Any], server: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()
-    _wait_for_group(server.pid)
+    _reap_group(server.pid)
     if job["cleanup"] is not None:
         # What a daemon runs does not end with the process that asked for it.
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -140,15 +144,16 @@ def _end(job: dict[str, Any], server: subprocess.Popen[bytes]) -> None:
     _remove_record(job["record"], server.pid)
 
 
-def _wait_for_group(group: int) -> None:
+def _reap_group(group: int) -> None:
     """Wait until the killed model processes are gone: until then they could make new regions."""
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline:
         try:
-            os.killpg(group, 0)
-        except OSError:
+            pid, _ = os.waitpid(-group, os.WNOHANG)
+        except ChildProcessError:
             return
-        time.sleep(0.005)
+        if pid == 0:
+            time.sleep(0.005)
 
 
 def _remove_record(path: str | None, pid: int) -> None:

@@ -1,4 +1,4 @@
-"""The owner's end of the guard process: start it, hear from it, end it."""
+"""The owner's handle of the supervisor process: start it, hear from it, end it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any
 
 from sonic_coffea.errors import ServerStartError
 
-__all__ = ["Guard"]
+__all__ = ["SupervisedServer"]
 
 logger = logging.getLogger(__name__)
 
-_SCRIPT = Path(__file__).with_name("_guard.py")
+_SCRIPT = Path(__file__).with_name("_supervisor.py")
 
 
-class Guard:
-    """A guard process and, below it, a server.
+class SupervisedServer:
+    """A supervisor process and, below it, a server.
 
     Parameters
     ----------
     python : Path
         The interpreter to run it with.
     job : dict
-        What `_guard.main` reads: argv, env, secret, log, record, shm_prefix, grace_s, cleanup.
+        What `_supervisor.main` reads: argv, env, secret, log, record, shm_prefix, grace_s, cleanup.
     """
 
     def __init__(self, python: Path, job: dict[str, Any]) -> None:
@@ -50,7 +50,9 @@ class Guard:
                 cwd="/",
             )
         except OSError as error:
-            raise ServerStartError(f"cannot start the server's guard process: {error}") from None
+            raise ServerStartError(
+                f"cannot start the server's supervisor process: {error}"
+            ) from None
         self.pid = self._process.pid
         content = json.dumps({**job, "owner": os.getpid()}).encode() + b"\n"
         assert self._process.stdin is not None  # noqa: S101
@@ -59,16 +61,16 @@ class Guard:
             self._process.stdin.flush()
         except OSError:
             self.end()
-            raise ServerStartError("the server's guard process ended at once") from None
+            raise ServerStartError("the server's supervisor ended at once") from None
 
     def hear(self, timeout_s: float) -> None:
-        """Take in what the guard has to say, waiting for it at most `timeout_s`."""
+        """Take in what the supervisor has to say, waiting for it at most `timeout_s`."""
         with self._lock:
             self._hear(timeout_s)
 
     @property
     def running(self) -> bool:
-        """Whether the guard, and so the server, has not ended."""
+        """Whether the supervisor, and so the server, has not ended."""
         self.hear(0.0)
         return not self._ended
 
@@ -80,11 +82,11 @@ class Guard:
                 try:
                     process.stdin.close()
                 except OSError as error:
-                    logger.debug("the guard %d was gone: %s", self.pid, error)
+                    logger.debug("the supervisor %d was gone: %s", self.pid, error)
             try:
                 process.wait(self._grace_s + 10.0)
             except subprocess.TimeoutExpired:
-                logger.warning("the guard process %d does not end; killing it", self.pid)
+                logger.warning("the supervisor process %d does not end; killing it", self.pid)
                 process.kill()
                 process.wait()
             self._hear(0.0)

@@ -14,7 +14,7 @@ import pytest
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ServerStartError
-from sonic_coffea.server import LocalServer, Served, build_repository, ensure
+from sonic_coffea.server import Served, build_repository, ensure, read_repository
 from sonic_coffea.transport import read_model_config
 
 from .support import infer
@@ -94,7 +94,7 @@ def tracker(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory, trees, tracker, extended):
+def served(tmp_path_factory, trees, tracker, serve):
     file = tracker / "tracker.py"
     more = [tracker / "constants.py", tracker / "scale.npy"]
     models = {
@@ -109,7 +109,7 @@ def served(tmp_path_factory, trees, tracker, extended):
     }
     # The three that return what they should not would not even load.
     path = build_repository(tmp_path_factory.mktemp("served") / "r", models, warmup=False)
-    with LocalServer(path, installation=extended, threads=1) as server:
+    with serve(path) as server:
         yield path, server
 
 
@@ -125,6 +125,31 @@ def test_names_of_features_are_kept(served):
     manifest = json.loads((served[0] / "pair" / "1" / "sonic-manifest.json").read_text())
     assert manifest["features"] == ["pt", "eta", "phi"]
     assert manifest["inputs"] == [{"name": "features", "dtype": "float32", "shape": [-1, 3]}]
+
+
+OBJECTIVES = [
+    ("binary:logitraw", {"booster": "dart"}),
+    ("multi:softmax", {"num_class": 3}),
+    ("multi:softprob", {"num_class": 3}),
+    ("reg:squarederror", {}),
+    ("reg:quantileerror", {"quantile_alpha": [0.1, 0.5, 0.9]}),
+]
+
+
+@pytest.mark.parametrize("suffix", ["json", "ubj"])
+@pytest.mark.parametrize(("objective", "options"), OBJECTIVES)
+def test_trees_are_read_without_their_package(tmp_path, objective, options, suffix):
+    xgboost = pytest.importorskip("xgboost")
+    x = np.random.default_rng(3).normal(size=(60, 4)).astype("f4")
+    targets = (x[:, 0] > 0) + (x[:, 1] > 0.5) if "num_class" in options else x[:, 0] > 0
+    options = {"objective": objective, "nthread": 1, **options}
+    booster = xgboost.train(options, xgboost.DMatrix(x, targets), 2)
+    booster.save_model(tmp_path / f"m.{suffix}")
+    path = build_repository(tmp_path / "r", {"m": tmp_path / f"m.{suffix}"})
+    (entry,) = read_repository(path)
+    width = booster.inplace_predict(x).size // len(x)
+    assert entry.manifest["inputs"] == [{"name": "features", "dtype": "float32", "shape": [-1, 4]}]
+    assert entry.manifest["outputs"][0]["shape"] == [-1, width]
 
 
 def test_a_function_runs_from_its_copied_source(served, tracker):
@@ -157,21 +182,13 @@ def test_a_function_that_returns_something_else(served, name, message):
         infer(served[1], name, x=np.ones((3, 2), "f4"))
 
 
-def test_a_server_without_the_package_says_how_to_add_it(tmp_path, installation):
+def test_a_server_without_the_package_says_how_to_add_it(tmp_path, serve):
     (tmp_path / "f.py").write_text("import package_that_is_missing\ndef f(x): return {'y': x}\n")
     path = build_repository(tmp_path / "r", {"m": Served(f"{tmp_path}/f.py:f", **ROWS)})
     with pytest.raises(ServerStartError) as caught:
-        LocalServer(path, installation=installation).start()
+        serve(path).start()
     assert "model 'm' needs package_that_is_missing" in str(caught.value)
     assert "sonic-coffea server install --with package_that_is_missing" in str(caught.value)
-
-
-def test_a_builder_without_the_package_says_how_to_add_it(tmp_path, monkeypatch):
-    (tmp_path / "m.json").write_text("{}")
-    monkeypatch.setattr("sonic_coffea.server._install.find", lambda: None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="sonic-coffea server install --with xgboost"):
-        build_repository(tmp_path / "r", {"m": tmp_path / "m.json"})
 
 
 def test_an_importable_function(tmp_path, tracker, monkeypatch):
@@ -196,11 +213,10 @@ def no_function_of_a_file():
     [
         (no_function_of_a_file(), ROWS, "write it to a file and pass 'file.py:function'"),
         (len, ROWS, "expected a function that is defined at the top of a file"),
-        ("tracker.py:track", GRAPH, "no function 'track' at the top of .*did you mean 'tracks'"),
-        ("tracker.py:tracks", ROWS, r"take the declared inputs x by name, got tracks\(hits, row_"),
+        ("tracker.py:track", GRAPH, "no function 'track' at the top of .*tracker.py"),
         ("tracker.py:tracks", {}, "expected the inputs and outputs of model 'm'"),
         ("none.py:tracks", ROWS, "which is not a file"),
-        ("tracker.py", ROWS, "a function is given as '.*tracker.py:function'"),
+        ("tracker.py", ROWS, "is given as '.*tracker.py:function'"),
         ("broken.py:f", ROWS, "expected Python source in"),
         (
             "tracker.py:listed",
@@ -209,21 +225,21 @@ def no_function_of_a_file():
         ),
         ("tracker.py:listed", {**ROWS, "inputs": {"x": "float32"}}, "as a type and a shape"),
         ("tracker.py:listed", {**ROWS, "inputs": {"x": ("bool", [0])}}, "lengths >= 1"),
-        ("tracker.py:listed", {**ROWS, "files": ["none.npy"]}, "expected a file, got none.npy"),
+        ("tracker.py:listed", {**ROWS, "files": ["none.npy"]}, "got none.npy, which is not a file"),
         ("tracker.py:listed", {**ROWS, "warmup": {"x": [2, 2]}}, "expected warmup of model 'm'"),
         ("tracker.py:listed", {**ROWS, "platform": "onnxruntime"}, "cannot run model 'm'"),
         ("tracker.py:listed", {**ROWS, "max_batch_size": -1}, "integer >= 0, got -1"),
         ("notes.doc", {}, "expected a file of a kind that can be served"),
-        ("broken.json", {}, "expected XGBoost trees in .*broken.json, which xgboost cannot read"),
+        ("broken.json", {}, "expected XGBoost trees in .*broken.json, which cannot be read"),
         ("broken.ubj", {}, "expected XGBoost trees in"),
-        ("broken.txt", {}, "expected LightGBM trees in .*broken.txt, which lightgbm cannot read"),
+        ("broken.txt", {}, "expected LightGBM trees in .*broken.txt, which has no max_feature_idx"),
         ("none.txt", {}, "which is not a file"),
         ("broken.pt", ROWS, "expected a TorchScript file, got .*holds no TorchScript code"),
         ("state.pt", ROWS, "torch.jit.save writes one, torch.save does not"),
         ("good.pt", {}, "which cannot be read from its file"),
     ],
 )
-def test_what_cannot_be_served(tmp_path, tracker, extended, source, options, message):
+def test_what_cannot_be_served(tmp_path, tracker, source, options, message):
     for name in ("broken.py", "broken.json", "broken.ubj", "broken.txt", "broken.pt"):
         (tracker / name).write_text("this is ( no model\n")
     for name, entry in (("state.pt", "a/data.pkl"), ("good.pt", "a/code/c.py")):
@@ -233,7 +249,6 @@ def test_what_cannot_be_served(tmp_path, tracker, extended, source, options, mes
     with pytest.raises(ConfigError, match=message) as caught:
         build_repository(tmp_path / "r", {"m": Served(wanted, **options)})
     assert len(str(caught.value).splitlines()) == 1
-    assert "[bt]" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -300,7 +315,7 @@ def test_the_digest_covers_what_decides_the_outputs(tmp_path):
     assert len(set(digests.values())) == len(models)
 
 
-def test_scores_of_one_function_are_not_taken_for_those_of_another(tmp_path, installation):
+def test_scores_of_one_function_are_not_taken_for_those_of_another(tmp_path, serve):
     (tmp_path / "two.py").write_text(
         "def once(x):\n    return {'y': x}\ndef twice(x):\n    return {'y': 2 * x}\n"
     )
@@ -314,14 +329,14 @@ def test_scores_of_one_function_are_not_taken_for_those_of_another(tmp_path, ins
         )
         build_repository(tmp_path / "r", {"m": source}, overwrite=True)
         with (
-            LocalServer(tmp_path / "r", installation=installation) as server,
+            serve(tmp_path / "r") as server,
             sonic.connect(server.url, cache=tmp_path / "cache"),
         ):
             found.append(declared(jets).y.tolist())
     assert found == [[1.0, 2.0], [2.0, 4.0]]
 
 
-def test_torchscript_scores_where_the_server_has_torch(tmp_path, installation):
+def test_torchscript_scores_where_the_server_has_torch(tmp_path, serve, installation):
     python = str(installation.python)
     if subprocess.run([python, "-I", "-c", "import torch"], check=False, timeout=100).returncode:
         pytest.skip("the server's environment has no torch")
@@ -342,7 +357,7 @@ torch.jit.script(Net()).save({str(tmp_path / "net.pt")!r})
     native = Served(tmp_path / "net.pt", inputs={"x": rows, "w": rows}, outputs=numbered)
     build_repository(path, {"native": native}, platform="pytorch")
     x = np.arange(6, dtype="f4").reshape(2, 3)
-    with LocalServer(path, installation=installation, threads=1) as server:
+    with serve(path) as server:
         for name, (double, dot) in {"net": outputs, "native": numbered}.items():
             answer = infer(server, name, x=x, w=x + 1)
             np.testing.assert_array_equal(answer[double], x * 2)

@@ -20,9 +20,9 @@ from .support import broken, family, is_gone, shared_memory
 OWNER = """
 import sys, time
 from sonic_coffea.server import LocalServer
-server = LocalServer(sys.argv[1]).start()
+server = LocalServer(sys.argv[1], stop_timeout_s=0.0).start()
 def announce():
-    print(server.pid, server._guard.pid, server._run.shm_prefix, server.url, flush=True)
+    print(server.pid, server._supervised.pid, server._run.shm_prefix, server.url, flush=True)
 def rest():
     while True:  # a signal that comes as a sleep begins is heard when that ends
         time.sleep(0.05)
@@ -44,9 +44,13 @@ class Owner:
         )
         line = self.process.stdout.readline().split()
         assert line, self.process.stderr.read()
-        self.server, self.guard, self.shm_prefix, self.url = int(line[0]), int(line[1]), *line[2:]
-        self.family = [self.guard, *family(self.server)]
-        assert len(self.family) >= 3, "expected a guard, a server and a model process"
+        self.server, self.supervisor, self.shm_prefix, self.url = (
+            int(line[0]),
+            int(line[1]),
+            *line[2:],
+        )
+        self.family = [self.supervisor, *family(self.server)]
+        assert len(self.family) >= 3, "expected a supervisor, a server and a model process"
         assert shared_memory(self.shm_prefix)
         assert local_state.lookup(self.url).pid == self.server
 
@@ -63,11 +67,11 @@ class Owner:
 
 
 @pytest.fixture
-def own(repository, installation):
+def own(light, installation):
     owners = []
 
     def start(then="announce()\nrest()"):
-        owners.append(Owner(repository, then))
+        owners.append(Owner(light, then))
         return owners[-1]
 
     yield start
@@ -90,16 +94,16 @@ def test_no_orphan_after_the_owner_is_killed_while_it_starts(tmp_path, classifie
     code = """
 import sys, threading, time
 from sonic_coffea.server import LocalServer
-server = LocalServer(sys.argv[1], stop_timeout_s=0.5)
+server = LocalServer(sys.argv[1], stop_timeout_s=0.0)
 threading.Thread(target=server.start, daemon=True).start()
-while server._guard is None or "loading" not in server.logs: time.sleep(0.01)
-print(server._guard.pid, server._guard.server_pid, server._run.shm_prefix, flush=True)
+while server._supervised is None or "loading" not in server.logs: time.sleep(0.01)
+print(server._supervised.pid, server._supervised.server_pid, server._run.shm_prefix, flush=True)
 time.sleep(600)
 """
     path = broken(tmp_path, classifier, never_ready)
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as owner:
-        guard, server, prefix = owner.stdout.readline().decode().split()
-        pids = [int(guard), *family(int(server))]
+        supervisor, server, prefix = owner.stdout.readline().decode().split()
+        pids = [int(supervisor), *family(int(server))]
         owner.kill()
     for pid in pids:
         until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
@@ -116,10 +120,10 @@ def test_no_orphan_after_the_owner_just_exits(own):
 
 
 def test_no_orphan_while_forked_children_of_the_owner_live_on(own):
-    # They hold the owner's pipes open, so closing pipes cannot be what the guard goes by alone.
+    # They hold the owner's pipes open: closed pipes cannot be what the supervisor goes by alone.
     owner = own("import os\nif os.fork() == 0: time.sleep(60)\nannounce()\nrest()")
     processes = psutil.Process(owner.process.pid).children()
-    children = [process.pid for process in processes if process.pid != owner.guard]
+    children = [process.pid for process in processes if process.pid != owner.supervisor]
     assert children
     try:
         owner.process.kill()
@@ -145,9 +149,9 @@ def test_ctrl_c_lets_the_owner_finish_with_the_server(own):
     owner.expect_nothing_left()
 
 
-def test_no_orphan_after_the_guard_is_killed(own):
+def test_no_orphan_after_the_supervisor_is_killed(own):
     owner = own()
-    os.kill(owner.guard, signal.SIGKILL)
+    os.kill(owner.supervisor, signal.SIGKILL)
     for pid in owner.family:
         until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
     # Nobody was left to tidy up, so looking the server up does.
@@ -156,9 +160,9 @@ def test_no_orphan_after_the_guard_is_killed(own):
 
 
 def test_a_secret_that_cannot_be_hidden_is_said(caplog, monkeypatch):
-    from sonic_coffea.server.launch._child import Guard
+    from sonic_coffea.server.launch._supervised import SupervisedServer
 
-    guard = Guard.__new__(Guard)
+    supervised = SupervisedServer.__new__(SupervisedServer)
     with caplog.at_level(logging.DEBUG, "sonic_coffea.server"):
-        guard._take({"event": "hidden", "message": "PermissionError: no"})
+        supervised._take({"event": "hidden", "message": "PermissionError: no"})
     assert "PermissionError: no" in caplog.text

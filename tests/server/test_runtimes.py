@@ -1,4 +1,4 @@
-"""The ways of running a Triton: which is taken, and what exactly is run."""
+"""The runtimes of servers: which one is taken, and what exactly is run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,24 @@ from tests.waiting import until
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import LocalServer, build_repository
 from sonic_coffea.server import _install as install
-from sonic_coffea.server.launch import _ways
+from sonic_coffea.server.launch import runtimes
+from sonic_coffea.server.launch.runtimes import Options, Serving, choose
+from sonic_coffea.server.launch.runtimes._container import Container
+from sonic_coffea.server.launch.runtimes._pip import Pip
 from sonic_coffea.transport import connect_transport, local_state
 
 from .support import is_gone
 
-SECRET = _ways.Secret(protocols="health,inference", header="sonic", value="hidden")
-REPOSITORY = Path("/data/repository")
+SERVING = Serving(
+    arguments=["--grpc-port=4"],
+    repository=Path("/data/repository"),
+    protocols="health,inference",
+    header="sonic",
+    secret="hidden",
+    name="sonic_1_ab_",
+    threads=2,
+    env={"A": "b"},
+)
 SERVE = [
     "sh",
     "-c",
@@ -54,22 +65,16 @@ def machine(tmp_path, monkeypatch):
             path.chmod(0o755)
         if old:
             monkeypatch.setattr(install, "_libc", lambda: ("glibc", "2.28"))
-        monkeypatch.setattr(_ways, "has_gpu", lambda: gpu)
+        monkeypatch.setattr(runtimes, "has_gpu", lambda: gpu)
         return folder
 
     return make
 
 
-def launched(way, **options):
-    return way.launch(
-        ["--grpc-port=4"],
-        REPOSITORY,
-        SECRET,
-        name="sonic_1_ab_",
-        threads=2,
-        env={"A": "b"},
-        **options,
-    )
+def launched(runtime, **options):
+    chosen = choose(runtime, Options(**options))
+    chosen.prepare(print)
+    return chosen.launch(SERVING)
 
 
 THREADS = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
@@ -81,7 +86,7 @@ def test_the_command_line_of_apptainer(machine, tmp_path, engine, gpu):
     image = tmp_path / "unpacked" / "triton"
     image.mkdir(parents=True)
     folder = machine(engine)
-    launch = launched(_ways.choose(engine, image=str(image), gpu=gpu))
+    launch = launched(engine, image=str(image), gpu=gpu)
     assert launch.argv == [
         str(folder / engine),
         "exec",
@@ -111,7 +116,7 @@ def test_the_command_line_of_apptainer(machine, tmp_path, engine, gpu):
 def test_the_command_line_of_docker(machine, engine, own, gpu, monkeypatch):
     folder = machine(engine)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    launch = launched(_ways.choose(engine, image="site/triton:1", gpu=gpu))
+    launch = launched(engine, image="site/triton:1", gpu=gpu)
     keys = sorted([*THREADS, "A", "PROTOCOLS", "SONIC_SECRET", *(["CUDA_VISIBLE_DEVICES"] * gpu)])
     assert launch.argv == [
         str(folder / engine),
@@ -137,9 +142,7 @@ def test_the_command_line_of_docker(machine, engine, own, gpu, monkeypatch):
 def test_the_binary_is_taken_where_it_runs(machine, installation, monkeypatch):
     machine("podman", "apptainer", gpu=True)
     monkeypatch.setattr(install, "ensure", lambda _: installation)
-    found = _ways.choose("auto")
-    assert found == _ways.Installed(installation)
-    launch = launched(found)
+    launch = launched("auto")
     assert launch.argv == [
         str(installation.tritonserver),
         "--grpc-port=4",
@@ -151,15 +154,17 @@ def test_the_binary_is_taken_where_it_runs(machine, installation, monkeypatch):
     ]
     assert launch.env["LD_LIBRARY_PATH"].startswith(str(installation.library_path[0]))
     # Where there is a GPU, and somebody has said from which image, it is used.
-    assert isinstance(_ways.choose("auto", image="docker://site/triton"), _ways.Container)
+    assert isinstance(choose("auto", Options(image="docker://site/triton")), Container)
+    # One that is given runs on any machine that has no others.
+    assert isinstance(choose("pip", Options(installation=installation)), Pip)
 
 
 def test_a_container_is_taken_where_the_binary_does_not_run(machine):
     machine("docker", "apptainer", old=True)
-    found = _ways.choose("auto", image="docker://site/triton", gpu=False)
-    assert (found.engine, found.image) == ("apptainer", "docker://site/triton")
+    chosen = choose("auto", Options(image="docker://site/triton"))
+    assert (chosen.engine, chosen.image) == ("apptainer", "docker://site/triton")
     with pytest.raises(ConfigError, match="no image at /cvmfs/site/triton"):
-        _ways.choose("auto", image="/cvmfs/site/triton", gpu=False)
+        launched("auto", image="/cvmfs/site/triton")
 
 
 def test_a_machine_with_nothing(machine):
@@ -167,33 +172,32 @@ def test_a_machine_with_nothing(machine):
     with pytest.raises(
         ServerStartError, match=r"glibc 2.35 or newer .*, got glibc 2.28, and there"
     ):
-        _ways.choose("auto")
+        choose("auto", Options())
     with pytest.raises(ServerStartError, match="there is no podman on this machine"):
-        _ways.choose("podman")
+        choose("podman", Options())
     with pytest.raises(ServerStartError, match=r"2.28; use a server elsewhere"):
-        _ways.choose("pip")
-    with pytest.raises(ConfigError, match="no way 'dokcer'.*did you mean 'docker'"):
-        _ways.choose("dokcer")
+        choose("pip", Options())
+    with pytest.raises(ConfigError, match="no runtime 'dokcer'.*did you mean 'docker'"):
+        choose("dokcer", Options())
+    with pytest.raises(ConfigError, match="the runtime of InProcessServer"):
+        LocalServer("/", runtime="in-process").reason_against()
 
 
 def test_images_are_fetched_once(machine, tmp_path):
     log = tmp_path / "log"
     machine("apptainer", "docker", script=f'echo "$@" >> {log}\n[ $1 != pull ] || : > "$3"\n')
     for _ in range(2):
-        launch = launched(_ways.choose("apptainer", image="site/triton:1", gpu=False))
+        launch = launched("apptainer", image="site/triton:1")
     (line,) = log.read_text().splitlines()
     assert line.startswith("pull --force ")
     assert line.endswith(".part docker://site/triton:1")
     (image,) = (tmp_path / "servers" / "images").glob("*.sif")
     assert str(image) in launch.argv
     assert list(image.parent.glob("*.part")) == []
-    assert (
-        "docker://site/triton"
-        in launched(_ways.choose("apptainer", image="docker://site/triton", gpu=False)).argv
-    )
+    assert "docker://site/triton" in launched("apptainer", image="docker://site/triton").argv
     log.write_text("")
     machine("docker", script=f'echo "$@" >> {log}\n[ $1 != image ]\n')
-    _ways.choose("docker", image="site/triton:1", gpu=False)
+    launched("docker", image="site/triton:1")
     assert log.read_text().splitlines() == ["image inspect site/triton:1", "pull site/triton:1"]
 
 
@@ -204,7 +208,7 @@ def test_an_image_that_cannot_be_fetched(machine, tmp_path, engine):
     with pytest.raises(
         ServerStartError, match=rf"(?s){engine} could not fetch site/none.*no such"
     ) as e:
-        _ways.choose(engine, image="site/none", gpu=False)
+        launched(engine, image="site/none")
     assert "sonic.local.image" in str(e.value)
     assert list(tmp_path.glob("servers/images/*.part")) == []
     assert list(tmp_path.glob("servers/images/*.sif")) == []
@@ -234,15 +238,15 @@ sys.exit(child.wait())
 """
 
 
-@pytest.mark.parametrize("engine", ["apptainer", "docker"])
-@pytest.mark.parametrize("kill", [False, True])
+@pytest.mark.parametrize(
+    ("engine", "kill"), [("apptainer", False), ("docker", False), ("docker", True)]
+)
 def test_a_server_in_a_stand_in_for_a_container(
     tmp_path, monkeypatch, installation, classifier, engine, kill
 ):
     """A real Triton, behind an executable that does with the command line what an engine does."""
     repository = build_repository(tmp_path / "repository", {"top": classifier})
-    there = _ways.Installed(installation)
-    own = there.launch([], repository, SECRET, name="x", threads=None, env={})
+    own = Pip("pip", Options(installation=installation)).launch(SERVING)
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / engine
@@ -257,7 +261,7 @@ def test_a_server_in_a_stand_in_for_a_container(
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
-    with LocalServer(repository, way=engine, image=str(tmp_path)) as server:
+    with LocalServer(repository, runtime=engine, image=str(tmp_path), stop_timeout_s=3.0) as server:
         assert "some vendor's banner" in server.logs
         connection = connect_transport(server.url)
         assert connection.contract("top", None).inputs[0].name == "x"

@@ -1,0 +1,76 @@
+"""runtimes: what runs a Triton on this machine, one module each."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sonic_coffea.errors import ConfigError, ServerStartError, nearest
+from sonic_coffea.server import _install as install
+from sonic_coffea.server.launch.runtimes._apptainer import Apptainer
+from sonic_coffea.server.launch.runtimes._docker import Docker, Podman
+from sonic_coffea.server.launch.runtimes._pip import Pip
+from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Runtime, Serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["AUTO", "IN_PROCESS", "RUNTIMES", "Launch", "Options", "Runtime", "Serving", "choose"]
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+# An `InProcessServer`, which is no Triton.
+IN_PROCESS = "in-process"
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+# Those that come first are taken first where nobody says which.
+RUNTIMES: Mapping[str, Callable[[str, Options], Runtime]] = {
+    "pip": Pip,
+    "apptainer": Apptainer,
+    "singularity": Apptainer,
+    "podman": Podman,
+    "docker": Docker,
+}
+
+
+def choose(runtime: str, options: Options) -> Runtime:
+    """Return a runtime that this machine has, not yet prepared.
+
+    By itself, that is the server from PyPI where it can run, and else the first container engine;
+    a machine with a GPU and an image of its own prefers the container.
+
+    Raises
+    ------
+    sonic_coffea.errors.ConfigError
+        If there is no such runtime.
+    sonic_coffea.errors.ServerStartError
+        If the machine does not have what it needs.
+    """
+    known = (AUTO, *RUNTIMES)
+    if runtime == IN_PROCESS:
+        raise ConfigError("in-process is the runtime of InProcessServer, a LocalServer is a Triton")
+    if runtime not in known:
+        raise ConfigError(f"no runtime {runtime!r} of servers; {nearest(runtime, known)}")
+    if options.gpu is None:
+        options = dataclasses.replace(options, gpu=has_gpu())
+    names = list(RUNTIMES) if runtime == AUTO else [runtime]
+    if options.image is not None and options.gpu:
+        names.sort(key=lambda name: name == "pip")
+    against = {}
+    for name in names:
+        chosen = RUNTIMES[name](name, options)
+        reason = chosen.reason_against()
+        if reason is None:
+            logger.info("Triton runs by %s", name)
+            return chosen
+        against[name] = reason
+    reason = against.pop("pip", None) or against[runtime]
+    engines = f", and there is none of {', '.join(against)}" if runtime == AUTO else ""
+    raise ServerStartError(f"{reason}{engines}; {install.ALTERNATIVES}")
+
+
+def has_gpu() -> bool:
+    """Whether there is one that a server could use."""
+    return any(Path(path).exists() for path in _GPU_DEVICES)

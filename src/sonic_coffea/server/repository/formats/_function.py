@@ -1,0 +1,82 @@
+"""Python functions, whose file is copied as source; nothing is pickled."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sonic_coffea.server.repository._served import Served
+    from sonic_coffea.server.repository.formats._format import Contents, Runner
+
+
+def read(served: Served) -> Contents:
+    """Locate a function and the files that go with it; whether it runs, the server says."""
+    source = served.source
+    path, name = _locate(source) if callable(source) else _split(str(source))
+    files: dict[str, Path] = {}
+    for file in (path, *map(Path, served.files)):
+        if not file.is_file():
+            raise ValueError(f"expected a file, got {file}, which is not a file")
+        # In a folder of their own, where no name is taken.
+        if files.setdefault(f"source/{file.name}", file) != file:
+            raise ValueError(f"expected files of different names, got two called {file.name!r}")
+    try:
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"expected Python source in {path}: {error}") from None
+    if name not in code.co_names:
+        raise ValueError(f"no function {name!r} at the top of {path}")
+    return {"files": files, "manifest": {"function": name}}
+
+
+def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
+    """Return what runs a function."""
+    del threads
+    # What was copied with the file is imported from beside it.
+    sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(f"sonic_served_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"expected Python source, got {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    spec.loader.exec_module(module)
+    function = getattr(module, manifest["function"])
+
+    def run(feed: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
+        del wanted
+        outputs = function(**feed)
+        if not isinstance(outputs, dict):
+            raise TypeError(
+                f"expected {manifest['function']} to return a dict of arrays, "
+                f"got {type(outputs).__name__}"
+            )
+        return outputs
+
+    return run
+
+
+def _split(source: str) -> tuple[Path, str]:
+    file, _, name = source.rpartition(":")
+    if not file.endswith(".py"):
+        raise ValueError(f"expected a function, got {source}; it is given as '{source}:function'")
+    return Path(file), name
+
+
+def _locate(function: Callable[..., Any]) -> tuple[Path, str]:
+    name = getattr(function, "__qualname__", repr(function))
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:
+        file = None
+    if file is None or not Path(file).is_file() or not name.isidentifier():
+        raise ValueError(
+            "expected a function that is defined at the top of a file, whose source can be copied, "
+            f"got {name}; write it to a file and pass 'file.py:function'"
+        )
+    return Path(file), name

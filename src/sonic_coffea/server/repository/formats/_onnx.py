@@ -1,0 +1,98 @@
+"""ONNX networks: what a file says of its tensors, and their run by onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sonic_coffea.server.repository._served import Served
+    from sonic_coffea.server.repository.formats._format import Contents, Runner
+
+_DTYPES = {"float": "float32", "double": "float64", "string": "bytes"}
+
+
+def read(served: Served) -> Contents:
+    """Read the tensors of an ONNX file, not its weights."""
+    path = Path(str(served.source))
+    graph = _graph(path)
+    initializers = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in initializers]
+    return {
+        "files": {
+            "model.onnx": path,
+            **{name: path.parent / name for name in _external(graph, path)},
+        },
+        "inputs": {value.name: _tensor(value, "input", path) for value in inputs},
+        "outputs": {value.name: _tensor(value, "output", path) for value in graph.output},
+    }
+
+
+def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
+    """Return what runs a network."""
+    import onnxruntime
+
+    del manifest
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        str(path), sess_options=options, providers=["CPUExecutionProvider"]
+    )
+    return lambda feed, wanted: dict(zip(wanted, session.run(wanted, feed), strict=True))
+
+
+def _graph(path: Path) -> Any:
+    try:
+        import onnx
+    except ImportError:
+        raise ImportError(
+            "building a model repository from an ONNX file needs the onnx package: "
+            'pip install "sonic-coffea[onnx]"'
+        ) from None
+    try:
+        graph = onnx.load(str(path), load_external_data=False).graph
+    except Exception:  # noqa: BLE001  the protobuf runtime in use decides which class this is
+        graph = None
+    if graph is None or not graph.node or not graph.output:
+        raise ValueError(f"expected an ONNX file, got {path}, which holds no ONNX graph")
+    return graph
+
+
+def _tensor(value: Any, kind: str, path: Path) -> tuple[str, list[int | str]]:
+    import onnx
+
+    where = f"{kind} {value.name!r} of {path}"
+    got = value.type.WhichOneof("value")
+    if got != "tensor_type":
+        advice = " (convert scikit-learn models with zipmap=False)" if got else ""
+        raise ValueError(f"expected {where} to be a tensor, got {got}{advice}")
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        raise ValueError(
+            f"expected {where} to declare a shape, got none; "
+            "onnx.shape_inference.infer_shapes can add it"
+        )
+    name = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    # A first axis that several inputs call alike, or not at all, is that of the rows.
+    shape = [
+        axis.dim_value if axis.dim_value > 0 else -1 if i else axis.dim_param
+        for i, axis in enumerate(tensor.shape.dim)
+    ]
+    return _DTYPES.get(name, name), shape
+
+
+def _external(graph: Any, path: Path) -> list[str]:
+    """Return the names of the files beside it that hold its weights."""
+    import onnx
+
+    names = set()
+    for tensor in graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        name = next(entry.value for entry in tensor.external_data if entry.key == "location")
+        inside = (path.parent / name).resolve().is_relative_to(path.parent.resolve())
+        if not inside or not (path.parent / name).is_file():
+            raise ValueError(f"expected the weights file {name!r} beside {path}, found none there")
+        names.add(name)
+    return sorted(names)

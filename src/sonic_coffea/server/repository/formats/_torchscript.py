@@ -1,0 +1,51 @@
+"""TorchScript modules, run by torch where the server's environment has it."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sonic_coffea.server.repository._served import Served
+    from sonic_coffea.server.repository.formats._format import Contents, Runner
+
+# That backend wants names of outputs that end in their number.
+
+
+def read(served: Served) -> Contents:
+    """Check that a file has code in it, which what torch.save writes has not."""
+    path = Path(str(served.source))
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except zipfile.BadZipFile:
+        names = []
+    if not any(name.partition("/")[2].startswith("code/") for name in names):
+        raise ValueError(
+            f"expected a TorchScript file, got {path}, which holds no TorchScript code "
+            "(torch.jit.save writes one, torch.save does not)"
+        )
+    return {"files": {"model.pt": path}}
+
+
+def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
+    """Return what runs a module."""
+    import torch  # type: ignore[import-not-found,unused-ignore]
+
+    if threads:
+        torch.set_num_threads(threads)
+    module = torch.jit.load(str(path), map_location="cpu").eval()
+    names = [spec["name"] for spec in manifest["outputs"]]
+
+    def run(feed: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
+        del wanted
+        with torch.inference_mode():
+            # A copy: the server's memory is read-only, which torch does not know.
+            tensors = module(*(torch.from_numpy(array.copy()) for array in feed.values()))
+        if not isinstance(tensors, dict):
+            listed = tensors if isinstance(tensors, tuple | list) else [tensors]
+            tensors = dict(zip(names, listed))  # noqa: B905
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+    return run
