@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from secrets import compare_digest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import numpy as np
@@ -14,11 +14,11 @@ from sonic_coffea._version import __version__
 from sonic_coffea.transport import DATATYPES, TYPED_CONTENTS, kserve_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections import Counter
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from sonic_coffea.server.in_process._grpc_server import KServeServer
     from sonic_coffea.server.in_process._model import KServeModel
 
 EXTENSIONS = ("model_configuration", "statistics", "model_repository")
@@ -39,10 +39,33 @@ class Received:
         return len(next(iter(self.inputs.values())))
 
 
+class Host(Protocol):
+    """The server on whose behalf a `Servicer` answers; its hooks are `KServeServer`'s."""
+
+    name: str
+    models: dict[str, KServeModel]
+    headers: dict[str, str]
+    extensions: tuple[str, ...]
+    typed_contents: bool
+    statistics: Counter[tuple[str, str]]
+
+    def serving(self, model: str, version: str, /) -> KServeModel | None:
+        """Return a model, if it is there in a version."""
+
+    def count(self, request: Received, /) -> None:
+        """Count a request that was answered."""
+
+    def enter(self, method: str, headers: Mapping[str, str], /) -> Callable[[Any], None] | None:
+        """Take notice of a call; return what refuses it, given gRPC's context."""
+
+    def receive(self, request: Received, /) -> Callable[[Any, Any], None] | None:
+        """Take notice of an inference request; return what is to be done to its answer."""
+
+
 class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """What the server answers."""
 
-    def __init__(self, server: KServeServer) -> None:
+    def __init__(self, server: Host) -> None:
         self._server = server
 
     def ServerLive(self, request: Any, context: Any) -> Any:
