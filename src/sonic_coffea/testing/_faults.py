@@ -13,14 +13,9 @@ Fault = Callable[[Any, Any], None]
 """Changes an answer, a ``ModelInferResponse``, or ends the request through gRPC's context."""
 
 
-def status(code: Any, details: str = "") -> Fault:
+def status(code: Any, details: str) -> Fault:
     """Return the fault that ends a request with a ``grpc.StatusCode`` and the server's words."""
-
-    def fault(answer: Any, context: Any) -> None:
-        del answer
-        context.abort(code, details or code.name.lower())
-
-    return fault
+    return lambda _, context: context.abort(code, details)
 
 
 class Wrong:

@@ -71,7 +71,7 @@ class FakeServer(KServeServer):
         self._open = threading.Event()
         self._open.set()
         self._unloaded: set[str] = set()
-        self._refused: dict[str, Callable[[Any], None]] = {}
+        self._refused: dict[str, Fault] = {}
 
     # What goes wrong.
 
@@ -102,7 +102,7 @@ class FakeServer(KServeServer):
         times, every : int
             As for `inject`.
         """
-        self.inject(status(code, details), times=times, every=every)
+        self.inject(status(code, details or code.name.lower()), times=times, every=every)
 
     def answer_wrongly(self, how: Callable[[Any], None], *, times: int = 1, every: int = 1) -> None:
         """Have answers be changed before they are sent.
@@ -124,11 +124,11 @@ class FakeServer(KServeServer):
         method : str
             One of KServe v2 or Triton's extensions.
         code : grpc.StatusCode
-            With what.
+            The status.
         details : str
             The server's words; none by default.
         """
-        self._refused[method] = lambda context: context.abort(code, details)
+        self._refused[method] = status(code, details)
 
     def accept(self, method: str) -> None:
         """Answer the calls of a method again."""
@@ -152,10 +152,11 @@ class FakeServer(KServeServer):
 
     # What the server asks.
 
-    def enter(self, method: str, headers: Mapping[str, str]) -> Callable[[Any], None] | None:
-        """Keep the call, and return how it is refused."""
+    def enter(self, method: str, headers: Mapping[str, str], context: Any) -> None:
+        """Keep the call, and end it if its method is refused."""
         self.calls.append((method, dict(headers)))
-        return self._refused.get(method)
+        if method in self._refused:
+            self._refused[method](None, context)
 
     def receive(self, request: Received) -> Fault | None:
         """Keep the request; wait while answers are held; return what goes wrong with it."""

@@ -130,13 +130,13 @@ class KServeServer:
             self.statistics[request.model, "requests"] += 1
             self.statistics[request.model, "rows"] += request.rows
 
-    # What a server for tests does more.
+    # Hooks of a server for tests.
 
-    def enter(self, method: str, headers: Mapping[str, str]) -> Callable[[Any], None] | None:
-        """Take notice of a call; return what refuses it, given gRPC's context."""
+    def enter(self, method: str, headers: Mapping[str, str], context: Any) -> None:
+        """Take notice of a call, which gRPC's context can end."""
 
     def receive(self, request: Received) -> Callable[[Any, Any], None] | None:
-        """Take notice of an inference request; return what is to be done to its answer."""
+        """Take notice of an inference request; return what happens to its answer and call."""
 
     def stopping(self) -> None:
-        """Let go of what holds requests back."""
+        """Let go of requests that are held back."""

@@ -55,8 +55,8 @@ class Host(Protocol):
     def count(self, request: Received, /) -> None:
         """Count a request that was answered."""
 
-    def enter(self, method: str, headers: Mapping[str, str], /) -> Callable[[Any], None] | None:
-        """Take notice of a call; return what refuses it, given gRPC's context."""
+    def enter(self, method: str, headers: Mapping[str, str], context: Any, /) -> None:
+        """Take notice of a call, which gRPC's context can end."""
 
     def receive(self, request: Received, /) -> Callable[[Any, Any], None] | None:
         """Take notice of an inference request; return what is to be done to its answer."""
@@ -148,21 +148,19 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         model = self._model(request.model_name, request.model_version, context)
         inputs = self._inputs(request, model, context)
         received = Received(request.model_name, request.model_version, request.id, inputs)
-        change = server.receive(received)
+        fault = server.receive(received)
         answer = self._answer(request, model, inputs, context)
-        if change is not None:
-            change(answer, context)
+        if fault is not None:
+            fault(answer, context)
         server.count(received)
         return _typed(answer) if server.typed_contents else answer
 
     def _enter(self, method: str, context: Any, extension: str | None = None) -> None:
         headers = {key: value for key, value in context.invocation_metadata()}  # noqa: C416
-        refuse = self._server.enter(method, headers)
+        self._server.enter(method, headers, context)
         demanded = self._server.headers.items()
         if not all(compare_digest(headers.get(name, ""), value) for name, value in demanded):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "a header is missing or wrong")
-        if refuse is not None:
-            refuse(context)
         if extension is not None and extension not in self._server.extensions:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not implemented")
 
