@@ -1,4 +1,4 @@
-"""Many workers and few servers in virtual time, with the limits and quotas that run for real."""
+"""Many workers and few servers on virtual time: each worker has the real core of a pool."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.dask._allocator import Allocator, Grant, ServedModel, Telemetry
-from sonic_coffea.pool import AdaptiveLimit, Quota, RttStatistics
+from sonic_coffea.errors import OverloadError
+from sonic_coffea.pool import ModelKey, Quota, Settings
+from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._core import PoolCore
+from sonic_coffea.pool._request import RequestSlice
+from sonic_coffea.transport import Contract, Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_MODEL = "model", None
-# A request that was refused is tried again after about so long.
-_BACKOFF_S = 1e-2
+    from sonic_coffea.pool._request import Attempt
+
+_MODEL = ModelKey("model", None)
+_RESPONSE = Response(outputs={}, version="1", sent_bytes=0, received_bytes=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,29 +101,27 @@ class Answered:
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
-    worker: _Worker
-    made_at: float
-    sent_at: float = 0.0
-    server: int = 0
-    in_flight: int = 0
+class _Call:
+    """What the core has to know of a call: that of a model without tensors."""
+
+    contract: Contract
+    key: ModelKey = _MODEL
+    over: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Server:
     accelerator: Accelerator
-    queue: deque[_Request] = field(default_factory=deque)
+    queue: deque[tuple[_Worker, Attempt]] = field(default_factory=deque)
     busy: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
     number: int
-    limits: list[AdaptiveLimit]
-    quotas: list[Quota | None]
-    rtts: list[RttStatistics]
-    in_flight: list[int]
-    queue: deque[_Request] = field(default_factory=deque)
+    core: PoolCore
+    call: _Call
+    resident: int = 0
     computing: bool = False
     wakes_at: float = math.inf
     gone: bool = False
@@ -145,7 +149,11 @@ class Simulation:
         self.answered: list[Answered] = []
         self.refused = 0
         self.now = 0.0
-        self._servers = [_Server(a) for a in servers]
+        self._servers = {f"grpc://server{n}:8001": _Server(a) for n, a in enumerate(servers)}
+        self._settings = Settings.make(list(self._servers))
+        self._contract = Contract(
+            model=_MODEL.name, version="1", inputs=(), outputs=(), max_rows=servers[0].max_rows
+        )
         self._workers: dict[int, _Worker] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -158,17 +166,20 @@ class Simulation:
     @property
     def capacity_rows_per_s(self) -> float:
         """Throughput of the saturated servers."""
-        return sum(s.accelerator.rows_per_s(self.work.rows) for s in self._servers)
+        return sum(s.accelerator.rows_per_s(self.work.rows) for s in self._servers.values())
 
     @property
     def in_flight(self) -> int:
         """Requests in flight."""
-        return sum(sum(w.in_flight) for w in self._workers.values())
+        return sum(len(x.in_flight) for w in self._workers.values() for x in w.core.endpoints)
 
     @property
     def limits(self) -> list[int]:
         """The workers' own limits, summed over the servers."""
-        return [sum(limit.value for limit in w.limits) for w in self._workers.values()]
+        return [
+            sum(x.in_flight.limit(_MODEL).value for x in w.core.endpoints)
+            for w in self._workers.values()
+        ]
 
     def join(self, number: int, at: float = 0.0, *, within_s: float = 0.0) -> None:
         """Have workers come, at a time or some time after."""
@@ -181,7 +192,8 @@ class Simulation:
 
     def change(self, server: int, accelerator: Accelerator, at: float) -> None:
         """Have a server become another."""
-        self.at(at, partial(setattr, self._servers[server], "accelerator", accelerator))
+        changed = list(self._servers.values())[server]
+        self.at(at, partial(setattr, changed, "accelerator", accelerator))
 
     def run(self, until: float) -> None:
         """Go on to a time."""
@@ -208,14 +220,8 @@ class Simulation:
         heapq.heappush(self._events, (when, next(self._order), happen))
 
     def _join(self) -> None:
-        count = len(self._servers)
-        worker = _Worker(
-            next(self._numbers),
-            limits=[AdaptiveLimit(256) for _ in range(count)],
-            quotas=[None] * count,
-            rtts=[RttStatistics() for _ in range(count)],
-            in_flight=[0] * count,
-        )
+        core = PoolCore(self._settings, random.Random(self._random.random()))
+        worker = _Worker(next(self._numbers), core, _Call(self._contract))
         self._workers[worker.number] = worker
         if self._allocator is not None:
             self._allocator.join(str(worker.number))
@@ -232,8 +238,7 @@ class Simulation:
 
     def _compute(self, worker: _Worker) -> None:
         """Have the CPU make the next request, unless too many chunks wait."""
-        resident = len(worker.queue) + sum(worker.in_flight)
-        if worker.computing or worker.gone or resident > self.work.max_suspended_chunks:
+        if worker.computing or worker.gone or worker.resident > self.work.max_suspended_chunks:
             return
         worker.computing = True
         spread = self._random.uniform(0.8, 1.2) if self.work.cpu_s else 1.0
@@ -241,53 +246,58 @@ class Simulation:
 
     def _made(self, worker: _Worker) -> None:
         worker.computing = False
-        worker.queue.append(_Request(worker, self.now))
-        self._send(worker)
+        worker.resident += 1
+        request = RequestSlice(worker.call, 0, self.work.rows, nbytes=1)
+        self._tell(worker, e.Submitted([request]))
         self._compute(worker)
 
-    def _room(self, worker: _Worker, server: int) -> int:
-        quota = worker.quotas[server]
-        leased = quota is not None and self.now < quota.expires_at
-        limit = quota if leased and quota is not None else worker.limits[server]
-        return limit.room(worker.in_flight[server], self.now)
-
-    def _send(self, worker: _Worker) -> None:
-        """Send what may leave, to the server with the fewest requests in flight."""
-        while worker.queue and not worker.gone:
-            able = [i for i in range(len(self._servers)) if self._room(worker, i) > 0]
-            if not able:
-                self._wake(worker)
-                return
-            server = min(able, key=lambda i: worker.in_flight[i])
-            request = worker.queue.popleft()
-            request.server, request.sent_at = server, self.now
-            worker.in_flight[server] += 1
-            request.in_flight = worker.in_flight[server]
-            quota = worker.quotas[server]
-            if quota is not None:
-                quota.sent(self.now)
-            self.at(self.now + self.work.network_s, partial(self._arrive, request))
+    def _tell(self, worker: _Worker, *events: e.Event) -> None:  # noqa: C901  a table
+        """Have a worker's core take events, and do what it says."""
+        if worker.gone:
+            return
+        while True:
+            follow: list[e.Event] = []
+            for instruction in worker.core.handle(self.now, *events):
+                match instruction:
+                    case e.Send(attempt):
+                        arrival = partial(self._arrive, worker, attempt)
+                        self.at(self.now + self.work.network_s, arrival)
+                    case e.Deliver(answered):
+                        self._delivered(worker, answered)
+                    case e.Validate(url, key):
+                        follow.append(e.Validated(url, key, self._contract))
+                    case e.Probe(url):
+                        follow.append(e.Probed(url, None))
+                    case e.Retry():
+                        self.refused += 1
+                    case e.Fail(_, error):
+                        raise error
+            if not follow:
+                break
+            events = tuple(follow)
+        self._wake(worker)
 
     def _wake(self, worker: _Worker) -> None:
-        """Look again when a quota lets the next request leave."""
-        quotas = [q for q in worker.quotas if q is not None]
-        turn = min((q.wakes_at(self.now) for q in quotas), default=math.inf)
-        if turn < worker.wakes_at:
-            worker.wakes_at = turn
+        """Have the core look again when it wants to."""
+        wakes_at = worker.core.wakes_at(self.now)
+        if wakes_at < worker.wakes_at:
+            worker.wakes_at = wakes_at
 
             def wake() -> None:
-                worker.wakes_at = math.inf
-                self._send(worker)
+                if worker.wakes_at == wakes_at:
+                    worker.wakes_at = math.inf
+                    self._tell(worker)
 
-            self.at(turn, wake)
+            self.at(max(wakes_at, self.now), wake)
 
-    def _arrive(self, request: _Request) -> None:
-        server = self._servers[request.server]
+    def _arrive(self, worker: _Worker, attempt: Attempt) -> None:
+        server = self._servers[attempt.url]
         max_queue = server.accelerator.max_queue
         if max_queue is not None and len(server.queue) >= max_queue:
-            self.at(self.now + self.work.network_s, partial(self._refuse, request))
+            refused = e.Failed(attempt, OverloadError("the queue is full"))
+            self.at(self.now + self.work.network_s, partial(self._tell, worker, refused))
             return
-        server.queue.append(request)
+        server.queue.append((worker, attempt))
         self._serve(server)
 
     def _serve(self, server: _Server) -> None:
@@ -300,67 +310,55 @@ class Simulation:
             took_s = accelerator.service_s(rows * number) * longer
             self.at(self.now + took_s, partial(self._served, server, batch))
 
-    def _served(self, server: _Server, batch: list[_Request]) -> None:
+    def _served(self, server: _Server, batch: list[tuple[_Worker, Attempt]]) -> None:
         server.busy -= 1
-        for request in batch:
-            self.at(self.now + self.work.network_s, partial(self._answer, request))
+        at = self.now + self.work.network_s
+        for worker, attempt in batch:
+            sent_at = attempt.begun_at
+            answered = e.Answered(attempt, _RESPONSE, sent_at, sent_at, at)
+            self.at(at, partial(self._tell, worker, answered))
         self._serve(server)
 
-    def _answer(self, request: _Request) -> None:
-        worker, server = request.worker, request.server
-        worker.in_flight[server] -= 1
-        if worker.gone:
-            return
-        rtt_s, rows = self.now - request.sent_at, self.work.rows
-        full = self._servers[server].accelerator.max_rows / rows
-        worker.limits[server].answered(rtt_s, rows, request.in_flight, self.now, full)
-        worker.rtts[server].answered(rtt_s, rows, full)
+    def _delivered(self, worker: _Worker, answered: e.Answered) -> None:
+        worker.resident -= 1
+        request = answered.attempt.slice
         self.answered.append(
-            Answered(worker.number, request.made_at, request.sent_at, self.now, rows)
+            Answered(worker.number, request.queued_at, answered.sent_at, self.now, self.work.rows)
         )
-        self._send(worker)
         self._compute(worker)
-
-    def _refuse(self, request: _Request) -> None:
-        worker, server = request.worker, request.server
-        worker.in_flight[server] -= 1
-        worker.limits[server].refused(self.now)
-        worker.rtts[server].refused += 1
-        worker.queue.appendleft(request)
-        self.refused += 1
-        backoff_s = self._random.uniform(0.5, 1.5) * _BACKOFF_S
-        self.at(self.now + backoff_s, partial(self._send, worker))
 
     # What passes between workers and scheduler.
 
     def _report(self, worker: _Worker) -> None:
         if self._allocator is None or worker.gone:
             return
+        waiting = worker.core.waiting().get(_MODEL, 0)
         telemetry = {
-            (str(i), _MODEL): Telemetry(worker.in_flight[i], len(worker.queue), rtt)
-            for i, rtt in enumerate(worker.rtts)
+            (report.url, key): Telemetry(in_flight, waiting, rtt)
+            for report in worker.core.report()
+            for key, (in_flight, rtt) in report.models.items()
         }
-        worker.rtts = [RttStatistics() for _ in worker.rtts]
         self._allocator.report(str(worker.number), telemetry, {}, self.now)
         self.at(self.now + self._allocator.round_s, partial(self._report, worker))
 
     def _end_round(self) -> None:
         if self._allocator is None:
             return
-        expires_at = self.now + self._allocator.lease_s
+        lease_s = self._allocator.lease_s
         for name, grants in self._allocator.allocate(self.now).items():
             worker = self._workers.get(int(name))
             if worker is not None:
-                self._set_quotas(worker, grants, expires_at)
+                self._set_quotas(worker, grants, lease_s)
         self.at(self.now + self._allocator.round_s, self._end_round)
 
     def _set_quotas(
-        self, worker: _Worker, grants: dict[ServedModel, Grant], expires_at: float
+        self, worker: _Worker, grants: dict[ServedModel, Grant], lease_s: float
     ) -> None:
-        for (server, _), (max_in_flight, interval_s, delay_s) in grants.items():
-            quota = Quota(max_in_flight, interval_s, self.now + delay_s, expires_at)
-            worker.quotas[int(server)] = quota.after(worker.quotas[int(server)])
-        self._send(worker)
+        quotas = {
+            served: Quota(max_in_flight, interval_s, self.now + delay_s, self.now + lease_s)
+            for served, (max_in_flight, interval_s, delay_s) in grants.items()
+        }
+        self._tell(worker, e.QuotasReceived(quotas, [], lease_s))
 
 
 def fairness(rows: Sequence[float]) -> float:
