@@ -140,12 +140,14 @@ def bind_columns(
     first, order = splits[0], None
     converted = [_is_converted(leaf, f) for leaf, f in zip(leaves, named, strict=True)]
     alike = all(one is first or np.array_equal(one.starts, first.starts) for one in splits)
-    used = int(first.stops.max(initial=0))
     indexes: list[Int64 | None] = [None] * len(splits)
     if (
         not alike
         or ((sort_by or any(converted)) and not first.dense)
-        or any(c and leaf.length > used for c, leaf in zip(converted, leaves, strict=True))
+        or any(
+            is_converted and leaf.length > first.stops.max(initial=0)
+            for leaf, is_converted in zip(leaves, converted, strict=True)
+        )
     ):
         indexes = _positions(splits)
         offsets = first.offsets
