@@ -10,7 +10,7 @@ from awkward.contents import NumpyArray
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._fields import FUNCTIONS, Feature, Source
+from sonic_coffea.layouts._fields import FUNCTIONS, Column, Feature, Source
 from sonic_coffea.layouts._range import check_range, misfit
 from sonic_coffea.layouts._rows import Int64, RowSelection, Split, read, split
 
@@ -23,15 +23,6 @@ Tensor = NDArray[Any]
 
 _AS_THEY_ARE = frozenset(map(np.dtype, "bBhHiIlLqQfd"))
 """Types that kernels read."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Column:
-    """The numbers of one field: ``values``, read through ``index`` if there is one."""
-
-    feature: Feature
-    values: NDArray[Any]
-    index: Int64 | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

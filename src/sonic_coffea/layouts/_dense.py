@@ -12,7 +12,8 @@ import numpy as np
 from awkward.contents import Content, NumpyArray
 
 from sonic_coffea.errors import ConfigError, InputError
-from sonic_coffea.layouts._columns import Column, Columns, grouped, not_numbers, readable
+from sonic_coffea.layouts._columns import Columns, grouped, not_numbers, readable
+from sonic_coffea.layouts._fields import Column
 from sonic_coffea.layouts._layout import (
     Bound,
     DType,

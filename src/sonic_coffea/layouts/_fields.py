@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from awkward.contents import Content
+    from numpy.typing import NDArray
+
+    from sonic_coffea.layouts._rows import Int64
 
 FUNCTIONS = ("log", "log1p", "sqrt", "abs", "exp", "tanh", "sin", "cos")
 """Element-wise functions that a feature may name."""
@@ -79,6 +82,15 @@ class Feature:
             if getattr(self, f.name) != f.default
         ]
         return f"Feature({', '.join([repr(self.name), *changed])})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """The numbers of one field: ``values``, read through ``index`` if there is one."""
+
+    feature: Feature
+    values: NDArray[Any]
+    index: Int64 | None
 
 
 def as_features(named: Any, layout: str) -> tuple[Feature, ...]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sonic_coffea.layouts._columns import Column
+    from sonic_coffea.layouts._fields import Column
     from sonic_coffea.layouts._rows import Int64, Rows, Split
 
 HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
