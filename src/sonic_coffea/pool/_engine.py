@@ -347,8 +347,9 @@ class Engine:
             case e.StartFallback():
                 self._start_fallback()
             case e.Close(url):
-                sender = self._senders.pop(url)
-                _apart("sonic-close", sender.close, lambda _: None)
+                # There is none before the pool is used.
+                if (sender := self._senders.pop(url, None)) is not None:
+                    _apart("sonic-close", sender.close, lambda _: None)
 
     def _send(self, attempt: Attempt) -> None:
         transmission = Transmission(attempt, f"{self._name}-{next(self._numbers)}")

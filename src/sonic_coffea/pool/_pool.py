@@ -145,6 +145,10 @@ class Pool:
             pairs = zip(asked, answers, strict=True)
             return {(url, key): answer for (url, _, key), answer in pairs if answer is not None}
 
+    def connections(self) -> list[Connection]:
+        """Return a connection to each server that is in use."""
+        return [connection for _, connection, _ in self._engine.served()]
+
     def set_quotas(
         self,
         quotas: Mapping[tuple[str, ModelKey], Quota],
