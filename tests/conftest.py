@@ -1,7 +1,11 @@
-"""A real Triton with small models whose answers are easy to know."""
+"""A real Triton with small models whose answers are easy to know.
+
+Property tests try 40 examples; with ``HYPOTHESIS_PROFILE=long`` in the environment, 2,000.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -29,11 +33,15 @@ collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]
 STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
 
 
-# How long an example takes is the machine's affair.
-settings.register_profile(
-    "sonic", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("sonic")
+for profile, max_examples in {"quick": 40, "long": 2000}.items():
+    settings.register_profile(
+        profile,
+        max_examples=max_examples,
+        # How long an example takes is the machine's affair.
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_configure() -> None:

@@ -1,25 +1,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.resources import files
 
 import pytest
+from tests.commands import run
 
 TAGGER = str(files("sonic_coffea") / "demo" / "data" / "toptagger.onnx")
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sonic_coffea", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "COLUMNS": "200"},
-    )
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
 
 
 def test_build_add_show(tmp_path):

@@ -164,7 +164,7 @@ def simulate(workers: int, work: Work, *, until: float, warm: float, **options: 
 
 @pytest.mark.parametrize(
     ("workers", "rows", "until"),
-    [(1, 1024, 20), (5, 1024, 20), (16, 100, 20), (100, 1024, 40), (1000, 1024, 100)],
+    [(1, 1024, 20), (5, 1024, 20), (16, 100, 8), (100, 1024, 30), (400, 1024, 60)],
 )
 def test_a_server_is_saturated_and_shared_evenly(workers: int, rows: int, until: float) -> None:
     simulation, throughput, evenness = simulate(
@@ -178,28 +178,28 @@ def test_a_server_is_saturated_and_shared_evenly(workers: int, rows: int, until:
 
 def test_without_a_scheduler_a_thousand_workers_queue() -> None:
     """What the quotas are for."""
-    simulation, throughput, _ = simulate(1000, Work(rows=1024), until=20, warm=10, quotas=False)
+    simulation, throughput, _ = simulate(1000, Work(rows=1024), until=10, warm=5, quotas=False)
     assert throughput > 0.9
     assert simulation.in_flight > 1000
 
 
 def test_unequal_servers() -> None:
     servers = [Accelerator(), Accelerator(instances=2)]
-    _, throughput, evenness = simulate(20, Work(), until=40, warm=20, servers=servers)
+    _, throughput, evenness = simulate(20, Work(), until=16, warm=8, servers=servers)
     assert throughput > 0.9
     assert evenness > 0.95
 
 
 def test_workers_that_come_and_go() -> None:
     simulation = Simulation([Accelerator()], Work(rows=1024))
-    simulation.join(100, within_s=1.0)
-    simulation.join(100, at=30.0, within_s=0.1)
-    simulation.leave(100, at=60.0)
-    simulation.run(90.0)
+    simulation.join(50, within_s=1.0)
+    simulation.join(50, at=15.0, within_s=0.1)
+    simulation.leave(50, at=30.0)
+    simulation.run(45.0)
 
     # Within five seconds of each change, all is as before.
-    for change in (0.0, 30.0, 60.0):
-        assert simulation.throughput(change + 5, change + 30) > 0.9
+    for change in (0.0, 15.0, 30.0):
+        assert simulation.throughput(change + 5, change + 15) > 0.9
     assert simulation.in_flight < 20
 
 

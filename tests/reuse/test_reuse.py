@@ -13,7 +13,7 @@ import awkward as ak
 import grpc
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.waiting import until
 
@@ -88,12 +88,16 @@ def test_rows_that_are_the_same_are_sent_once(server: FakeServer, pool: Pool) ->
 
 
 @given(st.lists(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=4), max_size=8))
+@example([[[1, 2], [1, 2, 0]], [], [[1, 2]]])
 def test_the_same_scores_as_without(shared: Any, numbers: Any) -> None:
     """In every output, also where rows are of several lengths and some are truncated."""
     array = objects(ak.Array([[[0]], *numbers])[1:])
     one = PADDED(array, pool=shared)
-    other = PADDED(array, pool=shared, deduplicate=True)
+    pending = PADDED.submit(array, pool=shared, deduplicate=True)
+    other = pending.result()
     assert one.tolist() == other.tolist()
+    rows = [tuple(row[:4]) for event in numbers for row in event]
+    assert pending.statistics.deduplicated == len(rows) - len(set(rows))
     assert one.type == other.type
 
 

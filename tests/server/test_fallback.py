@@ -16,13 +16,18 @@ def state(tmp_path, monkeypatch):
     return tmp_path / "state"
 
 
-def test_machines_with_the_same_home_do_not_wait_for_each_other(monkeypatch):
+def test_machines_with_the_same_home_do_not_wait_for_each_other(monkeypatch, caplog):
+    def waits(machine):
+        monkeypatch.setattr(local_state, "machine", lambda: machine)
+        with fallback._alone_on_machine("/models"):
+            # No time to wait is an error, which is told as any.
+            return "cannot lock" in caplog.text
+
     monkeypatch.setattr(local_state, "machine", lambda: "this")
     with fallback._alone_on_machine("/models"):
-        monkeypatch.setattr(local_state, "machine", lambda: "other")
         monkeypatch.setattr(fallback.filelock.FileLock, "__enter__", lambda lock: lock.acquire(0))
-        with fallback._alone_on_machine("/models"):
-            pass
+        assert not waits("other")
+        assert waits("this")
 
 
 def test_where_files_cannot_be_locked(monkeypatch, caplog):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,7 @@ import awkward as ak
 import grpc
 import numpy as np
 import pytest
+from tests.commands import run
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -49,16 +48,6 @@ def saturated(server: FakeServer) -> FakeServer:
     return server
 
 
-def command(*arguments: str) -> Any:
-    return subprocess.run(
-        [sys.executable, "-m", "sonic_coffea", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
 def test_inference_goes_on_while_the_index_is_refused(saturated: FakeServer) -> None:
     with Pool(Settings.make(saturated.url)) as pool:
         assert MODEL(objects(40), pool=pool).twice.tolist() == [2.0 * n for n in range(40)]
@@ -79,10 +68,10 @@ def test_what_a_refused_index_means_is_said(saturated: FakeServer) -> None:
     with pytest.raises(errors.OverloadError, match=r"no new clients .* SuperSONIC .* saturated"):
         connection.models()
     connection.close()
-    said = command("models", saturated.url)
+    said = run("models", saturated.url)
     assert said.returncode == 1
     assert "admits no new clients at the moment" in said.stderr.replace("\n", " ")
-    checked = command("check", saturated.url, "m", "--json")
+    checked = run("check", saturated.url, "m", "--json")
     assert checked.returncode == 0
     assert all(step["ok"] for step in json.loads(checked.stdout)["steps"])
 
@@ -133,8 +122,8 @@ def test_few_connections_that_last(server: FakeServer, channels: int) -> None:
     """However many calls, threads and pools' looks at the server there are."""
     listener = Listener(int(server.url.rpartition(":")[2]), most=channels)
     with Pool(Settings.make(listener.url, channels=channels)) as pool:
-        for _ in range(5):
-            pendings = [MODEL.submit(objects(40), pool=pool) for _ in range(20)]
+        for _ in range(3):
+            pendings = [MODEL.submit(objects(40), pool=pool) for _ in range(10)]
             for pending in pendings:
                 assert len(pending.result(timeout_s=60)) == 40
     assert (listener.accepted, listener.refused) == (channels, 0)
@@ -173,7 +162,7 @@ def test_routes_that_are_cut_slow_the_sender_down(server: FakeServer, code: Any)
 def test_a_request_that_is_always_cut(server: FakeServer) -> None:
     server.fail(grpc.StatusCode.UNAVAILABLE, CUT, times=1000)
     with (
-        Pool(Settings.make(server.url, request_timeout_s=3.0)) as pool,
+        Pool(Settings.make(server.url, request_timeout_s=1.0)) as pool,
         pytest.raises(errors.OverloadError, match=r"upstream request timeout; .*max_request_bytes"),
     ):
         MODEL(objects(4), pool=pool)

@@ -155,12 +155,12 @@ def test_files_that_are_no_curve(tmp_path: Path, text: str) -> None:
 
 def test_the_commands(server: KServeServer, tmp_path: Path) -> None:
     file = str(tmp_path / "curve.json")
-    said = run("bench", server.url, "m", "--seconds", "0.05", "--output", file).stdout
+    said = run("bench", server.url, "m", "--seconds", "0.01", "--output", file).stdout
     assert "saturated by" in said
     found = json.loads(run("plan", file, *OPTIONS, "--json").stdout)
     assert found["servers"] >= 500 * 3 / 0.01 / Curve.load(file).rows_per_s
     drawn = [str(tmp_path / name) for name in ("curve.svg", "plan.svg")]
-    as_json = ["--seconds", "0.05", "--json", "--plot", drawn[0]]
+    as_json = ["--seconds", "0.01", "--json", "--plot", drawn[0]]
     assert json.loads(run("bench", server.url, "m", *as_json).stdout)["model"] == "m"
     run("plan", file, *OPTIONS, "--plot", drawn[1])
     for name, shown in zip(drawn, ("rows of a request", "capacity of the network"), strict=True):

@@ -86,17 +86,15 @@ class PoolCore:
     def wakes_at(self, now: float) -> float:
         """Return when time alone changes something; infinity if only an event does."""
         times = [d.wakes_at for d in self._discoveries.values()]
+        times += [x.liveness.due_at(len(x.in_flight)) for x in self.endpoints]
         waiting = [key for key, queue in self._queues.items() if queue]
-        for endpoint in self.endpoints:
-            times.append(endpoint.liveness.due_at(len(endpoint.in_flight)))
-            if waiting:
-                times.append(endpoint.in_flight.wakes_at(now))
-                # What is due already, and does not leave, waits for a response.
-                times += [at for at in [endpoint.breaker.retry_at] if at > now]
-            if self._settings.retry.hedge_after_s is not None:
-                hedges = (self._hedged_at(attempt) for attempt in endpoint.in_flight.attempts)
-                times += [at for at in hedges if at > now]
-        due = (self._fallback.due_at(key, now) for key in waiting)
+        # What is due already, and does not leave, waits for a response.
+        due = [self._fallback.due_at(key, now) for key in waiting]
+        if waiting:
+            times += [x.in_flight.wakes_at(now) for x in self.endpoints]
+            due += [x.breaker.retry_at for x in self.endpoints]
+        if self._settings.retry.hedge_after_s is not None:
+            due += [self._hedged_at(attempt) for attempt in self._attempts()]
         times += [at for at in due if at > now]
         return min(times, default=math.inf)
 
@@ -295,7 +293,10 @@ class PoolCore:
 
     def _next(self, now: float) -> Attempt | None:
         """Take the next slice that may be sent now, for an endpoint that has room for it."""
-        for key, queue in sorted(self._queues.items(), key=lambda item: item[1][:1]):
+        queues = [item for item in self._queues.items() if item[1]]
+        if len(queues) > 1:
+            queues.sort(key=lambda item: item[1][0])
+        for key, queue in queues:
             while queue and queue[0][1].call.over:
                 heapq.heappop(queue)
             if not queue:

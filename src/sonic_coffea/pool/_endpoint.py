@@ -217,13 +217,16 @@ class EndpointRegistry:
         """Return the endpoint that is to get a slice, if one has room for it."""
         key = request.key
         usable = [e for e in self if e.usable(key, now) and e.url not in but]
-        first = min((e.priority for e in usable), default=0)
+        if not usable:
+            return None
+        first = min([e.priority for e in usable])
         able = [e for e in usable if e.priority == first and e.room(key, now) > 0]
+        if len(able) <= 1:
+            return able[0] if able else None
         # The one that has just lost these rows is the last to get them again.
         return min(
             able,
             key=lambda e: (e.url == request.last_url, e.in_flight.load(key), e.in_flight.taken),
-            default=None,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -79,7 +79,7 @@ class InFlight:
         self._by_model: Counter[ModelKey] = Counter()
         self._limits: dict[ModelKey, AdaptiveLimit] = {}
         self._quotas: dict[ModelKey, Quota] = {}
-        self._rtt: dict[ModelKey, RttStatistics] = {}
+        self._rtt: defaultdict[ModelKey, RttStatistics] = defaultdict(RttStatistics)
         self._answered_from = 0.0
         self.attempts: dict[Attempt, None] = {}
         self.taken = 0
@@ -106,7 +106,7 @@ class InFlight:
     def begin(self, request: RequestSlice, url: str, now: float) -> Attempt:
         """Take a slice."""
         key = request.key
-        channel = min(range(len(self._by_channel)), key=self._by_channel.__getitem__)
+        channel = self._by_channel.index(min(self._by_channel))
         self._by_channel[channel] += 1
         self._by_model[key] += 1
         self.taken += 1
@@ -128,12 +128,12 @@ class InFlight:
         key, rows = attempt.key, attempt.slice.rows
         full = (attempt.slice.call.contract.max_rows or rows) / rows
         self.limit(key).answered(rtt_s, rows, attempt.in_flight, now, full)
-        self._rtt.setdefault(key, RttStatistics()).answered(rtt_s, rows, full)
+        self._rtt[key].answered(rtt_s, rows, full)
 
     def refused(self, key: ModelKey, now: float) -> None:
         """Learn from a refusal for lack of capacity."""
         self.limit(key).refused(now)
-        self._rtt.setdefault(key, RttStatistics()).refused += 1
+        self._rtt[key].refused += 1
 
     def overtaken(self, attempt: Attempt) -> bool:
         """Whether a request that was sent later has been answered."""
@@ -145,7 +145,9 @@ class InFlight:
 
     def wakes_at(self, now: float) -> float:
         """Return when a quota lets the next request leave, or expires."""
-        return min((quota.wakes_at(now) for quota in self._quotas.values()), default=math.inf)
+        if not self._quotas:
+            return math.inf
+        return min(quota.wakes_at(now) for quota in self._quotas.values())
 
     def forget_limits(self) -> None:
         """Start slowly again: another server may answer at the same URL."""
@@ -153,11 +155,8 @@ class InFlight:
 
     def report(self) -> dict[ModelKey, tuple[int, RttStatistics]]:
         """Return what is in flight and the RTT statistics, by model, and begin anew."""
-        models = {
-            key: (number, self._rtt.get(key) or RttStatistics())
-            for key, number in self._by_model.items()
-        }
-        self._rtt = {}
+        models = {key: (number, self._rtt[key]) for key, number in self._by_model.items()}
+        self._rtt.clear()
         return models
 
     def _quota(self, key: ModelKey, now: float) -> Quota | None:
