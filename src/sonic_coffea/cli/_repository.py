@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server import ModelVersion
 
-__all__ = ["repository_app"]
-
 repository_app = typer.Typer(no_args_is_help=True, help="Model repositories for Triton.")
 
 Root = Annotated[Path, typer.Argument(metavar="PATH", help="The model repository.")]

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import awkward as ak
 import numpy as np
@@ -254,10 +254,8 @@ class Model:
             If `timeout_s` was not enough for all of it, from the question what the model is.
         """
         deadline = Deadline.after(timeout_s)
-        pending = self._send(
-            objects, pool, on_error, version, deduplicate=deduplicate, deadline=deadline
-        )
-        return pending.result_by(deadline)
+        how = _How(pool, on_error, version, deduplicate, deadline)
+        return self._send(objects, how).result_by(deadline)
 
     def submit(
         self,
@@ -302,20 +300,12 @@ class Model:
         ContractError
             If the server's model is another one.
         """
-        return self._send(objects, pool, on_error, version, deduplicate=deduplicate)
+        return self._send(objects, _How(pool, on_error, version, deduplicate))
 
-    def _send(
-        self,
-        objects: Any,
-        pool: Pool | None,
-        on_error: str,
-        version: Any,
-        *,
-        deduplicate: bool,
-        deadline: Deadline = NEVER,
-    ) -> Pending:
-        if on_error not in ON_ERROR:
-            raise ConfigError(f"no on_error {on_error!r}; {nearest(on_error, ON_ERROR)}")
+    def _send(self, objects: Any, how: _How) -> Pending:
+        version = how.version
+        if how.on_error not in ON_ERROR:
+            raise ConfigError(f"no on_error {how.on_error!r}; {nearest(how.on_error, ON_ERROR)}")
         if version is not None and self.version is not None:
             raise ConfigError(
                 f"model {self.name!r} is declared with version {self.version}; leave that out"
@@ -323,60 +313,40 @@ class Model:
         if isinstance(objects, Variations):
             if objects.deferred:
                 # How many events each has is not known, so that they cannot be sent together.
-                each = {
-                    name: self._send(one, pool, on_error, version, deduplicate=deduplicate).result()
-                    for name, one in objects.items()
-                }
+                each = {name: self._send(one, how).result() for name, one in objects.items()}
                 return Deferred(self, each)
             together, lengths = objects.together()
             if not _is_one(version):
                 version = _repeated(version, lengths)
-            pending = self._send(
-                together, pool, on_error, version, deduplicate=True, deadline=deadline
-            )
-            return Varied(pending, lengths)
+            once = how._replace(version=version, deduplicate=True)
+            return Varied(self._send(together, once), lengths)
         if is_lazy(objects):
             if not _is_one(version):
                 raise ConfigError("lazy arrays are scored by one version; compute them first")
-            return self._lazy(objects, pool, on_error, version, deduplicate=deduplicate)
+            return self._lazy(objects, how)
         if is_tracer(objects):
             if not _is_one(version):
                 ak.typetracer.touch_data(version)
             return Deferred(self, trace(self.inputs, self.outputs, objects))
         with failures_told():
-            return self._submit(
-                objects,
-                pool,
-                mask=on_error == "mask",
-                version=version,
-                deduplicate=deduplicate,
-                deadline=deadline,
-            )
+            return self._submit(objects, how)
 
-    def _submit(
-        self,
-        objects: Any,
-        pool: Pool | None,
-        *,
-        mask: bool,
-        version: Any,
-        deduplicate: bool,
-        deadline: Deadline,
-    ) -> Pending:
+    def _submit(self, objects: Any, how: _How) -> Pending:
         inputs = bind_inputs(self.inputs, objects)
         outputs = {name: o.assemble(name, inputs) for name, o in self.outputs.items()}
         pending = Pending(self, inputs.rows, outputs)
         if len(inputs) == 0:
             return pending
         inputs.load()
-        pool, lock = current() if pool is None else pool, threading.Lock()
+        pool, lock = current() if how.pool is None else how.pool, threading.Lock()
+        mask = how.on_error == "mask"
         try:
-            for one, some in self._by_version(inputs, version):
-                contract = self._contract(pool, one, some, mask=mask, deadline=deadline)
+            for one, some in self._by_version(inputs, how.version):
+                contract = self._contract(pool, one, some, mask=mask, deadline=how.deadline)
                 if contract is None:
                     pending.lose(some.selection(0, len(some)), len(some))
                     continue
-                reused = self._reused(pool.settings, contract, deduplicate=deduplicate)
+                reused = self._reused(pool.settings, contract, deduplicate=how.deduplicate)
                 part = Part(
                     contract,
                     some,
@@ -444,29 +414,32 @@ class Model:
         for one in np.unique(by_row):
             yield str(one), inputs.only(np.flatnonzero(by_row == one))
 
-    def _lazy(
-        self,
-        objects: Any,
-        pool: Pool | None,
-        on_error: str,
-        version: int | str | None,
-        *,
-        deduplicate: bool,
-    ) -> Pending:
-        if pool is not None:
+    def _lazy(self, objects: Any, how: _How) -> Pending:
+        if how.pool is not None:
             raise ConfigError(
                 "a lazy array is scored by the pools of the processes that compute it; name the "
                 "servers with sonic.connect, and leave pool= out"
             )
         label = f"sonic-{self.name}"
-        token = f"{self.config_hash}-{on_error}-{version}-{deduplicate}"
-        score = partial(self, on_error=on_error, version=version, deduplicate=deduplicate)
+        options = {name: getattr(how, name) for name in ("on_error", "version", "deduplicate")}
+        token = "-".join(map(str, [self.config_hash, *options.values()]))
+        score = partial(self, **options)
         return Deferred(self, over_partitions(score, objects, label=label, token=token))
 
     def _asked(self) -> list[str]:
         """Return the outputs that a request asks for: those declared, and their offsets."""
         asked = [*self.outputs, *(o.splits for o in self.outputs.values() if o.splits)]
         return list(dict.fromkeys(asked))
+
+
+class _How(NamedTuple):
+    """The options of `Model.submit`."""
+
+    pool: Pool | None
+    on_error: str
+    version: Any
+    deduplicate: bool
+    deadline: Deadline = NEVER
 
 
 @cache

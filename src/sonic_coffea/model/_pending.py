@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
 from awkward.contents import RecordArray
@@ -18,14 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import awkward as ak
+    from rich.console import RenderableType
 
     from sonic_coffea.layouts import Assembly, Rows
     from sonic_coffea.pool import Call
     from sonic_coffea.reuse import Part
 
-__all__ = ["Deferred", "Pending", "Varied"]
-
-_LOOK_S = 0.2
 # After Ctrl-C, so that the same call again finds what is kept.
 _KEPT_WITHIN_S = 1.0
 
@@ -59,7 +58,7 @@ class Pending:
         s, total = self.statistics, self.statistics.total()
         rows = [
             ("rows", f"{len(self._rows):,}"),
-            ("scored", f"{self._scored:,}, {self._scored / max(s.objects, 1):.0%}"),
+            ("scored", f"{s.scored:,}, {s.scored / max(s.objects, 1):.0%}"),
             ("state", self._state),
             ("requests", f"{total.requests:,}, {total.retries:,} sent again"),
         ]
@@ -81,11 +80,6 @@ class Pending:
         if not self.done():
             return "on its way"
         return "failed" if any(part.call.failure for part in self.parts) else "done"
-
-    @property
-    def _scored(self) -> int:
-        """How many rows have their scores, by whatever way."""
-        return self.statistics.scored
 
     def lose(self, wanted: Any, rows: int) -> None:
         """Give up rows before they are sent."""
@@ -167,8 +161,8 @@ class Pending:
         what = "what is in the cache is not sent again" if cached else "a cache would keep them"
         if hasattr(interrupt, "add_note"):  # Python 3.11
             interrupt.add_note(
-                f"{self._scored:,} of {len(self._rows):,} rows of {self._model.name} were scored; "
-                + what
+                f"{self.statistics.scored:,} of {len(self._rows):,} rows of {self._model.name} "
+                f"were scored; {what}"
             )
 
     def _keep(self, wait_s: float) -> None:
@@ -189,42 +183,30 @@ class Pending:
         if not show:
             yield
             return
-        from rich import get_console
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich import get_console, progress
 
-        over, console = threading.Event(), get_console()
+        pending = self
+
+        class Bar(progress.Progress):
+            def get_renderables(self) -> Iterator[RenderableType]:
+                for task in self.task_ids:
+                    self.update(task, completed=pending.statistics.scored)
+                yield from super().get_renderables()
+
         columns = (
             "{task.description}",
-            BarColumn(),
+            progress.BarColumn(),
             "{task.completed:,.0f} of {task.total:,.0f} rows",
-            TimeElapsedColumn(),
+            progress.TimeElapsedColumn(),
             "<",
-            TimeRemainingColumn(),
+            progress.TimeRemainingColumn(),
         )
+        console = get_console()
         # In a notebook, a bar that goes away would leave a gap below its cell.
-        with Progress(*columns, console=console, transient=not console.is_jupyter) as bar:
-            task = bar.add_task(self._model.name, total=len(self._rows))
-
-            def look() -> None:
-                bar.update(task, completed=self._scored)
-
-            def watch() -> None:
-                while not over.wait(_LOOK_S):
-                    look()
-
-            watcher = threading.Thread(target=watch, name="sonic-progress", daemon=True)
-            watcher.start()
-            try:
-                yield
-            finally:
-                over.set()
-                watcher.join()
-                look()
+        transient = not console.is_jupyter
+        with Bar(*columns, console=console, transient=transient, refresh_per_second=5) as bar:
+            bar.add_task(self._model.name, total=len(self._rows))
+            yield
 
     def _wait(self, call: Call, deadline: Deadline) -> None:
         if call.wait(deadline.left_s):
@@ -243,35 +225,16 @@ class Varied(Pending):
     """Scores of variations, which travel together."""
 
     def __init__(self, pending: Pending, lengths: Mapping[str, int]) -> None:
-        self._pending = pending
+        # In its place.
+        vars(self).update(vars(pending))
         self._lengths = lengths
 
     def __repr__(self) -> str:
-        return f"<Varied {', '.join(self._lengths)}: {self._pending!r}>"
-
-    @property
-    def statistics(self) -> Statistics:
-        """What happened to the requests so far."""
-        return self._pending.statistics
-
-    def done(self) -> bool:
-        """Whether `result` would return, or raise, without waiting."""
-        return self._pending.done()
-
-    def cancel(self) -> None:
-        """Abandon what is not answered yet, here and on the servers."""
-        self._pending.cancel()
-
-    def provenance(self) -> dict[str, Any]:
-        """Return what produced the scores."""
-        return self._pending.provenance()
-
-    def _repr_html_(self) -> str:
-        return self._pending._repr_html_()
+        return f"<Varied {', '.join(self._lengths)}: {super().__repr__()}>"
 
     def result_by(self, deadline: Deadline, *, progress: bool = False) -> dict[str, ak.Array]:
         """Return the scores of each variation; see `Pending.result`."""
-        together = self._pending.result_by(deadline, progress=progress)
+        together = super().result_by(deadline, progress=progress)
         found, start = {}, 0
         for name, length in self._lengths.items():
             found[name] = together[start : start + length]
@@ -296,7 +259,7 @@ class Deferred(Pending):
         return f"<Deferred {self._model.name}: {self._scores!r}>"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{tables.escape(repr(self))}</pre>"
+        return f"<pre>{escape(repr(self))}</pre>"
 
     def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
         """Return the array without data; nothing is waited for."""

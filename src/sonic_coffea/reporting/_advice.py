@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from sonic_coffea.reporting._tally import Statistics, Tally
     from sonic_coffea.transport import ModelStatistics
 
-__all__ = ["advise"]
-
 # From where on something is worth a word.
 _MUCH_PADDING = 0.5
 _MUCH_TRUNCATED = 0.05

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["escape", "notes_below", "table"]
-
 _CELL = "padding:2px 10px;vertical-align:top;white-space:pre-wrap"
 _LEFT = f'style="text-align:left;{_CELL}"'
 _RIGHT = f'style="text-align:right;{_CELL}"'

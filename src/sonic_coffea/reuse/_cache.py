@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ScoreCache"]
-
 logger = logging.getLogger(__name__)
 
 # What sets a file of this package apart from other databases, and its form.

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.layouts import Inputs, Int64
 
-__all__ = ["Duplicates", "keys_of"]
-
 _BLOCK = 4096
 
 

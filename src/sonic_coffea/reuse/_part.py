@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Answer = Mapping[str, NDArray[Any]]
 
-__all__ = ["Part", "Reuse", "Sink"]
-
 
 @dataclass(frozen=True, slots=True)
 class Reuse:

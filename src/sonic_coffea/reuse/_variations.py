@@ -12,8 +12,6 @@ from sonic_coffea.layouts import is_lazy, is_tracer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Variations"]
-
 
 class Variations(dict[str, Any]):
     """The same objects under systematic variations, to be scored in one call.

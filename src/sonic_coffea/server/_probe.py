@@ -11,8 +11,6 @@ from sonic_coffea.transport import ConnectionOptions, ModelEntry, Timeouts, conn
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ServerMetadata", "fetch_metadata", "is_ready"]
-
 _OPTIONS = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0))
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Fault", "FaultPlan", "Wrong", "status"]
-
 Fault = Callable[[Any, Any], None]
 """Changes an answer, a ``ModelInferResponse``, or ends the request through gRPC's context."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from sonic_coffea.server.in_process import KServeModel
     from sonic_coffea.testing._faults import Fault
 
-__all__ = ["FakeServer"]
-
 
 class FakeServer(KServeServer):
     """A server that speaks KServe v2 over gRPC, in this process, for tests.

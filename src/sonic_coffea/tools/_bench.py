@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from sonic_coffea.tools._requests import Tensors
     from sonic_coffea.transport import Connection, Contract
 
-__all__ = ["Curve", "measure"]
-
 _MOST_ROWS = 16_384
 _MOST_BYTES = 32_000_000
 _GAIN = 1.03

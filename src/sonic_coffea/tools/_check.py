@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sonic_coffea.model import Model
     from sonic_coffea.pool import Settings
 
-__all__ = ["Step", "check"]
-
 _TIMEOUT_S = 5.0
 _TRIES = 20
 _LOAD_BYTES = 4_000_000

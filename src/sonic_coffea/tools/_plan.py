@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.tools._bench import Curve
 
-__all__ = ["Plan", "plan", "plot"]
-
 # Below this utilisation, the queue of a server stays short.
 _UTILISATION = 0.8
 _PARTS = (0.25, 0.5, 0.75, 1.25, 1.5, 2.0)

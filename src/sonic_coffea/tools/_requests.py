@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Tensors = Mapping[str, np.ndarray[Any, Any]]
 
-__all__ = ["ask", "zeros"]
-
 # Where a length is free: networks that look for the nearest neighbours need some.
 _FREE = 16
 

@@ -22,17 +22,6 @@ from urllib.parse import urlsplit
 
 import platformdirs
 
-__all__ = [
-    "ServerRecord",
-    "directory",
-    "lookup",
-    "machine",
-    "process_start_ticks",
-    "records",
-    "register",
-    "remove",
-]
-
 logger = logging.getLogger(__name__)
 
 STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"

@@ -9,8 +9,6 @@ from sonic_coffea.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["read_model_config", "write_model_config"]
-
 
 def read_model_config(text: str) -> dict[str, Any]:
     """Return what a ``config.pbtxt`` says; 64-bit numbers come as strings, as in protobuf's JSON.

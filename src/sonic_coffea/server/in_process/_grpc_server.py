@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.in_process._model import KServeModel
 
-__all__ = ["KServeServer"]
-
 
 class KServeServer:
     """A server that speaks KServe v2 over gRPC, in this process, for whatever a function computes.

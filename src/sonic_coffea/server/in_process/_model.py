@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from sonic_coffea.transport import kserve_name
 
-__all__ = ["Function", "KServeModel", "Tensors"]
-
 Tensors = Mapping[str, NDArray[Any]]
 Function = Callable[[Tensors], Tensors]
 

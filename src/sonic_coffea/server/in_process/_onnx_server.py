@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.in_process import KServeModel
 
-__all__ = ["InProcessServer", "cores"]
-
 logger = logging.getLogger(__name__)
 
 _HEADER = "sonic-secret"

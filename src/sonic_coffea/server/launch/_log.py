@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["error_lines", "port_is_taken"]
-
 _ERROR = re.compile(r'^E\d{4} [\d:.]+ \d+ \S+\] "?(.*?)"?$')
 _RECORD = re.compile(r"^[IWEF]\d{4} ")
 _TABLE = re.compile(r"^[|+]")

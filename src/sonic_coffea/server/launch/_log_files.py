@@ -11,8 +11,6 @@ from pathlib import Path
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.transport import local_state
 
-__all__ = ["new_log"]
-
 _KEPT_LOGS = 20
 _DAY_S = 86400.0
 # Of other machines, of containers that are gone, and of before this machine started.

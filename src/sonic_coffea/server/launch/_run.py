@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.launch._supervised import SupervisedServer
 
-__all__ = ["HEADER_NAME", "PROTOCOLS", "PortTaken", "Run"]
-
 PROTOCOLS = (
     "health,metadata,statistics,inference,shared-memory,model-config,model-repository,trace,logging"
 )

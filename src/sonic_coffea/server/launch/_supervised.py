@@ -13,8 +13,6 @@ from typing import Any
 
 from sonic_coffea.errors import ServerStartError
 
-__all__ = ["SupervisedServer"]
-
 logger = logging.getLogger(__name__)
 
 _SCRIPT = Path(__file__).with_name("_supervisor.py")

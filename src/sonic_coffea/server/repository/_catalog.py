@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-__all__ = ["ModelVersion", "read_repository"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelVersion:

@@ -11,19 +11,6 @@ from sonic_coffea.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from sonic_coffea.server.repository._tensors import Interface, TensorInfo
 
-__all__ = [
-    "Config",
-    "Labels",
-    "Versions",
-    "batching_options",
-    "check_labels",
-    "interface_of",
-    "label_file",
-    "model_config",
-    "tensors",
-    "version_policy",
-]
-
 Config = dict[str, Any]
 Labels = Mapping[str, Mapping[str, Sequence[str]] | Sequence[str]]
 Versions = Literal["all", "latest"] | Sequence[int]

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository._config import Config
     from sonic_coffea.server.repository._served import Ensemble
 
-__all__ = ["ensemble_config"]
-
 
 class _Tensor(NamedTuple):
     """A tensor of an ensemble, as the first step has it that takes or gives it."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.repository._sources import ModelSource
 
-__all__ = ["FILE", "changes", "checksum", "describe", "metadata_or_raise", "read", "write"]
-
 FILE = "sonic-manifest.json"
 # Python keeps what it has compiled there.
 _IGNORED = "__pycache__"

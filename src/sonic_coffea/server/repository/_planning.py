@@ -13,7 +13,8 @@ from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository import _config, _manifest
 from sonic_coffea.server.repository._ensemble import ensemble_config
 from sonic_coffea.server.repository._served import Ensemble, Served
-from sonic_coffea.server.repository._sources import PLATFORMS, ModelSource, read_source
+from sonic_coffea.server.repository._sources import ModelSource, read_source
+from sonic_coffea.server.repository.formats import PLATFORMS
 from sonic_coffea.transport import read_model_config, write_model_config
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sonic_coffea.server.repository._config import Config, Labels, Versions
-
-__all__ = ["CONFIG_FILE", "Options", "PlannedVersion", "label_texts", "plan_versions"]
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.repository._tensors import Declaration
 
-__all__ = ["Ensemble", "Served"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Served:

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.server.repository._tensors import Interface, declared
-from sonic_coffea.server.repository.formats import FORMATS, PLATFORMS, format_of, scripts_of
+from sonic_coffea.server.repository.formats import FORMATS, format_of, scripts_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sonic_coffea.server.repository._served import Served
-
-__all__ = ["PLATFORMS", "ModelSource", "read_source"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

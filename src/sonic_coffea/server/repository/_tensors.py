@@ -9,8 +9,6 @@ from typing import Any
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.transport import DATATYPES
 
-__all__ = ["Declaration", "Interface", "TensorInfo", "declared"]
-
 # Tensor name to numpy's name of the type and the shape; an axis of any length is -1 or a name.
 Declaration = Mapping[str, tuple[str, Sequence[int | str]]]
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.launch.runtimes._runtime import Serving
 
-__all__ = ["Apptainer"]
-
 
 class Apptainer(Container):
     """An engine whose image may also be a ``.sif`` file or an unpacked directory, as on cvmfs."""

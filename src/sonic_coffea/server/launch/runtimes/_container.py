@@ -15,8 +15,6 @@ from sonic_coffea.server.launch.runtimes._runtime import shm_prefix, thread_vari
 if TYPE_CHECKING:
     from sonic_coffea.server.launch.runtimes._runtime import Options, Serving
 
-__all__ = ["FETCHING", "Container"]
-
 # NVIDIA's container of the same version as the server from PyPI.
 IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
 FETCHING = "fetching {} (several GB, once)"

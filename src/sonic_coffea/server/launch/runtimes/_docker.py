@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.launch.runtimes._runtime import Serving
 
-__all__ = ["Docker", "Podman"]
-
 
 class Docker(Container):
     """An engine that runs what a daemon has fetched."""

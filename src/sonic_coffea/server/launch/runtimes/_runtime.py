@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server._install import ServerInstall
 
-__all__ = ["Launch", "Options", "Runtime", "Serving", "shm_prefix", "thread_variables"]
-
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
