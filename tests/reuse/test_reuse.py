@@ -147,7 +147,7 @@ def test_variations_that_are_not(pool: Pool) -> None:
 def test_graphs_are_not_told_apart(pool: Pool) -> None:
     graph = sonic.Model("g", {"x": sonic.Flat(["pt"])}, {"y": ["a"]})
     with pytest.raises(errors.ConfigError, match="rows of 'x' are not told apart"):
-        graph._reused(pool.settings, None, deduplicate=True)  # type: ignore[arg-type]
+        graph._cache(pool.settings, None, deduplicate=True)  # type: ignore[arg-type]
 
 
 def folded(server: FakeServer) -> None:

@@ -24,7 +24,7 @@ from sonic_coffea.tools import _bench as measuring
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LAUNCH_S, ROW_S, ROWS = 5e-3, 5e-4, 256
+LAUNCH_S, ROW_S, ROWS = 5e-3, 5e-4, 64
 
 OPTIONS = ["--cores", "500", "--cpu-ms", "10", "--rows-per-event", "3", "--gbps", "25"]
 
@@ -55,7 +55,7 @@ def server() -> Iterator[KServeServer]:
 
 def test_a_model_is_measured(server: KServeServer, tmp_path: Path) -> None:
     curve = measure(Settings.make(server.url), "m", seconds=0.2)
-    assert curve.rows == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    assert curve.rows == (1, 2, 4, 8, 16, 32, 64)
     assert curve.row_bytes == 44
     # It cannot be faster than it sleeps; how much slower, depends on the machine.
     assert all(t >= LAUNCH_S + ROW_S * n for n, t in zip(curve.rows, curve.seconds, strict=True))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from dask.utils import format_time
 from rich.console import Console
 from rich.table import Table
 
@@ -137,7 +138,7 @@ def plan(
         ("utilisation of a server", f"{planned.utilisation:.0%}"),
         ("network, to the servers and back", f"{planned.sent_bytes_per_s * 8 / 1e9:,.3g} Gb/s"),
         ("events/s", f"{planned.events_per_s:,.0f}"),
-        ("time to solution", _duration(planned.seconds)),
+        ("time to solution", format_time(planned.seconds)),
         ("bottleneck", planned.bottleneck),
         *(
             (f"  capacity of the {name}", f"{rate:,.0f} events/s")
@@ -149,10 +150,3 @@ def plan(
         table.add_row("mean time of a request", f"{planned.request_s * 1e3:,.1f} ms")
         table.add_row("requests in flight", f"{planned.in_flight:,.1f}")
     Console().print(table)
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:,.1f} {unit}"
-    return f"{seconds:,.1f} s"

@@ -45,7 +45,7 @@ from sonic_coffea.pool import (
     failures_told,
 )
 from sonic_coffea.reporting import tables
-from sonic_coffea.reuse import Part, Reuse, ScoreCache, Variations
+from sonic_coffea.reuse import Part, ScoreCache, Variations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -346,7 +346,6 @@ class Model:
                 if contract is None:
                     pending.lose(some.selection(0, len(some)), len(some))
                     continue
-                reused = self._reused(pool.settings, contract, deduplicate=how.deduplicate)
                 part = Part(
                     contract,
                     some,
@@ -355,7 +354,8 @@ class Model:
                     asked=self._asked(),
                     version=one,
                     mask=mask,
-                    reuse=reused,
+                    deduplicate=how.deduplicate,
+                    cache=self._cache(pool.settings, contract, deduplicate=how.deduplicate),
                     pool=pool,
                 )
                 pending.parts.append(part)
@@ -380,8 +380,10 @@ class Model:
             logger.warning("%s; all %d rows are None", error, len(rows))
             return None
 
-    def _reused(self, settings: Settings, contract: Contract, *, deduplicate: bool) -> Reuse:
-        """Return which rows need not be sent."""
+    def _cache(
+        self, settings: Settings, contract: Contract, *, deduplicate: bool
+    ) -> ScoreCache | None:
+        """Return where scores are kept, if rows are told apart."""
         whole = [name for name, one in self.inputs.items() if not one.stacks]
         whole += [name for name, one in self.outputs.items() if one.splits is not None]
         if whole and deduplicate:
@@ -389,13 +391,12 @@ class Model:
                 f"model {self.name!r}: rows of {whole[0]!r} are not told apart, as it is one "
                 "tensor for all; leave deduplicate out"
             )
-        kept = None
-        if settings.cache.path is not None and not whole:
-            if contract.digest or settings.cache.trusts_versions:
-                kept = ScoreCache(settings.cache.path, settings.cache.max_bytes)
-            else:
-                _say_that_nothing_is_kept(self.name, contract.version)
-        return Reuse(deduplicate=deduplicate or kept is not None, cache=kept)
+        if settings.cache.path is None or whole:
+            return None
+        if contract.digest or settings.cache.trusts_versions:
+            return ScoreCache(settings.cache.path, settings.cache.max_bytes)
+        _say_that_nothing_is_kept(self.name, contract.version)
+        return None
 
     def _by_version(self, inputs: Inputs, version: Any) -> Iterator[tuple[str | None, Inputs]]:
         """Yield the versions that score rows, and their rows."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,14 +25,6 @@ if TYPE_CHECKING:
     Answer = Mapping[str, NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Reuse:
-    """Whether equal rows are sent once, and where scores are kept."""
-
-    deduplicate: bool = False
-    cache: ScoreCache | None = None
-
-
 class Sink:
     """Where the answers of a call's rows go: to all equal rows, in each output, and to the cache.
 
@@ -45,6 +36,11 @@ class Sink:
         The key of each row; empty if rows are not deduplicated.
     cache : ScoreCache, optional
         Where scores are looked up by `recall`, and kept by `remember`.
+
+    Attributes
+    ----------
+    kept : list
+        Answers that `remember` will keep.
     """
 
     def __init__(
@@ -58,7 +54,7 @@ class Sink:
         self._lock = lock
         self._keys = keys
         self._cache = cache
-        self._kept: list[tuple[Int64, Answer]] = []
+        self.kept: list[tuple[Int64, Answer]] = []
         self.duplicates = Duplicates(keys) if keys else None
 
     def place(self, selection: Any, rows: int, answer: Answer) -> None:
@@ -68,7 +64,7 @@ class Sink:
             # A copy, as the answer may lie in memory that is used again.
             copied = {name: np.array(tensor) for name, tensor in answer.items()}
             with self._lock:
-                self._kept.append((selection, copied))
+                self.kept.append((selection, copied))
 
     def _spread(self, selection: Any, rows: int, answer: Answer) -> None:
         # An answer of another length is not what was declared, which the outputs will say.
@@ -80,11 +76,6 @@ class Sink:
         with self._lock:
             for output in self._outputs.values():
                 output.place(selection, rows, answer)
-
-    @property
-    def keeps_some(self) -> bool:
-        """Whether there are scores to be kept."""
-        return bool(self._kept)
 
     def recall(self, rows: Int64) -> Int64:
         """Place the scores of cache hits, and return the misses."""
@@ -106,7 +97,7 @@ class Sink:
 
     def remember(self) -> None:
         """Keep the answers in the cache: all that are alike in form at once, which is faster."""
-        kept, self._kept = self._kept, []
+        kept, self.kept = self.kept, []
         alike: dict[Any, list[tuple[Int64, Answer]]] = {}
         for rows, answer in kept:
             alike.setdefault(_form(answer, 1), []).append((rows, answer))
@@ -138,17 +129,18 @@ class Part:
         asked: Sequence[str],
         version: str | None,
         mask: bool,
-        reuse: Reuse,
+        deduplicate: bool,
+        cache: ScoreCache | None,
         pool: Pool,
     ) -> None:
         self._contract, self._pool = contract, pool
-        self.caches = reuse.cache is not None
+        self.caches = cache is not None
         keys: dict[int, bytes] = {}
-        if reuse.deduplicate:
+        if deduplicate or cache is not None:
             # Without a checksum, the same name may be another model elsewhere.
             which = contract.digest or pool.settings.servers
             keys = keys_of(inputs, repr((contract.model, contract.version, which, asked)))
-        self._sink = Sink(outputs, lock, keys, reuse.cache)
+        self._sink = Sink(outputs, lock, keys, cache)
         duplicates, sent, different = self._sink.duplicates, inputs, len(inputs)
         if duplicates is not None:
             different = len(duplicates.sent)
@@ -174,7 +166,7 @@ class Part:
     @property
     def keeps(self) -> bool:
         """Whether there are scores to be kept."""
-        return self._sink.keeps_some
+        return bool(self._sink.kept)
 
     def keep(self) -> None:
         """Keep what has come so far, if it surely is of the version that it is kept for."""
