@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, InputError, nearest
 from sonic_coffea.layouts import ByRow, Output, Segment, is_lazy, is_tracer, over_partitions
-from sonic_coffea.pool import Call, Settings, adopt, carried, rows_per_request, shared
+from sonic_coffea.pool import Call, Carrier, Settings, rows_per_request, shared
 from sonic_coffea.transport import DATATYPES, Address
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _OPTIONS = {"root_certificates": "tls_root"}
 _IGNORED = ("verbose", "keepalive_options", "channel_args")
 
 
-class triton_wrapper(ABC):  # noqa: N801  what the code is written for
+class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
     """A model on a server, called with arrays that are made ready by hand.
 
     It has the interface of ``coffea.ml_tools.triton_wrapper``: subclass it, and define
@@ -105,14 +105,6 @@ class triton_wrapper(ABC):  # noqa: N801  what the code is written for
     def __repr__(self) -> str:
         version = f", version {self.version}" if self.version else ""
         return f"<{type(self).__name__}: model {self.model}{version} at {self._url}>"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_carried": carried()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        settings: Settings | None = state.get("_carried")
-        adopt(settings)
-        self.__dict__.update({k: v for k, v in state.items() if k != "_carried"})
 
     @abstractmethod
     def prepare_awkward(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:

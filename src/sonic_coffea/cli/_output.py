@@ -19,10 +19,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = f"cannot write {path}: {error.strerror or error}"
-    else:
-        return
-    raise ConfigError(message)
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def make_place(path: Path) -> None:

@@ -22,7 +22,7 @@ from sonic_coffea.errors import ConfigError, FieldError, find, nearest
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import awkward as ak
     from rich.console import Console
@@ -154,10 +154,9 @@ def _made(output: str | os.PathLike[str]) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
-        message = f"cannot write in the directory {directory}: {error.strerror}"
-    else:
-        return directory
-    raise ConfigError(message)
+        where = f"in the directory {directory}"
+        raise ConfigError(f"cannot write {where}: {error.strerror}") from None
+    return directory
 
 
 def _fileset(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Any], bool]:
@@ -197,34 +196,29 @@ def _inspect(path: Path) -> bool:
     except Exception as error:  # noqa: BLE001 - uproot fails in many ways on what is not ROOT
         problem = f"cannot read {path.name} as a ROOT file: {str(error).strip().splitlines()[0]}"
         raise ConfigError(problem) from None
-    if "Events" not in trees:
-        raise FieldError(f"{path.name} has no tree 'Events'; {nearest('Events', trees)}")
-    collections = {b.split("_")[0] for b in branches if "_" in b}
-    if "FatJet" not in collections:
-        raise FieldError(
-            f"{path.name} has no collection 'FatJet'; {nearest('FatJet', collections)}"
-        )
     from sonic_coffea.demo.features import SUBSTRUCTURE_FIELDS
 
+    def require(what: str, name: str, known: Collection[str]) -> None:
+        if name not in known:
+            raise FieldError(f"{path.name} has no {what} {name!r}; {nearest(name, known)}")
+
+    require("tree", "Events", trees)
+    require("collection", "FatJet", {b.split("_")[0] for b in branches if "_" in b})
     has_constituents = any(
         {f"FatJet{name}_jetIdx", f"{name}_pt"} <= branches for name in ("PFCand", "PFCands")
     )
     needed = ["pt", "eta", "phi", "mass", "msoftdrop"]
     for field in needed if has_constituents else [*needed, *SUBSTRUCTURE_FIELDS]:
-        if f"FatJet_{field}" not in branches:
-            hint = nearest(f"FatJet_{field}", [b for b in branches if b.startswith("FatJet_")])
-            raise FieldError(f"{path.name} has no branch 'FatJet_{field}'; {hint}")
+        require("branch", f"FatJet_{field}", {b for b in branches if b.startswith("FatJet_")})
     return has_constituents
 
 
 def _description(fileset: dict[str, Any], network: str) -> str:
     names = ", ".join(f"{n} ({len(s['files'])} files)" for n, s in fileset.items())
-    how = {
-        "toptagger": "by their constituents",
-        "substructure": "by their substructure, as there are no constituents in these files "
-        "(NanoAOD has them since v15)",
-    }
-    return f"scoring every FatJet of {names} {how[network]}"
+    how = "constituents"
+    if network == "substructure":
+        how = "substructure, as these files have no constituents (NanoAOD has them since v15)"
+    return f"scoring every FatJet of {names} by their {how}"
 
 
 @contextlib.contextmanager

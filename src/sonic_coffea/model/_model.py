@@ -36,11 +36,9 @@ from sonic_coffea.model._pending import Deferred, Pending, Varied
 from sonic_coffea.pool import (
     MASKABLE,
     NEVER,
+    Carrier,
     Deadline,
     Pool,
-    Settings,
-    adopt,
-    carried,
     current,
     failures_told,
 )
@@ -52,6 +50,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sonic_coffea.layouts import Inputs
+    from sonic_coffea.pool import Settings
     from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ logger = logging.getLogger(__name__)
 ON_ERROR = ("raise", "mask")
 
 
-class Model:
+class Model(Carrier):
     """A served model: its inputs as layouts, its outputs as names.
 
     Parameters
@@ -168,14 +167,9 @@ class Model:
         return tables.table(f"Model {self.name}{version}", rows, notes=[note])
 
     def __getstate__(self) -> dict[str, Any]:
-        # Not the hash: another release may make another one.
-        declared = {key: value for key, value in self.__dict__.items() if key != "_hashed"}
-        return {"declared": declared, "settings": carried()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state["declared"])
-        settings: Settings | None = state["settings"]
-        adopt(settings)
+        # Without the hash: another release may make another one.
+        state = super().__getstate__()
+        return {**state, "attributes": {**state["attributes"], "_hashed": None}}
 
     @property
     def config_hash(self) -> str:

@@ -10,7 +10,7 @@ from sonic_coffea.pool._hooks import failures_told, take_part
 from sonic_coffea.pool._in_flight import RttStatistics
 from sonic_coffea.pool._limits import MAX_RTT_RATIO, AdaptiveLimit, Quota, min_in_flight
 from sonic_coffea.pool._pool import Pool
-from sonic_coffea.pool._registry import adopt, carried, current, forget, install, shared
+from sonic_coffea.pool._registry import Carrier, carried, current, forget, install, shared
 from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.pool._settings import Settings
 
@@ -20,6 +20,7 @@ __all__ = [
     "NEVER",
     "AdaptiveLimit",
     "Call",
+    "Carrier",
     "Deadline",
     "EndpointReport",
     "ModelKey",
@@ -28,7 +29,6 @@ __all__ = [
     "RttStatistics",
     "ServerState",
     "Settings",
-    "adopt",
     "carried",
     "current",
     "failures_told",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from typing import Any
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool._pool import Pool
@@ -75,14 +76,25 @@ def shared(settings: Settings) -> Pool:
         return _others[-1]
 
 
+class Carrier:
+    """What takes the settings of the pool along when it is pickled: models and processors."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"attributes": self.__dict__, "settings": carried()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        _adopt(state["settings"])
+        self.__dict__.update(state["attributes"])
+
+
 def carried() -> Settings | None:
-    """Return what pickles of models and processors take along."""
+    """Return what a pickle takes along: no secrets."""
     with _lock:
         closed = _pool is not None and _pool.closed
         return None if closed or _settings is None else _settings.without_secrets()
 
 
-def adopt(settings: Settings | None) -> None:
+def _adopt(settings: Settings | None) -> None:
     """Use settings that came with a pickle, if this process has none of its own."""
     global _settings  # noqa: PLW0603
     with _lock:

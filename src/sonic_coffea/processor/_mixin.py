@@ -13,7 +13,7 @@ import awkward as ak
 
 from sonic_coffea.errors import ConfigError, FieldError, nearest
 from sonic_coffea.layouts import is_lazy, is_tracer
-from sonic_coffea.pool import Settings, adopt, carried
+from sonic_coffea.pool import Carrier
 from sonic_coffea.reporting import STATISTICS_KEY, Statistics
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class _Block:
             pending.cancel()
 
 
-class SonicProcessor:
+class SonicProcessor(Carrier):
     """Mixin for coffea processors that score objects on servers.
 
     Write `acquire` and `produce`, and leave `process` to the mixin::
@@ -173,14 +173,6 @@ class SonicProcessor:
 
     def _produce(self, events: Any, scores: Scores) -> Any:
         return self.produce(events, scores)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"attributes": self.__dict__, "settings": carried()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        settings: Settings | None = state["settings"]
-        adopt(settings)
-        self.__dict__.update(state["attributes"])
 
 
 def _blocks(processor: SonicProcessor, events: Any) -> Iterator[tuple[SonicProcessor, Any]]:
