@@ -104,13 +104,13 @@ class Pending:
     def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Any:
         """Return the scores, in the structure of the objects.
 
-        Interrupted, by Ctrl-C or in a notebook, it cancels what is out; what was scored until then
+        Interrupted, by Ctrl-C or in a notebook, it cancels what is in flight; what was scored until then
         is not lost if there is a cache: the same call again sends the rest.
 
         Parameters
         ----------
         timeout_s : float, optional
-            Give up, and cancel what is out, after so many seconds.
+            After this time, give up, and cancel what is in flight.
         progress : bool
             Whether to show a bar of the rows that are scored.
 
