@@ -87,9 +87,9 @@ class Pending:
         """How many rows have their scores, by whatever way."""
         return self.statistics.scored
 
-    def lose(self, wanted: Any, rows: int) -> None:
+    def lose(self, selection: Any, rows: int) -> None:
         """Give up rows before they are sent."""
-        self._lost.append(wanted)
+        self._lost.append(selection)
         self._unsent += Statistics(objects=rows, masked=rows)
 
     def done(self) -> bool:
