@@ -104,8 +104,8 @@ class Pending:
     def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Any:
         """Return the scores, in the structure of the objects.
 
-        Interrupted, by Ctrl-C or in a notebook, it cancels what is in flight; what was scored until then
-        is not lost if there is a cache: the same call again sends the rest.
+        Interrupted, by Ctrl-C or in a notebook, it cancels what is in flight; what was scored until
+        then is not lost if there is a cache: the same call again sends the rest.
 
         Parameters
         ----------
