@@ -55,7 +55,7 @@ STEP, SMALL = 0.85, 8.5
 
 
 def cells(ax: Any, x: float, y: float, row: Any, colour: str, counts: int | None = None) -> None:
-    """Draw a row of numbers, of which so many are real."""
+    """Draw a row of numbers, of which the first `counts` are not padding."""
     for i, value in enumerate(row):
         real = counts is None or i < counts
         ax.add_patch(
@@ -136,7 +136,7 @@ def tensors() -> Figure:
 
 
 def trips(network_s: float, until: float) -> tuple[Any, Any, Any, Any]:
-    """Return when requests of a client are out, and how long they take, as others come at 3 s."""
+    """Return a client's requests in flight over time, and their RTTs, as others come at 3 s."""
     server = Accelerator(launch_s=10e-3, row_s=5e-6)
     run = Simulation(
         [server], Work(rows=256, max_suspended_chunks=300, network_s=network_s), quotas=False
@@ -146,26 +146,28 @@ def trips(network_s: float, until: float) -> tuple[Any, Any, Any, Any]:
     run.run(until + 1)
     sent, at = np.asarray([(a.sent_at, a.at) for a in run.answered if a.worker == 0]).T
     times = np.arange(0, until, 0.02)
-    out = (sent <= times[:, np.newaxis]).sum(axis=1) - (at <= times[:, np.newaxis]).sum(axis=1)
+    in_flight = (sent <= times[:, np.newaxis]).sum(axis=1) - (at <= times[:, np.newaxis]).sum(
+        axis=1
+    )
     seen = at < until
-    return times, out, at[seen], 1e3 * (at - sent)[seen]
+    return times, in_flight, at[seen], 1e3 * (at - sent)[seen]
 
 
 def limits() -> Figure:
-    """Draw how a near and a far client find out what a server bears."""
+    """Draw how the in-flight limits of a near and of a far client adapt."""
     figure = Figure(figsize=(7.4, 3.6))
     upper, lower = figure.subplots(2, 1, sharex=True)
     figure.subplots_adjust(left=0.09, right=0.98, top=0.97, bottom=0.12, hspace=0.14)
     for (name, network_s), colour in zip(
         {"near the server": 2e-4, "20 ms away": 20e-3}.items(), COLOURS, strict=False
     ):
-        times, out, at, took_ms = trips(network_s, 5.0)
-        (line,) = upper.plot(times, out, color=colour, lw=1.6, label=name)
-        line.set_gid(f"out-{network_s * 1e3:g}-ms")
-        lower.plot(at[::4], took_ms[::4], ".", ms=2, color=colour)
-    upper.set_ylabel("requests out")
+        times, in_flight, at, rtt_ms = trips(network_s, 5.0)
+        (line,) = upper.plot(times, in_flight, color=colour, lw=1.6, label=name)
+        line.set_gid(f"in-flight-{network_s * 1e3:g}-ms")
+        lower.plot(at[::4], rtt_ms[::4], ".", ms=2, color=colour)
+    upper.set_ylabel("requests in flight")
     upper.legend(frameon=False, labelcolor=INK, loc="upper left")
-    lower.set(ylabel="answered after [ms]", xlabel="seconds", xlim=(0, 5))
+    lower.set(ylabel="RTT [ms]", xlabel="seconds", xlim=(0, 5))
     for ax in (upper, lower):
         ax.set_ylim(0)
         ax.axvline(3.0, color=FAINT, ls="--")
@@ -176,7 +178,7 @@ def limits() -> Figure:
 CPU_S, INFERENCE_S, REST_S = 1.0, 3.0, 0.4
 
 
-def blocking(chunks: int) -> Iterator[tuple[int, str, float, float]]:
+def keeping(chunks: int) -> Iterator[tuple[int, str, float, float]]:
     """Yield what each chunk does from when to when, if it keeps the thread while it waits."""
     now = 0.0
     for chunk in range(chunks):
@@ -185,7 +187,7 @@ def blocking(chunks: int) -> Iterator[tuple[int, str, float, float]]:
             now += took_s
 
 
-def lending(chunks: int) -> Iterator[tuple[int, str, float, float]]:
+def seceding(chunks: int) -> Iterator[tuple[int, str, float, float]]:
     """Yield the same if the next chunk starts meanwhile, or goes on if two wait at the servers."""
     now, started, waiting = 0.0, 0, []
     while started < chunks or waiting:
@@ -209,7 +211,7 @@ def threads() -> Figure:
     axes = figure.subplots(2, 1, sharex=True)
     figure.subplots_adjust(left=0.1, right=0.98, top=0.92, bottom=0.13, hspace=0.32)
     for ax, name, spans in zip(
-        axes, ("waiting", "lending"), (blocking(4), lending(4)), strict=False
+        axes, ("keeping", "seceding"), (keeping(4), seceding(4)), strict=False
     ):
         for chunk, what, begun, ended in spans:
             works = what == "work"
@@ -220,9 +222,12 @@ def threads() -> Figure:
         ax.set_yticks(range(4), [f"chunk {n}" for n in range(4)])
         ax.tick_params(left=False)
         ax.invert_yaxis()
-        words = {"waiting": "a chunk keeps the thread", "lending": "a chunk lends the thread"}[name]
+        words = {
+            "keeping": "a chunk keeps the thread while it waits",
+            "seceding": "a chunk secedes while it waits",
+        }[name]
         ax.set_title(words, fontsize=9.5, loc="left", color=INK, weight="bold")
-    axes[0].text(1.05, 0.85, "scores on their way", color=COLOURS[1], fontsize=SMALL, va="center")
+    axes[0].text(1.05, 0.85, "waiting for scores", color=COLOURS[1], fontsize=SMALL, va="center")
     axes[0].text(4.5, 0.0, "on the thread", color=COLOURS[0], fontsize=SMALL, va="center")
     axes[1].set_xlabel("time")
     axes[1].set_xticks([])

@@ -234,6 +234,14 @@ def test_settings_in_the_reference_are_the_defaults() -> None:
         assert f"| `{name}` | {shown} |" in reference
 
 
+def test_the_scenario_in_the_guide_is_that_of_a_test() -> None:
+    guide = ROOT / "docs" / "contributing.md"
+    (block,) = (b for b in blocks_of(guide) if "def test_" in b.text)
+    _, define, test = block.text.partition("def test_")
+    source = (ROOT / "tests" / "pool" / "test_core.py").read_text(encoding="utf-8")
+    assert define + test in source
+
+
 def modules_with_examples() -> list[str]:
     source = ROOT / "src"
     return [

@@ -32,7 +32,7 @@ def words(text: str) -> list[str]:
 
 
 def curves(text: str) -> dict[str, Any]:
-    found = re.findall(r'<g id="(out-[^"]+)">\s*<path d="([^"]+)"', text)
+    found = re.findall(r'<g id="(in-flight-[^"]+)">\s*<path d="([^"]+)"', text)
     return {name: np.asarray(re.findall(r"[\d.]+", path), float) for name, path in found}
 
 

@@ -75,23 +75,6 @@ def test_servers_with_different_models_of_a_name_are_refused(
         MODEL(objects(5), pool=pool)
 
 
-def test_a_server_that_does_not_say_what_it_has_holds_up_nobody(
-    servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, _ = servers.values()
-    released = threading.Event()
-
-    def contract(model: str, version: str | None) -> Contract:
-        released.wait(60)
-        raise LOST
-
-    one.contract = contract  # type: ignore[method-assign]
-    monkeypatch.setattr("sonic_coffea.pool._discovery.OTHERS_S", 0.05)
-    with pool_of(*servers) as pool:
-        assert doubled(MODEL(objects(50), pool=pool)) == list(range(50))
-    released.set()
-
-
 @pytest.fixture
 def slow(servers: dict[str, ScriptedServer]) -> Iterator[SimpleNamespace]:
     """What of a model is asked of the first server, which does not say until it is released."""

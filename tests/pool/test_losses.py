@@ -76,37 +76,6 @@ def test_a_server_that_returns_is_used_again(servers: dict[str, ScriptedServer])
     assert failed.is_set()
 
 
-def test_a_server_that_hangs_is_found_out(
-    servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It owes answers, and does not say that it lives: its rows go elsewhere, and are cancelled."""
-    one, two = servers.values()
-    monkeypatch.setattr("sonic_coffea.pool._liveness.SILENCE_S", 0.05)
-    one.gate.clear()
-    one.lives = False
-    with pool_of(*servers) as pool:
-        assert doubled(MODEL(objects(50), pool=pool)) == list(range(50))
-        assert one.requests
-        until(lambda: all(e.cancelled.is_set() for e in one.handles))
-        assert pool.statistics.total().rows == 50
-        assert sum(len(r) for r in two.requests) == 50
-
-
-def test_a_server_that_is_slow_and_lives_is_waited_for(
-    servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, two = servers.values()
-    monkeypatch.setattr("sonic_coffea.pool._liveness.SILENCE_S", 0.01)
-    one.gate.clear()
-    with pool_of(*servers) as pool:
-        pending = MODEL.submit(objects(50), pool=pool)
-        until(lambda: one.asked > 2 and not two.out)
-        assert not pending.done()
-        one.gate.set()
-        assert doubled(pending.result()) == list(range(50))
-        assert pool.statistics.total().retries == 0
-
-
 def test_a_server_that_is_back_is_tried_with_one_request(
     servers: dict[str, ScriptedServer],
 ) -> None:

@@ -24,7 +24,7 @@ def _finite(value: float | None) -> float | None:
     return value
 
 
-def bench(  # noqa: PLR0913  each is an option of the command
+def bench(
     url: Url,
     model: Annotated[str, typer.Argument(help="The model to measure.")],
     *,

@@ -43,7 +43,7 @@ from sonic_coffea.pool import (
     failures_told,
 )
 from sonic_coffea.reporting import tables
-from sonic_coffea.reuse import Part, ScoreCache, Variations
+from sonic_coffea.reuse import Part, Reuse, ScoreCache, Variations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -340,6 +340,7 @@ class Model(Carrier):
                 if contract is None:
                     pending.lose(some.selection(0, len(some)), len(some))
                     continue
+                cache = self._cache(pool.settings, contract, deduplicate=how.deduplicate)
                 part = Part(
                     contract,
                     some,
@@ -348,8 +349,7 @@ class Model(Carrier):
                     asked=self._asked(),
                     version=one,
                     mask=mask,
-                    deduplicate=how.deduplicate,
-                    cache=self._cache(pool.settings, contract, deduplicate=how.deduplicate),
+                    reuse=Reuse(how.deduplicate, cache),
                     pool=pool,
                 )
                 pending.parts.append(part)

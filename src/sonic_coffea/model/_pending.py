@@ -81,9 +81,9 @@ class Pending:
             return "on its way"
         return "failed" if any(part.call.failure for part in self.parts) else "done"
 
-    def lose(self, wanted: Any, rows: int) -> None:
+    def lose(self, selection: Any, rows: int) -> None:
         """Give up rows before they are sent."""
-        self._lost.append(wanted)
+        self._lost.append(selection)
         self._unsent += Statistics(objects=rows, masked=rows)
 
     def done(self) -> bool:
@@ -98,13 +98,13 @@ class Pending:
     def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Any:
         """Return the scores, in the structure of the objects.
 
-        Interrupted, by Ctrl-C or in a notebook, it cancels what is out; what was scored until then
-        is not lost if there is a cache: the same call again sends the rest.
+        Interrupted, by Ctrl-C or in a notebook, it cancels what is in flight; what was scored until
+        then is not lost if there is a cache: the same call again sends the rest.
 
         Parameters
         ----------
         timeout_s : float, optional
-            Give up, and cancel what is out, after so many seconds.
+            After this time, give up, and cancel what is in flight.
         progress : bool
             Whether to show a bar of the rows that are scored.
 

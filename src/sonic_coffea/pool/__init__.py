@@ -12,20 +12,24 @@ from sonic_coffea.pool._limits import MAX_RTT_RATIO, AdaptiveLimit, Quota, min_i
 from sonic_coffea.pool._pool import Pool
 from sonic_coffea.pool._registry import Carrier, carried, current, forget, install, shared
 from sonic_coffea.pool._request import ModelKey
-from sonic_coffea.pool._settings import Settings
+from sonic_coffea.pool._settings import CacheSettings, Fallback, Limits, Retry, Settings
 
 __all__ = [
     "MASKABLE",
     "MAX_RTT_RATIO",
     "NEVER",
     "AdaptiveLimit",
+    "CacheSettings",
     "Call",
     "Carrier",
     "Deadline",
     "EndpointReport",
+    "Fallback",
+    "Limits",
     "ModelKey",
     "Pool",
     "Quota",
+    "Retry",
     "RttStatistics",
     "ServerState",
     "Settings",

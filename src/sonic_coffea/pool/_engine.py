@@ -17,6 +17,7 @@ import time
 import uuid
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sonic_coffea.errors import (
@@ -34,7 +35,7 @@ from sonic_coffea.reporting import Span, Statistics, Tally
 from sonic_coffea.transport import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._deadline import Deadline
@@ -129,8 +130,7 @@ class Engine:
                 raise ConfigError(CLOSED)
             if self._thread is not None:
                 return False
-            for url in self.settings.servers:
-                self._senders.setdefault(url, self._sender(url))
+            self._connect_new(self.settings.servers)
             thread = threading.Thread(target=self._run, name="sonic-pool", daemon=True)
             # If the system has no more threads, the next call tries again.
             thread.start()
@@ -194,8 +194,8 @@ class Engine:
         senders = dict(zip(new, self._connected(new), strict=True))
 
         def changed() -> None:
-            for url, sender in senders.items():
-                self._senders.setdefault(url, sender)
+            if self.started:
+                self._connect_new(servers, senders)
             self.settings = self.settings.with_servers(servers)
             self._events.append(e.ServersChanged(self.settings.servers))
 
@@ -387,7 +387,8 @@ class Engine:
         )
         tally = Tally(
             requests=1,
-            rows=request.rows,
+            # A response that cannot be taken has scored nothing.
+            rows=request.rows if failure is None else 0,
             sent_bytes=response.sent_bytes,
             received_bytes=response.received_bytes,
             wait_s=max(0.0, answered.packing_at - request.queued_at),
@@ -464,6 +465,8 @@ class Engine:
                 failed(ConfigError(repr(error)))
             else:
                 self._inbox.put(lambda: started(url, sender))
+                if self.closing.is_set():
+                    sender.close()
 
         def started(url: str, sender: Sender) -> e.Event:
             self._senders.setdefault(url, sender)
@@ -479,6 +482,14 @@ class Engine:
         options = self.settings.connection_options()
         channels = range(self.settings.channels)
         return Sender([self._connect(url, options=options) for _ in channels], self.post)
+
+    def _connect_new(
+        self, urls: Iterable[str], connected: Mapping[str, Sender] = MappingProxyType({})
+    ) -> None:
+        """Have a sender for each of these servers: one that is there, connected, or a new one."""
+        for url in urls:
+            if url not in self._senders:
+                self._senders[url] = connected.get(url) or self._sender(url)
 
     def _connected(self, urls: Iterable[str]) -> list[Sender]:
         """Return senders for new servers: for all, or for none."""
@@ -498,8 +509,7 @@ class Engine:
         """Fail all that waits or is in flight, and go on with a core that knows nothing."""
         self._drop(SonicError(f"the pool has failed inside: {error!r}"))
         self._core = PoolCore(self.settings)
-        for url in self.settings.servers:
-            self._senders.setdefault(url, self._sender(url))
+        self._connect_new(self.settings.servers)
 
     def _shut_down(self) -> None:
         self._drop(CancelledError("the pool was closed"), ConfigError(CLOSED))

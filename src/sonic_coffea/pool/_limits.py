@@ -41,9 +41,9 @@ def min_in_flight(full: float) -> float:
 class AdaptiveLimit:
     """The in-flight limit of a model on an endpoint, as one process sees it.
 
-    Slow start doubles it with each round trip until the RTT ratio is too high. From then on, it
-    grows by one in a round trip while the ratio allows it, and shrinks by one while it does not. A
-    refusal halves it. Requests of like size are compared with each other.
+    It grows by one in a round trip while the RTT ratio allows it (in slow start, which ends when
+    the ratio is first too high, with the first response of the round trip), and shrinks by one
+    while it does not. A refusal halves it. Requests of like size are compared with each other.
 
     Parameters
     ----------

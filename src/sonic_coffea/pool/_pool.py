@@ -146,7 +146,8 @@ class Pool:
             return {(url, key): answer for (url, _, key), answer in pairs if answer is not None}
 
     def connections(self) -> list[Connection]:
-        """Return a connection to each server that is in use."""
+        """Return a connection to each server."""
+        self._open()
         return [connection for _, connection, _ in self._engine.served()]
 
     def set_quotas(

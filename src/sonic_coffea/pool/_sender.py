@@ -97,6 +97,11 @@ class Sender:
         for connection in self.connections:
             connection.close()
 
+    def join(self) -> None:
+        """Wait until it has ended, after it was closed."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
     def _run(self) -> None:
         while (work := self._inbox.get()) is not None:
             self._transmit(*work)

@@ -63,7 +63,7 @@ class Report:
         return {**self.statistics.to_dict(), **of_run}
 
     def plot(self) -> Figure:
-        """Draw where the time of requests went, how long they took, and when they were out.
+        """Draw where the time of requests went, how long they took, and when they were in flight.
 
         Raises
         ------

@@ -216,7 +216,9 @@ class Statistics:
             for name in _COUNTS:
                 setattr(self, name, getattr(self, name) + getattr(other, name))
             share = min(self.spans_share, other.spans_share)
-            self.spans, self.spans_share = _sample((*self.spans, *other.spans), share)
+            # Each call adds its counts before it has spans.
+            if other.spans or share < self.spans_share:
+                self.spans, self.spans_share = _sample((*self.spans, *other.spans), share)
             for key, tally in other:
                 self._add(*key, tally)
         return self

@@ -151,6 +151,6 @@ def _timeline(axes: Any, statistics: Statistics) -> None:
                 label=model if place == 0 else None,
             )
     axes.set_yticks(range(len(workers)), workers, fontsize="x-small")
-    axes.set_xlabel("requests out, a part of them, by worker [s]")
+    axes.set_xlabel("requests in flight (a sample), by worker [s]")
     if len(models) > 1:
         axes.legend(fontsize="x-small")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from sonic_coffea.transport import Contract
 
     Answer = Mapping[str, NDArray[Any]]
+
+
+class Reuse(NamedTuple):
+    """Whether equal rows are sent once, and where scores are kept."""
+
+    deduplicate: bool = False
+    cache: ScoreCache | None = None
 
 
 class Sink:
@@ -129,18 +136,17 @@ class Part:
         asked: Sequence[str],
         version: str | None,
         mask: bool,
-        deduplicate: bool,
-        cache: ScoreCache | None,
+        reuse: Reuse,
         pool: Pool,
     ) -> None:
         self._contract, self._pool = contract, pool
-        self.caches = cache is not None
+        self.caches = reuse.cache is not None
         keys: dict[int, bytes] = {}
-        if deduplicate or cache is not None:
+        if reuse.deduplicate or reuse.cache is not None:
             # Without a checksum, the same name may be another model elsewhere.
             which = contract.digest or pool.settings.servers
             keys = keys_of(inputs, repr((contract.model, contract.version, which, asked)))
-        self._sink = Sink(outputs, lock, keys, cache)
+        self._sink = Sink(outputs, lock, keys, reuse.cache)
         duplicates, sent, different = self._sink.duplicates, inputs, len(inputs)
         if duplicates is not None:
             different = len(duplicates.sent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ TYPED_CONTENTS: Mapping[str, str] = {
 _KSERVE_NAMES = {numpy_name: name for name, numpy_name in DATATYPES.items()}
 
 
+@cache
 def kserve_name(dtype: np.dtype[Any]) -> str:
     """Return what KServe v2 calls a numpy dtype."""
     return _KSERVE_NAMES[dtype.name]

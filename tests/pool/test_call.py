@@ -1,0 +1,106 @@
+"""A call's slices: each counts once, whatever becomes of its attempts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.pool.scenario import LOST, contract
+
+from sonic_coffea import errors
+from sonic_coffea.pool._call import Call
+from sonic_coffea.pool._request import Attempt, RequestSlice
+from sonic_coffea.pool._sender import Sender, Transmission
+from sonic_coffea.transport import Response
+
+RESPONSE = Response(outputs={}, version="2", sent_bytes=0, received_bytes=0)
+
+
+class Rows(list[int]):
+    """Rows that lie where they are selected."""
+
+    segments = ()
+
+    def selection(self, start: int, stop: int) -> range:
+        return range(start, stop)
+
+    def events_of(self, start: int, stop: int) -> tuple[int, int]:
+        return start, stop
+
+    def pack(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        return {"x": np.asarray(self[start:stop])}
+
+
+def call_of(rows: int, placed: list[Any], **options: Any) -> tuple[Call, list[RequestSlice]]:
+    output = SimpleNamespace(place=lambda selection, *_: placed.append(selection))
+    call = Call(contract(), Rows(range(rows)), {"y": output}, ["y"], version=None, **options)
+    slices = [RequestSlice(call, n, n + 4, 16) for n in range(0, rows, 4)]
+    call.own(SimpleNamespace(abandon=lambda call, error: call.end(error)), len(slices))
+    return call, slices
+
+
+def test_a_slice_counts_once() -> None:
+    """Were one counted for another, the other's rows would be left out without a word."""
+    placed: list[Any] = []
+    call, (first, second, third) = call_of(12, placed, mask=True)
+    assert call.fail(first, LOST) == 4
+    assert call.fail(first, LOST) == 0
+    call.place(second, RESPONSE)
+    assert not call.finish(second)
+    assert not call.finish(second)
+    assert call.fail(second, LOST) == 0
+    assert not call.over
+    call.place(third, RESPONSE)
+    assert call.finish(third)
+    assert call.over
+    assert placed == [range(4, 8), range(8, 12)]
+    assert call.lost == [range(4)]
+    assert call.statistics.masked == 4
+    assert call.served_versions == {"2"}
+    call.raise_failure()
+
+
+def test_what_servers_lose_fails_the_call_unless_it_may_be_lost() -> None:
+    call, (first, second) = call_of(8, [])
+    assert call.fail(second, LOST) == 0
+    assert call.over
+    with pytest.raises(errors.ServerLostError) as caught:
+        call.raise_failure()
+    assert (caught.value.rows, caught.value.events) == ((4, 8), (4, 8))
+    assert call.fail(first, LOST) == 0
+    call.cancel()
+    assert call.failure is caught.value
+    # A wrong model is no loss.
+    masked, (one,) = call_of(4, [], mask=True)
+    masked.fail(one, errors.ContractError("another model"))
+    assert isinstance(masked.failure, errors.ContractError)
+
+
+def test_an_attempt_is_cancelled_whether_it_has_left_or_not() -> None:
+    cancelled: list[str] = []
+    handle = SimpleNamespace(cancel=lambda: cancelled.append("handle"))
+    _, (request, _) = call_of(8, [])
+    attempt = Attempt(request, "grpc://s1:8001", 0, 0.0, 1)
+    late, early = Transmission(attempt, "1"), Transmission(attempt, "2")
+    late.sent(handle)
+    late.cancel()
+    assert cancelled == ["handle"]
+    early.cancel()
+    early.sent(handle)
+    assert cancelled == ["handle", "handle"]
+
+
+def test_what_nobody_waits_for_is_neither_packed_nor_sent() -> None:
+    posted: list[Any] = []
+    connection = SimpleNamespace(infer=lambda *_, **__: pytest.fail("sent"), close=lambda: None)
+    call, (request, _) = call_of(8, [])
+    transmission = Transmission(Attempt(request, "grpc://s1:8001", 0, 0.0, 1), "1")
+    transmission.cancel()
+    sender = Sender([connection], posted.append)
+    sender.send(call, transmission)
+    sender.close()
+    sender.join()
+    (event,) = posted
+    assert isinstance(event.error, errors.CancelledError)
