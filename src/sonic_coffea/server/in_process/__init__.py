@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from sonic_coffea.server.in_process._grpc_server import KServeServer
+from sonic_coffea.server.in_process._grpc_server import EXTENSIONS, KServeServer, Received
 from sonic_coffea.server.in_process._model import Function, KServeModel, Tensors
 from sonic_coffea.server.in_process._onnx_server import InProcessServer
-from sonic_coffea.server.in_process._servicer import EXTENSIONS, Received
 
 __all__ = [
     "EXTENSIONS",

@@ -6,12 +6,13 @@ import logging
 import os
 import secrets
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
+from sonic_coffea.server.in_process._grpc_server import KServeServer
+from sonic_coffea.server.in_process._model import KServeModel
 from sonic_coffea.server.repository import Served, _manifest
 from sonic_coffea.server.repository._sources import read_source
 from sonic_coffea.server.repository.formats import _onnx
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sonic_coffea.server.in_process import KServeModel
 
 __all__ = ["InProcessServer", "cores"]
 
@@ -65,8 +65,6 @@ class InProcessServer:
         port: int | None = None,
     ) -> None:
         self.repository = Path(repository).absolute()
-        from sonic_coffea.server.in_process import KServeServer
-
         threads = threads or cores()
         turn = threading.Lock()
         models, others = {}, []
@@ -109,13 +107,9 @@ class InProcessServer:
                 url=self.url,
                 pid=pid,
                 start_ticks=local_state.process_start_ticks(pid),
-                supervisor_pid=None,
                 header=_HEADER,
                 secret=self._server.headers[_HEADER],
                 repository=str(self.repository),
-                log="",
-                started=time.time(),
-                shm_prefix="",
             )
         )
         return self
@@ -150,9 +144,9 @@ def _config(folder: Path) -> Mapping[str, Any]:
 def _version(folder: Path, config: Mapping[str, Any]) -> Path | None:
     """Return the folder of the version that is served."""
     pinned = config.get("version_policy", {}).get("specific", {}).get("versions")
-    versions = [path for path in folder.glob("*") if path.is_dir() and path.name.isdigit()]
-    versions = [path for path in versions if pinned is None or path.name in pinned]
-    return max(versions, key=lambda path: int(path.name), default=None)
+    versions = map(str, _manifest.version_numbers(folder))
+    chosen = [version for version in versions if pinned is None or version in pinned]
+    return folder / chosen[-1] if chosen else None
 
 
 def _described(version: Path) -> Mapping[str, Any] | None:
@@ -162,9 +156,8 @@ def _described(version: Path) -> Mapping[str, Any] | None:
         return manifest if manifest["kind"] == "onnx" else None
     if not (version / "model.onnx").is_file():
         return None
-    interface = read_source(version.parent.name, Served(version / "model.onnx"), None).interface
-    sides = {"inputs": interface.inputs, "outputs": interface.outputs}
-    return {"file": "model.onnx"} | {k: [t.to_dict() for t in side] for k, side in sides.items()}
+    source = read_source(version.parent.name, Served(version / "model.onnx"), None)
+    return {"file": "model.onnx", "inputs": source.inputs, "outputs": source.outputs}
 
 
 def _load(
@@ -174,8 +167,6 @@ def _load(
     threads: int,
     turn: threading.Lock,
 ) -> KServeModel:
-    from sonic_coffea.server.in_process import KServeModel
-
     path = version / manifest["file"]
     names = tuple(tensor["name"] for tensor in manifest["outputs"])
     try:

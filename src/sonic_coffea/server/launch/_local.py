@@ -13,17 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import dask.config
 
-from sonic_coffea.errors import (
-    ConfigError,
-    ModelNotFoundError,
-    ServerError,
-    ServerStartError,
-    SonicError,
-)
+from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, ServerStartError
 from sonic_coffea.reporting import tables
 from sonic_coffea.server import _install as install
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
-from sonic_coffea.server.launch._log_files import new_log
+from sonic_coffea.server.launch._logs import new_log
 from sonic_coffea.server.launch._run import HEADER_NAME, PROTOCOLS, PortTaken, Run
 from sonic_coffea.server.launch._supervised import SupervisedServer
 from sonic_coffea.server.launch._watcher import Watcher
@@ -121,10 +115,6 @@ class LocalServer:
         installation: ServerInstall | None = None,
         progress: Progress | None = None,
     ) -> None:
-        if model_control not in ("none", "poll", "explicit"):
-            raise ConfigError(
-                f"expected model_control 'none', 'poll' or 'explicit', got {model_control!r}"
-            )
         if isinstance(models, str):
             raise ConfigError(f"expected models as a sequence of names, got the string {models!r}")
         if models is not None and model_control == "poll":
@@ -163,7 +153,7 @@ class LocalServer:
         sonic_coffea.errors.ServerStartError
             If it cannot be installed, does not start, or is not ready in time: with its own words.
         sonic_coffea.errors.ConfigError
-            If the repository is not a directory, or has no models.
+            If the repository has no models.
         """
         with self._lock:
             self._begin()
@@ -176,12 +166,7 @@ class LocalServer:
             if self.running:
                 return self
             self._end()
-            if not self.repository.is_dir():
-                raise ConfigError(
-                    f"expected a directory as model repository, got {self.repository}; "
-                    "build_repository makes one"
-                )
-            models = [path for path in self.repository.iterdir() if path.is_dir()]
+            models = any(path.is_dir() for path in self.repository.glob("*"))
             if self._model_control == "none" and not models:
                 raise ConfigError(
                     f"expected a model repository, got {self.repository}, which has no models; "
@@ -323,9 +308,8 @@ class LocalServer:
     @property
     def pid(self) -> int | None:
         """The server's process, while it runs."""
-        return (
-            self._supervised.server_pid if self._supervised is not None and self.running else None
-        )
+        supervised = self._supervised
+        return supervised.server_pid if supervised is not None and self.running else None
 
     @property
     def running(self) -> bool:
@@ -347,26 +331,18 @@ class LocalServer:
         self.stop()
 
     def __repr__(self) -> str:
-        running = self.running
-        state = f"{self.url} pid={self.pid}" if running else "stopped"
+        state = f"{self.url} pid={self.pid}" if self.running else "stopped"
         return f"<LocalServer {state} repository={str(self.repository)!r}>"
 
     def _repr_html_(self) -> str:
-        running = self.running
-        rows: list[tuple[str, Any]] = [("state", "running" if running else "stopped")]
-        if running:
-            rows += [("url", self.url), ("models", self._shown_models()), ("pid", self.pid)]
+        rows: list[tuple[str, Any]] = [("state", "running" if self.running else "stopped")]
+        if self.running:
+            models = ", ".join(f"{m.name} v{m.version} {m.state}" for m in self.metadata.models)
+            rows += [("url", self.url), ("models", models or "none"), ("pid", self.pid)]
         rows.append(("repository", self.repository))
         if self._run is not None:
             rows.append(("log", self.log_path))
         return tables.table("LocalServer", rows)
-
-    def _shown_models(self) -> str:
-        try:
-            models = [f"{m.name} v{m.version} {m.state}" for m in self.metadata.models]
-        except SonicError as error:
-            return f"it does not say: {error.message}"
-        return ", ".join(models) or "none"
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a LocalServer belongs to its process; pass its url instead")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server._probe import is_ready
-from sonic_coffea.server.launch import _log
+from sonic_coffea.server.launch import _logs
 from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
@@ -64,9 +64,8 @@ class Run:
         deadline = begun + timeout_s
         listening = f"Started GRPCInferenceService at 127.0.0.1:{self.port}"
         while True:
-            supervised.hear(0.02)
-            if not supervised.running:
-                raise self._failure(f"ended with exit status {supervised.exit_code}")
+            if supervised.ended_within(0.02):
+                raise self._failure(supervised.failure)
             # Whatever else answers on the port is not this server, so ask only once it listens.
             if listening in self.read_log() and is_ready(self.url, self.headers):
                 return
@@ -89,16 +88,15 @@ class Run:
                 secret=self.secret,
                 repository=str(self.repository),
                 log=str(self.log),
-                started=time.time(),
                 shm_prefix=self.shm_prefix,
             )
         )
 
     def _failure(self, end: str) -> Exception:
         log = self.read_log()
-        if _log.port_is_taken(log):
+        if _logs.port_is_taken(log):
             return PortTaken()
-        lines = _log.error_lines(log.replace(self.secret, "…"))
+        lines = _logs.error_lines(log.replace(self.secret, "…"))
         quoted = "\n".join(f"  {line}" for text in lines for line in text.splitlines())
         quoted = quoted or "  (nothing)"
         return ServerStartError(

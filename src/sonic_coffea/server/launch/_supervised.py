@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
-import select
 import subprocess
 import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from sonic_coffea.errors import ServerStartError
 
@@ -33,12 +33,10 @@ class SupervisedServer:
 
     def __init__(self, python: Path, job: dict[str, Any]) -> None:
         self.server_pid: int | None = None
-        self.exit_code: int | None = None
+        self.failure = "ended without a word"
         self.asked = False
         self._grace_s = float(job["grace_s"])
-        self._lock = threading.Lock()
-        self._pending = b""
-        self._ended = False
+        self._ended = threading.Event()
         try:
             # A session of its own: Ctrl-C reaches the owner, which ends the server in good order.
             self._process = subprocess.Popen(
@@ -54,80 +52,62 @@ class SupervisedServer:
                 f"cannot start the server's supervisor process: {error}"
             ) from None
         self.pid = self._process.pid
-        content = json.dumps({**job, "owner": os.getpid()}).encode() + b"\n"
-        assert self._process.stdin is not None  # noqa: S101
-        try:
-            self._process.stdin.write(content)
-            self._process.stdin.flush()
-        except OSError:
-            self.end()
-            raise ServerStartError("the server's supervisor ended at once") from None
-
-    def hear(self, timeout_s: float) -> None:
-        """Take in what the supervisor has to say, waiting for it at most `timeout_s`."""
-        with self._lock:
-            self._hear(timeout_s)
+        self._stdin = cast("IO[bytes]", self._process.stdin)
+        self._stdout = cast("IO[bytes]", self._process.stdout)
+        self._thread = threading.Thread(target=self._listen, name="sonic-supervised", daemon=True)
+        self._thread.start()
+        # If it has ended already, it is heard to.
+        with contextlib.suppress(OSError):
+            self._stdin.write(json.dumps({**job, "owner": os.getpid()}).encode() + b"\n")
+            self._stdin.flush()
 
     @property
     def running(self) -> bool:
         """Whether the supervisor, and so the server, has not ended."""
-        self.hear(0.0)
-        return not self._ended
+        return not self._ended.is_set()
+
+    def ended_within(self, timeout_s: float) -> bool:
+        """Wait for the end for a while, and return whether it came."""
+        return self._ended.wait(timeout_s)
 
     def end(self) -> None:
         """End the server and wait until nothing of it is left; harmless when it has ended."""
-        with self._lock:
-            process = self._process
-            if process.stdin is not None and not process.stdin.closed:
-                try:
-                    process.stdin.close()
-                except OSError as error:
-                    logger.debug("the supervisor %d was gone: %s", self.pid, error)
-            try:
-                process.wait(self._grace_s + 10.0)
-            except subprocess.TimeoutExpired:
-                logger.warning("the supervisor process %d does not end; killing it", self.pid)
-                process.kill()
-                process.wait()
-            self._hear(0.0)
-            if process.stdout is not None:
-                process.stdout.close()
-            self._ended = True
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        try:
+            self._process.wait(self._grace_s + 10.0)
+        except subprocess.TimeoutExpired:
+            logger.warning("the supervisor process %d does not end; killing it", self.pid)
+            self._process.kill()
+            self._process.wait()
+        self._thread.join()
+        self._stdout.close()
 
     def disown(self) -> None:
         """Let go of it in a forked child, where it is somebody else's."""
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+        self._stdin.close()
+        self._stdout.close()
         # Popen would wait, in vain, for a process that is not this one's child.
         self._process.returncode = 0
-        self._ended = True
+        self._ended.set()
 
-    def _hear(self, timeout_s: float) -> None:
-        stdout = self._process.stdout
-        if stdout is None or stdout.closed:
-            return
-        poll = select.poll()
-        poll.register(stdout.fileno(), select.POLLIN | select.POLLHUP)
-        wait_ms = timeout_s * 1000.0
-        while poll.poll(wait_ms):
-            wait_ms = 0.0
-            block = os.read(stdout.fileno(), 65536)
-            if not block:
-                self._ended = True
-                return
-            *lines, self._pending = (self._pending + block).split(b"\n")
+    def _listen(self) -> None:
+        # Not by the buffered stream, which an exiting interpreter could not lock.
+        pending, fd = b"", self._stdout.fileno()
+        while block := os.read(fd, 65536):
+            *lines, pending = (pending + block).split(b"\n")
             for line in lines:
                 self._take(json.loads(line))
+        self._ended.set()
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "started":
             self.server_pid = event["pid"]
         elif kind == "exited":
-            self.exit_code, self.asked = event["code"], event["asked"]
+            self.failure, self.asked = f"ended with exit status {event['code']}", event["asked"]
         elif kind == "failed":
-            raise ServerStartError(f"cannot start the server: {event['message']}")
+            self.failure = f"cannot be started: {event['message']}"
         elif kind == "hidden" and event["message"]:
             logger.debug(
                 "the secret stays in the server's command line, where other users of this machine "

@@ -50,7 +50,7 @@ def read_repository(path: str | os.PathLike[str]) -> list[ModelVersion]:
     """
     root = Path(path)
     folders = sorted(root.iterdir()) if root.is_dir() else []
-    entries = [entry for folder in folders if folder.is_dir() for entry in _versions(folder)]
+    entries = [entry for folder in folders for entry in _versions(folder)]
     if not entries:
         raise ConfigError(
             f"expected a model repository, got {root}, which has no models; build_repository "
@@ -60,19 +60,17 @@ def read_repository(path: str | os.PathLike[str]) -> list[ModelVersion]:
 
 
 def _versions(folder: Path) -> list[ModelVersion]:
-    numbers = sorted(int(p.name) for p in folder.iterdir() if p.is_dir() and p.name.isdigit())
-    manifests = {number: _manifest.read(folder / str(number)) for number in numbers}
+    manifests = {n: _manifest.read(folder / str(n)) for n in _manifest.version_numbers(folder)}
     # What versions share was last written with the one that was built last.
     built = {number: m["built"] for number, m in manifests.items() if m is not None}
     last = max(built, key=lambda number: built[number], default=None)
-    return [
-        ModelVersion(
-            model=folder.name,
-            version=number,
-            manifest=manifest,
-            changes=()
-            if manifest is None
-            else tuple(_manifest.changes(folder / str(number), manifest, shared=number == last)),
+    entries = []
+    for number, manifest in manifests.items():
+        changes: list[str] = []
+        if manifest is not None:
+            changes = _manifest.changes(folder / str(number), manifest, shared=number == last)
+        entry = ModelVersion(
+            model=folder.name, version=number, manifest=manifest, changes=tuple(changes)
         )
-        for number, manifest in manifests.items()
-    ]
+        entries.append(entry)
+    return entries

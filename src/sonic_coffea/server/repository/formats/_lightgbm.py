@@ -17,13 +17,13 @@ def read(served: Served) -> Contents:
     path = Path(str(served.source))
     if served.inputs is not None or served.outputs is not None:
         return {"files": {"model.txt": path}}
-    with path.open(encoding="utf-8", errors="replace") as file:
-        lines = []
-        for line in file:
-            if line.startswith("Tree="):
-                break
-            lines.append(line.strip().partition("="))
-    head = {key: value for key, _, value in lines}
+    head = dict(
+        line.split("=", 1)
+        for line in path.read_text(encoding="utf-8", errors="replace")
+        .split("\nTree=")[0]
+        .splitlines()
+        if "=" in line
+    )
     try:
         features, classes = int(head["max_feature_idx"]) + 1, int(head["num_class"])
     except (KeyError, ValueError):
