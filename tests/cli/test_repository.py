@@ -93,7 +93,8 @@ def test_bad_usage(arguments):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "No such file or directory"), (b"no model", "holds no ONNX graph")]
+    ("content", "message"),
+    [(None, "No such file or directory"), (b"no model", "holds no ONNX graph")],
 )
 def test_failures_are_one_line(tmp_path, content, message):
     file = tmp_path / "m.onnx"

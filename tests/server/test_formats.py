@@ -153,7 +153,9 @@ def test_what_trees_take_and_give(tmp_path, objective, options, suffix):
 def test_binary_trees_without_their_package(tmp_path, monkeypatch):
     (tmp_path / "m.ubj").write_bytes(b"{")
     monkeypatch.setitem(sys.modules, "xgboost", None)
-    with pytest.raises(ConfigError, match="needs the xgboost package here; save the trees as .json"):
+    with pytest.raises(
+        ConfigError, match="needs the xgboost package here; save the trees as .json"
+    ):
         build_repository(tmp_path / "r", {"m": tmp_path / "m.ubj"})
     row = ("float32", ["N", 1])
     source = Served(tmp_path / "m.ubj", inputs={"x": row}, outputs={"y": row})

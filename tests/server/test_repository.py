@@ -318,7 +318,10 @@ def test_labels_that_do_not_fit(tmp_path, classifier, labels, message):
         ({"instances": 0}, "instances to be an integer >= 1"),
         ({"threads": 0}, "threads to be an integer >= 1"),
         ({"platform": "tensorrt"}, "'onnxruntime', 'pytorch', got 'tensorrt'"),
-        ({"dynamic_batching": {"prefered_batch_size": [1]}}, "no field named \"prefered_batch_size\""),
+        (
+            {"dynamic_batching": {"prefered_batch_size": [1]}},
+            'no field named "prefered_batch_size"',
+        ),
     ],
 )
 def test_options_that_cannot_be(tmp_path, classifier, options, message):

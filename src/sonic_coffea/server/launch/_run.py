@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server._probe import is_ready
 from sonic_coffea.server.launch import _logs
+from sonic_coffea.server.launch.runtimes import HEADER_NAME
 from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
@@ -16,12 +17,8 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.launch._supervised import SupervisedServer
 
-__all__ = ["HEADER_NAME", "PROTOCOLS", "PortTaken", "Run"]
+__all__ = ["PortTaken", "Run"]
 
-PROTOCOLS = (
-    "health,metadata,statistics,inference,shared-memory,model-config,model-repository,trace,logging"
-)
-HEADER_NAME = "sonic"
 _HEADER = f"triton-grpc-protocol-{HEADER_NAME}"
 
 
@@ -57,40 +54,33 @@ class Run:
         except FileNotFoundError:
             return ""
 
-    def wait_until_ready(
-        self, supervised: SupervisedServer, begun: float, timeout_s: float
-    ) -> None:
-        """Return when it is ready, or raise what it says if it ends or takes too long."""
-        deadline = begun + timeout_s
+    def wait_until_ready(self, supervised: SupervisedServer, timeout_s: float) -> None:
+        """Return when it is ready and recorded, or raise what it says if it ends or is late."""
+        deadline = time.monotonic() + timeout_s
         listening = f"Started GRPCInferenceService at 127.0.0.1:{self.port}"
-        while True:
+        # Whatever else answers on the port is not this server, so ask only once it listens.
+        while listening not in self.read_log() or not is_ready(self.url, self.headers):
             if supervised.ended_within(0.02):
                 raise self._failure(supervised.failure)
-            # Whatever else answers on the port is not this server, so ask only once it listens.
-            if listening in self.read_log() and is_ready(self.url, self.headers):
-                return
             if time.monotonic() > deadline:
                 raise self._failure(f"was not ready after {timeout_s:g} s")
-
-    def register(self, supervised: SupervisedServer) -> None:
-        """Leave a record by which this user's processes find it."""
         pid = supervised.server_pid
         ticks = None if pid is None else local_state.process_start_ticks(pid)
         if pid is None or ticks is None:
             raise self._failure("ended as soon as it was ready")
-        local_state.register(
-            local_state.ServerRecord(
-                url=self.url,
-                pid=pid,
-                start_ticks=ticks,
-                supervisor_pid=supervised.pid,
-                header=_HEADER,
-                secret=self.secret,
-                repository=str(self.repository),
-                log=str(self.log),
-                shm_prefix=self.shm_prefix,
-            )
+        # By it this user's processes find the server.
+        record = local_state.ServerRecord(
+            url=self.url,
+            pid=pid,
+            start_ticks=ticks,
+            supervisor_pid=supervised.pid,
+            header=_HEADER,
+            secret=self.secret,
+            repository=str(self.repository),
+            log=str(self.log),
+            shm_prefix=self.shm_prefix,
         )
+        local_state.register(record)
 
     def _failure(self, end: str) -> Exception:
         log = self.read_log()
