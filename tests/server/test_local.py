@@ -127,7 +127,7 @@ def test_listens_on_loopback_only(server):
 def test_the_secret_is_nowhere_to_be_read(server):
     secret = server.headers["triton-grpc-protocol-sonic"]
     assert len(secret) == 64
-    for process in [server.pid, server._supervised.pid, *family(server.pid)]:
+    for process in [server.pid, server._run.supervisor_pid, *family(server.pid)]:
         assert secret.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
     listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
     assert f"--grpc-port={server.port}" in listed.stdout
@@ -159,8 +159,8 @@ def test_stop_is_idempotent_and_leaves_nothing(light, installation):
 
     assert server.start() is server
     pids, prefix, url = (
-        [*family(server.pid), server._supervised.pid],
-        server._run.shm_prefix,
+        [*family(server.pid), server._run.supervisor_pid],
+        server._run._serving.name,
         server.url,
     )
     assert server.start().pid == pids[0]
@@ -192,7 +192,7 @@ def test_an_exception_ends_it(light, serve):
 
 def test_a_crash_is_noticed(light, serve):
     with serve(light) as server:
-        pids, prefix = family(server.pid), server._run.shm_prefix
+        pids, prefix = family(server.pid), server._run._serving.name
         os.kill(server.pid, signal.SIGKILL)
         until(lambda: not server.running, what="the end of the server")
         assert server.pid is None

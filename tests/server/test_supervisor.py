@@ -13,6 +13,7 @@ import psutil
 import pytest
 from tests.waiting import until
 
+from sonic_coffea.server.launch._run import Run
 from sonic_coffea.transport import local_state
 
 from .support import broken, family, is_gone, shared_memory
@@ -22,7 +23,7 @@ import sys, time
 from sonic_coffea.server import LocalServer
 server = LocalServer(sys.argv[1], stop_timeout_s=0.0).start()
 def announce():
-    print(server.pid, server._supervised.pid, server._run.shm_prefix, server.url, flush=True)
+    print(server.pid, server._run.supervisor_pid, server._run._serving.name, server.url, flush=True)
 def rest():
     while True:  # a signal that comes as a sleep begins is heard when that ends
         time.sleep(0.05)
@@ -96,8 +97,8 @@ import sys, threading, time
 from sonic_coffea.server import LocalServer
 server = LocalServer(sys.argv[1], stop_timeout_s=0.0)
 threading.Thread(target=server.start, daemon=True).start()
-while server._supervised is None or "loading" not in server.logs: time.sleep(0.01)
-print(server._supervised.pid, server._supervised.server_pid, server._run.shm_prefix, flush=True)
+while server._run is None or "loading" not in server.logs: time.sleep(0.01)
+print(server._run.supervisor_pid, server._run.server_pid, server._run._serving.name, flush=True)
 time.sleep(600)
 """
     path = broken(tmp_path, classifier, never_ready)
@@ -160,9 +161,6 @@ def test_no_orphan_after_the_supervisor_is_killed(own):
 
 
 def test_a_secret_that_cannot_be_hidden_is_said(caplog, monkeypatch):
-    from sonic_coffea.server.launch._supervised import SupervisedServer
-
-    supervised = SupervisedServer.__new__(SupervisedServer)
     with caplog.at_level(logging.DEBUG, "sonic_coffea.server"):
-        supervised._take({"event": "hidden", "message": "PermissionError: no"})
+        Run.__new__(Run)._take({"event": "hidden", "message": "PermissionError: no"})
     assert "PermissionError: no" in caplog.text

@@ -81,7 +81,7 @@ def test_a_server_that_was_stopped_on_request_stays_so(light, installation):
 def test_a_server_that_was_stopped_on_request_can_be_started(light, serve):
     with serve(light, models=[], restart=True) as server:
         first = server.pid
-        os.kill(server._supervised.pid, signal.SIGTERM)
+        os.kill(server._run.supervisor_pid, signal.SIGTERM)
         server.wait()
         assert server.ended_on_request
         server.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import secrets
@@ -20,10 +19,8 @@ from sonic_coffea.server import _install as install
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
 from sonic_coffea.server.launch._logs import new_log
 from sonic_coffea.server.launch._run import PortTaken, Run
-from sonic_coffea.server.launch._supervised import SupervisedServer
 from sonic_coffea.server.launch._watcher import Watcher
 from sonic_coffea.server.launch.runtimes import AUTO, Options, Serving, choose
-from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -150,7 +147,7 @@ class LocalServer:
         self._watcher: Watcher | None = None
         self._lock = threading.RLock()
         self._run: Run | None = None
-        self._supervised: SupervisedServer | None = None
+        self._metrics_port: int | None = None
         self._owner = os.getpid()
 
     def start(self) -> LocalServer:
@@ -198,9 +195,9 @@ class LocalServer:
         """Say why this machine has no runtime for it; None if it has one."""
         try:
             choose(self._runtime, self._options)
-            return None
         except ServerStartError as error:
             return error.message
+        return None
 
     def stop(self) -> None:
         """End the server and wait until it is gone; harmless when it does not run."""
@@ -222,15 +219,10 @@ class LocalServer:
 
     def _end(self) -> None:
         with self._lock:
-            supervised, self._supervised = self._supervised, None
-            if supervised is None:
-                return
-            if os.getpid() != self._owner:
-                supervised.disown()
-                return
-            supervised.end()
-            if self._run is not None:
-                local_state.remove(self._run.url)
+            if self._run is not None and os.getpid() != self._owner:
+                self._run.disown()
+            elif self._run is not None:
+                self._run.end()
 
     @property
     def url(self) -> str:
@@ -250,7 +242,8 @@ class LocalServer:
     @property
     def metrics_url(self) -> str | None:
         """Where Prometheus finds its metrics, if it serves them."""
-        port = self._run_or_raise().metrics_port
+        self._run_or_raise()
+        port = self._metrics_port
         return None if port is None else f"http://127.0.0.1:{port}/metrics"
 
     @property
@@ -294,7 +287,8 @@ class LocalServer:
             time.sleep(_LOOK_S)
         states = ", ".join(f"version {m.version} {m.state} {m.reason}".rstrip() for m in versions)
         raise ModelNotFoundError(
-            f"the model was not ready after {timeout_s:g} s; the server says: {states or 'nothing'}",
+            f"the model was not ready after {timeout_s:g} s; "
+            f"the server says: {states or 'nothing'}",
             server=self.url,
             model=model,
             version=wanted,
@@ -313,20 +307,17 @@ class LocalServer:
     @property
     def pid(self) -> int | None:
         """The server's process, while it runs."""
-        supervised = self._supervised
-        return supervised.server_pid if supervised is not None and self.running else None
+        return self._run.server_pid if self._run is not None and self.running else None
 
     @property
     def running(self) -> bool:
         """Whether the server runs."""
-        supervised = self._supervised
-        return supervised is not None and os.getpid() == self._owner and supervised.running
+        return self._run is not None and os.getpid() == self._owner and self._run.running
 
     @property
     def ended_on_request(self) -> bool:
         """Whether another process has ended the server: ``sonic-coffea status --stop``."""
-        supervised = self._supervised
-        return supervised is not None and not self.running and supervised.asked
+        return self._run is not None and not self.running and self._run.asked
 
     def __enter__(self) -> Self:
         self.start()
@@ -359,41 +350,23 @@ class LocalServer:
 
     def _launch(self, runtime: Runtime) -> bool:
         """Start the server; return whether nobody else had its port."""
-        run = self._run = Run(
+        port = _free_port() if self._port_wanted is None else self._port_wanted
+        self._metrics_port = _free_port() if self._metrics else None
+        metrics = ["--allow-metrics=false"]
+        if self._metrics:
+            metrics = ["--metrics-address=127.0.0.1", f"--metrics-port={self._metrics_port}"]
+        serving = Serving(
+            arguments=[*self._arguments, f"--grpc-port={port}", *metrics],
             repository=self.repository,
-            port=_free_port() if self._port_wanted is None else self._port_wanted,
-            metrics_port=_free_port() if self._metrics else None,
             secret=secrets.token_hex(32),
-            shm_prefix=f"sonic_{os.getpid()}_{secrets.token_hex(6)}_",
-            log=new_log(self._log_dir),
+            name=f"sonic_{os.getpid()}_{secrets.token_hex(6)}_",
+            threads=self._threads,
+            env=self._env,
         )
-        metrics = ["--metrics-address=127.0.0.1", f"--metrics-port={run.metrics_port}"]
-        if not self._metrics:
-            metrics = ["--allow-metrics=false"]
-        launch = runtime.launch(
-            Serving(
-                arguments=[*self._arguments, f"--grpc-port={run.port}", *metrics],
-                repository=self.repository,
-                secret=run.secret,
-                name=run.shm_prefix,
-                threads=self._threads,
-                env=self._env,
-            )
-        )
-        record = local_state.record_path(run.url)
-        self._supervised = SupervisedServer(
-            runtime.python,
-            {
-                **dataclasses.asdict(launch),
-                "secret": run.secret,
-                "log": str(run.log),
-                "record": None if record is None else str(record),
-                "shm_prefix": run.shm_prefix,
-                "grace_s": self._stop_timeout_s,
-            },
-        )
+        log = new_log(self._log_dir)
+        self._run = Run(runtime, serving, port=port, log=log, grace_s=self._stop_timeout_s)
         try:
-            run.wait_until_ready(self._supervised, self._startup_timeout_s)
+            self._run.wait_until_ready(self._startup_timeout_s)
         except PortTaken:
             self._end()
             return False

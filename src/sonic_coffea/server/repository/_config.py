@@ -22,6 +22,7 @@ __all__ = [
     "check_labels",
     "label_file",
     "model_config",
+    "tensor_config",
     "version_policy",
 ]
 
@@ -73,8 +74,8 @@ def model_config(name: str, served: Served, source: ModelSource, options: Option
         "name": name,
         "backend": source.platform,
         "max_batch_size": limit if batched else 0,
-        "input": [_tensor(t, batched=batched) for t in source.inputs],
-        "output": [_tensor(t, batched=batched) for t in source.outputs],
+        "input": [tensor_config(t, batched=batched) for t in source.inputs],
+        "output": [tensor_config(t, batched=batched) for t in source.outputs],
         "instance_group": [{"count": options.instances, **kind}],
     }
     batching = {} if options.dynamic_batching is True else options.dynamic_batching
@@ -137,7 +138,8 @@ def label_file(output: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', output)}_labels.txt"
 
 
-def _tensor(tensor: Tensor, *, batched: bool) -> Config:
+def tensor_config(tensor: Tensor, *, batched: bool) -> Config:
+    """Return the configuration of a tensor."""
     dims = tensor["shape"][1:] if batched else tensor["shape"]
     config: Config = {"name": tensor["name"], "data_type": TRITON_TYPES[tensor["dtype"]]}
     # Triton has no tensors without axes: one number a row travels as an axis of one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.server.repository._config import tensor_config
 from sonic_coffea.server.repository._sources import TRITON_TYPES, ModelSource, Tensor
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def _config(
         "name": name,
         "platform": "ensemble",
         "max_batch_size": batch,
-        "input": [_spec(tensor, batch) for tensor in source.inputs],
-        "output": [_spec(tensor, batch) for tensor in source.outputs],
+        "input": [tensor_config(t, batched=batch > 0) for t in source.inputs],
+        "output": [tensor_config(t, batched=batch > 0) for t in source.outputs],
         "ensemble_scheduling": {"step": steps},
     }
     return config, source
@@ -92,9 +93,3 @@ def _member(members: Mapping[str, Any], name: str, what: str) -> Any:
     if name not in members:
         raise ConfigError(f"no {what} is called {name!r}; {nearest(name, members)}")
     return members[name]
-
-
-def _spec(tensor: Tensor, batch: int) -> Config:
-    dims = tensor["shape"][1:] if batch else tensor["shape"]
-    dtype = TRITON_TYPES[tensor["dtype"]]
-    return {"name": tensor["name"], "data_type": dtype, "dims": dims}
