@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import subprocess
@@ -13,7 +12,6 @@ import psutil
 import pytest
 from tests.waiting import until
 
-from sonic_coffea.server.launch._run import Run
 from sonic_coffea.transport import local_state
 
 from .support import broken, family, is_gone, shared_memory
@@ -158,9 +156,3 @@ def test_no_orphan_after_the_supervisor_is_killed(own):
     # Nobody was left to tidy up, so looking the server up does.
     assert local_state.lookup(owner.url) is None
     assert shared_memory(owner.shm_prefix) == []
-
-
-def test_a_secret_that_cannot_be_hidden_is_said(caplog, monkeypatch):
-    with caplog.at_level(logging.DEBUG, "sonic_coffea.server"):
-        Run.__new__(Run)._take({"event": "hidden", "message": "PermissionError: no"})
-    assert "PermissionError: no" in caplog.text

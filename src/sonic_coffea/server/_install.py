@@ -16,7 +16,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -107,7 +106,7 @@ def find() -> ServerInstall | None:
 
 def _find() -> ServerInstall | None:
     """Return an installation, which may lack the backends of this version of the package."""
-    for tag in _preferred_tags():
+    for tag in sorted(_PYTHONS, key=lambda tag: tag != _OWN):
         install = _layout(tag)
         try:
             marker = json.loads((install.root / _MARKER).read_text(encoding="utf-8"))
@@ -180,7 +179,6 @@ def _ensure(extras: Sequence[str], tell: Progress) -> ServerInstall:
 
 
 def _install(tell: Progress) -> ServerInstall:
-    started = time.monotonic()
     tag = _make_environment(tell)
     install = _layout(tag)
     requirements = _requirements(tag)
@@ -192,7 +190,7 @@ def _install(tell: Progress) -> ServerInstall:
     except BaseException:
         shutil.rmtree(install.root, ignore_errors=True)
         raise
-    logger.info("installed Triton in %s in %.1f s", install.root, time.monotonic() - started)
+    logger.info("installed Triton in %s", install.root)
     return install
 
 
@@ -201,9 +199,8 @@ def _make_environment(tell: Progress) -> str:
 
     The Python in use comes first, then others on this machine, then one that uv fetches.
     """
-    here = [(tag, tag, "--no-python-downloads") for tag in _preferred_tags()]
-    if _OWN in _PYTHONS:
-        here.insert(0, (_OWN, sys.executable, "--no-python-downloads"))
+    own = [(_OWN, sys.executable)] if _OWN in _PYTHONS else []
+    here = [(*way, "--no-python-downloads") for way in (*own, *((t, t) for t in _PYTHONS))]
     reason = ""
     for tag, *request in (*here, (_PYTHONS[0], _PYTHONS[0], "--managed-python")):
         install = _layout(tag)
@@ -284,10 +281,6 @@ def _tag(install: ServerInstall) -> str:
 
 def _requirements(tag: str) -> list[str]:
     return [_WHEEL, "onnxruntime==1.23.2" if tag == "3.10" else "onnxruntime==1.31.1", _NUMPY]
-
-
-def _preferred_tags() -> list[str]:
-    return sorted(_PYTHONS, key=lambda tag: tag != _OWN)
 
 
 def _libpython_name(tag: str) -> str:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from sonic_coffea.server.in_process._grpc_server import EXTENSIONS, KServeServer, Received
-from sonic_coffea.server.in_process._model import Function, KServeModel, Tensors
+from sonic_coffea.server.in_process._grpc_server import (
+    EXTENSIONS,
+    Function,
+    KServeModel,
+    KServeServer,
+    Received,
+    Tensors,
+)
 from sonic_coffea.server.in_process._onnx_server import InProcessServer
 
 __all__ = [

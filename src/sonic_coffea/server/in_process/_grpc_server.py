@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from secrets import compare_digest
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
+from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sonic_coffea._version import __version__
@@ -18,16 +21,64 @@ from sonic_coffea.errors import ConfigError, ServerStartError, nearest
 from sonic_coffea.transport import DATATYPES, TYPED_CONTENTS, kserve_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Self
 
-    from numpy.typing import NDArray
 
-    from sonic_coffea.server.in_process._model import KServeModel
-
-__all__ = ["EXTENSIONS", "KServeServer", "Received", "Servicer"]
+__all__ = [
+    "EXTENSIONS",
+    "Function",
+    "KServeModel",
+    "KServeServer",
+    "Received",
+    "Servicer",
+    "Tensors",
+]
 
 EXTENSIONS = ("model_configuration", "statistics", "model_repository")
+
+
+Tensors = Mapping[str, NDArray[Any]]
+Function = Callable[[Tensors], Tensors]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KServeModel:
+    """A model of a `KServeServer`.
+
+    Parameters
+    ----------
+    inputs, outputs : mapping
+        By name, the dtype and the shape of one row; -1 where a length is free.
+    function : callable
+        Makes the outputs of the inputs, both mappings of name to array, rows first. What it raises
+        is an error of the model.
+    max_rows : int
+        The most rows of a request; 0 for a model whose requests are never put together, and whose
+        shapes have all axes.
+    versions : tuple of str
+        The versions that there are; requests without one get the last.
+    digest : str
+        The checksum of the file that it is made of, where it has one.
+    """
+
+    inputs: Mapping[str, tuple[Any, tuple[int, ...]]]
+    outputs: Mapping[str, tuple[Any, tuple[int, ...]]]
+    function: Function
+    max_rows: int = 64
+    versions: tuple[str, ...] = field(default=("1",))
+    digest: str = ""
+
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape that a server says, with the axis of the rows."""
+        return (-1, *shape) if self.max_rows else shape
+
+    def described(self, tensors: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return KServe's datatype and the shape of some tensors, as a server says them."""
+        return {
+            name: (kserve_name(np.dtype(dtype)), self.shape_of(tuple(shape)))
+            for name, (dtype, shape) in tensors.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +213,14 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         for spec, raw in zip(request.inputs, request.raw_input_contents, strict=True):
             tensor = np.frombuffer(raw, np.dtype(DATATYPES[spec.datatype]))
             inputs[spec.name] = tensor.reshape(tuple(spec.shape))
-        expected = model.described(model.inputs)
-        for name, (datatype, shape) in expected.items():
+        for name, (datatype, shape) in model.described(model.inputs).items():
             array = inputs.get(name)
-            if array is None or not _fits(array, datatype, shape):
+            fits = (
+                array is not None
+                and (kserve_name(array.dtype), array.ndim) == (datatype, len(shape))
+                and all(n in (-1, m) for n, m in zip(shape, array.shape, strict=True))
+            )
+            if not fits:
                 got = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
                 message = f"unexpected input '{name}': expected {datatype} {list(shape)}, got {got}"
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
@@ -313,11 +368,6 @@ class KServeServer:
 
     def stopping(self) -> None:
         """Let go of requests that are held back."""
-
-
-def _fits(tensor: NDArray[Any], datatype: str, shape: tuple[int, ...]) -> bool:
-    same = len(shape) == tensor.ndim and kserve_name(tensor.dtype) == datatype
-    return same and all(n < 0 or n == have for n, have in zip(shape, tensor.shape, strict=True))
 
 
 def _typed(answer: Any) -> Any:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
-from sonic_coffea.server.in_process._grpc_server import KServeServer
-from sonic_coffea.server.in_process._model import KServeModel
+from sonic_coffea.server.in_process._grpc_server import KServeModel, KServeServer
 from sonic_coffea.server.repository import Served, _manifest
 from sonic_coffea.server.repository._sources import read_source
 from sonic_coffea.server.repository.formats import _onnx

@@ -176,12 +176,6 @@ class Run:
             self._end_words, self.asked = f"ended with exit status {event['code']}", event["asked"]
         elif kind == "failed":
             self._end_words = f"cannot be started: {event['message']}"
-        elif kind == "hidden" and event["message"]:
-            logger.debug(
-                "the secret stays in the server's command line, where other users of this machine "
-                "can read it: %s",
-                event["message"],
-            )
 
     def _failure(self, end: str) -> Exception:
         log = self.read_log()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository._sources import TRITON_TYPES, ModelSource, Tensor
-from sonic_coffea.server.repository.formats import PLATFORMS
 
 if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
@@ -51,9 +50,6 @@ class Options:
         for option, least in (("max_batch_size", 0), ("instances", 1), ("threads", 1)):
             _check_integer(option, getattr(self, option), least)
         _check_integer("version", self.version, 1)
-        if self.platform not in (None, *PLATFORMS):
-            known = ", ".join(map(repr, PLATFORMS))
-            raise ConfigError(f"expected platform {known}, got {self.platform!r}")
         if self.add_version and self.version is not None:
             raise ConfigError("version and add_version exclude each other: both say which number")
 

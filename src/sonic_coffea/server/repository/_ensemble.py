@@ -22,27 +22,7 @@ _NUMPY_TYPES = {triton: numpy for numpy, triton in TRITON_TYPES.items()}
 def ensemble_config(
     name: str, ensemble: Ensemble, configs: Mapping[str, Config]
 ) -> tuple[Config, ModelSource]:
-    """Return the configuration of an ensemble of models with these configurations.
-
-    Raises
-    ------
-    sonic_coffea.errors.ConfigError
-        If a step has no model or no such tensor, or an end of the ensemble is none.
-    """
-    try:
-        return _config(name, ensemble, configs)
-    except ConfigError as error:
-        raise error.within(f"ensemble {name!r}") from None
-    except (TypeError, ValueError):
-        raise ConfigError(
-            f"ensemble {name!r}: expected steps as (model, {{its input: tensor}}, "
-            f"{{its output: tensor}}), got {ensemble.steps!r}"
-        ) from None
-
-
-def _config(
-    name: str, ensemble: Ensemble, configs: Mapping[str, Config]
-) -> tuple[Config, ModelSource]:
+    """Return the configuration of an ensemble of models with these configurations."""
     limits = {
         model: int(_member(configs, model, "model").get("max_batch_size", 0))
         for model, *_ in ensemble.steps

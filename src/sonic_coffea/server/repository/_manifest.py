@@ -76,13 +76,7 @@ def describe(
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a version, None where there is none.
-
-    Raises
-    ------
-    sonic_coffea.errors.ConfigError
-        If there is one that cannot be read.
-    """
+    """Return the manifest of a version, None where there is none."""
     path = folder / FILE
     if not path.exists():
         return None

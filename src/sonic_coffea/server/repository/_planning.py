@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-import logging
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository._config import Config, Labels, Options
 
 __all__ = ["CONFIG_FILE", "PlannedVersion", "plan_versions"]
-
-logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.pbtxt"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
@@ -57,13 +55,7 @@ class PlannedVersion:
 def plan_versions(
     root: Path, models: Mapping[str, Any], options: Options, metadata: Mapping[str, Any]
 ) -> list[PlannedVersion]:
-    """Return what to write for `models`: those that are there as they would be written are not.
-
-    Raises
-    ------
-    sonic_coffea.errors.ConfigError
-        If a file, a name or an option cannot be used.
-    """
+    """Return what to write for `models`: those that are there as they would be written are not."""
     _check_names(models, options.labels)
     served = {
         name: model if isinstance(model, Served | Ensemble) else Served(model)
@@ -116,7 +108,12 @@ def _plan(
     beside = options.one_version and folder.exists()
     if isinstance(model, Ensemble):
         others = {other: config for other, config in known.items() if other != name}
-        config, source = ensemble_config(name, model, others)
+        try:
+            config, source = ensemble_config(name, model, others)
+        except (ConfigError, TypeError, ValueError) as error:
+            steps = "expected steps as (model, {its input: tensor}, {its output: tensor})"
+            reason = error.message if isinstance(error, ConfigError) else steps
+            raise ConfigError(f"ensemble {name!r}: {reason}") from None
     else:
         backend = known.get(name, {}).get("backend") if options.one_version else None
         source = read_source(name, model, options.platform or backend)
@@ -218,10 +215,8 @@ def _configs(root: Path) -> dict[str, Config]:
     """Return the configurations of the models that are there, as far as they can be read."""
     configs = {}
     for file in root.glob(f"*/{CONFIG_FILE}"):
-        try:
+        with contextlib.suppress(ConfigError):
             configs[file.parent.name] = _config_file(file.parent)
-        except ConfigError as error:
-            logger.info("no ensemble can use %s: %s", file.parent.name, error)
     return configs
 
 

@@ -49,13 +49,7 @@ class ModelSource:
 
 
 def read_source(name: str, served: Served, platform: str | None) -> ModelSource:
-    """Read what a model is, without running it.
-
-    Raises
-    ------
-    sonic_coffea.errors.ConfigError
-        If it is not what it should be, or more has to be said of it.
-    """
+    """Read what a model is, without running it."""
     kind = format_of(served.source)
     if kind is None:
         suffixes = ", ".join(suffix for f in FORMATS.values() for suffix in f.suffixes)

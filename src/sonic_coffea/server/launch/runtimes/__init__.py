@@ -48,13 +48,6 @@ def choose(runtime: str, options: Options) -> Runtime:
 
     By itself, that is the server from PyPI where it can run, and else the first container engine;
     a machine with a GPU and an image of its own prefers the container.
-
-    Raises
-    ------
-    sonic_coffea.errors.ConfigError
-        If there is no such runtime.
-    sonic_coffea.errors.ServerStartError
-        If the machine does not have what it needs.
     """
     known = (AUTO, *RUNTIMES)
     if runtime == IN_PROCESS:

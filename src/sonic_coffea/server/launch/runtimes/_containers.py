@@ -66,13 +66,7 @@ class Container:
         return [self.executable or self.engine, *arguments]
 
     def fetch(self, *arguments: str) -> None:
-        """Run the engine to fetch the image.
-
-        Raises
-        ------
-        sonic_coffea.errors.ServerStartError
-            With the engine's last words.
-        """
+        """Run the engine to fetch the image."""
         done = subprocess.run(
             self.command(*arguments),
             stdout=subprocess.PIPE,
@@ -110,8 +104,8 @@ class Docker(Container):
     """An engine that runs what a daemon has fetched."""
 
     gpus = "--gpus=all"
-    # The container's user is that of the files.
-    user: tuple[str, ...] = (f"--user={os.getuid()}:{os.getgid()}",)
+    # Without a daemon, the container's root is the user who runs it, and whose the files are.
+    daemon = True
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Fetch the image, if this machine does not have it."""
@@ -127,7 +121,9 @@ class Docker(Container):
         argv = self.command("run", "--rm", "--init", f"--name={name}", "--pull=never")
         # On loopback of the machine, and with its shared memory, as the server from PyPI is.
         argv += ["--network=host", "--ipc=host", "--cap-drop=all"]
-        argv += ["--security-opt=no-new-privileges", "--security-opt=label=disable", *self.user]
+        argv += ["--security-opt=no-new-privileges", "--security-opt=label=disable"]
+        if self.daemon:
+            argv.append(f"--user={os.getuid()}:{os.getgid()}")
         if self.gpu:
             argv.append(self.gpus)
         if serving.threads is not None:
@@ -145,36 +141,34 @@ class Podman(Docker):
     """As docker, without a daemon."""
 
     gpus = "--device=nvidia.com/gpu=all"
-    # Without a daemon, the container's root is the user who runs it.
-    user = ()
+    daemon = False
 
 
 class Apptainer(Container):
     """An engine whose image may also be a ``.sif`` file or an unpacked directory, as on cvmfs."""
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Fetch the image, if this machine does not have it.
-
-        Raises
-        ------
-        sonic_coffea.errors.ConfigError
-            If it is a path, and there is nothing.
-        """
+        """Fetch the image, if this machine does not have it."""
         if "://" in self.image or Path(self._place).exists():
             return
         if self.image.startswith(("/", ".", "~")):
             raise ConfigError(f"there is no image at {self.image}")
         target = self._pulled
+        part = target.with_suffix(".part")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with install.locked(target.with_suffix(".lock"), tell):
                 if not target.exists():
-                    self._pull(target, tell)
+                    tell(_FETCHING.format(self.image))
+                    self.fetch("pull", "--force", str(part), f"docker://{self.image}")
+                    part.replace(target)
         except OSError as error:
             raise ServerStartError(
                 f"cannot keep the image in {target.parent}: {error}; set "
                 f"{install.DIRECTORY_VARIABLE} to a directory with space that this user can write"
             ) from None
+        finally:
+            part.unlink(missing_ok=True)
 
     def launch(self, serving: Serving) -> Launch:
         """Return the command line that serves a repository."""
@@ -197,12 +191,3 @@ class Apptainer(Container):
     def _pulled(self) -> Path:
         digest = hashlib.sha256(self.image.encode()).hexdigest()[:16]
         return install.install_root() / "images" / f"{digest}.sif"
-
-    def _pull(self, target: Path, tell: Callable[[str], None]) -> None:
-        part = target.with_suffix(".part")
-        tell(_FETCHING.format(self.image))
-        try:
-            self.fetch("pull", "--force", str(part), f"docker://{self.image}")
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-__all__ = ["FORMATS", "PLATFORMS", "format_of", "scripts_of"]
+__all__ = ["FORMATS", "format_of", "scripts_of"]
 
 FORMATS: Mapping[str, Format] = {
     "onnx": Format(_onnx.read, (".onnx",), native="onnxruntime", prefers_native=True),
@@ -27,7 +27,6 @@ FORMATS: Mapping[str, Format] = {
     "lightgbm": Format(_trees.read_lightgbm, (".txt",)),
     "function": Format(_function.read, (".py",)),
 }
-PLATFORMS = ("python", *(f.native for f in FORMATS.values() if f.native))
 _MODEL = Path(__file__).parents[1] / "_python_backend.py"
 
 
