@@ -8,11 +8,9 @@ import subprocess
 import sys
 import zipfile
 
-import awkward as ak
 import numpy as np
 import pytest
 
-import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import Served, build_repository, ensure, read_repository
 from sonic_coffea.transport import read_model_config
@@ -319,27 +317,6 @@ def test_the_digest_covers_what_decides_the_outputs(tmp_path):
     digests = {n: c["parameters"]["sha256.1"]["string_value"] for n, c in configs.items()}
     assert digests.pop("copy") == digests["f"]
     assert len(set(digests.values())) == len(models)
-
-
-def test_scores_of_one_function_are_not_taken_for_those_of_another(tmp_path, serve):
-    (tmp_path / "two.py").write_text(
-        "def once(x):\n    return {'y': x}\ndef twice(x):\n    return {'y': 2 * x}\n"
-    )
-    declared = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["y"]})
-    jets = ak.Array([{"pt": 1.0}, {"pt": 2.0}])
-    rows = ("float32", ["N", 1])
-    found = []
-    for function in ("once", "twice"):
-        source = Served(
-            f"{tmp_path / 'two.py'}:{function}", inputs={"x": rows}, outputs={"y": rows}
-        )
-        build_repository(tmp_path / "r", {"m": source}, overwrite=True)
-        with (
-            serve(tmp_path / "r") as server,
-            sonic.connect(server.url, cache=tmp_path / "cache"),
-        ):
-            found.append(declared(jets).y.tolist())
-    assert found == [[1.0, 2.0], [2.0, 4.0]]
 
 
 def test_torchscript_scores_where_the_server_has_torch(tmp_path, serve, installation):

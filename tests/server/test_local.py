@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 from tests.waiting import until
 
-from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError
+from sonic_coffea.errors import ConfigError, ServerError
 from sonic_coffea.server import LocalServer, build_repository
 from sonic_coffea.transport import local_state
 
@@ -222,21 +222,6 @@ def test_a_repository_without_models(tmp_path, installation):
     for path in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(ConfigError, match="which has no models; build_repository makes one"):
             LocalServer(path, installation=installation).start()
-
-
-def test_poll_mode_follows_the_repository(tmp_path, classifier, serve):
-    path = build_repository(tmp_path / "repository", {"one": classifier})
-    with serve(path, model_control="poll", poll_s=1) as server:
-        build_repository(path, {"two": classifier})
-        server.wait_for("two")
-        build_repository(path, {"two": classifier}, add_version=True)
-        server.wait_for("two", 2)
-        ready = {(m.name, m.version) for m in server.metadata.models if m.state == "READY"}
-        assert ready == {("one", "1"), ("two", "1"), ("two", "2")}
-        with pytest.raises(ModelNotFoundError, match=r"after 0 s; the server says: nothing"):
-            server.wait_for("three", timeout_s=0)
-    with pytest.raises(ServerError, match="expected a running server"):
-        server.wait_for("one")
 
 
 def test_options_reach_the_server(tmp_path, classifier, serve, installation, monkeypatch):

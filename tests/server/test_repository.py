@@ -317,7 +317,7 @@ def test_labels_that_do_not_fit(tmp_path, classifier, labels, message):
         ({"max_batch_size": -1}, "max_batch_size to be an integer >= 0, got -1"),
         ({"instances": 0}, "instances to be an integer >= 1"),
         ({"threads": 0}, "threads to be an integer >= 1"),
-        ({"platform": "tensorrt"}, "'onnxruntime', 'pytorch', got 'tensorrt'"),
+        ({"platform": "tensorrt"}, "platform 'tensorrt' cannot run model 'm'"),
         (
             {"dynamic_batching": {"prefered_batch_size": [1]}},
             'no field named "prefered_batch_size"',

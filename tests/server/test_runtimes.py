@@ -237,9 +237,7 @@ sys.exit(child.wait())
 """
 
 
-@pytest.mark.parametrize(
-    ("engine", "kill"), [("apptainer", False), ("docker", False), ("docker", True)]
-)
+@pytest.mark.parametrize(("engine", "kill"), [("apptainer", False), ("docker", True)])
 def test_a_server_in_a_stand_in_for_a_container(
     tmp_path, monkeypatch, installation, classifier, engine, kill
 ):

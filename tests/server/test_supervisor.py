@@ -78,7 +78,7 @@ def own(light, installation):
         owner.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_orphan_after_the_owner_is_killed(own, number):
     owner = own()
     owner.process.send_signal(number)

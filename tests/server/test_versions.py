@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.waiting import until
 
 import sonic_coffea as sonic
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError
 from sonic_coffea.server import build_repository, read_repository
 from sonic_coffea.transport import read_model_config
 
@@ -67,11 +67,16 @@ def test_added_to_a_running_server_while_rows_are_scored(tmp_path, serve):
         assert factors() == {1.0}
         build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, add_version=True)
         until(lambda: factors() == {1.0, 2.0}, what="the second version")
+        server.wait_for("m", 2)
         assert model()(jets).a.tolist() == (jets.a * 2).tolist()
         assert model(version=1)(jets).a.tolist() == jets.a.tolist()
         assert model(version=2)(jets).a.tolist() == (jets.a * 2).tolist()
         states = {(m.version, m.state) for m in server.metadata.models}
         assert states == {("1", "READY"), ("2", "READY")}
+        with pytest.raises(ModelNotFoundError, match=r"after 0 s; the server says: nothing"):
+            server.wait_for("n", timeout_s=0)
+    with pytest.raises(ServerError, match="expected a running server"):
+        server.wait_for("m")
 
 
 def test_added_by_an_explicit_load(tmp_path, serve):

@@ -115,7 +115,7 @@ def _find() -> ServerInstall | None:
         needed = (
             # The interpreter and its library are links, and what they point to may be gone since.
             install.python,
-            install.library_path[-1] / _libpython_name(tag),
+            install.library_path[-1] / f"libpython{tag}.so.1.0",
             install.tritonserver,
         )
         if marker.get("requirements") == _requirements(tag) and all(p.exists() for p in needed):
@@ -229,14 +229,12 @@ def _link_libpython(install: ServerInstall, tag: str) -> None:
     would replace the server's C++ runtime as well.
     """
     code = (
-        "import sys, sysconfig as s; "
-        "print(s.get_config_var('LIBDIR'), sys.base_prefix + '/lib', sep='\\n')"
+        "import sys, sysconfig; print(sysconfig.get_config_var('LIBDIR')); print(sys.base_prefix)"
     )
-    done = subprocess.run(
-        [install.python, "-I", "-c", code], stdout=subprocess.PIPE, text=True, check=False
-    )
-    name = _libpython_name(tag)
-    paths = [Path(folder, name) for folder in done.stdout.splitlines()]
+    ask = [str(install.python), "-I", "-c", code]
+    done = subprocess.run(ask, stdout=subprocess.PIPE, text=True, check=False)
+    name = f"libpython{tag}.so.1.0"
+    paths = [Path(folder, sub, name) for folder in done.stdout.splitlines() for sub in ("", "lib")]
     library = next(filter(Path.is_file, paths), None)
     if library is None:
         raise ServerStartError(f"{install.python.resolve()} was built without {name}")
@@ -281,10 +279,6 @@ def _tag(install: ServerInstall) -> str:
 
 def _requirements(tag: str) -> list[str]:
     return [_WHEEL, "onnxruntime==1.23.2" if tag == "3.10" else "onnxruntime==1.31.1", _NUMPY]
-
-
-def _libpython_name(tag: str) -> str:
-    return f"libpython{tag}.so.1.0"
 
 
 def _pip(python: Path, *arguments: str, purpose: str) -> None:

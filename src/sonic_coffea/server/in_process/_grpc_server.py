@@ -155,13 +155,9 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         counts = self._server.statistics
         requests = counts[request.name, "requests"]
         answer = service_pb2.ModelStatisticsResponse()
-        statistics = answer.model_stats.add(
-            name=request.name,
-            version=model.versions[-1],
-            inference_count=counts[request.name, "rows"],
-            execution_count=requests,
-        )
-        statistics.inference_stats.success.count = requests
+        statistics = answer.model_stats.add(name=request.name, version=model.versions[-1])
+        statistics.inference_count = counts[request.name, "rows"]
+        statistics.execution_count = statistics.inference_stats.success.count = requests
         return answer
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:

@@ -356,7 +356,7 @@ class LocalServer:
         if self._metrics:
             metrics = ["--metrics-address=127.0.0.1", f"--metrics-port={self._metrics_port}"]
         serving = Serving(
-            arguments=[*self._arguments, f"--grpc-port={port}", *metrics],
+            arguments=[f"--grpc-port={port}", *metrics, *self._arguments],
             repository=self.repository,
             secret=secrets.token_hex(32),
             name=f"sonic_{os.getpid()}_{secrets.token_hex(6)}_",

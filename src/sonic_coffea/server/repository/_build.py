@@ -146,18 +146,22 @@ def _build(
     stage = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}-"))
     try:
         for planned in versions:
-            manifest = _manifest.describe(
-                planned.name, planned.version, planned.source, metadata, user=user
-            )
-            _write(planned, stage, root, manifest)
+            _write(planned, stage, root, metadata, user=user)
         root.mkdir(exist_ok=True)
         for planned in versions:
-            _move_in(planned, stage, root)
+            target = root / planned.place
+            if target.exists():
+                target.rename(stage / f"old-{planned.name}")
+            (stage / planned.place).rename(target)
+            if planned.beside:
+                (stage / planned.name / CONFIG_FILE).replace(root / planned.name / CONFIG_FILE)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _write(planned: PlannedVersion, stage: Path, root: Path, manifest: Mapping[str, Any]) -> None:
+def _write(
+    planned: PlannedVersion, stage: Path, root: Path, metadata: Mapping[str, Any], *, user: bool
+) -> None:
     folder = stage / planned.name
     version = folder / str(planned.version)
     version.mkdir(parents=True)
@@ -170,19 +174,10 @@ def _write(planned: PlannedVersion, stage: Path, root: Path, manifest: Mapping[s
     if planned.beside:
         present = {path.name: path for path in (root / planned.name).iterdir() if path.is_file()}
         shared = present | shared
-    complete = {
-        **manifest,
+    manifest = {
+        **_manifest.describe(planned.name, planned.version, planned.source, metadata, user=user),
         "files": _manifest.checksums(version),
         "shared": {name: _manifest.checksum(path) for name, path in shared.items()},
     }
-    text = json.dumps(complete, indent=2) + "\n"
+    text = json.dumps(manifest, indent=2) + "\n"
     (version / _manifest.FILE).write_text(text, encoding="utf-8")
-
-
-def _move_in(planned: PlannedVersion, stage: Path, root: Path) -> None:
-    target = root / planned.place
-    if target.exists():
-        target.rename(stage / f"old-{planned.name}")
-    (stage / planned.place).rename(target)
-    if planned.beside:
-        (stage / planned.name / CONFIG_FILE).replace(root / planned.name / CONFIG_FILE)
