@@ -37,15 +37,7 @@ def stub(target: Path) -> Path:
 
 
 def add(target: Path, bundle: Path, tag: str) -> None:
-    """Make the folder of backends, if there is none: whole or not at all.
-
-    Parameters
-    ----------
-    target, bundle : Path
-        The folder, and that of the server in the wheel.
-    tag : str
-        The version of Python, such as ``"3.11"``.
-    """
+    """Make the folder of backends, if there is none, for a Python: whole or not at all."""
     if stub(target).exists():
         return
     parts = (

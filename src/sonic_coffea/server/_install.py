@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import filelock
 import platformdirs
@@ -36,6 +37,7 @@ __all__ = [
     "install_root",
     "locked",
     "reason_against",
+    "run_or_raise",
     "warn",
 ]
 
@@ -282,32 +284,31 @@ def _requirements(tag: str) -> list[str]:
 
 
 def _pip(python: Path, *arguments: str, purpose: str) -> None:
-    wheels = ("--only-binary", ":all:")
-    _uv("pip", "install", "--python", str(python), *wheels, *arguments, purpose=purpose)
+    wheels = ("--python", str(python), "--only-binary", ":all:")
+    _uv("pip", "install", *wheels, *arguments, purpose=purpose)
 
 
 def _uv(*arguments: str, purpose: str) -> None:
-    done = subprocess.run(
+    run_or_raise(
         [uv.find_uv_bin(), *arguments],
+        f"installing the local server failed while {purpose}. It needs 600 MB of disk, and the "
+        "package index: check the network, the proxy (https_proxy) and uv's configuration "
+        "(UV_DEFAULT_INDEX for another index), or install it once on a machine with network in a "
+        f"shared directory, and set {DIRECTORY_VARIABLE} to that",
         # Not in the user's project, whose settings are for another environment.
         cwd=install_root(),
         # A site's own certificates are those of its machines.
         env={"UV_SYSTEM_CERTS": "1", **os.environ, "UV_NO_PROGRESS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        check=False,
     )
-    if done.returncode == 0:
-        return
-    quoted = "\n".join(f"  {line}" for line in done.stdout.splitlines()[-8:])
-    raise ServerStartError(
-        f"installing the local server failed while {purpose}. It needs 600 MB of disk, and the "
-        "package index: check the network, the proxy (https_proxy) and uv's configuration "
-        "(UV_DEFAULT_INDEX for another index), or install it once on a machine with network in a "
-        f"shared directory, and set {DIRECTORY_VARIABLE} to that. The last lines:\n{quoted}"
-    )
+
+
+def run_or_raise(command: Sequence[str], failure: str, **options: Any) -> None:
+    """Run a command; an error quotes the last lines that it wrote."""
+    options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, text=True, check=False, **options)
+    if done.returncode != 0:
+        quoted = "\n".join(f"  {line}" for line in done.stdout.splitlines()[-8:])
+        raise ServerStartError(f"{failure}. The last lines:\n{quoted}")
 
 
 def reason_against() -> str | None:

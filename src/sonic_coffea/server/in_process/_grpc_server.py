@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from secrets import compare_digest
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-
 __all__ = [
     "EXTENSIONS",
     "Function",
@@ -36,7 +35,6 @@ __all__ = [
 ]
 
 EXTENSIONS = ("model_configuration", "statistics", "model_repository")
-
 
 Tensors = Mapping[str, NDArray[Any]]
 Function = Callable[[Tensors], Tensors]
@@ -66,7 +64,7 @@ class KServeModel:
     outputs: Mapping[str, tuple[Any, tuple[int, ...]]]
     function: Function
     max_rows: int = 64
-    versions: tuple[str, ...] = field(default=("1",))
+    versions: tuple[str, ...] = ("1",)
     digest: str = ""
 
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,10 +23,14 @@ def ensemble_config(
     name: str, ensemble: Ensemble, configs: Mapping[str, Config]
 ) -> tuple[Config, ModelSource]:
     """Return the configuration of an ensemble of models with these configurations."""
-    limits = {
-        model: int(_member(configs, model, "model").get("max_batch_size", 0))
-        for model, *_ in ensemble.steps
-    }
+    try:
+        models = [model for model, _, _ in ensemble.steps]
+    except (TypeError, ValueError):
+        raise ConfigError(
+            "expected steps as (model, {its input: tensor}, {its output: tensor}), "
+            f"got {ensemble.steps!r}"
+        ) from None
+    limits = {m: int(_member(configs, m, "model").get("max_batch_size", 0)) for m in models}
     # Rows are those of all steps only if all have them; else tensors are whole.
     batch = min(limits.values(), default=0)
     taken: dict[str, Tensor] = {}

@@ -110,10 +110,8 @@ def _plan(
         others = {other: config for other, config in known.items() if other != name}
         try:
             config, source = ensemble_config(name, model, others)
-        except (ConfigError, TypeError, ValueError) as error:
-            steps = "expected steps as (model, {its input: tensor}, {its output: tensor})"
-            reason = error.message if isinstance(error, ConfigError) else steps
-            raise ConfigError(f"ensemble {name!r}: {reason}") from None
+        except ConfigError as error:
+            raise error.within(f"ensemble {name!r}") from None
     else:
         backend = known.get(name, {}).get("backend") if options.one_version else None
         source = read_source(name, model, options.platform or backend)

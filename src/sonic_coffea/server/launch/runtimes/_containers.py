@@ -67,20 +67,11 @@ class Container:
 
     def fetch(self, *arguments: str) -> None:
         """Run the engine to fetch the image."""
-        done = subprocess.run(
+        install.run_or_raise(
             self.command(*arguments),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
+            f"{self.engine} could not fetch {self.image}; for one that this machine has, "
+            "pass image= or set sonic.local.image",
         )
-        if done.returncode != 0:
-            lines = "\n".join(f"  {line}" for line in done.stdout.splitlines()[-8:])
-            raise ServerStartError(
-                f"{self.engine} could not fetch {self.image}; for one that this machine has, "
-                f"pass image= or set sonic.local.image. The last lines:\n{lines}"
-            )
 
     def environment(self, serving: Serving) -> dict[str, str]:
         """Return the variables inside the container, the secret among them."""
