@@ -59,8 +59,8 @@ class Run:
         self.asked = False
         self._serving = serving
         self._grace_s = grace_s
-        self._end_words = "ended without a word"
-        self._over = threading.Event()
+        self._end_reason = "ended without a word"
+        self._ended = threading.Event()
         record = local_state.record_path(self.url)
         job = {
             **dataclasses.asdict(runtime.launch(serving)),
@@ -98,7 +98,7 @@ class Run:
     @property
     def running(self) -> bool:
         """Whether the supervisor, and so the server, has not ended."""
-        return not self._over.is_set()
+        return not self._ended.is_set()
 
     def read_log(self) -> str:
         """Return what the server has logged so far."""
@@ -113,8 +113,8 @@ class Run:
         listening = f"Started GRPCInferenceService at 127.0.0.1:{self.port}"
         # Whatever else answers on the port is not this server, so ask only once it listens.
         while listening not in self.read_log() or not is_ready(self.url, self.headers):
-            if self._over.wait(0.02):
-                raise self._failure(self._end_words)
+            if self._ended.wait(0.02):
+                raise self._failure(self._end_reason)
             if time.monotonic() > deadline:
                 raise self._failure(f"was not ready after {timeout_s:g} s")
         pid = self.server_pid
@@ -157,25 +157,27 @@ class Run:
         self._stdout.close()
         # Popen would wait, in vain, for a process that is not this one's child.
         self._supervisor.returncode = 0
-        self._over.set()
+        self._ended.set()
 
     def _listen(self) -> None:
         # Not by the buffered stream, which an exiting interpreter could not lock.
         pending, fd = b"", self._stdout.fileno()
-        while block := os.read(fd, 65536):
-            *lines, pending = (pending + block).split(b"\n")
-            for line in lines:
-                self._take(json.loads(line))
-        self._over.set()
+        try:
+            while block := os.read(fd, 65536):
+                *lines, pending = (pending + block).split(b"\n")
+                for line in lines:
+                    self._take(json.loads(line))
+        finally:
+            self._ended.set()
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "started":
             self.server_pid = event["pid"]
         elif kind == "exited":
-            self._end_words, self.asked = f"ended with exit status {event['code']}", event["asked"]
+            self._end_reason, self.asked = f"ended with exit status {event['code']}", event["asked"]
         elif kind == "failed":
-            self._end_words = f"cannot be started: {event['message']}"
+            self._end_reason = f"cannot be started: {event['message']}"
 
     def _failure(self, end: str) -> Exception:
         log = self.read_log()

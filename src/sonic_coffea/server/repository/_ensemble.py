@@ -33,22 +33,22 @@ def ensemble_config(
     limits = {m: int(_member(configs, m, "model").get("max_batch_size", 0)) for m in models}
     # Rows are those of all steps only if all have them; else tensors are whole.
     batch = min(limits.values(), default=0)
-    taken: dict[str, Tensor] = {}
-    given: dict[str, Tensor] = {}
+    consumed: dict[str, Tensor] = {}
+    produced: dict[str, Tensor] = {}
     for model, inputs, outputs in ensemble.steps:
         rows = [-1] if limits[model] > 0 else []
-        for kind, names, known in (("input", inputs, taken), ("output", outputs, given)):
+        for kind, names, known in (("input", inputs, consumed), ("output", outputs, produced)):
             specs = {t["name"]: t for t in configs[model].get(kind, ())}
             for key, tensor in names.items():
                 spec = _member(specs, key, f"{kind} of {model!r}")
                 dtype, dims = _NUMPY_TYPES[spec["data_type"]], [int(n) for n in spec["dims"]]
                 known.setdefault(tensor, {"name": tensor, "dtype": dtype, "shape": [*rows, *dims]})
-    first = [tensor for tensor in taken if tensor not in given]
-    last = [tensor for tensor in given if tensor not in taken]
+    first = [tensor for tensor in consumed if tensor not in produced]
+    last = [tensor for tensor in produced if tensor not in consumed]
     source = ModelSource(
         kind="ensemble",
-        inputs=[_member(taken, t, "input") for t in _ends(ensemble.inputs, first)],
-        outputs=[_member(given, t, "output") for t in _ends(ensemble.outputs, last)],
+        inputs=[_member(consumed, t, "input") for t in _ends(ensemble.inputs, first)],
+        outputs=[_member(produced, t, "output") for t in _ends(ensemble.outputs, last)],
         batched=batch > 0,
     )
     steps = [
