@@ -37,25 +37,15 @@ def stub(target: Path) -> Path:
 
 
 def add(target: Path, bundle: Path, tag: str) -> None:
-    """Make the folder of backends, if there is none: whole or not at all.
-
-    Parameters
-    ----------
-    target, bundle : Path
-        The folder, and that of the server in the wheel.
-    tag : str
-        The version of Python, such as ``"3.11"``.
-    """
+    """Make the folder of backends, if there is none, for a Python: whole or not at all."""
     if stub(target).exists():
         return
-    files = {
-        Path("python", source.name): source
-        for source in (
-            bundle / "backends" / "python" / "libtriton_python.so",
-            bundle / "backends" / "python" / "triton_python_backend_utils.py",
-            bundle / "python_backend_stubs" / tag / "triton_python_backend_stub",
-        )
-    }
+    parts = (
+        "backends/python/libtriton_python.so",
+        "backends/python/triton_python_backend_utils.py",
+        f"python_backend_stubs/{tag}/triton_python_backend_stub",
+    )
+    files = {Path("python", Path(part).name): bundle / part for part in parts}
     for backend, scripts in _SCRIPTS.items():
         files |= {Path(backend, script): source for script, source in scripts.items()}
     target.parent.mkdir(parents=True, exist_ok=True)
