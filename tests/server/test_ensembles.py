@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import Ensemble, Served, build_repository
 from sonic_coffea.transport import read_model_config
 
@@ -104,47 +104,29 @@ def changed(index, step):
 @pytest.mark.parametrize(
     ("ensemble", "message"),
     [
-        ({"steps": []}, "expected at least one step"),
-        ({"steps": [("scale", "RAW")]}, r"ensemble 'chain': expected a step as"),
+        ({"steps": []}, "ensemble 'chain': expected steps with a tensor to begin and"),
+        ({"steps": [("scale", "RAW")]}, "ensemble 'chain': expected steps as"),
         (
             {"steps": changed(2, ("netwrk", {"x": "X"}, {"scores": "S"}))},
-            "a step with model 'netwrk'; did you mean 'network'",
+            "no model is called 'netwrk'; did you mean 'network'",
         ),
         (
             {"steps": changed(2, ("network", {"x": "X"}, {"score": "S"}))},
-            "model 'network' has no output 'score'; did you mean 'scores'",
+            "no output of 'network' is called 'score'; did you mean 'scores'",
         ),
-        (
-            {"steps": changed(3, ("calibration", {"scores": "S"}, {"prob": "PROB"}))},
-            "no tensor is named for input 'sum' of model 'calibration'",
-        ),
-        (
-            {"steps": changed(2, ("network", {"x": "X"}, {"scores": "SUM"}))},
-            "tensor 'SUM' is given by output 'sum' of 'total' and by output 'scores' of 'network'",
-        ),
-        (
-            {"steps": changed(3, ("calibration", {"scores": "X", "sum": "SUM"}, {"prob": "P"}))},
-            (
-                r"tensor 'X' does not connect: output 'features' of 'scale' is TYPE_FP32 \[8\], "
-                r"input 'scores' of 'calibration' is TYPE_FP32 \[2\]"
-            ),
-        ),
-        (
-            {
-                "steps": changed(2, ("network", {"x": "XX"}, {"scores": "S"})),
-                "inputs": ["RAW"],
-            },
-            "tensor 'XX', input 'x' of 'network', is given by no step .* did you mean 'X'",
-        ),
-        ({"steps": CHAIN, "inputs": ["RAW", "X"]}, "its input 'X' goes to no step"),
-        (
-            {"steps": CHAIN, "outputs": ["PROBE"]},
-            "'PROBE' is given by no step; did you mean",
-        ),
-        ({"steps": [("network", {"x": "X"}, {})]}, "for any output of model 'network'"),
+        ({"steps": CHAIN, "inputs": ["RAWW"]}, "no input is called 'RAWW'; did you mean 'RAW'"),
+        ({"steps": CHAIN, "outputs": ["PROBE"]}, "no output is called 'PROBE'; did you mean"),
     ],
 )
-def test_tensors_that_do_not_connect(tmp_path, models, ensemble, message):
+def test_tensors_that_are_not_there(tmp_path, models, ensemble, message):
     with pytest.raises(ConfigError, match=message):
         build_repository(tmp_path / "r", {**models, "chain": Ensemble(**ensemble)})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_that_do_not_connect(tmp_path, models, serve):
+    """The server says it, and which."""
+    steps = changed(3, ("calibration", {"scores": "X", "sum": "SUM"}, {"prob": "P"}))
+    path = build_repository(tmp_path / "r", {**models, "chain": Ensemble(steps=steps)})
+    with pytest.raises(ServerStartError, match=r"(?s)chain.*X"):
+        serve(path).start()

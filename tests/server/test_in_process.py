@@ -174,7 +174,7 @@ def test_the_fallback_of_a_machine_where_no_server_can_start(
 ):
     monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(install, "_libc", lambda: ("glibc", "2.28"))
+    monkeypatch.setattr(install.platform, "libc_ver", lambda: ("glibc", "2.28"))
     with pytest.raises(ServerStartError, match="glibc 2.28, and there is none of apptainer"):
         LocalServer(repository).start()
     # The shared server is lost; the fallback of this machine is this process.

@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 from tests.waiting import until
 
-from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError
+from sonic_coffea.errors import ConfigError, ServerError
 from sonic_coffea.server import LocalServer, build_repository
 from sonic_coffea.transport import local_state
 
@@ -127,7 +127,7 @@ def test_listens_on_loopback_only(server):
 def test_the_secret_is_nowhere_to_be_read(server):
     secret = server.headers["triton-grpc-protocol-sonic"]
     assert len(secret) == 64
-    for process in [server.pid, server._supervised.pid, *family(server.pid)]:
+    for process in [server.pid, server._run.supervisor_pid, *family(server.pid)]:
         assert secret.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
     listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
     assert f"--grpc-port={server.port}" in listed.stdout
@@ -159,8 +159,8 @@ def test_stop_is_idempotent_and_leaves_nothing(light, installation):
 
     assert server.start() is server
     pids, prefix, url = (
-        [*family(server.pid), server._supervised.pid],
-        server._run.shm_prefix,
+        [*family(server.pid), server._run.supervisor_pid],
+        server._run._serving.name,
         server.url,
     )
     assert server.start().pid == pids[0]
@@ -192,7 +192,7 @@ def test_an_exception_ends_it(light, serve):
 
 def test_a_crash_is_noticed(light, serve):
     with serve(light) as server:
-        pids, prefix = family(server.pid), server._run.shm_prefix
+        pids, prefix = family(server.pid), server._run._serving.name
         os.kill(server.pid, signal.SIGKILL)
         until(lambda: not server.running, what="the end of the server")
         assert server.pid is None
@@ -217,30 +217,11 @@ def test_a_forked_child_cannot_stop_it(server):
     assert server.metadata.models
 
 
-def test_a_missing_repository(tmp_path, installation):
-    with pytest.raises(ConfigError, match="expected a directory as model repository"):
-        LocalServer(tmp_path / "nothing", installation=installation).start()
-
-
 def test_a_repository_without_models(tmp_path, installation):
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(ConfigError, match="which has no models; build_repository makes one"):
-        LocalServer(tmp_path, installation=installation).start()
-
-
-def test_poll_mode_follows_the_repository(tmp_path, classifier, serve):
-    path = build_repository(tmp_path / "repository", {"one": classifier})
-    with serve(path, model_control="poll", poll_s=1) as server:
-        build_repository(path, {"two": classifier})
-        server.wait_for("two")
-        build_repository(path, {"two": classifier}, add_version=True)
-        server.wait_for("two", 2)
-        ready = {(m.name, m.version) for m in server.metadata.models if m.state == "READY"}
-        assert ready == {("one", "1"), ("two", "1"), ("two", "2")}
-        with pytest.raises(ModelNotFoundError, match=r"after 0 s; the server says: nothing"):
-            server.wait_for("three", timeout_s=0)
-    with pytest.raises(ServerError, match="expected a running server"):
-        server.wait_for("one")
+    for path in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(ConfigError, match="which has no models; build_repository makes one"):
+            LocalServer(path, installation=installation).start()
 
 
 def test_options_reach_the_server(tmp_path, classifier, serve, installation, monkeypatch):

@@ -34,7 +34,7 @@ def test_a_failed_start_quotes_the_server(tmp_path, classifier, serve, edit, exp
     assert "CudaDriverHelper" not in text
     assert server.headers["triton-grpc-protocol-sonic"] not in text
     assert not server.running
-    assert shared_memory(server._run.shm_prefix) == []
+    assert shared_memory(server._run._serving.name) == []
     assert local_state.lookup(server.url) is None
 
 
@@ -56,7 +56,7 @@ def test_a_start_that_takes_too_long_is_given_up(tmp_path, classifier, serve):
     with pytest.raises(ServerStartError, match=r"not ready after 1 s"):
         server.start()
     assert time.monotonic() - begun < 15.0
-    assert shared_memory(server._run.shm_prefix) == []
+    assert shared_memory(server._run._serving.name) == []
 
 
 def test_a_port_in_use_is_said(repository, serve):

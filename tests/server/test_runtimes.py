@@ -15,8 +15,9 @@ from sonic_coffea.server import LocalServer, build_repository
 from sonic_coffea.server import _install as install
 from sonic_coffea.server.launch import runtimes
 from sonic_coffea.server.launch.runtimes import Options, Serving, choose
-from sonic_coffea.server.launch.runtimes._container import Container
+from sonic_coffea.server.launch.runtimes._containers import Container
 from sonic_coffea.server.launch.runtimes._pip import Pip
+from sonic_coffea.server.launch.runtimes._runtime import PROTOCOLS
 from sonic_coffea.transport import connect_transport, local_state
 
 from .support import is_gone
@@ -24,8 +25,6 @@ from .support import is_gone
 SERVING = Serving(
     arguments=["--grpc-port=4"],
     repository=Path("/data/repository"),
-    protocols="health,inference",
-    header="sonic",
     secret="hidden",
     name="sonic_1_ab_",
     threads=2,
@@ -64,7 +63,7 @@ def machine(tmp_path, monkeypatch):
             path.write_text(f"#!/bin/sh\n{script}")
             path.chmod(0o755)
         if old:
-            monkeypatch.setattr(install, "_libc", lambda: ("glibc", "2.28"))
+            monkeypatch.setattr(install.platform, "libc_ver", lambda: ("glibc", "2.28"))
         monkeypatch.setattr(runtimes, "has_gpu", lambda: gpu)
         return folder
 
@@ -100,7 +99,7 @@ def test_the_command_line_of_apptainer(machine, tmp_path, engine, gpu):
     ]
     prefix = f"{engine.upper()}ENV_"
     inside = {k.removeprefix(prefix): v for k, v in launch.env.items() if k.startswith(prefix)}
-    protected = {"PROTOCOLS": "health,inference:sonic", "SONIC_SECRET": "hidden"}
+    protected = {"PROTOCOLS": f"{PROTOCOLS}:sonic", "SONIC_SECRET": "hidden"}
     assert inside == {**THREADS, **protected, "A": "b"}
     assert launch.cleanup is None
 
@@ -150,7 +149,7 @@ def test_the_binary_is_taken_where_it_runs(machine, installation, monkeypatch):
         "--backend-config=python,shm-region-prefix-name=sonic_1_ab_",
         "--backend-config=onnxruntime,shm-region-prefix-name=sonic_1_ab_",
         "--backend-config=pytorch,shm-region-prefix-name=sonic_1_ab_",
-        "--grpc-restricted-protocol=health,inference:sonic=hidden",
+        f"--grpc-restricted-protocol={PROTOCOLS}:sonic=hidden",
     ]
     assert launch.env["LD_LIBRARY_PATH"].startswith(str(installation.library_path[0]))
     # Where there is a GPU, and somebody has said from which image, it is used.
@@ -238,9 +237,7 @@ sys.exit(child.wait())
 """
 
 
-@pytest.mark.parametrize(
-    ("engine", "kill"), [("apptainer", False), ("docker", False), ("docker", True)]
-)
+@pytest.mark.parametrize(("engine", "kill"), [("apptainer", False), ("docker", True)])
 def test_a_server_in_a_stand_in_for_a_container(
     tmp_path, monkeypatch, installation, classifier, engine, kill
 ):

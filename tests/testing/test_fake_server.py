@@ -15,7 +15,7 @@ from tests.waiting import until
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.server.in_process._servicer import Servicer
+from sonic_coffea.server.in_process._grpc_server import Servicer
 from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import ConnectionOptions, connect_transport
 

@@ -44,8 +44,6 @@ def triton(repository: Path, arguments: list[str], log: Path, ready: Any) -> Ite
     serving = Serving(
         arguments=[],
         repository=repository,
-        protocols="health",
-        header="none",
         secret="",
         name="",
         threads=None,

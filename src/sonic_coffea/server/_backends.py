@@ -15,6 +15,8 @@ import platformdirs
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server.repository.formats import FORMATS, scripts_of
 
+__all__ = ["NATIVE", "add", "directory", "stub"]
+
 # What NVIDIA's container has native backends for, the Python backend runs here.
 _SCRIPTS = {f.native: scripts_of(name) for name, f in FORMATS.items() if f.native}
 NATIVE = tuple(_SCRIPTS)
@@ -35,25 +37,15 @@ def stub(target: Path) -> Path:
 
 
 def add(target: Path, bundle: Path, tag: str) -> None:
-    """Make the folder of backends, if there is none: whole or not at all.
-
-    Parameters
-    ----------
-    target, bundle : Path
-        The folder, and that of the server in the wheel.
-    tag : str
-        The version of Python, such as ``"3.11"``.
-    """
+    """Make the folder of backends, if there is none, for a Python: whole or not at all."""
     if stub(target).exists():
         return
-    files = {
-        Path("python", source.name): source
-        for source in (
-            bundle / "backends" / "python" / "libtriton_python.so",
-            bundle / "backends" / "python" / "triton_python_backend_utils.py",
-            bundle / "python_backend_stubs" / tag / "triton_python_backend_stub",
-        )
-    }
+    parts = (
+        "backends/python/libtriton_python.so",
+        "backends/python/triton_python_backend_utils.py",
+        f"python_backend_stubs/{tag}/triton_python_backend_stub",
+    )
+    files = {Path("python", Path(part).name): bundle / part for part in parts}
     for backend, scripts in _SCRIPTS.items():
         files |= {Path(backend, script): source for script, source in scripts.items()}
     target.parent.mkdir(parents=True, exist_ok=True)

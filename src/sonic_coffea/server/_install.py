@@ -16,9 +16,9 @@ import platform
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import filelock
 import platformdirs
@@ -26,6 +26,20 @@ import uv
 
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server import _backends
+
+__all__ = [
+    "ALTERNATIVES",
+    "DIRECTORY_VARIABLE",
+    "NATIVE",
+    "ServerInstall",
+    "ensure",
+    "find",
+    "install_root",
+    "locked",
+    "reason_against",
+    "run_or_raise",
+    "warn",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +108,7 @@ def find() -> ServerInstall | None:
 
 def _find() -> ServerInstall | None:
     """Return an installation, which may lack the backends of this version of the package."""
-    for tag in _preferred_tags():
+    for tag in sorted(_PYTHONS, key=lambda tag: tag != _OWN):
         install = _layout(tag)
         try:
             marker = json.loads((install.root / _MARKER).read_text(encoding="utf-8"))
@@ -103,7 +117,7 @@ def _find() -> ServerInstall | None:
         needed = (
             # The interpreter and its library are links, and what they point to may be gone since.
             install.python,
-            install.library_path[-1] / _libpython_name(tag),
+            install.library_path[-1] / f"libpython{tag}.so.1.0",
             install.tritonserver,
         )
         if marker.get("requirements") == _requirements(tag) and all(p.exists() for p in needed):
@@ -133,9 +147,8 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
     if install is None or not set(extras) <= set(install.extras):
         install = _ensure(extras, progress or warn)
     target = install.backend_directory
-    tag = install.root.name.rpartition("-py")[2]
     try:
-        _backends.add(target, install.tritonserver.parent.parent, f"{tag[0]}.{tag[1:]}")
+        _backends.add(target, install.tritonserver.parent.parent, _tag(install))
     except OSError as error:
         raise ServerStartError(f"cannot put the server's backends in {target}: {error}") from None
     return install
@@ -168,7 +181,6 @@ def _ensure(extras: Sequence[str], tell: Progress) -> ServerInstall:
 
 
 def _install(tell: Progress) -> ServerInstall:
-    started = time.monotonic()
     tag = _make_environment(tell)
     install = _layout(tag)
     requirements = _requirements(tag)
@@ -176,11 +188,11 @@ def _install(tell: Progress) -> ServerInstall:
         tell(f"installing Triton {TRITON_VERSION} and onnxruntime (about 100 MB to fetch, once)")
         # --no-deps: the wheel's requirements are those of its Python client, which is not used.
         _pip(install.python, "--no-deps", *requirements, purpose="installing it")
-        _mark(install.root, {"triton": TRITON_VERSION, "requirements": requirements})
+        _mark(install.root, requirements, ())
     except BaseException:
         shutil.rmtree(install.root, ignore_errors=True)
         raise
-    logger.info("installed Triton in %s in %.1f s", install.root, time.monotonic() - started)
+    logger.info("installed Triton in %s", install.root)
     return install
 
 
@@ -189,9 +201,8 @@ def _make_environment(tell: Progress) -> str:
 
     The Python in use comes first, then others on this machine, then one that uv fetches.
     """
-    here = [(tag, tag, "--no-python-downloads") for tag in _preferred_tags()]
-    if _OWN in _PYTHONS:
-        here.insert(0, (_OWN, sys.executable, "--no-python-downloads"))
+    own = [(_OWN, sys.executable)] if _OWN in _PYTHONS else []
+    here = [(*way, "--no-python-downloads") for way in (*own, *((t, t) for t in _PYTHONS))]
     reason = ""
     for tag, *request in (*here, (_PYTHONS[0], _PYTHONS[0], "--managed-python")):
         install = _layout(tag)
@@ -220,14 +231,12 @@ def _link_libpython(install: ServerInstall, tag: str) -> None:
     would replace the server's C++ runtime as well.
     """
     code = (
-        "import sys, sysconfig as s; "
-        "print(s.get_config_var('LIBDIR'), sys.base_prefix + '/lib', sep='\\n')"
+        "import sys, sysconfig; print(sysconfig.get_config_var('LIBDIR')); print(sys.base_prefix)"
     )
-    done = subprocess.run(
-        [install.python, "-I", "-c", code], stdout=subprocess.PIPE, text=True, check=False
-    )
-    name = _libpython_name(tag)
-    paths = [Path(folder, name) for folder in done.stdout.splitlines()]
+    ask = [str(install.python), "-I", "-c", code]
+    done = subprocess.run(ask, stdout=subprocess.PIPE, text=True, check=False)
+    name = f"libpython{tag}.so.1.0"
+    paths = [Path(folder, sub, name) for folder in done.stdout.splitlines() for sub in ("", "lib")]
     library = next(filter(Path.is_file, paths), None)
     if library is None:
         raise ServerStartError(f"{install.python.resolve()} was built without {name}")
@@ -239,18 +248,16 @@ def _add(install: ServerInstall, extra: str, tell: Progress) -> ServerInstall:
     """Add a package to the server's environment, which keeps its numpy."""
     if extra in install.extras:
         return install
-    if extra.startswith("-"):
-        raise ServerStartError(f"expected the name of a package to install, got {extra!r}")
     tell(f"installing {extra}")
     arguments = ["--no-deps", *_EXTRAS[extra]] if extra in _EXTRAS else [extra, _NUMPY]
     _pip(install.python, *arguments, purpose=f"adding {extra}")
-    marker = json.loads((install.root / _MARKER).read_text(encoding="utf-8"))
     extended = dataclasses.replace(install, extras=(*install.extras, extra))
-    _mark(install.root, {**marker, "extras": extended.extras})
+    _mark(install.root, _requirements(_tag(install)), extended.extras)
     return extended
 
 
-def _mark(root: Path, marker: Mapping[str, object]) -> None:
+def _mark(root: Path, requirements: Sequence[str], extras: Sequence[str]) -> None:
+    marker = {"triton": TRITON_VERSION, "requirements": requirements, "extras": extras}
     temporary = root / f"{_MARKER}.tmp"
     temporary.write_text(json.dumps(marker, indent=2), encoding="utf-8")
     temporary.replace(root / _MARKER)
@@ -268,57 +275,40 @@ def _layout(tag: str) -> ServerInstall:
     )
 
 
+def _tag(install: ServerInstall) -> str:
+    return install.tritonserver.parents[4].name.removeprefix("python")
+
+
 def _requirements(tag: str) -> list[str]:
     return [_WHEEL, "onnxruntime==1.23.2" if tag == "3.10" else "onnxruntime==1.31.1", _NUMPY]
 
 
-def _preferred_tags() -> list[str]:
-    return sorted(_PYTHONS, key=lambda tag: tag != _OWN)
-
-
-def _libpython_name(tag: str) -> str:
-    return f"libpython{tag}.so.1.0"
-
-
 def _pip(python: Path, *arguments: str, purpose: str) -> None:
-    wheels = ("--only-binary", ":all:")
-    _uv("pip", "install", "--python", str(python), *wheels, *arguments, purpose=purpose)
+    wheels = ("--python", str(python), "--only-binary", ":all:")
+    _uv("pip", "install", *wheels, *arguments, purpose=purpose)
 
 
 def _uv(*arguments: str, purpose: str) -> None:
-    done = subprocess.run(
+    run_or_raise(
         [uv.find_uv_bin(), *arguments],
+        f"installing the local server failed while {purpose}. It needs 600 MB of disk, and the "
+        "package index: check the network, the proxy (https_proxy) and uv's configuration "
+        "(UV_DEFAULT_INDEX for another index), or install it once on a machine with network in a "
+        f"shared directory, and set {DIRECTORY_VARIABLE} to that",
         # Not in the user's project, whose settings are for another environment.
         cwd=install_root(),
         # A site's own certificates are those of its machines.
         env={"UV_SYSTEM_CERTS": "1", **os.environ, "UV_NO_PROGRESS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        check=False,
     )
-    if done.returncode == 0:
-        return
-    output = done.stdout
-    if "No space left on device" in output:
-        advice = (
-            f"it needs 600 MB: free some space, or set {DIRECTORY_VARIABLE} to a directory on "
-            "another disk"
-        )
-    elif "No solution found" in output or "Failed to fetch" in output:
-        advice = (
-            "the package index could not be reached or does not have it; check the network, the "
-            "proxy (https_proxy) and uv's configuration (UV_DEFAULT_INDEX for another index), or "
-            f"install it once on a machine with network in a shared directory and set "
-            f"{DIRECTORY_VARIABLE} to that"
-        )
-    else:
-        advice = "correct the cause and try again"
-    quoted = "\n".join(f"  {line}" for line in output.splitlines()[-8:])
-    raise ServerStartError(
-        f"installing the local server failed while {purpose}; {advice}. The last lines:\n{quoted}"
-    )
+
+
+def run_or_raise(command: Sequence[str], failure: str, **options: Any) -> None:
+    """Run a command; an error quotes the last lines that it wrote."""
+    options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, text=True, check=False, **options)
+    if done.returncode != 0:
+        quoted = "\n".join(f"  {line}" for line in done.stdout.splitlines()[-8:])
+        raise ServerStartError(f"{failure}. The last lines:\n{quoted}")
 
 
 def reason_against() -> str | None:
@@ -326,25 +316,13 @@ def reason_against() -> str | None:
     system, machine = platform.system(), platform.machine()
     if system != "Linux" or machine not in {"x86_64", "AMD64"}:
         return f"the server from PyPI needs Linux on x86_64, got {system} on {machine}"
-    name, version = _libc()
-    if name != "glibc" or _numbers(version) < _GLIBC:
+    name, version = platform.libc_ver()
+    if name != "glibc" or tuple(map(int, version.split("."))) < _GLIBC:
         return (
             f"the server from PyPI needs glibc {'.'.join(map(str, _GLIBC))} or newer (Debian 12, "
-            f"Ubuntu 22.04, EL10), got {name} {version}"
+            f"Ubuntu 22.04, EL10), got {name or 'an unknown libc'} {version}"
         )
     return None
-
-
-def _libc() -> tuple[str, str]:
-    try:
-        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-    except (ValueError, OSError):
-        name, version = "", ""
-    return name or "an unknown libc", version
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 @contextlib.contextmanager

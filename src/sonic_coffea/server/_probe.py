@@ -6,10 +6,18 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
-from sonic_coffea.transport import ConnectionOptions, ModelEntry, Timeouts, connect_transport
+from sonic_coffea.transport import (
+    Connection,
+    ConnectionOptions,
+    ModelEntry,
+    Timeouts,
+    connect_transport,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+__all__ = ["ServerMetadata", "fetch_metadata", "is_ready"]
 
 _OPTIONS = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0))
 
@@ -26,21 +34,18 @@ class ServerMetadata:
 
 def is_ready(url: str, headers: Mapping[str, str]) -> bool:
     """Whether the server at `url` says that it and its models are ready."""
-    with contextlib.closing(
-        connect_transport(url, headers=headers, options=_OPTIONS)
-    ) as connection:
+    with _connection(url, headers) as connection:
         return connection.ready()
 
 
 def fetch_metadata(url: str, headers: Mapping[str, str]) -> ServerMetadata:
     """Ask the server at `url` about itself."""
-    with contextlib.closing(
-        connect_transport(url, headers=headers, options=_OPTIONS)
-    ) as connection:
-        info = connection.info()
-        return ServerMetadata(
-            name=info.name,
-            version=info.version,
-            extensions=info.extensions,
-            models=tuple(connection.models()),
-        )
+    with _connection(url, headers) as connection:
+        info, models = connection.info(), tuple(connection.models())
+    return ServerMetadata(
+        name=info.name, version=info.version, extensions=info.extensions, models=models
+    )
+
+
+def _connection(url: str, headers: Mapping[str, str]) -> contextlib.closing[Connection]:
+    return contextlib.closing(connect_transport(url, headers=headers, options=_OPTIONS))

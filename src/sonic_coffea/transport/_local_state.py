@@ -16,6 +16,7 @@ import os
 import platform
 import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,13 +57,13 @@ class ServerRecord:
     url: str
     pid: int
     start_ticks: int | None
-    supervisor_pid: int | None
+    supervisor_pid: int | None = None
     header: str
     secret: str = dataclasses.field(repr=False)
     repository: str
-    log: str
-    started: float
-    shm_prefix: str
+    log: str = ""
+    started: float = dataclasses.field(default_factory=time.time)
+    shm_prefix: str = ""
 
     @property
     def headers(self) -> dict[str, str]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from sonic_coffea.server.in_process._grpc_server import KServeServer
-from sonic_coffea.server.in_process._model import Function, KServeModel, Tensors
+from sonic_coffea.server.in_process._grpc_server import (
+    EXTENSIONS,
+    Function,
+    KServeModel,
+    KServeServer,
+    Received,
+    Tensors,
+)
 from sonic_coffea.server.in_process._onnx_server import InProcessServer
-from sonic_coffea.server.in_process._servicer import EXTENSIONS, Received
 
 __all__ = [
     "EXTENSIONS",

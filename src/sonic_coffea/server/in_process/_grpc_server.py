@@ -4,20 +4,244 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from secrets import compare_digest
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from tritonclient.grpc import service_pb2_grpc
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, ServerStartError, nearest
-from sonic_coffea.server.in_process._servicer import EXTENSIONS, Received, Servicer
+from sonic_coffea.transport import DATATYPES, TYPED_CONTENTS, kserve_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Self
 
-    from sonic_coffea.server.in_process._model import KServeModel
+__all__ = [
+    "EXTENSIONS",
+    "Function",
+    "KServeModel",
+    "KServeServer",
+    "Received",
+    "Servicer",
+    "Tensors",
+]
+
+EXTENSIONS = ("model_configuration", "statistics", "model_repository")
+
+Tensors = Mapping[str, NDArray[Any]]
+Function = Callable[[Tensors], Tensors]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KServeModel:
+    """A model of a `KServeServer`.
+
+    Parameters
+    ----------
+    inputs, outputs : mapping
+        By name, the dtype and the shape of one row; -1 where a length is free.
+    function : callable
+        Makes the outputs of the inputs, both mappings of name to array, rows first. What it raises
+        is an error of the model.
+    max_rows : int
+        The most rows of a request; 0 for a model whose requests are never put together, and whose
+        shapes have all axes.
+    versions : tuple of str
+        The versions that there are; requests without one get the last.
+    digest : str
+        The checksum of the file that it is made of, where it has one.
+    """
+
+    inputs: Mapping[str, tuple[Any, tuple[int, ...]]]
+    outputs: Mapping[str, tuple[Any, tuple[int, ...]]]
+    function: Function
+    max_rows: int = 64
+    versions: tuple[str, ...] = ("1",)
+    digest: str = ""
+
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape that a server says, with the axis of the rows."""
+        return (-1, *shape) if self.max_rows else shape
+
+    def described(self, tensors: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return KServe's datatype and the shape of some tensors, as a server says them."""
+        return {
+            name: (kserve_name(np.dtype(dtype)), self.shape_of(tuple(shape)))
+            for name, (dtype, shape) in tensors.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An inference request that arrived."""
+
+    model: str
+    version: str
+    id: str
+    inputs: Mapping[str, NDArray[Any]]
+
+    @property
+    def rows(self) -> int:
+        """Rows of its first input."""
+        return len(next(iter(self.inputs.values())))
+
+
+class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """What the server answers."""
+
+    def __init__(self, server: KServeServer) -> None:
+        self._server = server
+
+    def ServerLive(self, request: Any, context: Any) -> Any:
+        """Say that it lives."""
+        self._enter("ServerLive", context)
+        return service_pb2.ServerLiveResponse(live=True)
+
+    def ServerReady(self, request: Any, context: Any) -> Any:
+        """Say that it is ready."""
+        self._enter("ServerReady", context)
+        return service_pb2.ServerReadyResponse(ready=True)
+
+    def ModelReady(self, request: Any, context: Any) -> Any:
+        """Say whether a model is there."""
+        self._enter("ModelReady", context)
+        ready = self._server.serving(request.name, request.version) is not None
+        return service_pb2.ModelReadyResponse(ready=ready)
+
+    def ServerMetadata(self, request: Any, context: Any) -> Any:
+        """Say what it is."""
+        self._enter("ServerMetadata", context)
+        return service_pb2.ServerMetadataResponse(
+            name=self._server.name, version=__version__, extensions=self._server.extensions
+        )
+
+    def ModelMetadata(self, request: Any, context: Any) -> Any:
+        """Describe a model."""
+        self._enter("ModelMetadata", context)
+        model = self._model(request.name, request.version, context)
+        answer = service_pb2.ModelMetadataResponse(
+            name=request.name, versions=model.versions, platform=self._server.name
+        )
+        for tensors, specs in ((model.inputs, answer.inputs), (model.outputs, answer.outputs)):
+            for name, (datatype, shape) in model.described(tensors).items():
+                specs.add(name=name, datatype=datatype, shape=shape)
+        return answer
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:
+        """Say how a model is served."""
+        self._enter("ModelConfig", context, "model_configuration")
+        model = self._model(request.name, request.version, context)
+        answer = service_pb2.ModelConfigResponse()
+        answer.config.name = request.name
+        answer.config.max_batch_size = model.max_rows
+        for version in model.versions if model.digest else ():
+            answer.config.parameters[f"sha256.{version}"].string_value = model.digest
+        return answer
+
+    def ModelStatistics(self, request: Any, context: Any) -> Any:
+        """Count."""
+        self._enter("ModelStatistics", context, "statistics")
+        model = self._model(request.name, request.version, context)
+        counts = self._server.statistics
+        requests = counts[request.name, "requests"]
+        answer = service_pb2.ModelStatisticsResponse()
+        statistics = answer.model_stats.add(name=request.name, version=model.versions[-1])
+        statistics.inference_count = counts[request.name, "rows"]
+        statistics.execution_count = statistics.inference_stats.success.count = requests
+        return answer
+
+    def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        """List the models."""
+        self._enter("RepositoryIndex", context, "model_repository")
+        answer = service_pb2.RepositoryIndexResponse()
+        for name, model in self._server.models.items():
+            ready = self._server.serving(name, "") is not None
+            for version in model.versions:
+                state = "READY" if ready else "UNAVAILABLE"
+                answer.models.add(name=name, version=version, state=state)
+        return answer
+
+    def ModelInfer(self, request: Any, context: Any) -> Any:
+        """Answer."""
+        server = self._server
+        self._enter("ModelInfer", context)
+        model = self._model(request.model_name, request.model_version, context)
+        inputs = self._inputs(request, model, context)
+        received = Received(request.model_name, request.model_version, request.id, inputs)
+        fault = server.receive(received)
+        answer = self._answer(request, model, inputs, context)
+        if fault is not None:
+            fault(answer, context)
+        server.count(received)
+        return _typed(answer) if server.typed_contents else answer
+
+    def _enter(self, method: str, context: Any, extension: str | None = None) -> None:
+        headers = {key: value for key, value in context.invocation_metadata()}  # noqa: C416
+        self._server.enter(method, headers, context)
+        demanded = self._server.headers.items()
+        if not all(compare_digest(headers.get(name, ""), value) for name, value in demanded):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "a header is missing or wrong")
+        if extension is not None and extension not in self._server.extensions:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not implemented")
+
+    def _model(self, name: str, version: str, context: Any) -> KServeModel:
+        model = self._server.serving(name, version)
+        if model is None:
+            requested = f"'{name}' version {version}" if version else f"'{name}'"
+            message = f"Request for unknown model: {requested} is not found"
+            context.abort(grpc.StatusCode.NOT_FOUND, message)
+            raise AssertionError  # abort does not return
+        return model
+
+    def _inputs(self, request: Any, model: KServeModel, context: Any) -> dict[str, NDArray[Any]]:
+        """Return the tensors of a request, which must be what the model takes."""
+        inputs: dict[str, NDArray[Any]] = {}
+        for spec, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+            tensor = np.frombuffer(raw, np.dtype(DATATYPES[spec.datatype]))
+            inputs[spec.name] = tensor.reshape(tuple(spec.shape))
+        for name, (datatype, shape) in model.described(model.inputs).items():
+            array = inputs.get(name)
+            fits = (
+                array is not None
+                and (kserve_name(array.dtype), array.ndim) == (datatype, len(shape))
+                and all(n in (-1, m) for n, m in zip(shape, array.shape, strict=True))
+            )
+            if not fits:
+                got = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+                message = f"unexpected input '{name}': expected {datatype} {list(shape)}, got {got}"
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
+        rows = len(next(iter(inputs.values())))
+        if model.max_rows and rows > model.max_rows:
+            message = f"batch size {rows} is larger than max_batch_size {model.max_rows}"
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
+        return inputs
+
+    def _answer(
+        self, request: Any, model: KServeModel, inputs: Mapping[str, NDArray[Any]], context: Any
+    ) -> Any:
+        try:
+            outputs = model.function(inputs)
+        except Exception as error:
+            context.abort(grpc.StatusCode.INTERNAL, f"the model failed: {error!r}")
+            raise AssertionError from error  # abort does not return
+        answer = service_pb2.ModelInferResponse(
+            model_name=request.model_name,
+            model_version=request.model_version or model.versions[-1],
+            id=request.id,
+        )
+        for name in [output.name for output in request.outputs] or list(outputs):
+            tensor = np.ascontiguousarray(outputs[name])
+            answer.outputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
+            answer.raw_output_contents.append(tensor.tobytes())
+        return answer
 
 
 class KServeServer:
@@ -138,3 +362,12 @@ class KServeServer:
 
     def stopping(self) -> None:
         """Let go of requests that are held back."""
+
+
+def _typed(answer: Any) -> Any:
+    """Put the numbers into the message one by one, in place of their bytes."""
+    for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
+        numbers = np.frombuffer(raw, np.dtype(DATATYPES[output.datatype]))
+        getattr(output.contents, TYPED_CONTENTS[output.datatype]).extend(numbers.tolist())
+    del answer.raw_output_contents[:]
+    return answer

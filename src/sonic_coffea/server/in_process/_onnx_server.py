@@ -6,12 +6,12 @@ import logging
 import os
 import secrets
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
+from sonic_coffea.server.in_process._grpc_server import KServeModel, KServeServer
 from sonic_coffea.server.repository import Served, _manifest
 from sonic_coffea.server.repository._sources import read_source
 from sonic_coffea.server.repository.formats import _onnx
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sonic_coffea.server.in_process import KServeModel
+
+__all__ = ["InProcessServer", "cores"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,19 +64,11 @@ class InProcessServer:
         port: int | None = None,
     ) -> None:
         self.repository = Path(repository).absolute()
-        from sonic_coffea.server.in_process import KServeServer
-
-        threads = threads or cores()
         turn = threading.Lock()
-        models, others = {}, []
-        for folder in sorted(self.repository.iterdir()) if self.repository.is_dir() else ():
-            config = _config(folder)
-            version = _version(folder, config)
-            manifest = None if version is None else _described(version)
-            if version is not None and manifest is not None:
-                models[folder.name] = _load(version, manifest, config, threads, turn)
-            elif folder.is_dir() and not folder.name.startswith("."):
-                others.append(folder.name)
+        folders = sorted(path for path in self.repository.glob("[!.]*") if path.is_dir())
+        networks = {path.name: _model(path, threads or cores(), turn) for path in folders}
+        models = {name: model for name, model in networks.items() if model is not None}
+        others = [name for name in networks if name not in models]
         if not models:
             raise ConfigError(
                 f"expected a model repository with ONNX files, got {self.repository}, which has "
@@ -107,13 +100,9 @@ class InProcessServer:
                 url=self.url,
                 pid=pid,
                 start_ticks=local_state.process_start_ticks(pid),
-                supervisor_pid=None,
                 header=_HEADER,
                 secret=self._server.headers[_HEADER],
                 repository=str(self.repository),
-                log="",
-                started=time.time(),
-                shm_prefix="",
             )
         )
         return self
@@ -140,41 +129,17 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def _config(folder: Path) -> Mapping[str, Any]:
-    path = folder / "config.pbtxt"
-    return read_model_config(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def _version(folder: Path, config: Mapping[str, Any]) -> Path | None:
-    """Return the folder of the version that is served."""
+def _model(folder: Path, threads: int, turn: threading.Lock) -> KServeModel | None:
+    """Return the network of a folder, in the version that is served; None of what is none."""
+    file = folder / "config.pbtxt"
+    config = read_model_config(file.read_text(encoding="utf-8")) if file.is_file() else {}
     pinned = config.get("version_policy", {}).get("specific", {}).get("versions")
-    versions = [path for path in folder.glob("*") if path.is_dir() and path.name.isdigit()]
-    versions = [path for path in versions if pinned is None or path.name in pinned]
-    return max(versions, key=lambda path: int(path.name), default=None)
-
-
-def _described(version: Path) -> Mapping[str, Any] | None:
-    """Return the manifest of a network, or what its file says of it; None of what is none."""
-    manifest = _manifest.read(version)
-    if manifest is not None:
-        return manifest if manifest["kind"] == "onnx" else None
-    if not (version / "model.onnx").is_file():
+    versions = [str(number) for number in _manifest.version_numbers(folder)]
+    versions = [version for version in versions if pinned is None or version in pinned]
+    manifest = _described(folder / versions[-1]) if versions else None
+    if manifest is None:
         return None
-    interface = read_source(version.parent.name, Served(version / "model.onnx"), None).interface
-    sides = {"inputs": interface.inputs, "outputs": interface.outputs}
-    return {"file": "model.onnx"} | {k: [t.to_dict() for t in side] for k, side in sides.items()}
-
-
-def _load(
-    version: Path,
-    manifest: Mapping[str, Any],
-    config: Mapping[str, Any],
-    threads: int,
-    turn: threading.Lock,
-) -> KServeModel:
-    from sonic_coffea.server.in_process import KServeModel
-
-    path = version / manifest["file"]
+    path = folder / versions[-1] / manifest["file"]
     names = tuple(tensor["name"] for tensor in manifest["outputs"])
     try:
         network = _onnx.load(path, dict(manifest), threads)
@@ -192,15 +157,26 @@ def _load(
 
     rows = int(config.get("max_batch_size", 0))
     # A Triton passes on what the configuration says of the version's files.
-    digest = config.get("parameters", {}).get(f"sha256.{version.name}", {})
+    digest = config.get("parameters", {}).get(f"sha256.{versions[-1]}", {})
     return KServeModel(
         inputs=_tensors(manifest["inputs"], rows, path),
         outputs=_tensors(manifest["outputs"], rows, path),
         function=run,
         max_rows=rows,
-        versions=(version.name,),
+        versions=(versions[-1],),
         digest=str(digest.get("string_value", "")),
     )
+
+
+def _described(version: Path) -> Mapping[str, Any] | None:
+    """Return the manifest of a network, or what its file says of it; None of what is none."""
+    manifest = _manifest.read(version)
+    if manifest is not None:
+        return manifest if manifest["kind"] == "onnx" else None
+    if not (version / "model.onnx").is_file():
+        return None
+    source = read_source(version.parent.name, Served(version / "model.onnx"), None)
+    return {"file": "model.onnx", "inputs": source.inputs, "outputs": source.outputs}
 
 
 def _tensors(

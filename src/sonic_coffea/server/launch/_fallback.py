@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
+__all__ = ["serve_for_machine"]
+
 logger = logging.getLogger(__name__)
 
 _own: dict[str, LocalServer | InProcessServer] = {}
@@ -75,15 +77,12 @@ def _alone_on_machine(repository: str) -> Iterator[None]:
     Two servers are then started where one would do.
     """
     folder = local_state.directory()
-    if folder is None:
-        yield
-        return
-    name = hashlib.sha256(repository.encode()).hexdigest()[:16]
     # The directory may be that of many machines, which need not wait for each other.
-    path = folder / f"fallback-{local_state.machine()}-{name}.lock"
+    name = f"{local_state.machine()}-{hashlib.sha256(repository.encode()).hexdigest()[:16]}"
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(filelock.FileLock(path))
+            if folder is not None:
+                held.enter_context(filelock.FileLock(folder / f"fallback-{name}.lock"))
         except OSError as error:
-            logger.warning("cannot lock %s: %s", path, error)
+            logger.warning("cannot lock %s: %s", folder, error)
         yield

@@ -13,22 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import dask.config
 
-from sonic_coffea.errors import (
-    ConfigError,
-    ModelNotFoundError,
-    ServerError,
-    ServerStartError,
-    SonicError,
-)
+from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, ServerStartError
 from sonic_coffea.reporting import tables
 from sonic_coffea.server import _install as install
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
-from sonic_coffea.server.launch._log_files import new_log
-from sonic_coffea.server.launch._run import HEADER_NAME, PROTOCOLS, PortTaken, Run
-from sonic_coffea.server.launch._supervised import SupervisedServer
+from sonic_coffea.server.launch._logs import new_log
+from sonic_coffea.server.launch._run import PortTaken, Run
 from sonic_coffea.server.launch._watcher import Watcher
 from sonic_coffea.server.launch.runtimes import AUTO, Options, Serving, choose
-from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +28,8 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server._install import Progress, ServerInstall
     from sonic_coffea.server.launch.runtimes import Runtime
+
+__all__ = ["LocalServer"]
 
 logger = logging.getLogger(__name__)
 
@@ -119,25 +113,28 @@ class LocalServer:
         installation: ServerInstall | None = None,
         progress: Progress | None = None,
     ) -> None:
-        if model_control not in ("none", "poll", "explicit"):
-            raise ConfigError(
-                f"expected model_control 'none', 'poll' or 'explicit', got {model_control!r}"
-            )
         if isinstance(models, str):
             raise ConfigError(f"expected models as a sequence of names, got the string {models!r}")
         if models is not None and model_control == "poll":
             raise ConfigError("models chooses what to load, which model_control='poll' cannot do")
         self.repository = Path(repository).absolute()
         self._port_wanted = port
-        self._models = models
         self._startup_timeout_s = startup_timeout_s
         self._threads = threads
         self._log_dir = None if log_dir is None else Path(log_dir)
-        self._model_control = "explicit" if models is not None else model_control
-        self._poll_s = poll_s
+        self._control = "explicit" if models is not None else model_control
+        self._arguments = [
+            f"--model-repository={self.repository}",
+            "--grpc-address=127.0.0.1",
+            "--allow-http=false",
+            f"--model-control-mode={self._control}",
+            f"--exit-timeout-secs={max(1, int(stop_timeout_s) - 1)}",
+            *([f"--repository-poll-secs={poll_s}"] if model_control == "poll" else ()),
+            *(f"--load-model={name}" for name in models or ()),
+            *extra_args,
+        ]
         self._metrics = metrics
         self._stop_timeout_s = stop_timeout_s
-        self._extra_args = tuple(extra_args)
         self._env = dict(env or {})
         configured = dask.config.get("sonic.local", {})
         self._runtime = runtime or configured.get("runtime") or AUTO
@@ -145,12 +142,12 @@ class LocalServer:
         self._options = Options(
             image=None if image is None else os.fspath(image), gpu=gpu, installation=installation
         )
-        self._progress = progress
+        self._progress = progress or install.warn
         self._restart = restart
         self._watcher: Watcher | None = None
         self._lock = threading.RLock()
         self._run: Run | None = None
-        self._supervised: SupervisedServer | None = None
+        self._metrics_port: int | None = None
         self._owner = os.getpid()
 
     def start(self) -> LocalServer:
@@ -161,7 +158,7 @@ class LocalServer:
         sonic_coffea.errors.ServerStartError
             If it cannot be installed, does not start, or is not ready in time: with its own words.
         sonic_coffea.errors.ConfigError
-            If the repository is not a directory, or has no models.
+            If the repository has no models.
         """
         with self._lock:
             self._begin()
@@ -169,39 +166,30 @@ class LocalServer:
                 self._watcher = Watcher(self)
             return self
 
-    def _begin(self) -> LocalServer:
+    def _begin(self) -> None:
         with self._lock:
             if self.running:
-                return self
+                return
             self._end()
-            if not self.repository.is_dir():
-                raise ConfigError(
-                    f"expected a directory as model repository, got {self.repository}; "
-                    "build_repository makes one"
-                )
-            models = [path for path in self.repository.iterdir() if path.is_dir()]
-            if self._model_control == "none" and not models:
+            models = any(path.is_dir() for path in self.repository.glob("*"))
+            if self._control == "none" and not models:
                 raise ConfigError(
                     f"expected a model repository, got {self.repository}, which has no models; "
                     "build_repository makes one, and model_control='poll' waits for some"
                 )
             begun = time.monotonic()
             runtime = choose(self._runtime, self._options)
-            runtime.prepare(self._progress or install.warn)
+            runtime.prepare(self._progress)
             self._owner = os.getpid()
-            for attempt in range(_PORT_TRIES):
-                try:
-                    self._launch(runtime)
-                    break
-                except PortTaken:
-                    last = attempt == _PORT_TRIES - 1
-                    if self._port_wanted is not None or last:
-                        raise ServerStartError(
-                            f"port {self._run_or_raise().port} is in use by another program; "
-                            "leave port out for a free one"
-                        ) from None
+            tries = _PORT_TRIES if self._port_wanted is None else 1
+            while not self._launch(runtime):
+                tries -= 1
+                if not tries:
+                    raise ServerStartError(
+                        f"port {self.port} is in use by another program; "
+                        "leave port out for a free one"
+                    )
             logger.info("%s is ready after %.1f s", self, time.monotonic() - begun)
-            return self
 
     def reason_against(self) -> str | None:
         """Say why this machine has no runtime for it; None if it has one."""
@@ -231,15 +219,10 @@ class LocalServer:
 
     def _end(self) -> None:
         with self._lock:
-            supervised, self._supervised = self._supervised, None
-            if supervised is None:
-                return
-            if os.getpid() != self._owner:
-                supervised.disown()
-                return
-            supervised.end()
-            if self._run is not None:
-                local_state.remove(self._run.url)
+            if self._run is not None and os.getpid() != self._owner:
+                self._run.disown()
+            elif self._run is not None:
+                self._run.end()
 
     @property
     def url(self) -> str:
@@ -259,7 +242,8 @@ class LocalServer:
     @property
     def metrics_url(self) -> str | None:
         """Where Prometheus finds its metrics, if it serves them."""
-        port = self._run_or_raise().metrics_port
+        self._run_or_raise()
+        port = self._metrics_port
         return None if port is None else f"http://127.0.0.1:{port}/metrics"
 
     @property
@@ -291,9 +275,11 @@ class LocalServer:
             If the server does not run.
         """
         until = time.monotonic() + timeout_s
+        wanted = None if version is None else str(version)
         while True:
-            versions = [m for m in self.metadata.models if m.name == model]
-            versions = [m for m in versions if version is None or m.version == str(version)]
+            versions = [
+                m for m in self.metadata.models if m.name == model and wanted in (None, m.version)
+            ]
             if any(m.state == "READY" for m in versions):
                 return
             if time.monotonic() > until:
@@ -301,11 +287,11 @@ class LocalServer:
             time.sleep(_LOOK_S)
         states = ", ".join(f"version {m.version} {m.state} {m.reason}".rstrip() for m in versions)
         raise ModelNotFoundError(
-            f"the model was not ready after {timeout_s:g} s; the server says: "
-            f"{states or 'nothing'}",
+            f"the model was not ready after {timeout_s:g} s; "
+            f"the server says: {states or 'nothing'}",
             server=self.url,
             model=model,
-            version=None if version is None else str(version),
+            version=wanted,
         )
 
     @property
@@ -321,21 +307,17 @@ class LocalServer:
     @property
     def pid(self) -> int | None:
         """The server's process, while it runs."""
-        return (
-            self._supervised.server_pid if self._supervised is not None and self.running else None
-        )
+        return self._run.server_pid if self._run is not None and self.running else None
 
     @property
     def running(self) -> bool:
         """Whether the server runs."""
-        supervised = self._supervised
-        return supervised is not None and os.getpid() == self._owner and supervised.running
+        return self._run is not None and os.getpid() == self._owner and self._run.running
 
     @property
     def ended_on_request(self) -> bool:
         """Whether another process has ended the server: ``sonic-coffea status --stop``."""
-        supervised = self._supervised
-        return supervised is not None and not self.running and supervised.asked
+        return self._run is not None and not self.running and self._run.asked
 
     def __enter__(self) -> Self:
         self.start()
@@ -345,26 +327,18 @@ class LocalServer:
         self.stop()
 
     def __repr__(self) -> str:
-        running = self.running
-        state = f"{self.url} pid={self.pid}" if running else "stopped"
+        state = f"{self.url} pid={self.pid}" if self.running else "stopped"
         return f"<LocalServer {state} repository={str(self.repository)!r}>"
 
     def _repr_html_(self) -> str:
-        running = self.running
-        rows: list[tuple[str, Any]] = [("state", "running" if running else "stopped")]
-        if running:
-            rows += [("url", self.url), ("models", self._shown_models()), ("pid", self.pid)]
+        rows: list[tuple[str, Any]] = [("state", "running" if self.running else "stopped")]
+        if self.running:
+            models = ", ".join(f"{m.name} v{m.version} {m.state}" for m in self.metadata.models)
+            rows += [("url", self.url), ("models", models or "none"), ("pid", self.pid)]
         rows.append(("repository", self.repository))
         if self._run is not None:
             rows.append(("log", self.log_path))
         return tables.table("LocalServer", rows)
-
-    def _shown_models(self) -> str:
-        try:
-            models = [f"{m.name} v{m.version} {m.state}" for m in self.metadata.models]
-        except SonicError as error:
-            return f"it does not say: {error.message}"
-        return ", ".join(models) or "none"
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a LocalServer belongs to its process; pass its url instead")
@@ -374,69 +348,32 @@ class LocalServer:
             raise ServerError("expected a started server, got one that never was; start() it")
         return self._run
 
-    def _launch(self, runtime: Runtime) -> None:
-        run = self._run = self._new_run()
-        record = local_state.record_path(run.url)
-        begun = time.monotonic()
-        launch = runtime.launch(
-            Serving(
-                arguments=self._arguments(run),
-                repository=self.repository,
-                protocols=PROTOCOLS,
-                header=HEADER_NAME,
-                secret=run.secret,
-                name=run.shm_prefix,
-                threads=self._threads,
-                env=self._env,
-            )
+    def _launch(self, runtime: Runtime) -> bool:
+        """Start the server; return whether nobody else had its port."""
+        port = _free_port() if self._port_wanted is None else self._port_wanted
+        self._metrics_port = _free_port() if self._metrics else None
+        metrics = ["--allow-metrics=false"]
+        if self._metrics:
+            metrics = ["--metrics-address=127.0.0.1", f"--metrics-port={self._metrics_port}"]
+        serving = Serving(
+            arguments=[f"--grpc-port={port}", *metrics, *self._arguments],
+            repository=self.repository,
+            secret=secrets.token_hex(32),
+            name=f"sonic_{os.getpid()}_{secrets.token_hex(6)}_",
+            threads=self._threads,
+            env=self._env,
         )
-        self._supervised = supervised = SupervisedServer(
-            runtime.python,
-            {
-                "argv": launch.argv,
-                "env": launch.env,
-                "cleanup": launch.cleanup,
-                "secret": run.secret,
-                "log": str(run.log),
-                "record": None if record is None else str(record),
-                "shm_prefix": run.shm_prefix,
-                "grace_s": self._stop_timeout_s,
-            },
-        )
+        log = new_log(self._log_dir)
+        self._run = Run(runtime, serving, port=port, log=log, grace_s=self._stop_timeout_s)
         try:
-            run.wait_until_ready(supervised, begun, self._startup_timeout_s)
-            run.register(supervised)
+            self._run.wait_until_ready(self._startup_timeout_s)
+        except PortTaken:
+            self._end()
+            return False
         except BaseException:
             self._end()
             raise
-
-    def _new_run(self) -> Run:
-        return Run(
-            repository=self.repository,
-            port=self._port_wanted if self._port_wanted is not None else _free_port(),
-            metrics_port=_free_port() if self._metrics else None,
-            secret=secrets.token_hex(32),
-            shm_prefix=f"sonic_{os.getpid()}_{secrets.token_hex(6)}_",
-            log=new_log(self._log_dir),
-        )
-
-    def _arguments(self, run: Run) -> list[str]:
-        arguments = [
-            f"--model-repository={self.repository}",
-            "--grpc-address=127.0.0.1",
-            f"--grpc-port={run.port}",
-            "--allow-http=false",
-            f"--model-control-mode={self._model_control}",
-            f"--exit-timeout-secs={max(1, int(self._stop_timeout_s) - 1)}",
-        ]
-        if run.metrics_port is None:
-            arguments.append("--allow-metrics=false")
-        else:
-            arguments += ["--metrics-address=127.0.0.1", f"--metrics-port={run.metrics_port}"]
-        if self._model_control == "poll":
-            arguments.append(f"--repository-poll-secs={self._poll_s}")
-        arguments += [f"--load-model={name}" for name in self._models or ()]
-        return [*arguments, *self._extra_args]
+        return True
 
 
 def _free_port() -> int:

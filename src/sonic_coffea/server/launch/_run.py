@@ -1,106 +1,192 @@
-"""One life of a local server: what it is known by, and whether it becomes ready."""
+"""One life of a local server, below the supervisor process that ends it in any case."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
+import logging
+import os
+import subprocess
+import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server._probe import is_ready
-from sonic_coffea.server.launch import _log
+from sonic_coffea.server.launch import _logs
+from sonic_coffea.server.launch.runtimes import HEADER_NAME
 from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from sonic_coffea.server.launch.runtimes import Runtime, Serving
 
-    from sonic_coffea.server.launch._supervised import SupervisedServer
+__all__ = ["PortTaken", "Run"]
 
-PROTOCOLS = (
-    "health,metadata,statistics,inference,shared-memory,model-config,model-repository,trace,logging"
-)
-HEADER_NAME = "sonic"
+logger = logging.getLogger(__name__)
+
 _HEADER = f"triton-grpc-protocol-{HEADER_NAME}"
+_SCRIPT = Path(__file__).with_name("_supervisor.py")
 
 
 class PortTaken(Exception):  # noqa: N818  an outcome to act on, which no caller sees
     """Something else listens on the port that was chosen."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One life of the server."""
+    """A supervisor process and, below it, a server.
 
-    repository: Path
-    port: int
-    metrics_port: int | None
-    secret: str = dataclasses.field(repr=False)
-    shm_prefix: str
-    log: Path
+    Parameters
+    ----------
+    runtime, serving : Runtime, Serving
+        What runs, and what it serves.
+    port : int
+        Where it is to listen.
+    log : Path
+        Where it logs to.
+    grace_s : float
+        How long requests in progress may take to finish.
+    """
+
+    def __init__(
+        self, runtime: Runtime, serving: Serving, *, port: int, log: Path, grace_s: float
+    ) -> None:
+        self.port, self.log = port, log
+        self.url = f"grpc://127.0.0.1:{port}"
+        self.headers = {_HEADER: serving.secret}
+        self.server_pid: int | None = None
+        self.asked = False
+        self._serving = serving
+        self._grace_s = grace_s
+        self._end_reason = "ended without a word"
+        self._ended = threading.Event()
+        record = local_state.record_path(self.url)
+        job = {
+            **dataclasses.asdict(runtime.launch(serving)),
+            "owner": os.getpid(),
+            "secret": serving.secret,
+            "log": str(log),
+            "record": None if record is None else str(record),
+            "shm_prefix": serving.name,
+            "grace_s": grace_s,
+        }
+        try:
+            # A session of its own: Ctrl-C reaches the owner, which ends the server in good order.
+            self._supervisor = subprocess.Popen(
+                [str(runtime.python), "-I", "-S", str(_SCRIPT)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+            )
+        except OSError as error:
+            raise ServerStartError(
+                f"cannot start the server's supervisor process: {error}"
+            ) from None
+        self.supervisor_pid = self._supervisor.pid
+        self._stdin = cast("IO[bytes]", self._supervisor.stdin)
+        self._stdout = cast("IO[bytes]", self._supervisor.stdout)
+        self._thread = threading.Thread(target=self._listen, name="sonic-run", daemon=True)
+        self._thread.start()
+        # Should it have ended already, its end is heard.
+        with contextlib.suppress(OSError):
+            self._stdin.write(json.dumps(job).encode() + b"\n")
+            self._stdin.flush()
 
     @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"grpc://127.0.0.1:{self.port}"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The gRPC metadata that it demands."""
-        return {_HEADER: self.secret}
+    def running(self) -> bool:
+        """Whether the supervisor, and so the server, has not ended."""
+        return not self._ended.is_set()
 
     def read_log(self) -> str:
-        """Return what it has logged so far."""
+        """Return what the server has logged so far."""
         try:
             return self.log.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return ""
 
-    def wait_until_ready(
-        self, supervised: SupervisedServer, begun: float, timeout_s: float
-    ) -> None:
-        """Return when it is ready, or raise what it says if it ends or takes too long."""
-        deadline = begun + timeout_s
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Return when it is ready and recorded, or raise what it says if it ends or is late."""
+        deadline = time.monotonic() + timeout_s
         listening = f"Started GRPCInferenceService at 127.0.0.1:{self.port}"
-        while True:
-            supervised.hear(0.02)
-            if not supervised.running:
-                raise self._failure(f"ended with exit status {supervised.exit_code}")
-            # Whatever else answers on the port is not this server, so ask only once it listens.
-            if listening in self.read_log() and is_ready(self.url, self.headers):
-                return
+        # Whatever else answers on the port is not this server, so ask only once it listens.
+        while listening not in self.read_log() or not is_ready(self.url, self.headers):
+            if self._ended.wait(0.02):
+                raise self._failure(self._end_reason)
             if time.monotonic() > deadline:
                 raise self._failure(f"was not ready after {timeout_s:g} s")
-
-    def register(self, supervised: SupervisedServer) -> None:
-        """Leave a record by which this user's processes find it."""
-        pid = supervised.server_pid
+        pid = self.server_pid
         ticks = None if pid is None else local_state.process_start_ticks(pid)
         if pid is None or ticks is None:
             raise self._failure("ended as soon as it was ready")
-        local_state.register(
-            local_state.ServerRecord(
-                url=self.url,
-                pid=pid,
-                start_ticks=ticks,
-                supervisor_pid=supervised.pid,
-                header=_HEADER,
-                secret=self.secret,
-                repository=str(self.repository),
-                log=str(self.log),
-                started=time.time(),
-                shm_prefix=self.shm_prefix,
-            )
+        # By it this user's processes find the server.
+        record = local_state.ServerRecord(
+            url=self.url,
+            pid=pid,
+            start_ticks=ticks,
+            supervisor_pid=self.supervisor_pid,
+            header=_HEADER,
+            secret=self._serving.secret,
+            repository=str(self._serving.repository),
+            log=str(self.log),
+            shm_prefix=self._serving.name,
         )
+        local_state.register(record)
+
+    def end(self) -> None:
+        """End the server and wait until nothing of it is left; harmless when it has ended."""
+        if self._stdout.closed:
+            return
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        try:
+            self._supervisor.wait(self._grace_s + 10.0)
+        except subprocess.TimeoutExpired:
+            logger.warning("the supervisor %d does not end; killing it", self.supervisor_pid)
+            self._supervisor.kill()
+            self._supervisor.wait()
+        self._thread.join()
+        self._stdout.close()
+        local_state.remove(self.url)
+
+    def disown(self) -> None:
+        """Let go of it in a forked child, where it is somebody else's."""
+        self._stdin.close()
+        self._stdout.close()
+        # Popen would wait, in vain, for a process that is not this one's child.
+        self._supervisor.returncode = 0
+        self._ended.set()
+
+    def _listen(self) -> None:
+        # Not by the buffered stream, which an exiting interpreter could not lock.
+        pending, fd = b"", self._stdout.fileno()
+        try:
+            while block := os.read(fd, 65536):
+                *lines, pending = (pending + block).split(b"\n")
+                for line in lines:
+                    self._take(json.loads(line))
+        finally:
+            self._ended.set()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "started":
+            self.server_pid = event["pid"]
+        elif kind == "exited":
+            self._end_reason, self.asked = f"ended with exit status {event['code']}", event["asked"]
+        elif kind == "failed":
+            self._end_reason = f"cannot be started: {event['message']}"
 
     def _failure(self, end: str) -> Exception:
         log = self.read_log()
-        if _log.port_is_taken(log):
+        if _logs.port_is_taken(log):
             return PortTaken()
-        lines = _log.error_lines(log.replace(self.secret, "…"))
+        lines = _logs.error_lines(log.replace(self._serving.secret, "…"))
         quoted = "\n".join(f"  {line}" for text in lines for line in text.splitlines())
-        quoted = quoted or "  (nothing)"
         return ServerStartError(
-            f"the local server for {self.repository} {end}. It said:\n{quoted}\n"
-            f"Its log: {self.log}",
+            f"the local server for {self._serving.repository} {end}. It said:\n"
+            f"{quoted or '  (nothing)'}\nIts log: {self.log}",
             server=self.url,
         )

@@ -86,40 +86,29 @@ def _watch(job: dict[str, Any], server: subprocess.Popen[bytes], asked: list[int
     while server.poll() is None and not asked and os.getppid() == job["owner"]:
         if visible and _RECORD.search(Path(job["log"]).read_bytes()):
             # It logs, so it has read its arguments: the secret need not stay in them.
-            message = _hide_everywhere(job["secret"].encode())
-            _report(event="hidden", message=message)
+            _hide(job["secret"].encode())
             visible = False
         events = poll.poll((_POLL_S if visible else 1.0) * 1000)
         if any(fd == sys.stdin.fileno() for fd, _ in events):
             return
 
 
-def _hide_everywhere(secret: bytes) -> str:
-    """Hide it in the server, which in a container is another process than that which was run."""
-    messages = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if secret in path.read_bytes():
-                messages.append(_hide(int(path.parent.name), secret))
-    return "; ".join(filter(None, messages))
+def _hide(secret: bytes) -> None:
+    """Overwrite the secret in command lines, where the system lets this user do that.
 
-
-def _hide(pid: int, secret: bytes) -> str:
-    """Overwrite the secret in the server's command line; return what hindered, or nothing."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        start, end = int(fields[45]), int(fields[46])
-        with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
-            memory.seek(start)
-            arguments = memory.read(end - start)
-            at = arguments.find(secret)
-            while at >= 0:
-                memory.seek(start + at)
-                memory.write(b"x" * len(secret))
-                at = arguments.find(secret, at + 1)
-    except (OSError, ValueError, OverflowError) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    In a container the server is another process than that which was run.
+    """
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            if secret not in (folder / "cmdline").read_bytes():
+                continue
+            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+            start, end = int(fields[45]), int(fields[46])
+            with (folder / "mem").open("r+b", buffering=0) as memory:
+                memory.seek(start)
+                arguments = memory.read(end - start)
+                memory.seek(start)
+                memory.write(arguments.replace(secret, b"x" * len(secret)))
 
 
 def _end(job: dict[str, Any], server: subprocess.Popen[bytes]) -> None:
@@ -141,7 +130,9 @@ def _end(job: dict[str, Any], server: subprocess.Popen[bytes]) -> None:
     for region in Path("/dev/shm").glob(f"{job['shm_prefix']}*"):  # noqa: S108
         with contextlib.suppress(OSError):
             region.unlink()
-    _remove_record(job["record"], server.pid)
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        if json.loads(Path(job["record"]).read_bytes()).get("pid") == server.pid:
+            Path(job["record"]).unlink()
 
 
 def _reap_group(group: int) -> None:
@@ -154,14 +145,6 @@ def _reap_group(group: int) -> None:
             return
         if pid == 0:
             time.sleep(0.005)
-
-
-def _remove_record(path: str | None, pid: int) -> None:
-    if path is None:
-        return
-    with contextlib.suppress(OSError, ValueError):
-        if json.loads(Path(path).read_bytes()).get("pid") == pid:
-            Path(path).unlink()
 
 
 def _report(**event: Any) -> None:

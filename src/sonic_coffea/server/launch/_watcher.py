@@ -18,25 +18,18 @@ _MOST = 5
 _LASTED_S = 60.0
 
 
-class Watched(Protocol):
-    """What is watched."""
-
+class _Watched(Protocol):
     @property
-    def running(self) -> bool:
-        """Whether it runs."""
-
+    def running(self) -> bool: ...
     @property
-    def ended_on_request(self) -> bool:
-        """Whether it has ended as it was asked to."""
-
-    def start_again(self) -> None:
-        """Start it."""
+    def ended_on_request(self) -> bool: ...
+    def start_again(self) -> None: ...
 
 
 class Watcher:
     """A thread that looks after a server."""
 
-    def __init__(self, server: Watched) -> None:
+    def __init__(self, server: _Watched) -> None:
         self._server = server
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sonic-server", daemon=True)

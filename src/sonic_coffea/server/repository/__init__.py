@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sonic_coffea.server.repository._build import build_repository
-from sonic_coffea.server.repository._catalog import ModelVersion, read_repository
+from sonic_coffea.server.repository._manifest import ModelVersion, read_repository
 from sonic_coffea.server.repository._served import Ensemble, Served
 
 __all__ = ["Ensemble", "ModelVersion", "Served", "build_repository", "read_repository"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import tempfile
@@ -10,13 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.server.repository import _manifest
-from sonic_coffea.server.repository._planning import (
-    CONFIG_FILE,
-    Options,
-    label_texts,
-    plan_versions,
-)
-from sonic_coffea.transport import write_model_config
+from sonic_coffea.server.repository._config import Options
+from sonic_coffea.server.repository._planning import CONFIG_FILE, plan_versions
 
 if TYPE_CHECKING:
     import os
@@ -25,6 +21,8 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository._config import Labels, Versions
     from sonic_coffea.server.repository._planning import PlannedVersion
     from sonic_coffea.server.repository._served import Ensemble, Served
+
+__all__ = ["build_repository"]
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +121,11 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
         warmup=warmup,
         overwrite=overwrite,
     )
-    metadata = _manifest.metadata_or_raise(metadata)
+    metadata = metadata or {}
+    try:
+        json.dumps(dict(metadata), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"expected metadata that JSON can hold: {error}") from None
     planned = plan_versions(root, models, options, metadata)
     if not planned:
         logger.info("%s has %s already", root, ", ".join(models))
@@ -144,38 +146,38 @@ def _build(
     stage = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}-"))
     try:
         for planned in versions:
-            manifest = _manifest.describe(
-                planned.name, planned.version, planned.source, metadata, user=user
-            )
-            _write(planned, stage, root, manifest)
+            _write(planned, stage, root, metadata, user=user)
         root.mkdir(exist_ok=True)
         for planned in versions:
-            _move_in(planned, stage, root)
+            target = root / planned.place
+            if target.exists():
+                target.rename(stage / f"old-{planned.name}")
+            (stage / planned.place).rename(target)
+            if planned.beside:
+                (stage / planned.name / CONFIG_FILE).replace(root / planned.name / CONFIG_FILE)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _write(planned: PlannedVersion, stage: Path, root: Path, manifest: Mapping[str, Any]) -> None:
+def _write(
+    planned: PlannedVersion, stage: Path, root: Path, metadata: Mapping[str, Any], *, user: bool
+) -> None:
     folder = stage / planned.name
     version = folder / str(planned.version)
     version.mkdir(parents=True)
     for name, source in planned.copies.items():
         (version / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, version / name)
-    (folder / CONFIG_FILE).write_text(write_model_config(planned.config), encoding="utf-8")
-    for name, text in label_texts(planned).items():
+    for name, text in planned.texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    shared = [path for path in folder.iterdir() if path.is_file()]
+    shared = {path.name: path for path in folder.iterdir() if path.is_file()}
     if planned.beside:
-        present = (path for path in (root / planned.name).iterdir() if path.is_file())
-        shared += [path for path in present if path.name != CONFIG_FILE]
-    _manifest.write(manifest, version, shared)
-
-
-def _move_in(planned: PlannedVersion, stage: Path, root: Path) -> None:
-    target = root / planned.place
-    if target.exists():
-        target.rename(stage / f"old-{planned.name}")
-    (stage / planned.place).rename(target)
-    if planned.beside:
-        (stage / planned.name / CONFIG_FILE).replace(root / planned.name / CONFIG_FILE)
+        present = {path.name: path for path in (root / planned.name).iterdir() if path.is_file()}
+        shared = present | shared
+    manifest = {
+        **_manifest.describe(planned.name, planned.version, planned.source, metadata, user=user),
+        "files": _manifest.checksums(version),
+        "shared": {name: _manifest.checksum(path) for name, path in shared.items()},
+    }
+    text = json.dumps(manifest, indent=2) + "\n"
+    (version / _manifest.FILE).write_text(text, encoding="utf-8")

@@ -2,79 +2,96 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.server.repository._sources import TRITON_TYPES, ModelSource, Tensor
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.repository._tensors import Interface, TensorInfo
+    from sonic_coffea.server.repository._served import Served
+
+__all__ = [
+    "Config",
+    "Labels",
+    "Options",
+    "Versions",
+    "check_labels",
+    "label_file",
+    "model_config",
+    "tensor_config",
+    "version_policy",
+]
 
 Config = dict[str, Any]
 Labels = Mapping[str, Mapping[str, Sequence[str]] | Sequence[str]]
 Versions = Literal["all", "latest"] | Sequence[int]
 
-_BATCHING_KEYS = ("max_queue_delay_microseconds", "preferred_batch_size", "preserve_ordering")
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of `build_repository` by which models are planned."""
+
+    max_batch_size: int
+    dynamic_batching: bool | Mapping[str, Any] | None
+    instances: int
+    threads: int | None
+    labels: Labels
+    platform: str | None
+    version: int | None
+    add_version: bool
+    versions: Versions | None
+    warmup: bool
+    overwrite: bool
+
+    def __post_init__(self) -> None:
+        for option, least in (("max_batch_size", 0), ("instances", 1), ("threads", 1)):
+            _check_integer(option, getattr(self, option), least)
+        _check_integer("version", self.version, 1)
+        if self.add_version and self.version is not None:
+            raise ConfigError("version and add_version exclude each other: both say which number")
+
+    @property
+    def one_version(self) -> bool:
+        """Whether of a model that is there already only one version is written."""
+        return self.add_version or self.version is not None
 
 
-def model_config(
-    name: str,
-    interface: Interface,
-    *,
-    backend: str,
-    max_batch_size: int,
-    batching: Mapping[str, Any] | None,
-    instances: int,
-    threads: int | None,
-    warmup: Mapping[str, Sequence[int]] | None,
-    zeros: bool,
-) -> Config:
+def model_config(name: str, served: Served, source: ModelSource, options: Options) -> Config:
     """Return the configuration of a model, without its labels and versions."""
-    batched = max_batch_size > 0
-    config: Config = {"name": name, "backend": backend, "max_batch_size": max_batch_size}
-    config |= tensors(interface, batched=batched)
-    if batching is not None and batched:
-        config["dynamic_batching"] = dict(batching)
-    group: dict[str, Any] = {"count": instances}
+    limit = options.max_batch_size if served.max_batch_size is None else served.max_batch_size
+    _check_integer(f"max_batch_size of model {name!r}", limit, 0)
+    batched = source.batched and limit > 0
     # Only the Python backend is held to the CPU: the native ones use a GPU where there is one.
-    if backend == "python":
-        group["kind"] = "KIND_CPU"
-    config["instance_group"] = [group]
-    if threads is not None:
+    kind = {"kind": "KIND_CPU"} if source.platform == "python" else {}
+    config: Config = {
+        "name": name,
+        "backend": source.platform,
+        "max_batch_size": limit if batched else 0,
+        "input": [tensor_config(t, batched=batched) for t in source.inputs],
+        "output": [tensor_config(t, batched=batched) for t in source.outputs],
+        "instance_group": [{"count": options.instances, **kind}],
+    }
+    batching = {} if options.dynamic_batching is True else options.dynamic_batching
+    if isinstance(batching, Mapping) and batched:
+        config["dynamic_batching"] = dict(batching)
+    if options.threads is not None:
         key = {"python": "intra_op_threads", "onnxruntime": "intra_op_thread_count"}.get(
-            backend, "INTRA_OP_THREAD_COUNT"
+            source.platform, "INTRA_OP_THREAD_COUNT"
         )
-        config["parameters"] = {key: {"string_value": str(threads)}}
-    shapes = _warmup_shapes(name, config["input"], warmup) if zeros else {}
-    if shapes:
+        config["parameters"] = {key: {"string_value": str(options.threads)}}
+    # Zeros of any length need not be what a model can run: somebody has to say which.
+    shapes = served.warmup or {t["name"]: t["dims"] for t in config["input"]}
+    if options.warmup and not any(-1 in shape for shape in shapes.values()):
         sample = {
-            t["name"]: {"data_type": t["data_type"], "dims": shapes[t["name"]], "zero_data": True}
+            t["name"]: {"data_type": t["data_type"], "dims": shape, "zero_data": True}
             for t in config["input"]
+            if (shape := list(shapes.get(t["name"], ())))
         }
         config["model_warmup"] = [{"name": "zeros", "batch_size": 1, "inputs": sample}]
     return config
-
-
-def tensors(interface: Interface, *, batched: bool) -> Config:
-    """Return the parts of a configuration that say what a model takes and gives."""
-    return {
-        "input": [_tensor(t, batched=batched) for t in interface.inputs],
-        "output": [_tensor(t, batched=batched) for t in interface.outputs],
-    }
-
-
-def interface_of(config: Config) -> dict[tuple[str, str], tuple[Any, ...]]:
-    """Return type, lengths and reshape of each tensor in a configuration, read or made."""
-    return {
-        (kind, t["name"]): (
-            t["data_type"],
-            tuple(int(n) for n in t["dims"]),
-            tuple(int(n) for n in t["reshape"].get("shape", ())) if "reshape" in t else None,
-        )
-        for kind in ("input", "output")
-        for t in config.get(kind, ())
-    }
 
 
 def version_policy(versions: Versions) -> Config:
@@ -83,60 +100,33 @@ def version_policy(versions: Versions) -> Config:
         return {"all": {}}
     if versions == "latest":
         return {"latest": {"num_versions": 1}}
-    numbers: list[Any] = list(versions)
-    if not numbers or any(type(n) is not int or n < 1 for n in numbers):
-        raise ConfigError(
-            f"expected versions 'all', 'latest' or a list of numbers >= 1, got {versions!r}"
-        )
-    return {"specific": {"versions": sorted(set(numbers))}}
-
-
-def batching_options(
-    value: bool | Mapping[str, Any] | None,  # noqa: FBT001
-) -> dict[str, Any] | None:
-    """Return the options of Triton's dynamic batching; None is without."""
-    if value is None or value is False:
-        return None
-    options: dict[str, Any] = {} if value is True else dict(value)
-    for key in options:
-        if key not in _BATCHING_KEYS:
-            raise ConfigError(
-                f"expected an option of dynamic_batching, got {key!r}; "
-                f"{nearest(key, _BATCHING_KEYS)}"
-            )
-    return options
+    return {"specific": {"versions": list(versions)}}
 
 
 def check_labels(
-    name: str, interface: Interface, labels: Mapping[str, Sequence[str]] | Sequence[str] | None
+    name: str, source: ModelSource, labels: Mapping[str, Sequence[str]] | Sequence[str] | None
 ) -> dict[str, tuple[str, ...]]:
     """Return the labels of each output that has some."""
-    if labels is None:
-        return {}
-    outputs = {output.name: output for output in interface.outputs}
-    if not isinstance(labels, Mapping):
-        if isinstance(labels, str) or len(outputs) != 1:
+    lengths = {output["name"]: [1, *output["shape"]][-1] for output in source.outputs}
+    if not isinstance(labels, Mapping | None):
+        if isinstance(labels, str) or len(lengths) != 1:
             raise ConfigError(
                 f"expected labels of model {name!r} as a mapping of output name to labels, "
-                f"got {labels!r}; its outputs are {', '.join(outputs)}"
+                f"got {labels!r}; its outputs are {', '.join(lengths)}"
             )
-        labels = {next(iter(outputs)): labels}
-    checked = {}
-    for output, names in labels.items():
-        if output not in outputs:
+        labels = {next(iter(lengths)): labels}
+    for output, names in (labels or {}).items():
+        if output not in lengths:
             raise ConfigError(
                 f"labels for an output {output!r} that model {name!r} does not have; "
-                f"{nearest(output, outputs)}"
+                f"{nearest(output, lengths)}"
             )
-        shape = outputs[output].shape
-        length = shape[-1] if shape else 1
-        if length not in (-1, len(names)):
+        if lengths[output] not in (-1, len(names)):
             raise ConfigError(
-                f"expected {length} labels for output {output!r} of model {name!r}, "
+                f"expected {lengths[output]} labels for output {output!r} of model {name!r}, "
                 f"got {len(names)}: {', '.join(names)}"
             )
-        checked[output] = tuple(names)
-    return checked
+    return {output: tuple(names) for output, names in (labels or {}).items()}
 
 
 def label_file(output: str) -> str:
@@ -144,28 +134,14 @@ def label_file(output: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', output)}_labels.txt"
 
 
-def _tensor(tensor: TensorInfo, *, batched: bool) -> Config:
-    dims = tensor.shape[1:] if batched else tensor.shape
+def tensor_config(tensor: Tensor, *, batched: bool) -> Config:
+    """Return the configuration of a tensor."""
+    dims = tensor["shape"][1:] if batched else tensor["shape"]
+    config: Config = {"name": tensor["name"], "data_type": TRITON_TYPES[tensor["dtype"]]}
     # Triton has no tensors without axes: one number a row travels as an axis of one.
-    config: Config = {"name": tensor.name, "data_type": tensor.dtype, "dims": list(dims or (1,))}
-    return config if dims else {**config, "reshape": {"shape": []}}
+    return config | ({"dims": dims} if dims else {"dims": [1], "reshape": {"shape": []}})
 
 
-def _warmup_shapes(
-    name: str, inputs: Sequence[Config], warmup: Mapping[str, Sequence[int]] | None
-) -> dict[str, list[int]]:
-    """Return the shapes to warm up with; none where a length is free and nobody says which."""
-    known = {t["name"]: t["dims"] for t in inputs}
-    if warmup is None:
-        return {} if any(-1 in dims for dims in known.values()) else known
-    fits = warmup.keys() == known.keys() and all(
-        len(shape) == len(known[key])
-        and all(dim in (-1, n) and n > 0 for dim, n in zip(known[key], shape, strict=True))
-        for key, shape in warmup.items()
-    )
-    if not fits:
-        raise ConfigError(
-            f"expected warmup of model {name!r} with the shapes {known}, lengths in the places of "
-            f"-1, got {dict(warmup)}"
-        )
-    return {key: list(shape) for key, shape in warmup.items()}
+def _check_integer(option: str, value: object, least: int) -> None:
+    if value is not None and (type(value) is not int or value < least):
+        raise ConfigError(f"expected {option} to be an integer >= {least}, got {value!r}")

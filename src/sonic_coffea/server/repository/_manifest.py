@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime as dt
 import getpass
 import hashlib
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
+    import os
+    from collections.abc import Mapping
 
     from sonic_coffea.server.repository._sources import ModelSource
+
+__all__ = [
+    "FILE", "ModelVersion", "changes", "checksum", "checksums", "describe", "read",
+    "read_repository", "version_numbers",
+]  # fmt: skip
 
 FILE = "sonic-manifest.json"
 # Python keeps what it has compiled there.
@@ -32,6 +40,15 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
+def checksums(folder: Path) -> dict[str, str]:
+    """Return the checksums of the files of a version, by their names in its folder."""
+    return {
+        path.relative_to(folder).as_posix(): checksum(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != FILE and _IGNORED not in path.parts
+    }
+
+
 def describe(
     model: str, version: int, source: ModelSource, metadata: Mapping[str, Any], *, user: bool
 ) -> dict[str, Any]:
@@ -41,8 +58,8 @@ def describe(
         "version": version,
         "kind": source.kind,
         "file": source.file,
-        "inputs": [t.to_dict() for t in source.interface.inputs],
-        "outputs": [t.to_dict() for t in source.interface.outputs],
+        "inputs": source.inputs,
+        "outputs": source.outputs,
         **source.manifest,
         "built": dt.datetime.now(dt.timezone.utc).isoformat(),
         "package": f"sonic-coffea {__version__}",
@@ -52,70 +69,104 @@ def describe(
         # A full path often has its owner's name in it.
         file = source.files[source.file]
         manifest["source"] = str(file.absolute()) if user else file.name
-    return {**manifest, "user": _user()} if user else manifest
-
-
-def write(manifest: Mapping[str, Any], folder: Path, shared: Iterable[Path]) -> None:
-    """Write the manifest of a version: the checksums of its files and of those shared by all."""
-    files = {name: checksum(folder / name) for name in _names(folder)}
-    complete = {**manifest, "files": files, "shared": {p.name: checksum(p) for p in shared}}
-    (folder / FILE).write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
+    if user:
+        with contextlib.suppress(KeyError, OSError):
+            manifest["user"] = getpass.getuser()
+    return manifest
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a version, None where there is none.
-
-    Raises
-    ------
-    sonic_coffea.errors.ConfigError
-        If there is one that cannot be read.
-    """
+    """Return the manifest of a version, None where there is none."""
     path = folder / FILE
     if not path.exists():
         return None
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        manifest = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
         raise ConfigError(f"the manifest {path} cannot be read: {error}") from None
-    lacking = [key for key in _NEEDED if not isinstance(manifest, dict) or key not in manifest]
+    lacking = [key for key in _NEEDED if key not in manifest]
     if lacking:
         raise ConfigError(f"expected a manifest in {path}, got one without {', '.join(lacking)}")
-    return dict(manifest)
+    return manifest
 
 
 def changes(folder: Path, manifest: Mapping[str, Any], *, shared: bool) -> list[str]:
     """Say what is no longer as it was built; with `shared`, also of what all versions share."""
-    differences = [f"{folder / n} is new" for n in _names(folder) if n not in manifest["files"]]
+    present = {folder / name: digest for name, digest in checksums(folder).items()}
     expected = {folder / name: digest for name, digest in manifest["files"].items()}
     if shared:
-        expected |= {folder.parent / n: digest for n, digest in manifest["shared"].items()}
-    for path, digest in expected.items():
-        if not path.is_file():
-            differences.append(f"{path} is gone")
-        elif checksum(path) != digest:
-            differences.append(f"{path} was changed")
-    return sorted(differences)
+        both = {folder.parent / name: digest for name, digest in manifest["shared"].items()}
+        present |= {path: checksum(path) for path in both if path.is_file()}
+        expected |= both
+    new = [f"{path} is new" for path in present.keys() - expected.keys()]
+    gone = [f"{path} is gone" for path in expected.keys() - present.keys()]
+    both_sides = present.keys() & expected.keys()
+    changed = [f"{path} was changed" for path in both_sides if present[path] != expected[path]]
+    return sorted([*new, *gone, *changed])
 
 
-def metadata_or_raise(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return free metadata, if JSON can hold it."""
-    try:
-        json.dumps(dict(value or {}), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"expected metadata that JSON can hold: {error}") from None
-    return value or {}
+def version_numbers(folder: Path) -> list[int]:
+    """Return the versions that a model's folder has."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(int(p.name) for p in paths if p.is_dir() and p.name.isdigit())
 
 
-def _names(folder: Path) -> list[str]:
-    return sorted(
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != FILE and _IGNORED not in path.parts
-    )
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelVersion:
+    """A version of a model in a repository.
+
+    Attributes
+    ----------
+    manifest : mapping or None
+        What its ``sonic-manifest.json`` says: kind, inputs, outputs, source, built, user, metadata.
+        None of a version that this package did not build.
+    changes : tuple of str
+        What is no longer as it was built.
+    """
+
+    model: str
+    version: int
+    manifest: Mapping[str, Any] | None
+    changes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as what JSON knows."""
+        manifest = dict(self.manifest or {})
+        return {**manifest, "model": self.model, "version": self.version, "changes": self.changes}
 
 
-def _user() -> str | None:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return None
+def read_repository(path: str | os.PathLike[str]) -> list[ModelVersion]:
+    """Return the versions of the models in a repository, each compared with its manifest.
+
+    Raises
+    ------
+    sonic_coffea.errors.ConfigError
+        If there is no model, or a manifest that cannot be read.
+    """
+    root = Path(path)
+    folders = sorted(root.iterdir()) if root.is_dir() else []
+    entries = [entry for folder in folders for entry in _versions(folder)]
+    if not entries:
+        raise ConfigError(
+            f"expected a model repository, got {root}, which has no models; build_repository "
+            "makes one"
+        )
+    return entries
+
+
+def _versions(folder: Path) -> list[ModelVersion]:
+    manifests = {n: read(folder / str(n)) for n in version_numbers(folder)}
+    # What versions share was last written with the one that was built last.
+    built = {number: m["built"] for number, m in manifests.items() if m is not None}
+    last = max(built, key=lambda number: built[number], default=None)
+    return [
+        ModelVersion(
+            model=folder.name,
+            version=number,
+            manifest=manifest,
+            changes=tuple(
+                changes(folder / str(number), manifest, shared=number == last) if manifest else ()
+            ),
+        )
+        for number, manifest in manifests.items()
+    ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-import logging
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -14,67 +14,31 @@ from sonic_coffea.server.repository import _config, _manifest
 from sonic_coffea.server.repository._ensemble import ensemble_config
 from sonic_coffea.server.repository._served import Ensemble, Served
 from sonic_coffea.server.repository._sources import ModelSource, read_source
-from sonic_coffea.server.repository.formats import PLATFORMS
 from sonic_coffea.transport import read_model_config, write_model_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from sonic_coffea.server.repository._config import Config, Labels, Versions
+    from sonic_coffea.server.repository._config import Config, Labels, Options
 
-logger = logging.getLogger(__name__)
+__all__ = ["CONFIG_FILE", "PlannedVersion", "plan_versions"]
 
 CONFIG_FILE = "config.pbtxt"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The options of `build_repository` by which models are planned."""
-
-    max_batch_size: int
-    dynamic_batching: bool | Mapping[str, Any] | None
-    instances: int
-    threads: int | None
-    labels: Labels
-    platform: str | None
-    version: int | None
-    add_version: bool
-    versions: Versions | None
-    warmup: bool
-    overwrite: bool
-
-    def __post_init__(self) -> None:
-        _check_integer("max_batch_size", self.max_batch_size, 0)
-        _check_integer("instances", self.instances, 1)
-        for option in ("threads", "version"):
-            value = getattr(self, option)
-            if value is not None:
-                _check_integer(option, value, 1)
-        if self.platform not in (None, *PLATFORMS):
-            *first, last = map(repr, PLATFORMS)
-            raise ConfigError(
-                f"expected platform {', '.join(first)} or {last}, got {self.platform!r}"
-            )
-        if self.add_version and self.version is not None:
-            raise ConfigError("version and add_version exclude each other: both say which number")
-
-    @property
-    def one_version(self) -> bool:
-        """Whether of a model that is there already only one version is written."""
-        return self.add_version or self.version is not None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedVersion:
-    """A model, or, ``beside`` others of it, a version, on its way into the repository."""
+    """A model, or, ``beside`` others of it, a version, on its way into the repository.
+
+    ``texts`` are the names and contents of the files that versions share.
+    """
 
     name: str
     version: int
     source: ModelSource
-    config: Config
-    labels: Mapping[str, Sequence[str]]
+    texts: Mapping[str, str]
     beside: bool
 
     @property
@@ -91,26 +55,18 @@ class PlannedVersion:
 def plan_versions(
     root: Path, models: Mapping[str, Any], options: Options, metadata: Mapping[str, Any]
 ) -> list[PlannedVersion]:
-    """Return what to write for `models`: those that are there as they would be written are not.
-
-    Raises
-    ------
-    sonic_coffea.errors.ConfigError
-        If a file, a name or an option cannot be used.
-    """
+    """Return what to write for `models`: those that are there as they would be written are not."""
+    _check_names(models, options.labels)
     served = {
         name: model if isinstance(model, Served | Ensemble) else Served(model)
         for name, model in models.items()
     }
-    _check_names(served, options.labels)
-    if root.exists() and not root.is_dir():
-        raise ConfigError(f"expected a directory for the repository, got the file {root}")
     versions = []
     known = _configs(root)
     # Ensembles last: they are made of the others.
     for name, model in sorted(served.items(), key=lambda item: isinstance(item[1], Ensemble)):
         planned = _plan(root, name, model, known, options)
-        known[name] = planned.config
+        known[name] = read_model_config(planned.texts[CONFIG_FILE])
         if options.overwrite or not _is_there(root / name, planned, metadata):
             versions.append(planned)
     present = [planned.name for planned in versions if (root / planned.name).exists()]
@@ -125,21 +81,20 @@ def plan_versions(
 
 def _is_there(folder: Path, planned: PlannedVersion, metadata: Mapping[str, Any]) -> bool:
     """Return whether a model, of this one version, is there as it would be written."""
-    version = folder / str(planned.version)
-    if planned.beside or [p.name for p in folder.glob("[0-9]*") if p.is_dir()] != [version.name]:
+    if planned.beside or _manifest.version_numbers(folder) != [planned.version]:
         return False
-    texts = {CONFIG_FILE: write_model_config(planned.config), **label_texts(planned)}
+    version = folder / str(planned.version)
+    wanted = {
+        "metadata": dict(metadata),
+        "files": {name: _manifest.checksum(path) for name, path in planned.copies.items()},
+        "shared": {n: hashlib.sha256(t.encode()).hexdigest() for n, t in planned.texts.items()},
+    }
     try:
-        manifest = _manifest.read(version)
-        if manifest is None or manifest.get("metadata") != dict(metadata):
-            return False
-        if _manifest.changes(version, manifest, shared=True):
-            return False
-        files = {name: _manifest.checksum(path) for name, path in planned.copies.items()}
-        present = {name: (folder / name).read_text(encoding="utf-8") for name in manifest["shared"]}
+        manifest = _manifest.read(version) or {}
+        same = {key: manifest.get(key) for key in wanted} == wanted
+        return same and not _manifest.changes(version, manifest, shared=True)
     except (OSError, ConfigError):
         return False
-    return files == manifest["files"] and texts == present
 
 
 def _plan(
@@ -149,40 +104,38 @@ def _plan(
     known: Mapping[str, Config],
     options: Options,
 ) -> PlannedVersion:
+    folder = root / name
+    beside = options.one_version and folder.exists()
     if isinstance(model, Ensemble):
         others = {other: config for other, config in known.items() if other != name}
-        config, interface = ensemble_config(name, model, others)
-        source = ModelSource(kind="ensemble", interface=interface)
+        try:
+            config, source = ensemble_config(name, model, others)
+        except ConfigError as error:
+            raise error.within(f"ensemble {name!r}") from None
     else:
         backend = known.get(name, {}).get("backend") if options.one_version else None
         source = read_source(name, model, options.platform or backend)
-        config = _model_config(name, model, source, options)
-    number = options.version or (_latest(root / name) if options.add_version else 0) + 1
-    labels = _config.check_labels(name, source.interface, options.labels.get(name))
+        config = _config.model_config(name, model, source, options)
+    latest = max(_manifest.version_numbers(folder), default=0) if options.add_version else 0
+    number = options.version or latest + 1
+    texts = {}
+    labels = _config.check_labels(name, source, options.labels.get(name))
     for output in config["output"]:
         if output["name"] in labels:
-            output["label_filename"] = _config.label_file(output["name"])
-    beside = options.one_version and (root / name).exists()
+            output["label_filename"] = file = _config.label_file(output["name"])
+            texts[file] = "".join(f"{label}\n" for label in labels[output["name"]])
     if beside:
-        config = _joined(root / name, number, config, options)
+        config = _joined(folder, number, config, options)
     if options.versions is not None or not beside:
-        versions = "all" if options.versions is None else options.versions
-        config["version_policy"] = _config.version_policy(versions)
+        config["version_policy"] = _config.version_policy(
+            "all" if options.versions is None else options.versions
+        )
     if source.file:
         # With the configuration the digest reaches clients, which can then say what made a score.
         digest = {"string_value": _digest(source)}
         config["parameters"] = {**config.get("parameters", {}), f"sha256.{number}": digest}
-    return PlannedVersion(
-        name=name, version=number, source=source, config=config, labels=labels, beside=beside
-    )
-
-
-def label_texts(planned: PlannedVersion) -> dict[str, str]:
-    """Return the names and contents of a model's files of labels."""
-    return {
-        _config.label_file(output): "".join(f"{name}\n" for name in names)
-        for output, names in planned.labels.items()
-    }
+    texts[CONFIG_FILE] = write_model_config(config)
+    return PlannedVersion(name=name, version=number, source=source, texts=texts, beside=beside)
 
 
 def _digest(source: ModelSource) -> str:
@@ -191,32 +144,15 @@ def _digest(source: ModelSource) -> str:
     There tensors go by their names. Elsewhere the declaration is as much a part of the model:
     tensors go by their order, which backends take differently, and a file has many functions.
     """
-    if source.kind == "onnx" and len(source.files) == 1:
-        return _manifest.checksum(source.files[source.file])
-    listed = "".join(
-        f"{n} {_manifest.checksum(path)}\n" for n, path in sorted(source.files.items())
-    )
+    sums = {name: _manifest.checksum(path) for name, path in sorted(source.files.items())}
+    if source.kind == "onnx" and len(sums) == 1:
+        return sums[source.file]
+    listed = "".join(f"{name} {digest}\n" for name, digest in sums.items())
     if source.kind != "onnx":
-        interface, function = source.interface, source.manifest.get("function")
-        tensors = [[t.to_dict() for t in side] for side in (interface.inputs, interface.outputs)]
+        function = source.manifest.get("function")
+        tensors = [source.inputs, source.outputs]
         listed += json.dumps([source.file, function, source.platform, *tensors]) + "\n"
     return hashlib.sha256(listed.encode()).hexdigest()
-
-
-def _model_config(name: str, served: Served, source: ModelSource, options: Options) -> Config:
-    limit = options.max_batch_size if served.max_batch_size is None else served.max_batch_size
-    _check_integer(f"max_batch_size of model {name!r}", limit, 0)
-    return _config.model_config(
-        name,
-        source.interface,
-        backend=source.platform,
-        max_batch_size=limit if source.interface.batched else 0,
-        batching=_config.batching_options(options.dynamic_batching),
-        instances=options.instances,
-        threads=options.threads,
-        warmup=served.warmup,
-        zeros=options.warmup,
-    )
 
 
 def _joined(folder: Path, number: int, new: Config, options: Options) -> Config:
@@ -232,10 +168,11 @@ def _joined(folder: Path, number: int, new: Config, options: Options) -> Config:
             "overwrite=True without a version writes it anew"
         )
     old = _config_file(folder)
+    ours, theirs = _contract(read_model_config(write_model_config(new))), _contract(old)
     differing = [
-        f"{what} is {ours}, there it is {theirs}"
-        for what, ours, theirs in _compared(new, old)
-        if ours != theirs
+        f"{what} is {ours.get(what)}, there it is {theirs.get(what)}"
+        for what in {**ours, **theirs}
+        if ours.get(what) != theirs.get(what)
     ]
     if differing:
         raise ConfigError(
@@ -245,16 +182,15 @@ def _joined(folder: Path, number: int, new: Config, options: Options) -> Config:
     return old
 
 
-def _compared(new: Config, old: Config) -> list[tuple[str, Any, Any]]:
-    ours, theirs = (_config.interface_of(config) for config in (new, old))
-    pairs: list[tuple[str, Any, Any]] = [
-        (f"{kind} {name!r}", ours.get((kind, name)), theirs.get((kind, name)))
-        for kind, name in {**ours, **theirs}
-    ]
-    kinds = ("backend", "platform", "ensemble_scheduling")
-    pairs += [(what, new.get(what, ""), old.get(what, "")) for what in kinds]
-    stacked = [int(config.get("max_batch_size", 0)) > 0 for config in (new, old)]
-    return [*pairs, ("whether it is batched", stacked[0], stacked[1])]
+def _contract(config: Config) -> dict[str, Any]:
+    """Return what all versions of a model have in common."""
+    tensors = {
+        f"{kind} {t['name']!r}": (t["data_type"], [int(n) for n in t["dims"]], t.get("reshape"))
+        for kind in ("input", "output")
+        for t in config.get(kind, ())
+    }
+    kinds = {what: config.get(what) for what in ("backend", "platform", "ensemble_scheduling")}
+    return {**tensors, **kinds, "whether it is batched": config.get("max_batch_size", 0) > 0}
 
 
 def _check_names(models: Mapping[str, object], labels: Labels) -> None:
@@ -273,19 +209,12 @@ def _check_names(models: Mapping[str, object], labels: Labels) -> None:
             )
 
 
-def _check_integer(option: str, value: object, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise ConfigError(f"expected {option} to be an integer >= {least}, got {value!r}")
-
-
 def _configs(root: Path) -> dict[str, Config]:
     """Return the configurations of the models that are there, as far as they can be read."""
     configs = {}
     for file in root.glob(f"*/{CONFIG_FILE}"):
-        try:
+        with contextlib.suppress(ConfigError):
             configs[file.parent.name] = _config_file(file.parent)
-        except ConfigError as error:
-            logger.info("no ensemble can use %s: %s", file.parent.name, error)
     return configs
 
 
@@ -293,12 +222,5 @@ def _config_file(folder: Path) -> Config:
     path = folder / CONFIG_FILE
     try:
         return read_model_config(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ConfigError) as error:
         raise ConfigError(f"expected a model configuration in {path}: {error}") from None
-    except ConfigError as error:
-        raise error.within(str(path)) from None
-
-
-def _latest(folder: Path) -> int:
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return max((int(name) for name in names if name.isdigit()), default=0)

@@ -73,23 +73,14 @@ class TritonPythonModel:
         del self.run
 
     def _feed(self, request: Any) -> Feed:
-        feed = {}
-        for name in self.inputs:
-            tensor = pb_utils.get_input_tensor_by_name(request, name)
-            if tensor is None:
-                raise ValueError(f"expected an input {name!r}, got none")
-            feed[name] = _readable(tensor.as_numpy())
-        return feed
+        tensors = {n: pb_utils.get_input_tensor_by_name(request, n) for n in self.inputs}
+        return {name: _readable(tensor.as_numpy()) for name, tensor in tensors.items()}
 
     def _answer(
         self, wanted: tuple[str, ...], members: list[tuple[int, Feed]], responses: list[Any]
     ) -> None:
-        feeds = [feed for _, feed in members]
         try:
-            if len(members) == 1:
-                outputs = [self._outputs(feeds[0], wanted)]
-            else:
-                outputs = self._run_stacked(feeds, wanted)
+            outputs = self._run([feed for _, feed in members], wanted)
         except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the request
             if len(members) == 1:
                 responses[members[0][0]] = _failed(error)
@@ -104,7 +95,9 @@ class TritonPythonModel:
             ]
             responses[index] = pb_utils.InferenceResponse(output_tensors=tensors)
 
-    def _run_stacked(self, feeds: list[Feed], wanted: tuple[str, ...]) -> list[Any]:
+    def _run(self, feeds: list[Feed], wanted: tuple[str, ...]) -> list[Any]:
+        if len(feeds) == 1:
+            return [self._outputs(feeds[0], wanted)]
         rows = [len(feed[self.inputs[0]]) for feed in feeds]
         stacked = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
         arrays = self._outputs(stacked, wanted)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
-    from sonic_coffea.server.repository._tensors import Declaration
+__all__ = ["Declaration", "Ensemble", "Served"]
+
+# Tensor name to numpy's name of the type and the shape; an axis of any length is -1 or a name.
+Declaration = Mapping[str, tuple[str, Sequence[int | str]]]
 
 
 @dataclasses.dataclass(frozen=True)

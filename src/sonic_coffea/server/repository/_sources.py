@@ -6,14 +6,22 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.errors import ConfigError
-from sonic_coffea.server.repository._tensors import Interface, declared
+from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository.formats import FORMATS, format_of, scripts_of
+from sonic_coffea.transport import DATATYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sonic_coffea.server.repository._served import Served
+    from sonic_coffea.server.repository._served import Declaration, Served
+
+__all__ = ["TRITON_TYPES", "ModelSource", "Tensor", "read_source"]
+
+TRITON_TYPES = {"bytes": "TYPE_STRING"} | {
+    numpy: f"TYPE_{kserve}" for kserve, numpy in DATATYPES.items()
+}
+# Name, numpy's name of the dtype, and shape, as in the manifest; -1 is an axis of any length.
+Tensor = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +34,9 @@ class ModelSource:
     """
 
     kind: str
-    interface: Interface
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    batched: bool
     files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     scripts: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -39,13 +49,7 @@ class ModelSource:
 
 
 def read_source(name: str, served: Served, platform: str | None) -> ModelSource:
-    """Read what a model is, without running it.
-
-    Raises
-    ------
-    sonic_coffea.errors.ConfigError
-        If it is not what it should be, or more has to be said of it.
-    """
+    """Read what a model is, without running it."""
     kind = format_of(served.source)
     if kind is None:
         suffixes = ", ".join(suffix for f in FORMATS.values() for suffix in f.suffixes)
@@ -55,32 +59,32 @@ def read_source(name: str, served: Served, platform: str | None) -> ModelSource:
         )
     if served.files and kind != "function":
         raise ConfigError(f"files go with a function, and model {name!r} is of kind {kind}")
-    model_format = FORMATS[kind]
-    usual = model_format.native if model_format.prefers_native else None
+    native = FORMATS[kind].native
+    usual = native if FORMATS[kind].prefers_native else None
     platform = served.platform or platform or usual or "python"
-    if platform not in ("python", model_format.native):
+    if platform not in ("python", native):
         raise ConfigError(
             f"platform {platform!r} cannot run model {name!r}, which is of kind {kind}; "
             "Served(source, platform='python') chooses another for one model"
         )
-    if kind != "function" and not Path(str(served.source)).is_file():
-        raise ConfigError(
-            f"expected a file of kind {kind} for model {name!r}, got {served.source}, which is not "
-            "a file"
-        )
     try:
-        contents = model_format.read(served)
+        contents = FORMATS[kind].read(served)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{error} (model {name!r})") from None
-    tensors = (contents.get("inputs"), contents.get("outputs"))
+    inputs, outputs = contents.get("inputs"), contents.get("outputs")
     if served.inputs is not None or served.outputs is not None:
-        tensors = (served.inputs, served.outputs)
-    interface = declared(name, *tensors)
-    if platform == "pytorch":
-        _check_native_names(name, interface)
+        inputs, outputs = served.inputs, served.outputs
+    if not inputs or not outputs:
+        raise ConfigError(
+            f"expected the inputs and outputs of model {name!r}, which cannot be read from its "
+            'file: Served(source, inputs={"x": ("float32", [-1, 8])}, '
+            'outputs={"scores": ("float32", [-1, 2])})'
+        )
     return ModelSource(
         kind=kind,
-        interface=interface,
+        inputs=[_tensor(name, *item) for item in inputs.items()],
+        outputs=[_tensor(name, *item) for item in outputs.items()],
+        batched=_batched(inputs, outputs),
         files=contents["files"],
         scripts=scripts_of(kind) if platform == "python" else {},
         manifest=contents.get("manifest", {}),
@@ -88,10 +92,28 @@ def read_source(name: str, served: Served, platform: str | None) -> ModelSource:
     )
 
 
-def _check_native_names(name: str, interface: Interface) -> None:
-    for tensor in interface.outputs:
-        if not tensor.name.rpartition("__")[2].isdigit():
-            raise ConfigError(
-                f"the pytorch backend wants outputs named with their number, such as OUTPUT__0, "
-                f"got {tensor.name!r} of model {name!r}"
-            )
+def _tensor(model: str, name: str, declaration: Any) -> Tensor:
+    where = f"tensor {name!r} of model {model!r}"
+    try:
+        dtype, axes = declaration
+        shape = [-1 if isinstance(axis, str) else int(axis) for axis in axes]
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f'expected {where} as a type and a shape such as ("float32", [-1, 8]), '
+            f"got {declaration!r}"
+        ) from None
+    if dtype not in TRITON_TYPES:
+        raise ConfigError(f"unknown type {dtype!r} of {where}; {nearest(str(dtype), TRITON_TYPES)}")
+    return {"name": name, "dtype": dtype, "shape": shape}
+
+
+def _batched(inputs: Declaration, outputs: Declaration) -> bool:
+    """Whether requests can be stacked: the first axis of every tensor is that of the rows.
+
+    It has any length, and inputs call it by one name. Where it has several, as in a graph with
+    nodes and row splits, stacked requests would be other graphs. First axes that are -1 are not
+    known to be the same rows.
+    """
+    first = [shape[0] if shape else 1 for _, shape in (*inputs.values(), *outputs.values())]
+    rows = {axis if axis != -1 else i for i, axis in enumerate(first[: len(inputs)])}
+    return len(rows) == 1 and all(axis == -1 or isinstance(axis, str) for axis in first)

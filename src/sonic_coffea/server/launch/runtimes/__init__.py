@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError, ServerStartError, nearest
 from sonic_coffea.server import _install as install
-from sonic_coffea.server.launch.runtimes._apptainer import Apptainer
-from sonic_coffea.server.launch.runtimes._docker import Docker, Podman
+from sonic_coffea.server.launch.runtimes._containers import Apptainer, Docker, Podman
 from sonic_coffea.server.launch.runtimes._pip import Pip
-from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Runtime, Serving
+from sonic_coffea.server.launch.runtimes._runtime import (
+    HEADER_NAME,
+    Launch,
+    Options,
+    Runtime,
+    Serving,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["AUTO", "IN_PROCESS", "RUNTIMES", "Launch", "Options", "Runtime", "Serving", "choose"]
+__all__ = [
+    "AUTO", "HEADER_NAME", "IN_PROCESS", "RUNTIMES", "Launch", "Options", "Runtime", "Serving",
+    "choose",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +48,6 @@ def choose(runtime: str, options: Options) -> Runtime:
 
     By itself, that is the server from PyPI where it can run, and else the first container engine;
     a machine with a GPU and an image of its own prefers the container.
-
-    Raises
-    ------
-    sonic_coffea.errors.ConfigError
-        If there is no such runtime.
-    sonic_coffea.errors.ServerStartError
-        If the machine does not have what it needs.
     """
     known = (AUTO, *RUNTIMES)
     if runtime == IN_PROCESS:

@@ -6,7 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 from sonic_coffea.server import _install as install
-from sonic_coffea.server.launch.runtimes._runtime import Launch, shm_prefix, thread_variables
+from sonic_coffea.server.launch.runtimes._runtime import (
+    HEADER_NAME,
+    PROTOCOLS,
+    Launch,
+    shm_prefix,
+    thread_variables,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +20,8 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server._install import ServerInstall
     from sonic_coffea.server.launch.runtimes._runtime import Options, Serving
+
+__all__ = ["Pip"]
 
 
 class Pip:
@@ -49,7 +57,7 @@ class Pip:
             *serving.arguments,
             f"--backend-directory={installation.backend_directory}",
             *(shm_prefix(backend, serving.name) for backend in ("python", *install.NATIVE)),
-            f"--grpc-restricted-protocol={serving.protocols}:{serving.header}={serving.secret}",
+            f"--grpc-restricted-protocol={PROTOCOLS}:{HEADER_NAME}={serving.secret}",
         ]
         # Nothing of the analysis environment's Python may reach the server's.
         env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}

@@ -11,6 +11,17 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server._install import ServerInstall
 
+__all__ = [
+    "HEADER_NAME", "PROTOCOLS", "Launch", "Options", "Runtime", "Serving", "shm_prefix",
+    "thread_variables",
+]  # fmt: skip
+
+# Which protocols of Triton want which header, by the end of its name.
+PROTOCOLS = (
+    "health,metadata,statistics,inference,shared-memory,model-config,model-repository,trace,logging"
+)
+HEADER_NAME = "sonic"
+
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -31,8 +42,8 @@ class Serving:
     ----------
     arguments : sequence of str
         Those of ``tritonserver`` that do not depend on the runtime.
-    protocols, header, secret : str
-        Which protocols want which header, and its value.
+    secret : str
+        The value of the header without which nothing is answered.
     name : str
         A name of this server alone; its shared memory regions begin with it.
     threads : int or None
@@ -43,8 +54,6 @@ class Serving:
 
     arguments: Sequence[str]
     repository: Path
-    protocols: str
-    header: str
     secret: str = dataclasses.field(repr=False)
     name: str
     threads: int | None

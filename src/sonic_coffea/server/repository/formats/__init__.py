@@ -1,4 +1,4 @@
-"""formats: the kinds of files that models come from, one module each.
+"""formats: the kinds of files that models come from, a module for each family.
 
 A module of a format is read on both sides: `read` runs here, and `load` in the server's own
 environment, where the module is copied beside the model. So it imports nothing of this package.
@@ -6,39 +6,33 @@ environment, where the module is copied beside the model. So it imports nothing 
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.server.repository.formats import (
-    _function,
-    _lightgbm,
-    _onnx,
-    _torchscript,
-    _xgboost,
-)
+from sonic_coffea.server.repository.formats import _function, _onnx, _torchscript, _trees
 from sonic_coffea.server.repository.formats._format import Format
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-__all__ = ["FORMATS", "PLATFORMS", "format_of", "scripts_of"]
+__all__ = ["FORMATS", "format_of", "scripts_of"]
 
 FORMATS: Mapping[str, Format] = {
     "onnx": Format(_onnx.read, (".onnx",), native="onnxruntime", prefers_native=True),
     # Its native backend wants names of outputs that end in their number.
     "torchscript": Format(_torchscript.read, (".pt",), native="pytorch"),
-    "xgboost": Format(_xgboost.read, (".json", ".ubj")),
-    "lightgbm": Format(_lightgbm.read, (".txt",)),
+    "xgboost": Format(_trees.read_xgboost, (".json", ".ubj")),
+    "lightgbm": Format(_trees.read_lightgbm, (".txt",)),
     "function": Format(_function.read, (".py",)),
 }
-PLATFORMS = ("python", *(f.native for f in FORMATS.values() if f.native))
 _MODEL = Path(__file__).parents[1] / "_python_backend.py"
 
 
 def scripts_of(name: str) -> dict[str, Path]:
     """Return what Triton's Python backend runs a format with, by the names that it has there."""
-    return {"model.py": _MODEL, "sonic_runner.py": Path(__file__).with_name(f"_{name}.py")}
+    return {"model.py": _MODEL, "sonic_runner.py": Path(inspect.getfile(FORMATS[name].read))}
 
 
 def format_of(source: str | os.PathLike[str] | Callable[..., Any]) -> str | None:

@@ -52,6 +52,8 @@ def _graph(path: Path) -> Any:
         ) from None
     try:
         graph = onnx.load(str(path), load_external_data=False).graph
+    except OSError:
+        raise
     except Exception:  # noqa: BLE001  the protobuf runtime in use decides which class this is
         graph = None
     if graph is None or not graph.node or not graph.output:
@@ -93,6 +95,6 @@ def _external(graph: Any, path: Path) -> list[str]:
         name = next(entry.value for entry in tensor.external_data if entry.key == "location")
         inside = (path.parent / name).resolve().is_relative_to(path.parent.resolve())
         if not inside or not (path.parent / name).is_file():
-            raise ValueError(f"expected the weights file {name!r} beside {path}, found none there")
+            raise ValueError(f"expected the weights file {name!r} beside {path}, got none there")
         names.add(name)
     return sorted(names)

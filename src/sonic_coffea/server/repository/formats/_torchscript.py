@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
     from sonic_coffea.server.repository.formats._format import Contents, Runner
 
-# That backend wants names of outputs that end in their number.
-
 
 def read(served: Served) -> Contents:
     """Check that a file has code in it, which what torch.save writes has not."""

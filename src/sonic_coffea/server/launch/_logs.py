@@ -1,17 +1,52 @@
-"""What went wrong, out of a Triton log."""
+"""The log of a local server: where it is, and what went wrong, out of it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import tempfile
+import time
+from pathlib import Path
+
+from sonic_coffea.errors import ServerStartError
+from sonic_coffea.transport import local_state
+
+__all__ = ["error_lines", "new_log", "port_is_taken"]
 
 _ERROR = re.compile(r'^E\d{4} [\d:.]+ \d+ \S+\] "?(.*?)"?$')
-_RECORD = re.compile(r"^[IWEF]\d{4} ")
-_TABLE = re.compile(r"^[|+]")
+_RECORD = re.compile(r"^([IWEF]\d{4} |[|+]|\s*$)")
 _UNAVAILABLE = re.compile(r"UNAVAILABLE: (.*?)\s*\|?$")
 _USAGE = "Usage: tritonserver"
 _LONGEST = 2000
 # Said by every server on a machine without a GPU.
 _HARMLESS = ("CudaDriverHelper has not been initialized",)
+_KEPT_FOR_S = 30 * 86400.0
+
+
+def new_log(folder: Path | None) -> Path:
+    """Make an empty log in `folder`, or beside the user's other state, and remove old ones."""
+    if folder is None:
+        state = local_state.directory()
+        folder = Path(tempfile.mkdtemp(prefix="sonic-coffea-")) if state is None else state / "logs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _prune(folder)
+        fd, name = tempfile.mkstemp(dir=folder, prefix="triton-", suffix=".log")
+    except OSError as error:
+        raise ServerStartError(f"cannot write the server's log in {folder}: {error}") from None
+    os.close(fd)
+    return Path(name).absolute()
+
+
+def _prune(folder: Path) -> None:
+    """Remove logs that nobody has written to for a month, but those of servers that run here."""
+    in_use = {record.log for record in local_state.records()}
+    for path in folder.glob("triton-*.log"):
+        # Another process may be removing the same ones.
+        with contextlib.suppress(OSError):
+            if str(path) not in in_use and path.stat().st_mtime < time.time() - _KEPT_FOR_S:
+                path.unlink()
 
 
 def error_lines(log: str) -> list[str]:
@@ -28,7 +63,7 @@ def error_lines(log: str) -> list[str]:
         if match and not match[1].startswith(_HARMLESS):
             errors.append(match[1].replace("\\n", "\n"))
             open_error = True
-        elif _RECORD.match(line) or _TABLE.match(line) or not line.strip():
+        elif _RECORD.match(line):
             open_error = False
             unavailable = _UNAVAILABLE.search(line)
             if unavailable:

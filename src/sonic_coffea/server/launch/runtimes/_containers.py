@@ -1,0 +1,184 @@
+"""Triton in a container: docker and podman, apptainer and singularity."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sonic_coffea.errors import ConfigError, ServerStartError
+from sonic_coffea.server import _install as install
+from sonic_coffea.server.launch.runtimes._runtime import (
+    HEADER_NAME,
+    PROTOCOLS,
+    Launch,
+    shm_prefix,
+    thread_variables,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sonic_coffea.server.launch.runtimes._runtime import Options, Serving
+
+__all__ = ["Apptainer", "Container", "Docker", "Podman"]
+
+# NVIDIA's container of the same version as the server from PyPI.
+IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
+_FETCHING = "fetching {} (several GB, once)"
+_SECRET = "SONIC_SECRET"  # noqa: S105  the name of a variable
+_SERVE = f'exec tritonserver "$@" --grpc-restricted-protocol="$PROTOCOLS=${_SECRET}"'
+_PASSED_ON = "CUDA_VISIBLE_DEVICES"
+
+
+class Container:
+    """NVIDIA's server, or one made from it, in a container.
+
+    Parameters
+    ----------
+    engine : str
+        The name of the engine's executable.
+    options : Options
+        The image is a name in a registry; NVIDIA's own by default.
+    """
+
+    def __init__(self, engine: str, options: Options) -> None:
+        self.engine = engine
+        self.image = options.image or IMAGE
+        self.gpu = options.gpu
+        self.executable = shutil.which(engine)
+
+    @property
+    def python(self) -> Path:
+        """An interpreter for the supervisor."""
+        return Path(sys.executable)
+
+    def reason_against(self) -> str | None:
+        """Say why this machine cannot run it; None if it can."""
+        return None if self.executable else f"there is no {self.engine} on this machine"
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return a command line of the engine."""
+        return [self.executable or self.engine, *arguments]
+
+    def fetch(self, *arguments: str) -> None:
+        """Run the engine to fetch the image."""
+        install.run_or_raise(
+            self.command(*arguments),
+            f"{self.engine} could not fetch {self.image}; for one that this machine has, "
+            "pass image= or set sonic.local.image",
+        )
+
+    def environment(self, serving: Serving) -> dict[str, str]:
+        """Return the variables inside the container, the secret among them."""
+        inside = {
+            **thread_variables(serving.threads),
+            **serving.env,
+            "PROTOCOLS": f"{PROTOCOLS}:{HEADER_NAME}",
+            _SECRET: serving.secret,
+        }
+        if self.gpu and _PASSED_ON in os.environ:
+            inside.setdefault(_PASSED_ON, os.environ[_PASSED_ON])
+        return inside
+
+    def serve(self, serving: Serving) -> list[str]:
+        """Return what runs inside: the secret is in the environment, as command lines are seen."""
+        python = shm_prefix("python", serving.name)
+        return ["sh", "-c", _SERVE, "tritonserver", *serving.arguments, python]
+
+
+class Docker(Container):
+    """An engine that runs what a daemon has fetched."""
+
+    gpus = "--gpus=all"
+    # Without a daemon, the container's root is the user who runs it, and whose the files are.
+    daemon = True
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Fetch the image, if this machine does not have it."""
+        look = self.command("image", "inspect", self.image)
+        if subprocess.run(look, capture_output=True, check=False).returncode != 0:
+            tell(_FETCHING.format(self.image))
+            self.fetch("pull", self.image)
+
+    def launch(self, serving: Serving) -> Launch:
+        """Return the command line that serves a repository."""
+        name = serving.name.rstrip("_")
+        inside = self.environment(serving)
+        argv = self.command("run", "--rm", "--init", f"--name={name}", "--pull=never")
+        # On loopback of the machine, and with its shared memory, as the server from PyPI is.
+        argv += ["--network=host", "--ipc=host", "--cap-drop=all"]
+        argv += ["--security-opt=no-new-privileges", "--security-opt=label=disable"]
+        if self.daemon:
+            argv.append(f"--user={os.getuid()}:{os.getgid()}")
+        if self.gpu:
+            argv.append(self.gpus)
+        if serving.threads is not None:
+            argv.append(f"--cpus={serving.threads}")
+        argv.append(f"--volume={serving.repository}:{serving.repository}:ro")
+        argv += [f"--env={key}" for key in sorted(inside)]
+        return Launch(
+            argv=[*argv, self.image, *self.serve(serving)],
+            env={**os.environ, **inside},
+            cleanup=self.command("rm", "--force", name),
+        )
+
+
+class Podman(Docker):
+    """As docker, without a daemon."""
+
+    gpus = "--device=nvidia.com/gpu=all"
+    daemon = False
+
+
+class Apptainer(Container):
+    """An engine whose image may also be a ``.sif`` file or an unpacked directory, as on cvmfs."""
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Fetch the image, if this machine does not have it."""
+        if "://" in self.image or Path(self._place).exists():
+            return
+        if self.image.startswith(("/", ".", "~")):
+            raise ConfigError(f"there is no image at {self.image}")
+        target = self._pulled
+        part = target.with_suffix(".part")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with install.locked(target.with_suffix(".lock"), tell):
+                if not target.exists():
+                    tell(_FETCHING.format(self.image))
+                    self.fetch("pull", "--force", str(part), f"docker://{self.image}")
+                    part.replace(target)
+        except OSError as error:
+            raise ServerStartError(
+                f"cannot keep the image in {target.parent}: {error}; set "
+                f"{install.DIRECTORY_VARIABLE} to a directory with space that this user can write"
+            ) from None
+        finally:
+            part.unlink(missing_ok=True)
+
+    def launch(self, serving: Serving) -> Launch:
+        """Return the command line that serves a repository."""
+        bind = f"{serving.repository}:{serving.repository}:ro"
+        gpu = ["--nv"] if self.gpu else []
+        own = self.command("exec", "--cleanenv", "--no-home", *gpu, "--bind", bind, self._place)
+        prefix = f"{self.engine.upper()}ENV_"
+        inside = {f"{prefix}{key}": value for key, value in self.environment(serving).items()}
+        return Launch(argv=[*own, *self.serve(serving)], env={**os.environ, **inside})
+
+    @property
+    def _place(self) -> str:
+        """What the engine is told to run."""
+        if "://" in self.image:
+            return self.image
+        path = Path(self.image).expanduser()
+        return str(path.absolute()) if path.exists() else str(self._pulled)
+
+    @property
+    def _pulled(self) -> Path:
+        digest = hashlib.sha256(self.image.encode()).hexdigest()[:16]
+        return install.install_root() / "images" / f"{digest}.sif"
