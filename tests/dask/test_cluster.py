@@ -346,7 +346,7 @@ def test_idle_workers_hear_that_a_server_is_back() -> None:
 
     def rounds(**lost: bool) -> dict[str, list[str]]:
         sent.clear()
-        plugin.report("a", "process of a", [], lost, [], [])
+        plugin.report("a", "process of a", 1, [], lost, [], [])
         plugin.end_round()
         return dict(sent)
 

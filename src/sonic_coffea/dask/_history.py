@@ -70,12 +70,20 @@ class History:
     def __init__(self) -> None:
         self.courses: defaultdict[ServedVersion, Course] = defaultdict(Course)
         self._totals: defaultdict[str, dict[ServedVersion, Sequence[float]]] = defaultdict(dict)
+        self._numbers: dict[str, int] = {}
         self._timings: dict[ServedModel, Sequence[float]] = {}
 
-    def report(self, client: str, totals: Iterable[Any], timings: Iterable[Any]) -> None:
-        """Take a client's totals, and the servers' own statistics if it has asked for them."""
+    def report(
+        self, client: str, number: int, totals: Iterable[Any], timings: Iterable[Any]
+    ) -> None:
+        """Take a client's totals, and the servers' own statistics if it has asked for them.
+
+        Totals that an earlier report brings late, by its number, would look like a new beginning.
+        """
         last = self._totals[client]
-        for served, numbers in totals:
+        late = number < self._numbers.get(client, 0)
+        self._numbers[client] = max(number, self._numbers.get(client, 0))
+        for served, numbers in () if late else totals:
             course = self.courses[served]
             for name, more in zip(TOTALS, _increase(last.get(served), numbers), strict=True):
                 course.totals[name] += more
@@ -91,6 +99,7 @@ class History:
     def leave(self, client: str) -> None:
         """Forget a client's last totals; what it did stays."""
         self._totals.pop(client, None)
+        self._numbers.pop(client, None)
 
     def end_round(self, allocator: Allocator, now: float) -> None:
         """End a round."""

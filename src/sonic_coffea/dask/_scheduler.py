@@ -86,6 +86,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         self,
         worker: str,
         process: str,
+        number: int,
         telemetry: Sequence[Any],
         circuits: Mapping[str, bool],
         totals: Sequence[Any],
@@ -101,7 +102,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
             action = "lost" if circuits[server] else "back"
             event = {"action": action, "server": server, "worker": worker}
             self._scheduler.log_event(TOPIC, event)
-        self.history.report(process, totals, timings)
+        self.history.report(process, number, totals, timings)
 
     def final(self, worker: str, key: Any) -> None:
         """Have a task that failed for good not be tried again: the pool has done what can be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import random
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 # Of this process, or of the one that it was forked from.
 _IMPORT = uuid.uuid4().hex
+# Of the reports of this process: those of its workers may reach the scheduler in another order.
+_numbers = itertools.count()
 # Tasks in which a model has failed, by the worker's address and the key, while they run. Not in the
 # plugin, as another may take its place meanwhile.
 _failed: set[tuple[str, Any]] = set()
@@ -121,13 +124,16 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         """Report the pool's telemetry, unless it was idle in this round and the one before."""
         if self._pool is None or self._pool.closed:
             return
-        report = write_report(self._pool, self._timings)
+        number, report = next(_numbers), write_report(self._pool, self._timings)
         self._timings = {}
         if self._asks:
             self._worker.loop.run_in_executor(None, self._ask_timings, self._pool)
-        busy = any(number or waiting or rtt[0] for *_, number, waiting, rtt in report["telemetry"])
+        telemetry = report["telemetry"]
+        busy = any(in_flight or waiting or rtt[0] for *_, in_flight, waiting, rtt in telemetry)
         if busy or self._busy:
-            self._worker.batched_send({"op": REPORT, "process": _process(), **report})
+            self._worker.batched_send(
+                {"op": REPORT, "process": _process(), "number": number, **report}
+            )
         self._busy = busy
 
     def _ask_timings(self, pool: Pool) -> None:
