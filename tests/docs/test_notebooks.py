@@ -39,9 +39,25 @@ print("probed", json.dumps({name: one.tolist() for name, one in served.items()})
 RUN = """
 import sys
 import tempfile
+import threading
 import nbformat
-from jupyter_client import AsyncKernelManager
+from jupyter_client import AsyncKernelManager, BlockingKernelClient
 from nbclient import NotebookClient
+
+def wake(file):
+    # Without a message now and then, a kernel can miss that its reply may leave: the descriptors
+    # of ZeroMQ's sockets tell of changes only, and the reply comes from another thread.
+    client = BlockingKernelClient(connection_file=file)
+    while not over.wait(5):
+        try:
+            if not client.channels_running:
+                client.load_connection_file()
+                client.start_channels(iopub=False, stdin=False, hb=False, control=False)
+            client.kernel_info()
+        except FileNotFoundError:  # it has not started yet
+            pass
+
+over = threading.Event()
 
 notebook = nbformat.read(sys.argv[1], as_version=4)
 if sys.argv[3]:
@@ -51,7 +67,11 @@ with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
     file = f"{sockets}/kernel.json"
     kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", connection_file=file)
     limits = {"timeout": 400, "startup_timeout": 300, "iopub_timeout": 120}
-    NotebookClient(notebook, km=kernel, **limits).execute()
+    threading.Thread(target=wake, args=(file,), daemon=True).start()
+    try:
+        NotebookClient(notebook, km=kernel, **limits).execute()
+    finally:
+        over.set()
 nbformat.write(notebook, sys.argv[2])
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import signal
 import sys
@@ -246,6 +247,8 @@ def _cluster(workers: int, console: Console) -> Iterator[Any]:
                 threads_per_worker=1,
                 dashboard_address="127.0.0.1:0",
                 local_directory=scratch,
+                # What fails is raised here; a worker that is stopped in a heartbeat would log it.
+                silence_logs=logging.CRITICAL,
             )
         where = cluster.dashboard_link
         with cluster, Client(cluster) as client:
