@@ -363,6 +363,19 @@ def test_rows_for_a_model_that_has_been_replaced_fail() -> None:
     assert scenario.delivered[new] == ONE
 
 
+def test_rows_for_a_model_that_one_server_has_replaced_fail_while_another_is_silent() -> None:
+    scenario = Scenario(ONE, TWO, max_in_flight=1)
+    scenario.ask()
+    old = scenario.submit(5)
+    scenario.served = {ONE: contract(width=2), TWO: None}
+    waiter = scenario.ask(anew=True)
+    assert scenario.failed == {}
+    scenario.wait(OTHERS_S)
+    assert waiter.outcome == contract(width=2)
+    assert set(scenario.failed) == set(old[2:])
+    assert {type(error) for error in scenario.failed.values()} == {errors.ContractError}
+
+
 def test_a_server_without_the_model_is_asked_again_later() -> None:
     scenario = Scenario()
     scenario.served[ONE] = errors.ModelNotFoundError("no such model")

@@ -126,6 +126,34 @@ def test_a_request_that_was_about_to_leave_fails_with_the_pool(
         assert doubled(MODEL(objects(40), pool=pool, timeout_s=20)) == list(range(40))
 
 
+def test_what_was_in_flight_when_the_pool_failed_is_not_taken_for_what_is_sent_then(
+    servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = servers.values()
+    real, wrong = PoolCore._next, iter([True])
+
+    def broken(*given: Any) -> Any:
+        if next(wrong, False):
+            raise ZeroDivisionError
+        return real(*given)
+
+    with pool_of(str(one.address)) as pool:
+        one.gate.clear()
+        early = MODEL.submit(objects(4), pool=pool)
+        until(lambda: one.out == 1)
+        monkeypatch.setattr(PoolCore, "_next", broken)
+        late = MODEL.submit(objects(4), pool=pool)
+        for pending in (early, late):
+            with pytest.raises(errors.SonicError, match="ZeroDivisionError"):
+                pending.result(timeout_s=20)
+        again = MODEL.submit(objects(4), pool=pool)
+        one.gate.set()
+        assert doubled(again.result(timeout_s=20)) == list(range(4))
+        until(lambda: one.out == 0)
+        (report,) = pool.telemetry()[0]
+        assert [in_flight for in_flight, _ in report.models.values()] == [0]
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -153,6 +181,9 @@ def test_an_answer_that_cannot_be_taken_is_an_error(servers: dict[str, ScriptedS
             pending.result(timeout_s=10)
         assert caught.value.server == "grpc://s1:8001"
         until(lambda: all(s.in_flight == 0 for s in pool.servers))
+        # What could not be taken has scored nothing.
+        assert pool.statistics.total().rows == 0
+        assert pool.statistics.total().requests >= 1
 
 
 def test_an_input_that_cannot_be_packed_names_its_event(servers: dict[str, ScriptedServer]) -> None:
