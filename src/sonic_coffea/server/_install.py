@@ -27,20 +27,6 @@ import uv
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server import _backends
 
-__all__ = [
-    "ALTERNATIVES",
-    "DIRECTORY_VARIABLE",
-    "NATIVE",
-    "ServerInstall",
-    "ensure",
-    "find",
-    "install_root",
-    "locked",
-    "reason_against",
-    "run_or_raise",
-    "warn",
-]
-
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]

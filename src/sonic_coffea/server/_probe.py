@@ -17,8 +17,6 @@ from sonic_coffea.transport import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ServerMetadata", "fetch_metadata", "is_ready"]
-
 _OPTIONS = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0))
 
 

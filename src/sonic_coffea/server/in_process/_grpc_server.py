@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-__all__ = [
-    "EXTENSIONS",
-    "Function",
-    "KServeModel",
-    "KServeServer",
-    "Received",
-    "Servicer",
-    "Tensors",
-]
-
 EXTENSIONS = ("model_configuration", "statistics", "model_repository")
 
 Tensors = Mapping[str, NDArray[Any]]

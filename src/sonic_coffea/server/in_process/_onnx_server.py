@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-
-__all__ = ["InProcessServer", "cores"]
-
 logger = logging.getLogger(__name__)
 
 _HEADER = "sonic-secret"

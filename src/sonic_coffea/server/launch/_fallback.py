@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-__all__ = ["serve_for_machine"]
-
 logger = logging.getLogger(__name__)
 
 _own: dict[str, LocalServer | InProcessServer] = {}

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from sonic_coffea.server._install import Progress, ServerInstall
     from sonic_coffea.server.launch.runtimes import Runtime
 
-__all__ = ["LocalServer"]
-
 logger = logging.getLogger(__name__)
 
 ModelControl = Literal["none", "poll", "explicit"]

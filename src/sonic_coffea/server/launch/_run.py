@@ -22,8 +22,6 @@ from sonic_coffea.transport import local_state
 if TYPE_CHECKING:
     from sonic_coffea.server.launch.runtimes import Runtime, Serving
 
-__all__ = ["PortTaken", "Run"]
-
 logger = logging.getLogger(__name__)
 
 _HEADER = f"triton-grpc-protocol-{HEADER_NAME}"

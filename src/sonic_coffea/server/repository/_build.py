@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository._planning import PlannedVersion
     from sonic_coffea.server.repository._served import Ensemble, Served
 
-__all__ = ["build_repository"]
-
 logger = logging.getLogger(__name__)
 
 Platform = Literal["python", "onnxruntime", "pytorch"]

@@ -13,18 +13,6 @@ from sonic_coffea.server.repository._sources import TRITON_TYPES, ModelSource, T
 if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
 
-__all__ = [
-    "Config",
-    "Labels",
-    "Options",
-    "Versions",
-    "check_labels",
-    "label_file",
-    "model_config",
-    "tensor_config",
-    "version_policy",
-]
-
 Config = dict[str, Any]
 Labels = Mapping[str, Mapping[str, Sequence[str]] | Sequence[str]]
 Versions = Literal["all", "latest"] | Sequence[int]

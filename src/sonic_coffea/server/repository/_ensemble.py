@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository._config import Config
     from sonic_coffea.server.repository._served import Ensemble
 
-__all__ = ["ensemble_config"]
-
 _NUMPY_TYPES = {triton: numpy for numpy, triton in TRITON_TYPES.items()}
 
 

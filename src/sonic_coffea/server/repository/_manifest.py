@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.repository._sources import ModelSource
 
-__all__ = [
-    "FILE", "ModelVersion", "changes", "checksum", "checksums", "describe", "read",
-    "read_repository", "version_numbers",
-]  # fmt: skip
-
 FILE = "sonic-manifest.json"
 # Python keeps what it has compiled there.
 _IGNORED = "__pycache__"

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.repository._config import Config, Labels, Options
 
-__all__ = ["CONFIG_FILE", "PlannedVersion", "plan_versions"]
-
 CONFIG_FILE = "config.pbtxt"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 

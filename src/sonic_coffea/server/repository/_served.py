@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-__all__ = ["Declaration", "Ensemble", "Served"]
-
 # Tensor name to numpy's name of the type and the shape; an axis of any length is -1 or a name.
 Declaration = Mapping[str, tuple[str, Sequence[int | str]]]
 

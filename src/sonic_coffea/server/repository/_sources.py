@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.repository._served import Declaration, Served
 
-__all__ = ["TRITON_TYPES", "ModelSource", "Tensor", "read_source"]
-
 TRITON_TYPES = {"bytes": "TYPE_STRING"} | {
     numpy: f"TYPE_{kserve}" for kserve, numpy in DATATYPES.items()
 }

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.launch.runtimes._runtime import Options, Serving
 
-__all__ = ["Apptainer", "Container", "Docker", "Podman"]
-
 # NVIDIA's container of the same version as the server from PyPI.
 IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
 _FETCHING = "fetching {} (several GB, once)"

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from sonic_coffea.server._install import ServerInstall
     from sonic_coffea.server.launch.runtimes._runtime import Options, Serving
 
-__all__ = ["Pip"]
-
 
 class Pip:
     """The server from PyPI, which is installed on first use."""

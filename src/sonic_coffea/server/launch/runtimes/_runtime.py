@@ -11,11 +11,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server._install import ServerInstall
 
-__all__ = [
-    "HEADER_NAME", "PROTOCOLS", "Launch", "Options", "Runtime", "Serving", "shm_prefix",
-    "thread_variables",
-]  # fmt: skip
-
 # Which protocols of Triton want which header, by the end of its name.
 PROTOCOLS = (
     "health,metadata,statistics,inference,shared-memory,model-config,model-repository,trace,logging"

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server.repository._served import Declaration, Served
 
-__all__ = ["Contents", "Format", "Runner"]
-
 # Input tensors by name, and which outputs are wanted, to output tensors by name.
 Runner = Callable[[dict[str, Any], tuple[str, ...]], dict[str, Any]]
 
