@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from secrets import compare_digest
@@ -21,7 +21,6 @@ from sonic_coffea.errors import ConfigError, ServerStartError, nearest
 from sonic_coffea.transport import DATATYPES, TYPED_CONTENTS, kserve_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Self
 
 EXTENSIONS = ("model_configuration", "statistics", "model_repository")

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from sonic_coffea.server.repository.formats import _onnx
 from sonic_coffea.transport import DATATYPES, local_state, read_model_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from typing import Self
 
     from numpy.typing import NDArray

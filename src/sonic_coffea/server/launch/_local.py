@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,14 +21,12 @@ from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
 from sonic_coffea.server.launch._logs import new_log
 from sonic_coffea.server.launch._run import PortTaken, Run
 from sonic_coffea.server.launch._watcher import Watcher
-from sonic_coffea.server.launch.runtimes import AUTO, Options, Serving, choose
+from sonic_coffea.server.launch.runtimes import AUTO, Options, Runtime, Serving, choose
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from typing import Self
 
     from sonic_coffea.server._install import Progress, ServerInstall
-    from sonic_coffea.server.launch.runtimes import Runtime
 
 logger = logging.getLogger(__name__)
 

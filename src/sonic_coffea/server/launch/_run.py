@@ -11,16 +11,13 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server._probe import is_ready
 from sonic_coffea.server.launch import _logs
-from sonic_coffea.server.launch.runtimes import HEADER_NAME
+from sonic_coffea.server.launch.runtimes import HEADER_NAME, Runtime, Serving
 from sonic_coffea.transport import local_state
-
-if TYPE_CHECKING:
-    from sonic_coffea.server.launch.runtimes import Runtime, Serving
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,8 @@ import datetime as dt
 import getpass
 import hashlib
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,6 @@ from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-
     from sonic_coffea.server.repository._sources import ModelSource
 
 FILE = "sonic-manifest.json"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError, ServerStartError, nearest
 from sonic_coffea.server import _install as install
@@ -18,9 +18,6 @@ from sonic_coffea.server.launch.runtimes._runtime import (
     Runtime,
     Serving,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = [
     "AUTO", "HEADER_NAME", "IN_PROCESS", "RUNTIMES", "Launch", "Options", "Runtime", "Serving",

@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import _install as install
@@ -16,14 +16,11 @@ from sonic_coffea.server.launch.runtimes._runtime import (
     HEADER_NAME,
     PROTOCOLS,
     Launch,
+    Options,
+    Serving,
     shm_prefix,
     thread_variables,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sonic_coffea.server.launch.runtimes._runtime import Options, Serving
 
 # NVIDIA's container of the same version as the server from PyPI.
 IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonic_coffea.server import _install as install
@@ -10,16 +12,14 @@ from sonic_coffea.server.launch.runtimes._runtime import (
     HEADER_NAME,
     PROTOCOLS,
     Launch,
+    Options,
+    Serving,
     shm_prefix,
     thread_variables,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from sonic_coffea.server._install import ServerInstall
-    from sonic_coffea.server.launch.runtimes._runtime import Options, Serving
 
 
 class Pip:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
     from sonic_coffea.server._install import ServerInstall
 
 # Which protocols of Triton want which header, by the end of its name.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sonic_coffea.server.repository._served import Served
     from sonic_coffea.server.repository.formats._format import Contents, Runner
 
