@@ -86,7 +86,6 @@ def install_root() -> Path:
 
 
 def find() -> ServerInstall | None:
-    """Return a complete installation, or None."""
     install = _find()
     complete = install is not None and _backends.stub(install.backend_directory).exists()
     return install if complete else None

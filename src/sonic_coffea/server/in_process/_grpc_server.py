@@ -84,36 +84,29 @@ class Received:
 
 
 class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """What the server answers."""
-
     def __init__(self, server: KServeServer) -> None:
         self._server = server
 
     def ServerLive(self, request: Any, context: Any) -> Any:
-        """Say that it lives."""
         self._enter("ServerLive", context)
         return service_pb2.ServerLiveResponse(live=True)
 
     def ServerReady(self, request: Any, context: Any) -> Any:
-        """Say that it is ready."""
         self._enter("ServerReady", context)
         return service_pb2.ServerReadyResponse(ready=True)
 
     def ModelReady(self, request: Any, context: Any) -> Any:
-        """Say whether a model is there."""
         self._enter("ModelReady", context)
         ready = self._server.serving(request.name, request.version) is not None
         return service_pb2.ModelReadyResponse(ready=ready)
 
     def ServerMetadata(self, request: Any, context: Any) -> Any:
-        """Say what it is."""
         self._enter("ServerMetadata", context)
         return service_pb2.ServerMetadataResponse(
             name=self._server.name, version=__version__, extensions=self._server.extensions
         )
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
-        """Describe a model."""
         self._enter("ModelMetadata", context)
         model = self._model(request.name, request.version, context)
         answer = service_pb2.ModelMetadataResponse(
@@ -125,7 +118,6 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return answer
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
-        """Say how a model is served."""
         self._enter("ModelConfig", context, "model_configuration")
         model = self._model(request.name, request.version, context)
         answer = service_pb2.ModelConfigResponse()
@@ -136,7 +128,6 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return answer
 
     def ModelStatistics(self, request: Any, context: Any) -> Any:
-        """Count."""
         self._enter("ModelStatistics", context, "statistics")
         model = self._model(request.name, request.version, context)
         counts = self._server.statistics
@@ -148,7 +139,6 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return answer
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        """List the models."""
         self._enter("RepositoryIndex", context, "model_repository")
         answer = service_pb2.RepositoryIndexResponse()
         for name, model in self._server.models.items():
@@ -159,7 +149,6 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return answer
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
-        """Answer."""
         server = self._server
         self._enter("ModelInfer", context)
         model = self._model(request.model_name, request.model_version, context)

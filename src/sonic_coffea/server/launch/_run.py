@@ -96,7 +96,6 @@ class Run:
         return not self._ended.is_set()
 
     def read_log(self) -> str:
-        """Return what the server has logged so far."""
         try:
             return self.log.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:

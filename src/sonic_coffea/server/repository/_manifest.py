@@ -26,7 +26,6 @@ _NEEDED = ("kind", "inputs", "outputs", "built", "files", "shared")
 
 
 def checksum(path: Path) -> str:
-    """Return the sha256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -70,7 +69,6 @@ def describe(
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a version, None where there is none."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -100,7 +98,6 @@ def changes(folder: Path, manifest: Mapping[str, Any], *, shared: bool) -> list[
 
 
 def version_numbers(folder: Path) -> list[int]:
-    """Return the versions that a model's folder has."""
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted(int(p.name) for p in paths if p.is_dir() and p.name.isdigit())
 

@@ -70,5 +70,4 @@ def choose(runtime: str, options: Options) -> Runtime:
 
 
 def has_gpu() -> bool:
-    """Whether there is one that a server could use."""
     return any(Path(path).exists() for path in _GPU_DEVICES)

@@ -49,15 +49,12 @@ class Container:
 
     @property
     def python(self) -> Path:
-        """An interpreter for the supervisor."""
         return Path(sys.executable)
 
     def reason_against(self) -> str | None:
-        """Say why this machine cannot run it; None if it can."""
         return None if self.executable else f"there is no {self.engine} on this machine"
 
     def command(self, *arguments: str) -> list[str]:
-        """Return a command line of the engine."""
         return [self.executable or self.engine, *arguments]
 
     def fetch(self, *arguments: str) -> None:
@@ -94,14 +91,12 @@ class Docker(Container):
     daemon = True
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Fetch the image, if this machine does not have it."""
         look = self.command("image", "inspect", self.image)
         if subprocess.run(look, capture_output=True, check=False).returncode != 0:
             tell(_FETCHING.format(self.image))
             self.fetch("pull", self.image)
 
     def launch(self, serving: Serving) -> Launch:
-        """Return the command line that serves a repository."""
         name = serving.name.rstrip("_")
         inside = self.environment(serving)
         argv = self.command("run", "--rm", "--init", f"--name={name}", "--pull=never")
@@ -134,7 +129,6 @@ class Apptainer(Container):
     """An engine whose image may also be a ``.sif`` file or an unpacked directory, as on cvmfs."""
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Fetch the image, if this machine does not have it."""
         if "://" in self.image or Path(self._place).exists():
             return
         if self.image.startswith(("/", ".", "~")):
@@ -157,7 +151,6 @@ class Apptainer(Container):
             part.unlink(missing_ok=True)
 
     def launch(self, serving: Serving) -> Launch:
-        """Return the command line that serves a repository."""
         bind = f"{serving.repository}:{serving.repository}:ro"
         gpu = ["--nv"] if self.gpu else []
         own = self.command("exec", "--cleanenv", "--no-home", *gpu, "--bind", bind, self._place)

@@ -36,7 +36,6 @@ class Pip:
 
     @property
     def python(self) -> Path:
-        """An interpreter for the supervisor."""
         return self.installation.python
 
     def reason_against(self) -> str | None:
@@ -44,11 +43,9 @@ class Pip:
         return None if self._given or install.find() else install.reason_against()
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Install it."""
         self._given = self._given or install.ensure(tell)
 
     def launch(self, serving: Serving) -> Launch:
-        """Return the command line that serves a repository."""
         installation = self.installation
         argv = [
             str(installation.tritonserver),

@@ -35,7 +35,6 @@ def read(served: Served) -> Contents:
 
 
 def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
-    """Return what runs a function."""
     del threads
     # What was copied with the file is imported from beside it.
     sys.path.append(str(path.parent))

@@ -66,7 +66,6 @@ def read_lightgbm(served: Served) -> Contents:
 
 
 def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
-    """Return what runs the trees."""
     (output,) = manifest["outputs"]
     predict: Callable[[Any], Any]
     if path.suffix == ".txt":
