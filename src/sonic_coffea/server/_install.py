@@ -7,7 +7,6 @@ fetches a Python for it where this machine has none that will do.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
@@ -16,7 +15,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +86,7 @@ def install_root() -> Path:
 
 def find() -> ServerInstall | None:
     install = _find()
-    complete = install is not None and _backends.stub(install.backend_directory).exists()
-    return install if complete else None
+    return install if install and _backends.stub(install.backend_directory).exists() else None
 
 
 def _find() -> ServerInstall | None:
@@ -310,16 +308,11 @@ def reason_against() -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def locked(path: Path, tell: Progress) -> Iterator[None]:
+def locked(path: Path, tell: Progress) -> filelock.AcquireReturnProxy:
     """Hold a lock on a file, which is made; others wait, and are told so."""
     lock = filelock.FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except filelock.Timeout:
         tell("waiting for another process that is installing the server")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()

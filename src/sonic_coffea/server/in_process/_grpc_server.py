@@ -56,14 +56,11 @@ class KServeModel:
     versions: tuple[str, ...] = ("1",)
     digest: str = ""
 
-    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape that a server says, with the axis of the rows."""
-        return (-1, *shape) if self.max_rows else shape
-
     def described(self, tensors: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return KServe's datatype and the shape of some tensors, as a server says them."""
+        rows = (-1,) if self.max_rows else ()
         return {
-            name: (kserve_name(np.dtype(dtype)), self.shape_of(tuple(shape)))
+            name: (kserve_name(np.dtype(dtype)), (*rows, *shape))
             for name, (dtype, shape) in tensors.items()
         }
 

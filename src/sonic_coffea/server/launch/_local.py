@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ModelControl = Literal["none", "poll", "explicit"]
-
 _PORT_TRIES = 5
 _LOOK_S = 0.1
 
@@ -97,7 +95,7 @@ class LocalServer:
         startup_timeout_s: float = 120.0,
         threads: int | None = None,
         log_dir: str | os.PathLike[str] | None = None,
-        model_control: ModelControl = "none",
+        model_control: Literal["none", "poll", "explicit"] = "none",
         poll_s: int = 2,
         metrics: bool = False,
         stop_timeout_s: float = 10.0,
@@ -179,13 +177,10 @@ class LocalServer:
             runtime.prepare(self._progress)
             self._owner = os.getpid()
             tries = _PORT_TRIES if self._port_wanted is None else 1
-            while not self._launch(runtime):
-                tries -= 1
-                if not tries:
-                    raise ServerStartError(
-                        f"port {self.port} is in use by another program; "
-                        "leave port out for a free one"
-                    )
+            if not any(self._launch(runtime) for _ in range(tries)):
+                raise ServerStartError(
+                    f"port {self.port} is in use by another program; leave port out for a free one"
+                )
             logger.info("%s is ready after %.1f s", self, time.monotonic() - begun)
 
     def reason_against(self) -> str | None:

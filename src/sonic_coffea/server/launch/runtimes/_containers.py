@@ -41,15 +41,13 @@ class Container:
         The image is a name in a registry; NVIDIA's own by default.
     """
 
+    python = Path(sys.executable)
+
     def __init__(self, engine: str, options: Options) -> None:
         self.engine = engine
         self.image = options.image or IMAGE
         self.gpu = options.gpu
         self.executable = shutil.which(engine)
-
-    @property
-    def python(self) -> Path:
-        return Path(sys.executable)
 
     def reason_against(self) -> str | None:
         return None if self.executable else f"there is no {self.engine} on this machine"
