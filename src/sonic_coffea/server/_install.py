@@ -7,6 +7,7 @@ fetches a Python for it where this machine has none that will do.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -308,7 +309,7 @@ def reason_against() -> str | None:
     return None
 
 
-def locked(path: Path, tell: Progress) -> filelock.AcquireReturnProxy:
+def locked(path: Path, tell: Progress) -> contextlib.AbstractContextManager[object]:
     """Hold a lock on a file, which is made; others wait, and are told so."""
     lock = filelock.FileLock(path)
     try:
