@@ -16,12 +16,12 @@ from typing import IO, Any, cast
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server._probe import is_ready
 from sonic_coffea.server.launch import _logs
-from sonic_coffea.server.launch.runtimes import HEADER_NAME, Runtime, Serving
+from sonic_coffea.server.launch.runtimes import Runtime, Serving
 from sonic_coffea.transport import local_state
 
 logger = logging.getLogger(__name__)
 
-_HEADER = f"triton-grpc-protocol-{HEADER_NAME}"
+_HEADER = f"triton-grpc-protocol-{Serving.header}"
 _SCRIPT = Path(__file__).with_name("_supervisor.py")
 
 

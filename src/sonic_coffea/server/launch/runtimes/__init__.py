@@ -11,18 +11,9 @@ from sonic_coffea.errors import ConfigError, ServerStartError, nearest
 from sonic_coffea.server import _install as install
 from sonic_coffea.server.launch.runtimes._containers import Apptainer, Docker, Podman
 from sonic_coffea.server.launch.runtimes._pip import Pip
-from sonic_coffea.server.launch.runtimes._runtime import (
-    HEADER_NAME,
-    Launch,
-    Options,
-    Runtime,
-    Serving,
-)
+from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Runtime, Serving
 
-__all__ = [
-    "AUTO", "HEADER_NAME", "IN_PROCESS", "RUNTIMES", "Launch", "Options", "Runtime", "Serving",
-    "choose",
-]  # fmt: skip
+__all__ = ["AUTO", "IN_PROCESS", "RUNTIMES", "Launch", "Options", "Runtime", "Serving", "choose"]
 
 logger = logging.getLogger(__name__)
 

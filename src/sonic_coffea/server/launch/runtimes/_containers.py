@@ -12,15 +12,7 @@ from pathlib import Path
 
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import _install as install
-from sonic_coffea.server.launch.runtimes._runtime import (
-    HEADER_NAME,
-    PROTOCOLS,
-    Launch,
-    Options,
-    Serving,
-    shm_prefix,
-    thread_variables,
-)
+from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Serving
 
 # NVIDIA's container of the same version as the server from PyPI.
 IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
@@ -66,9 +58,8 @@ class Container:
     def environment(self, serving: Serving) -> dict[str, str]:
         """Return the variables inside the container, the secret among them."""
         inside = {
-            **thread_variables(serving.threads),
-            **serving.env,
-            "PROTOCOLS": f"{PROTOCOLS}:{HEADER_NAME}",
+            **serving.variables,
+            "PROTOCOLS": f"{serving.protocols}:{serving.header}",
             _SECRET: serving.secret,
         }
         if self.gpu and _PASSED_ON in os.environ:
@@ -77,8 +68,8 @@ class Container:
 
     def serve(self, serving: Serving) -> list[str]:
         """Return what runs inside: the secret is in the environment, as command lines are seen."""
-        python = shm_prefix("python", serving.name)
-        return ["sh", "-c", _SERVE, "tritonserver", *serving.arguments, python]
+        shm = serving.shm_prefix("python")
+        return ["sh", "-c", _SERVE, "tritonserver", *serving.arguments, shm]
 
 
 class Docker(Container):

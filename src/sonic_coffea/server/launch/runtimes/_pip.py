@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonic_coffea.server import _install as install
-from sonic_coffea.server.launch.runtimes._runtime import (
-    HEADER_NAME,
-    PROTOCOLS,
-    Launch,
-    Options,
-    Serving,
-    shm_prefix,
-    thread_variables,
-)
+from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Serving
 
 if TYPE_CHECKING:
     from sonic_coffea.server._install import ServerInstall
@@ -51,8 +43,8 @@ class Pip:
             str(installation.tritonserver),
             *serving.arguments,
             f"--backend-directory={installation.backend_directory}",
-            *(shm_prefix(backend, serving.name) for backend in ("python", *install.NATIVE)),
-            f"--grpc-restricted-protocol={PROTOCOLS}:{HEADER_NAME}={serving.secret}",
+            *(serving.shm_prefix(backend) for backend in ("python", *install.NATIVE)),
+            f"--grpc-restricted-protocol={serving.protocols}:{serving.header}={serving.secret}",
         ]
         # Nothing of the analysis environment's Python may reach the server's.
         env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
@@ -62,4 +54,4 @@ class Pip:
         )
         libraries = [*map(str, installation.library_path), env.get("LD_LIBRARY_PATH", "")]
         env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
-        return Launch(argv=argv, env={**env, **thread_variables(serving.threads), **serving.env})
+        return Launch(argv=argv, env={**env, **serving.variables})
