@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from sonic_coffea.transport import (
     Connection,
@@ -13,11 +13,6 @@ from sonic_coffea.transport import (
     Timeouts,
     connect_transport,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["ServerMetadata", "fetch_metadata", "is_ready"]
 
 _OPTIONS = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0))
 
