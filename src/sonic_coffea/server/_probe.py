@@ -6,16 +6,12 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
-from sonic_coffea.transport import (
-    Connection,
-    ConnectionOptions,
-    ModelEntry,
-    Timeouts,
-    connect_transport,
-)
+from sonic_coffea.transport import ConnectionOptions, ModelEntry, Timeouts, connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from sonic_coffea.transport import Connection
 
 __all__ = ["ServerMetadata", "fetch_metadata", "is_ready"]
 
