@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -53,6 +54,9 @@ _COMPRESSIONS = {
 }
 # A live server responds to a probe at once, however busy it is.
 _LIVE_TIMEOUT_S = 2.0
+# A deadline that passes before this part of a request's own time is a proxy's.
+_EARLY = 0.9
+_NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
 
 
 class RpcHandle(Protocol):
@@ -127,17 +131,16 @@ class Connection:
             return
 
         def finished(call: Any) -> None:
-            code, details = call.code(), call.details()
-            if code == grpc.StatusCode.OK:
+            if call.code() == grpc.StatusCode.OK:
                 done(None)
-            elif code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            elif call.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 message = (
                     "the server has requests in flight, and did not respond to a liveness probe "
                     f"within {_LIVE_TIMEOUT_S:g} s"
                 )
                 done(ServerLostError(message, server=where))
             else:
-                error = self._failure(code, details, secret, server=where)
+                error = self._failure(call, secret, server=where)
                 done(error if isinstance(error, ServerLostError) else None)
 
         future.add_done_callback(finished)
@@ -154,7 +157,7 @@ class Connection:
         try:
             index = self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         except ServerLostError as error:
-            if not error.message.endswith(grpc.StatusCode.CANCELLED.name):
+            if not error.message.endswith((grpc.StatusCode.CANCELLED.name, _NO_MESSAGE)):
                 raise
             # The admission of SuperSONIC's proxy, which has no other way of saying so.
             raise OverloadError(
@@ -249,6 +252,7 @@ class Connection:
             raise
         sent_bytes = len(message) + (sum(t.nbytes for t in inputs.values()) if region else 0)
         self._in_flight.add(future)
+        sent_at = time.monotonic()
 
         def finished(call: Any) -> None:
             # gRPC would only log what is raised here, and the rows would wait for ever.
@@ -256,7 +260,7 @@ class Connection:
             answered = not call.cancelled() and call.code() == grpc.StatusCode.OK
             self._release(region, reusable=answered)
             try:
-                outcome = self._outcome(call, contract, sent_bytes, secret, context)
+                outcome = self._outcome(call, contract, sent_bytes, secret, sent_at, context)
             except ResponseError as error:
                 outcome = error
             except Exception as error:  # noqa: BLE001
@@ -280,14 +284,18 @@ class Connection:
         contract: Contract,
         sent_bytes: int,
         secret: Mapping[str, str],
+        sent_at: float,
         context: Mapping[str, Any],
     ) -> Response | SonicError:
         if call.cancelled():
             code, details = grpc.StatusCode.CANCELLED, "cancelled by this client"
             return translate(code, details, closing=True, **context)
         if call.code() != grpc.StatusCode.OK:
-            return self._failure(call.code(), call.details(), secret, **context)
+            early = time.monotonic() - sent_at < _EARLY * self._options.timeouts.request_s
+            return self._failure(call, secret, early=early, **context)
         message = call.result()
+        if message is None:
+            return ServerLostError(_NO_MESSAGE, **context)
         tensors = tensors_of(message)
         if tensors is None:
             return ResponseError("the server's response has outputs without data", **context)
@@ -332,22 +340,30 @@ class Connection:
         context["server"] = str(self.address)
         channel, secret = self._open()
         try:
-            return getattr(channel.stub, method)(
+            response = getattr(channel.stub, method)(
                 request,
                 timeout=timeout_s or self._options.timeouts.metadata_s,
                 metadata=call_metadata(self._options, secret),
             )
         except grpc.RpcError as error:
-            failure = self._failure(error.code(), error.details(), secret, **context)
+            failure = self._failure(error, secret, **context)
         except ValueError as error:  # a closed channel
             failure = CancelledError(str(error), **context)
+        else:
+            if response is not None:
+                return response
+            failure = ServerLostError(_NO_MESSAGE, **context)
         raise failure
 
     def _failure(
-        self, code: Any, details: str | None, secret: Mapping[str, str], **context: Any
+        self, call: Any, secret: Mapping[str, str], *, early: bool = False, **context: Any
     ) -> SonicError:
-        """Return our error for a call that was made with a local server's `secret`."""
-        error = translate(code, details or "", closing=self._closed, **context)
+        """Return our error for a failed call that was made with a local server's `secret`."""
+        details = call.details() or ""
+        trailers = dict(call.trailing_metadata() or ())
+        error = translate(
+            call.code(), details, trailers, closing=self._closed, early=early, **context
+        )
         if self._shared is not None:
             if unknown_region(details):
                 error = ServerLostError(f"the server was started anew: {details}", **context)
