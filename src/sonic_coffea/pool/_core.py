@@ -170,7 +170,7 @@ class PoolCore:
             request.last_url = attempt.url
             self._queue(request)
         if again or request.attempts:
-            self._instructions.append(e.Retry(attempt, error))
+            self._instructions.append(e.Count(attempt, error, retried=True))
         else:
             self._give_up(request, attempt.url, error)
 
@@ -179,7 +179,7 @@ class PoolCore:
         if not self._settle(attempt) or request.call.over:
             return
         if request.delivered or request.attempts:
-            self._instructions.append(e.CountFailure(attempt, error))
+            self._instructions.append(e.Count(attempt, error, retried=False))
         else:
             self._instructions.append(e.Fail(request, error))
 
