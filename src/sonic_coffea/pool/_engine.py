@@ -57,13 +57,6 @@ T = TypeVar("T")
 class Engine:
     """The thread that owns the core, the connections, and the calls that are not over.
 
-    Parameters
-    ----------
-    settings : Settings
-        The servers and the limits.
-    connect : callable
-        Makes a connection, given a URL and ``options``.
-
     Attributes
     ----------
     statistics : Statistics
@@ -138,13 +131,9 @@ class Engine:
             self.statistics += call.statistics
             return e.Submitted(slices)
 
-        call.own(self, len(slices))
+        call.own(len(slices), self._abandon)
         if slices:
             self._enter(submitted)
-
-    def abandon(self, call: Call, error: SonicError) -> None:
-        """End a call with an error, and return when it has ended."""
-        self.ask(lambda: self._end(call, error))
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
         """Return what a model takes and gives.
@@ -240,7 +229,7 @@ class Engine:
 
         def known() -> list[tuple[str, Connection, list[ModelKey]]]:
             return [
-                (x.url, self._senders[x.url].connections[0], x.signatures.models)
+                (x.url, self._senders[x.url].connections[0], list(x.signatures.valid))
                 for x in self._core.endpoints.active
                 if x.url in self._senders
             ]
@@ -273,7 +262,8 @@ class Engine:
         wakes_at = self._core.wakes_at(now)
         items: list[e.Event | Task | None] = []
         try:
-            items.append(self._inbox.get(timeout=_within(wakes_at - now)))
+            timeout_s = None if wakes_at == math.inf else max(0.0, wakes_at - now)
+            items.append(self._inbox.get(timeout=timeout_s))
             while True:
                 items.append(self._inbox.get_nowait())
         except Empty:
@@ -398,9 +388,14 @@ class Engine:
         if call.over:
             self._forget(call)
 
-    def _end(self, call: Call, error: SonicError) -> None:
-        call.end(error)
-        self._forget(call)
+    def _abandon(self, call: Call, error: SonicError) -> None:
+        """End a call for another thread, and return when it has ended."""
+
+        def end() -> None:
+            call.end(error)
+            self._forget(call)
+
+        self.ask(end)
 
     def _forget(self, call: Call) -> None:
         if call in self._calls:
@@ -510,11 +505,6 @@ class Engine:
         self._waiters.clear()
         self._events.clear()
         self.contracts.clear()
-
-
-def _within(seconds: float) -> float | None:
-    """Return how long to wait; None if as long as it takes."""
-    return None if seconds == math.inf else max(0.0, seconds)
 
 
 def _call_of(request: RequestSlice) -> Call:
