@@ -43,7 +43,7 @@ from sonic_coffea.pool import (
     failures_told,
 )
 from sonic_coffea.reporting import tables
-from sonic_coffea.reuse import Part, Reuse, ScoreCache, Variations
+from sonic_coffea.reuse import Part, ScoreCache, Variations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -349,7 +349,8 @@ class Model(Carrier):
                     asked=self._asked(),
                     version=one,
                     mask=mask,
-                    reuse=Reuse(how.deduplicate, cache),
+                    deduplicate=how.deduplicate,
+                    cache=cache,
                     pool=pool,
                 )
                 pending.parts.append(part)

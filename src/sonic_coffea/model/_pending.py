@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from awkward.contents import RecordArray
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from sonic_coffea.layouts import Assembly, Rows
+    from sonic_coffea.model._model import Model
     from sonic_coffea.pool import Call
     from sonic_coffea.reuse import Part
 
@@ -29,21 +30,10 @@ if TYPE_CHECKING:
 _KEPT_WITHIN_S = 1.0
 
 
-class Declared(Protocol):
-    """What is said of the model of some scores."""
-
-    name: str
-    version: str | None
-
-    @property
-    def config_hash(self) -> str:
-        """A hash of the declaration."""
-
-
 class Pending:
     """Scores that are on their way."""
 
-    def __init__(self, model: Declared, rows: Rows, outputs: Mapping[str, Assembly]) -> None:
+    def __init__(self, model: Model, rows: Rows, outputs: Mapping[str, Assembly]) -> None:
         self._model = model
         self._rows = rows
         self._outputs = outputs
@@ -157,7 +147,7 @@ class Pending:
 
     def _tell_what_is_kept(self, interrupt: KeyboardInterrupt) -> None:
         """Say below the traceback how far it was."""
-        cached = any(part.caches for part in self.parts)
+        cached = any(part.cache is not None for part in self.parts)
         what = "what is in the cache is not sent again" if cached else "a cache would keep them"
         if hasattr(interrupt, "add_note"):  # Python 3.11
             interrupt.add_note(
@@ -245,7 +235,7 @@ class Varied(Pending):
 class Deferred(Pending):
     """What stands for scores that are computed later, or never: a lazy array, or a typetracer."""
 
-    def __init__(self, model: Declared, scores: Any) -> None:
+    def __init__(self, model: Model, scores: Any) -> None:
         self._model = model
         self._scores = scores
         self.parts = []
