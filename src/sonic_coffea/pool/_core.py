@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import (
     ContractError,
+    InferenceError,
     ModelNotFoundError,
     OverloadError,
+    RequestTooLargeError,
+    RouteTimeoutError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import Circuit
@@ -49,7 +53,7 @@ class PoolCore:
         self._servers = settings.servers
         self.endpoints = EndpointRegistry(settings, rng or Random())
         self._fallback = FallbackPolicy(settings, self.endpoints)
-        self._queues: dict[ModelKey, list[tuple[int, RequestSlice]]] = {}
+        self._queues: dict[ModelKey, list[tuple[tuple[int, int], RequestSlice]]] = {}
         self._order = itertools.count()
         self._in_flight_bytes = 0
         self._contracts: dict[ModelKey, Contract] = {}
@@ -102,7 +106,8 @@ class PoolCore:
                 self._answered(event, now)
             case e.Submitted(slices):
                 for request in slices:
-                    request.order, request.queued_at = next(self._order), now
+                    request.order = next(self._order), request.start
+                    request.queued_at = now
                     self._queue(request)
             case e.Failed(attempt, error):
                 self._lost(attempt, error, now)
@@ -152,11 +157,20 @@ class PoolCore:
         if again and not request.attempts:
             request.retries += 1
             request.last_url = attempt.url
-            self._queue(request)
+            if request.rows > 1 and isinstance(error, (RequestTooLargeError, RouteTimeoutError)):
+                self._split(request)
+            else:
+                self._queue(request)
         if again or request.attempts:
             self._instructions.append(e.Count(attempt, error, retried=True))
         else:
             self._give_up(request, attempt.url, error)
+
+    def _split(self, request: RequestSlice) -> None:
+        parts = request.halves()
+        self._instructions.append(e.Split(request, parts))
+        for part in parts:
+            self._queue(part)
 
     def _unsendable(self, attempt: Attempt, error: SonicError) -> None:
         request = attempt.slice
@@ -289,9 +303,12 @@ class PoolCore:
             if not self._fits(request):
                 return None
             endpoint = self.endpoints.choose(request, now)
-            if endpoint is not None:
+            while endpoint is not None:
                 heapq.heappop(queue)
-                return endpoint.begin(request, now)
+                if endpoint.takes(request, now) or request.rows == 1:
+                    return endpoint.begin(request, now)
+                self._split(request)
+                request = queue[0][1]
             if self._fallback.due_at(key, now) <= now:
                 self._start_fallback()
         return None
@@ -417,7 +434,7 @@ class PoolCore:
 
     # Losses
 
-    def _retries(self, attempt: Attempt, error: SonicError, now: float) -> bool:
+    def _retries(self, attempt: Attempt, error: SonicError, now: float) -> bool:  # noqa: PLR0911  a table
         """Learn from a failed attempt, and return whether its rows are sent again."""
         request, endpoint = attempt.slice, self.endpoints.get(attempt.url)
         if request.first_failed_at is None:
@@ -430,10 +447,24 @@ class PoolCore:
                 self._forget(attempt.key)
                 return self._may_be_served(attempt.key, now)
             case OverloadError():
+                if isinstance(error, RouteTimeoutError):
+                    endpoint.too_large(error, request, now)
                 endpoint.overloaded(error, attempt.key, now)
                 return failing_s < self._settings.timeouts.request_s
             case ServerLostError():
                 return self._retries_lost(attempt, endpoint, error, now)
+            case RequestTooLargeError():
+                endpoint.liveness.hear(now)
+                endpoint.too_large(error, request, now)
+                return request.rows > 1
+            case InferenceError():
+                endpoint.liveness.hear(now)
+                request.inference_failures += 1
+                return request.inference_failures == 1
+            case TokenExpiredError():
+                endpoint.liveness.hear(now)
+                endpoint.breaker.overload(error, now)
+                return failing_s < self._settings.retry.timeout_s
         return False
 
     def _retries_lost(
@@ -470,6 +501,8 @@ class PoolCore:
                 self._give_up(request, url, error)
 
     def _give_up(self, request: RequestSlice, url: str, error: SonicError) -> None:
+        if isinstance(error, RequestTooLargeError):
+            error = error.because(f"a single row of {request.nbytes} bytes")
         if request.retries:
             error = error.because(f"tried {request.retries + 1} times")
         self._instructions.append(e.Fail(request, error, url))

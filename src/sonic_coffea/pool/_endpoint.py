@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Other servers may answer after it, or with more memory, so that larger requests are tried again.
+REFUSED_S = 60.0
 # Behind all servers that are named, in whatever order.
 FALLBACK_PRIORITY = 1_000_000
 
@@ -66,12 +68,22 @@ class Endpoint:
         Whether it gets no more requests, and is closed when the last one has ended.
     """
 
-    __slots__ = ("breaker", "draining", "in_flight", "liveness", "priority", "signatures", "url")
+    __slots__ = (
+        "_refused_bytes",
+        "breaker",
+        "draining",
+        "in_flight",
+        "liveness",
+        "priority",
+        "signatures",
+        "url",
+    )
 
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
         self.url = url
         self.priority = 0
         self.draining = False
+        self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
         self.breaker = CircuitBreaker(rng)
         self.liveness = Liveness()
         self.signatures = Signatures()
@@ -130,6 +142,22 @@ class Endpoint:
         if self.breaker.overload(error, now):
             logger.warning("%s; it gets fewer requests at a time", error)
         self.in_flight.refused(key, now)
+
+    def too_large(self, error: SonicError, request: RequestSlice, now: float) -> None:
+        """Learn from a refusal for a request's size: for some time, requests are smaller."""
+        if self.takes(request, now):
+            logger.warning(
+                "%s; requests for model %s are of less than %d bytes",
+                error,
+                request.key.name,
+                request.nbytes,
+            )
+            self._refused_bytes[request.key] = request.nbytes, now + REFUSED_S
+
+    def takes(self, request: RequestSlice, now: float) -> bool:
+        """Whether no request of this size was refused lately."""
+        nbytes, until = self._refused_bytes.get(request.key, (0, -math.inf))
+        return request.nbytes < nbytes or now >= until
 
     def eject(self, until: float, now: float) -> None:
         """Leave it alone, as other clients have lost it."""
