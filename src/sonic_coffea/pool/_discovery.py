@@ -12,6 +12,7 @@ from sonic_coffea.errors import (
     OverloadError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +87,10 @@ class Discovery:
     @property
     def transient(self) -> bool:
         """Whether another round may find what this one did not."""
-        return any(isinstance(f, (ServerLostError, OverloadError)) for f in self.failures)
+        return any(
+            isinstance(f, (ServerLostError, OverloadError, TokenExpiredError))
+            for f in self.failures
+        )
 
     def nobody_has_it(self, servers: Iterable[str]) -> SonicError:
         """Return the error for a model that no server has."""
