@@ -121,18 +121,20 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
 
     def _report(self) -> None:
         """Report the pool's telemetry, unless it was idle in this round and the one before."""
+        stream = self._worker.batched_stream
+        if stream is None or stream.comm is None or stream.comm.closed():
+            return  # dask would drop the message, and with it what is counted since the last one
         if self._pool is None or self._pool.closed:
             return
-        number, report = next(_numbers), write_report(self._pool, self._timings)
-        self._timings = {}
         if self._asks:
             self._worker.loop.run_in_executor(None, self._ask_timings, self._pool)
+        number, report = next(_numbers), write_report(self._pool, self._timings)
         telemetry = report["telemetry"]
         busy = any(in_flight or waiting or rtt[0] for *_, in_flight, waiting, rtt in telemetry)
         if busy or self._busy:
-            self._worker.batched_send(
-                {"op": REPORT, "process": _process(), "number": number, **report}
-            )
+            message = {"op": REPORT, "process": _process(), "number": number, **report}
+            self._worker.batched_send(message)
+            self._timings = {}
         self._busy = busy
 
     def _ask_timings(self, pool: Pool) -> None:
