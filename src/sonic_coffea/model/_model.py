@@ -40,7 +40,6 @@ from sonic_coffea.pool import (
     Deadline,
     Pool,
     current,
-    failures_told,
 )
 from sonic_coffea.reporting import tables
 from sonic_coffea.reuse import Part, ScoreCache, Variations
@@ -315,8 +314,7 @@ class Model(Carrier):
             if not _is_one(version):
                 ak.typetracer.touch_data(version)
             return Deferred(self, trace(self.inputs, self.outputs, objects))
-        with failures_told():
-            return self._submit(objects, how)
+        return self._submit(objects, how)
 
     def _submit(self, objects: Any, how: _How) -> Pending:
         inputs = bind_inputs(self.inputs, objects)

@@ -12,7 +12,7 @@ from awkward.contents import RecordArray
 
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import DeadlineError
-from sonic_coffea.pool import Deadline, failures_told
+from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes
 from sonic_coffea.reporting import Statistics, tables
 
@@ -119,7 +119,7 @@ class Pending:
     def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
         """Return the scores of what may have begun before it was sent; see `result`."""
         try:
-            with failures_told(), self._shown_progress(show=progress):
+            with self._shown_progress(show=progress):
                 for part in self.parts:
                     if not part.call.wait(deadline.left_s):
                         part.call.abandon(self._too_late(deadline))
