@@ -145,11 +145,27 @@ class ServerStartError(ServerError):
 
 
 class ServerLostError(ServerError):
-    """No connection could be made, or the connection broke while a request was in flight."""
+    """No connection could be made, or the connection broke while a request was in flight.
+
+    Attributes
+    ----------
+    undelivered : bool
+        Whether no server can have got the request.
+    """
+
+    undelivered: bool = False
 
 
 class OverloadError(ServerError):
-    """The server refused for lack of capacity."""
+    """The server refused for lack of capacity.
+
+    Attributes
+    ----------
+    retry_after_s : float or None
+        When the server wants to be asked again, if it says so.
+    """
+
+    retry_after_s: float | None = None
 
 
 class AccessError(ServerError):
