@@ -20,8 +20,8 @@ from sonic_coffea.pool._liveness import SILENCE_S
 from sonic_coffea.pool._signature import REJECTED_S
 
 PURE = (
-    "_batching _breaker _channels _core _discovery _endpoint _events _fallback _in_flight _limits _liveness "
-    "_losses _request _signature"
+    "_batching _breaker _channels _core _discovery _endpoint _events _fallback _in_flight _limits "
+    "_liveness _losses _request _signature"
 )
 
 
