@@ -17,10 +17,14 @@ from sonic_coffea.errors import (
     CancelledError,
     ContractError,
     DeadlineError,
+    InferenceError,
     ModelNotFoundError,
     OverloadError,
+    RequestTooLargeError,
+    RouteTimeoutError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import Circuit, back_off_s
@@ -52,8 +56,8 @@ class PoolCore:
         self._rng = rng or Random()
         self.endpoints = EndpointRegistry(settings, self._rng)
         self._fallback = FallbackPolicy(settings, self.endpoints)
-        self._queues: dict[ModelKey, list[tuple[int, RequestSlice]]] = {}
-        self._backing_off: list[tuple[float, int, RequestSlice]] = []
+        self._queues: dict[ModelKey, list[tuple[tuple[int, int], RequestSlice]]] = {}
+        self._backing_off: list[tuple[float, tuple[int, int], RequestSlice]] = []
         self._order = itertools.count()
         self._in_flight_bytes = 0
         self._contracts: dict[ModelKey, Contract] = {}
@@ -109,7 +113,8 @@ class PoolCore:
                 self._answered(event, now)
             case e.Submitted(slices):
                 for request in slices:
-                    request.order, request.queued_at = next(self._order), now
+                    request.order = next(self._order), request.start
+                    request.queued_at = now
                     self._queue(request, now)
             case e.Failed(attempt, error):
                 self._lost(attempt, error, now)
@@ -169,10 +174,19 @@ class PoolCore:
         request.last_url = attempt.url
         if not request.queued:
             request.retries += 1
-            self._queue(request, now)
+            if request.rows > 1 and isinstance(error, (RequestTooLargeError, RouteTimeoutError)):
+                self._split(request, now)
+            else:
+                self._queue(request, now)
         if endpoint is not None:
             endpoint.losses.count(error, now)
         self._instructions.append(e.Count(attempt, error, retried=True))
+
+    def _split(self, request: RequestSlice, now: float) -> None:
+        parts = request.halves()
+        self._instructions.append(e.Split(request, parts))
+        for part in parts:
+            self._queue(part, now)
 
     def _unsendable(self, attempt: Attempt, error: SonicError) -> None:
         request = attempt.slice
@@ -333,10 +347,13 @@ class PoolCore:
             if not self._fits(request):
                 return None
             endpoint = self.endpoints.choose(request, now)
-            if endpoint is not None:
+            while endpoint is not None:
                 heapq.heappop(queue)
                 request.queued = False
-                return endpoint.begin(request, now)
+                if endpoint.takes(request, now) or request.rows == 1 or request.attempts:
+                    return endpoint.begin(request, now)
+                self._split(request, now)
+                request = queue[0][1]
             if self._fallback.due_at(key, now) <= now:
                 self._start_fallback()
         return None
@@ -469,7 +486,7 @@ class PoolCore:
 
     # Losses
 
-    def _retries(self, attempt: Attempt, error: SonicError, now: float) -> bool:
+    def _retries(self, attempt: Attempt, error: SonicError, now: float) -> bool:  # noqa: PLR0911  a table
         """Learn from a failed attempt, and return whether its rows are sent again."""
         request, endpoint = attempt.slice, self.endpoints.get(attempt.url)
         if request.first_failed_at is None:
@@ -482,12 +499,26 @@ class PoolCore:
                 self._forget(attempt.key)
                 return self._may_be_served(attempt.key, now)
             case OverloadError():
+                if isinstance(error, RouteTimeoutError):
+                    endpoint.too_large(error, request, now)
                 endpoint.overloaded(error, attempt.key, now)
                 return failing_s < self._settings.timeouts.request_s
             case ServerLostError():
                 return self._retries_lost(attempt, endpoint, error, now)
             case DeadlineError() if endpoint.in_flight.overtaken(attempt):
                 return self._retries_lost(attempt, endpoint, error, now)
+            case RequestTooLargeError():
+                endpoint.liveness.hear(now)
+                endpoint.too_large(error, request, now)
+                return request.rows > 1
+            case InferenceError():
+                endpoint.liveness.hear(now)
+                request.inference_failures += 1
+                return request.inference_failures == 1
+            case TokenExpiredError():
+                endpoint.liveness.hear(now)
+                endpoint.in_flight.limit(attempt.key).pause(now, self._rng)
+                return failing_s < self._settings.retry.timeout_s
         return False
 
     def _retries_lost(
@@ -524,6 +555,8 @@ class PoolCore:
                 self._give_up(request, url, error)
 
     def _give_up(self, request: RequestSlice, url: str, error: SonicError) -> None:
+        if isinstance(error, RequestTooLargeError):
+            error = error.because(f"a single row of {request.nbytes} bytes")
         if request.retries:
             error = error.because(f"tried {request.retries + 1} times")
         self._instructions.append(e.Fail(request, error, url))

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sonic_coffea.errors import ServerLostError
+from sonic_coffea.errors import RouteTimeoutError, ServerLostError
 from sonic_coffea.pool._breaker import Circuit, CircuitBreaker
 from sonic_coffea.pool._in_flight import InFlight
 from sonic_coffea.pool._liveness import Liveness
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Other servers may answer after it, or with more memory, so that larger requests are tried again.
+REFUSED_S = 60.0
 # Behind all servers that are named, in whatever order.
 FALLBACK_PRIORITY = 1_000_000
 
@@ -68,6 +70,7 @@ class Endpoint:
     """
 
     __slots__ = (
+        "_refused_bytes",
         "_rng",
         "breaker",
         "draining",
@@ -84,6 +87,7 @@ class Endpoint:
         self._rng = rng
         self.priority = 0
         self.draining = False
+        self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
         self.breaker = CircuitBreaker(rng)
         self.liveness = Liveness()
         self.losses = LossLog()
@@ -153,7 +157,26 @@ class Endpoint:
         """Learn from a refusal for lack of capacity: fewer requests, perhaps after a back-off."""
         self.liveness.hear(now)
         self.breaker.last_error = error
-        self.in_flight.refused(key, now, self._rng, error.retry_after_s)
+        if isinstance(error, RouteTimeoutError):
+            self.in_flight.limit(key).halve(now)
+        else:
+            self.in_flight.refused(key, now, self._rng, error.retry_after_s)
+
+    def too_large(self, error: SonicError, request: RequestSlice, now: float) -> None:
+        """Learn from a refusal for a request's size: for some time, requests are smaller."""
+        if self.takes(request, now):
+            logger.warning(
+                "%s; requests for model %s are of less than %d bytes",
+                error,
+                request.key.name,
+                request.nbytes,
+            )
+            self._refused_bytes[request.key] = request.nbytes, now + REFUSED_S
+
+    def takes(self, request: RequestSlice, now: float) -> bool:
+        """Whether no request of this size was refused lately."""
+        nbytes, until = self._refused_bytes.get(request.key, (0, -math.inf))
+        return request.nbytes < nbytes or now >= until
 
     def eject(self, until: float, now: float) -> None:
         """Leave it alone, as other clients have lost it."""

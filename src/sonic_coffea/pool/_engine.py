@@ -304,6 +304,8 @@ class Engine:
                 logger.debug("%s; its rows are sent again, or are elsewhere", error)
                 tally = Tally(retries=1) if retried else Tally(failures=1)
                 self._record(_call_of(attempt.slice), attempt.url, tally)
+            case e.Split(request, parts):
+                _call_of(request).expect(len(parts) - 1)
             case e.Fail(request, error, url):
                 if url is not None:
                     self._record(_call_of(request), url, Tally(failures=1))

@@ -176,6 +176,14 @@ class Count(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class Split(Instruction):
+    """Expect the parts of a slice, which is too large to be answered, in its place."""
+
+    slice: RequestSlice
+    parts: Sequence[RequestSlice]
+
+
+@dataclass(frozen=True, slots=True)
 class Fail(Instruction):
     """Give up a slice; ``url`` is the endpoint whose failure it was."""
 

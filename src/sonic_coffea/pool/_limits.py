@@ -193,6 +193,13 @@ class AdaptiveLimit:
             # No response will say when there is room again.
             self.pause(now, rng, retry_after_s)
 
+    def halve(self, now: float) -> None:
+        """Take note of a request that took too long; those of one moment count as one."""
+        if now >= self._next_refusal_at:
+            self._slow_start = False
+            self._next_refusal_at = now + self._mean_rtt_s
+            self._set(self._value / 2)
+
     def pause(self, now: float, rng: Random, retry_after_s: float | None = None) -> None:
         """Leave the server alone, for as long as it says, or by the RTT; then for twice as long."""
         if retry_after_s is not None:
