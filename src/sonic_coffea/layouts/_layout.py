@@ -189,24 +189,25 @@ class FieldsLayout(Layout):
 
     __slots__ = ()
     features: tuple[Feature, ...]
+    sort_by: str | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The fields that are read."""
-        sort_by = getattr(self, "sort_by", None)
-        return (*(f.name for f in self.features), *((sort_by,) if sort_by else ()))
+        return (*(f.name for f in self.features), *((self.sort_by,) if self.sort_by else ()))
 
     def _declare(self, fields: Fields, dtype: DTypeLike, **values: Any) -> None:
         features = as_features(fields, type(self).__name__)
         declare(self, features=features, dtype=target_of(dtype, self), **values)
 
     def bind(self, source: Source) -> Bound:
-        """Read the columns named, and nothing else."""
-        sort_by = getattr(self, "sort_by", None)
         columns = bind_columns(
-            source, self.features, jagged=self.jagged, target=self.dtype, sort_by=sort_by
+            source, self.features, jagged=self.jagged, target=self.dtype, sort_by=self.sort_by
         )
         return Bound(self, columns)
+
+    def row_shape(self, bucket: int) -> Shape:
+        del bucket
+        return (len(self.features),)
 
 
 def declare(layout: T, **values: Any) -> T:

@@ -150,7 +150,6 @@ class ByRow:
         return self._output.blank(self._rows) if self._whole is None else self._whole
 
     def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
-        """Put the answer for some rows in its place."""
         tensor = _tensor(self._name, answer)
         if tensor.ndim == 0 or tensor.shape[0] != rows:
             raise _misshapen(self._name, tensor, f"for {rows} rows")
@@ -160,7 +159,6 @@ class ByRow:
         self._whole[selection] = tensor
 
     def content(self) -> Content:
-        """Return one element for each row."""
         return self._output.content(self.tensor)
 
 
