@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
 
-T = TypeVar("T", bound="Layout")
+T = TypeVar("T")
 Fields = Sequence[str | Feature] | str | Feature
 Tensor = NDArray[Any]
 DType = np.dtype[Any]
@@ -211,7 +211,7 @@ class FieldsLayout(Layout):
 
 
 def declare(layout: T, **values: Any) -> T:
-    """Set the attributes of a frozen layout."""
+    """Set the attributes of a frozen declaration."""
     for name, value in values.items():
         object.__setattr__(layout, name, value)
     return layout

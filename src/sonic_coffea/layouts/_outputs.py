@@ -12,6 +12,7 @@ from awkward.contents import Content, ListArray, ListOffsetArray, NumpyArray, Re
 from awkward.index import Index64
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
+from sonic_coffea.layouts._layout import declare
 from sonic_coffea.layouts._scatter import Scatter, Tensor
 
 if TYPE_CHECKING:
@@ -75,9 +76,7 @@ class Output:
             raise ConfigError("an output with splits of its own is not per constituent")
         names = None if labels is None else tuple(labels)
         dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-        values = {"labels": names, "dtype": dtype, "per": per, "of": of, "splits": splits}
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        declare(self, labels=names, dtype=dtype, per=per, of=of, splits=splits)
 
     @property
     def score_dtype(self) -> np.dtype[Any]:
