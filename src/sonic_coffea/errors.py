@@ -11,9 +11,14 @@
     │   ├── ServerStartError   a local server did not start
     │   ├── ServerLostError    no connection to the server, or the connection broke
     │   ├── OverloadError      the server refused for lack of capacity
+    │   │   └── RouteTimeoutError      a proxy cut the request, as it took longer than the route may
     │   ├── AccessError        the server wants another secret, token or certificate
+    │   │   └── TokenExpiredError      the token is no longer valid; a new one may be there soon
     │   ├── ModelNotFoundError the server does not have the model, or the version
+    │   │   └── ModelNotReadyError     the server knows the model, and cannot serve it now
     │   ├── RequestError       the server rejected the request itself
+    │   │   ├── RequestTooLargeError   it is larger than the server, or a proxy, takes at once
+    │   │   └── InferenceError         the model, or the server, failed on it
     │   └── ResponseError      the response is not what the contract says
     ├── DeadlineError          a deadline passed
     └── CancelledError         the call was cancelled
@@ -39,15 +44,20 @@ __all__ = [
     "ContractError",
     "DeadlineError",
     "FieldError",
+    "InferenceError",
     "InputError",
     "ModelNotFoundError",
+    "ModelNotReadyError",
     "OverloadError",
     "RequestError",
+    "RequestTooLargeError",
     "ResponseError",
+    "RouteTimeoutError",
     "ServerError",
     "ServerLostError",
     "ServerStartError",
     "SonicError",
+    "TokenExpiredError",
     "find",
     "nearest",
 ]
@@ -149,19 +159,56 @@ class ServerLostError(ServerError):
 
 
 class OverloadError(ServerError):
-    """The server refused for lack of capacity."""
+    """The server refused for lack of capacity.
+
+    Parameters
+    ----------
+    message : str
+        As of `SonicError`.
+    retry_after_s : float, optional
+        How long the server asks to wait before the request is sent again.
+    **context
+        As of `SonicError`.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, **context: Any) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message, **context)
+
+    def _context(self) -> dict[str, Any]:
+        return {**super()._context(), "retry_after_s": self.retry_after_s}
+
+
+class RouteTimeoutError(OverloadError):
+    """A proxy cut the request, as it took longer than the route may."""
 
 
 class AccessError(ServerError):
     """The server wants another secret, token or certificate."""
 
 
+class TokenExpiredError(AccessError):
+    """The token is no longer valid; its file or function may have a new one soon."""
+
+
 class ModelNotFoundError(ServerError):
     """The server does not have the model, or not in this version."""
 
 
+class ModelNotReadyError(ModelNotFoundError):
+    """The server knows the model and cannot serve it now: it loads or unloads it."""
+
+
 class RequestError(ServerError):
     """The server rejected the request itself, or the model failed on it."""
+
+
+class RequestTooLargeError(RequestError):
+    """The request is larger than the server, its accelerator or a proxy takes at once."""
+
+
+class InferenceError(RequestError):
+    """The model, or the server, failed on the request."""
 
 
 class ResponseError(ServerError):

@@ -22,7 +22,7 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.dask import SonicPlugin, SonicSchedulerPlugin
 from sonic_coffea.dask._messages import JOIN
-from sonic_coffea.dask._metrics import _Rate
+from sonic_coffea.dask._metrics import offer_metrics
 from sonic_coffea.pool import Settings, _registry, current
 from sonic_coffea.reporting import Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer
@@ -308,8 +308,10 @@ def test_the_rate_is_not_of_rows_from_before() -> None:
     """As when a cluster is connected again, and the pool has scored many."""
     statistics = Statistics()
     statistics.record("grpc://a:1", "m", "1", Tally(rows=10**6))
-    pool = SimpleNamespace(statistics=statistics)
-    assert _Rate(pool)() == 0  # type: ignore[arg-type]
+    pool = SimpleNamespace(statistics=statistics, servers=[])
+    worker = SimpleNamespace(metrics={})
+    offer_metrics(worker, pool)  # type: ignore[arg-type]
+    assert worker.metrics["sonic rows/s"](worker) == 0
 
 
 def test_workers_have_joined_before_their_first_task(one_worker: Client) -> None:
@@ -329,7 +331,7 @@ def test_workers_have_joined_before_their_first_task(one_worker: Client) -> None
         one_worker.run_on_scheduler(answer_late)
         with sonic.connect("grpc://127.0.0.1:2", client=one_worker):
             joined = one_worker.run(
-                lambda dask_worker: dask_worker.plugins[SonicPlugin.name]._joined
+                lambda dask_worker: SonicPlugin.name in dask_worker.periodic_callbacks
             )
             assert list(joined.values()) == [True]
 

@@ -37,9 +37,7 @@ class Call:
 
 
 @dataclass(eq=False)
-class Waiter:
-    key: ModelKey = KEY
-    timeout_s: float | None = None
+class Waiter(e.ContractRequest):
     outcome: Any = None
 
 
@@ -98,7 +96,7 @@ class Scenario:
 
     def ask(self, *, anew: bool = False, timeout_s: float | None = None) -> Waiter:
         """Ask what the model takes and gives."""
-        waiter = Waiter(timeout_s=timeout_s)
+        waiter = Waiter(KEY, timeout_s)
         self.tell(e.ContractRequested(waiter, anew))
         return waiter
 
@@ -165,8 +163,8 @@ class Scenario:
                 assert request not in self.delivered
                 assert request not in self.failed
                 self.failed[request] = error
-            case e.Retry():
-                self.retries += 1
+            case e.Count(retried=retried):
+                self.retries += retried
             case e.Probe(url):
                 self.probes += 1
                 if self.lives[url] is not None:

@@ -127,7 +127,8 @@ def test_listens_on_loopback_only(server):
 def test_the_secret_is_nowhere_to_be_read(server):
     secret = server.headers["triton-grpc-protocol-sonic"]
     assert len(secret) == 64
-    for process in [server.pid, server._run.supervisor_pid, *family(server.pid)]:
+    supervisor = local_state.lookup(server.url).supervisor_pid
+    for process in [supervisor, *family(server.pid)]:
         assert secret.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
     listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
     assert f"--grpc-port={server.port}" in listed.stdout
@@ -158,16 +159,14 @@ def test_stop_is_idempotent_and_leaves_nothing(light, installation):
         _ = server.url
 
     assert server.start() is server
-    pids, prefix, url = (
-        [*family(server.pid), server._run.supervisor_pid],
-        server._run._serving.name,
-        server.url,
-    )
+    url = server.url
+    record = local_state.lookup(url)
+    pids = [*family(server.pid), record.supervisor_pid]
     assert server.start().pid == pids[0]
     server.stop()
     server.stop()
     assert all(is_gone(pid) for pid in pids)
-    assert shared_memory(prefix) == []
+    assert shared_memory(record.shm_prefix) == []
     assert local_state.lookup(url) is None
     assert not server.running
     assert "successfully loaded 'echo'" in server.logs
@@ -192,7 +191,7 @@ def test_an_exception_ends_it(light, serve):
 
 def test_a_crash_is_noticed(light, serve):
     with serve(light) as server:
-        pids, prefix = family(server.pid), server._run._serving.name
+        pids, prefix = family(server.pid), local_state.lookup(server.url).shm_prefix
         os.kill(server.pid, signal.SIGKILL)
         until(lambda: not server.running, what="the end of the server")
         assert server.pid is None

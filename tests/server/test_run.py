@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 
@@ -15,6 +16,11 @@ from sonic_coffea.transport import local_state
 from .support import broken, shared_memory
 
 
+def own_regions():
+    """Of all servers that this process has started."""
+    return shared_memory(f"sonic_{os.getpid()}_")
+
+
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
@@ -25,7 +31,7 @@ from .support import broken, shared_memory
     ids=["missing file", "bad configuration", "failing code"],
 )
 def test_a_failed_start_quotes_the_server(tmp_path, classifier, serve, edit, expected):
-    server = serve(broken(tmp_path, classifier, edit))
+    server, regions = serve(broken(tmp_path, classifier, edit)), own_regions()
     with pytest.raises(ServerStartError, match=expected) as caught:
         server.start()
     text = str(caught.value)
@@ -34,7 +40,7 @@ def test_a_failed_start_quotes_the_server(tmp_path, classifier, serve, edit, exp
     assert "CudaDriverHelper" not in text
     assert server.headers["triton-grpc-protocol-sonic"] not in text
     assert not server.running
-    assert shared_memory(server._run._serving.name) == []
+    assert own_regions() == regions
     assert local_state.lookup(server.url) is None
 
 
@@ -51,12 +57,12 @@ def test_a_start_that_takes_too_long_is_given_up(tmp_path, classifier, serve):
         classifier,
         lambda m: (m / "1" / "model.py").write_text("import time\ntime.sleep(600)"),
     )
-    server = serve(path, startup_timeout_s=1.0)
+    server, regions = serve(path, startup_timeout_s=1.0), own_regions()
     begun = time.monotonic()
     with pytest.raises(ServerStartError, match=r"not ready after 1 s"):
         server.start()
     assert time.monotonic() - begun < 15.0
-    assert shared_memory(server._run._serving.name) == []
+    assert own_regions() == regions
 
 
 def test_a_port_in_use_is_said(repository, serve):

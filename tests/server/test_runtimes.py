@@ -17,7 +17,6 @@ from sonic_coffea.server.launch import runtimes
 from sonic_coffea.server.launch.runtimes import Options, Serving, choose
 from sonic_coffea.server.launch.runtimes._containers import Container
 from sonic_coffea.server.launch.runtimes._pip import Pip
-from sonic_coffea.server.launch.runtimes._runtime import PROTOCOLS
 from sonic_coffea.transport import connect_transport, local_state
 
 from .support import is_gone
@@ -99,7 +98,7 @@ def test_the_command_line_of_apptainer(machine, tmp_path, engine, gpu):
     ]
     prefix = f"{engine.upper()}ENV_"
     inside = {k.removeprefix(prefix): v for k, v in launch.env.items() if k.startswith(prefix)}
-    protected = {"PROTOCOLS": f"{PROTOCOLS}:sonic", "SONIC_SECRET": "hidden"}
+    protected = {"PROTOCOLS": f"{Serving.protocols}:sonic", "SONIC_SECRET": "hidden"}
     assert inside == {**THREADS, **protected, "A": "b"}
     assert launch.cleanup is None
 
@@ -149,7 +148,7 @@ def test_the_binary_is_taken_where_it_runs(machine, installation, monkeypatch):
         "--backend-config=python,shm-region-prefix-name=sonic_1_ab_",
         "--backend-config=onnxruntime,shm-region-prefix-name=sonic_1_ab_",
         "--backend-config=pytorch,shm-region-prefix-name=sonic_1_ab_",
-        f"--grpc-restricted-protocol={PROTOCOLS}:sonic=hidden",
+        f"--grpc-restricted-protocol={Serving.protocols}:sonic=hidden",
     ]
     assert launch.env["LD_LIBRARY_PATH"].startswith(str(installation.library_path[0]))
     # Where there is a GPU, and somebody has said from which image, it is used.

@@ -21,7 +21,7 @@ import sys, time
 from sonic_coffea.server import LocalServer
 server = LocalServer(sys.argv[1], stop_timeout_s=0.0).start()
 def announce():
-    print(server.pid, server._run.supervisor_pid, server._run._serving.name, server.url, flush=True)
+    print(server.url, flush=True)
 def rest():
     while True:  # a signal that comes as a sleep begins is heard when that ends
         time.sleep(0.05)
@@ -41,17 +41,14 @@ class Owner:
             text=True,
             start_new_session=True,
         )
-        line = self.process.stdout.readline().split()
-        assert line, self.process.stderr.read()
-        self.server, self.supervisor, self.shm_prefix, self.url = (
-            int(line[0]),
-            int(line[1]),
-            *line[2:],
-        )
+        self.url = self.process.stdout.readline().strip()
+        assert self.url, self.process.stderr.read()
+        record = local_state.lookup(self.url)
+        self.supervisor, self.shm_prefix = record.supervisor_pid, record.shm_prefix
+        self.server = record.pid
         self.family = [self.supervisor, *family(self.server)]
         assert len(self.family) >= 3, "expected a supervisor, a server and a model process"
         assert shared_memory(self.shm_prefix)
-        assert local_state.lookup(self.url).pid == self.server
 
     def close(self):
         with contextlib.suppress(ProcessLookupError):
@@ -95,18 +92,19 @@ import sys, threading, time
 from sonic_coffea.server import LocalServer
 server = LocalServer(sys.argv[1], stop_timeout_s=0.0)
 threading.Thread(target=server.start, daemon=True).start()
-while server._run is None or "loading" not in server.logs: time.sleep(0.01)
-print(server._run.supervisor_pid, server._run.server_pid, server._run._serving.name, flush=True)
+while "loading" not in server.logs: time.sleep(0.01)
+print("loading", flush=True)
 time.sleep(600)
 """
     path = broken(tmp_path, classifier, never_ready)
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as owner:
-        supervisor, server, prefix = owner.stdout.readline().decode().split()
-        pids = [int(supervisor), *family(int(server))]
+        assert owner.stdout.readline() == b"loading\n"
+        pids = family(owner.pid)
+        assert len(pids) >= 3, "expected the owner, a supervisor and a server"
         owner.kill()
     for pid in pids:
         until(lambda pid=pid: is_gone(pid), what=f"the end of process {pid}")
-    assert shared_memory(prefix) == []
+    assert shared_memory(f"sonic_{owner.pid}_") == []
 
 
 def test_no_orphan_after_the_owner_just_exits(own):

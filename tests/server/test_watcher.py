@@ -61,7 +61,7 @@ def test_a_server_that_ends_by_itself_is_started_again(light, serve, caplog):
     """Even one that was stopped on request before, which stays stopped until it is started."""
     with serve(light, models=[], restart=True) as server:
         first = server.pid
-        os.kill(server._run.supervisor_pid, signal.SIGTERM)
+        os.kill(local_state.lookup(server.url).supervisor_pid, signal.SIGTERM)
         server.wait()
         assert server.ended_on_request
         server.start()

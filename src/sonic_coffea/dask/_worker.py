@@ -51,7 +51,6 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         self._pool: Pool | None = None
         self._worker: Any = None
         self._busy = False
-        self._joined = False
         self._asks = False
         self._timings: dict[Any, Any] = {}
 
@@ -96,7 +95,6 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         # taken the place of this one.
         if reply is None or self._pool is None or worker.plugins.get(self.name) is not self:
             return
-        self._joined = True
         self._pool.delay_start(random.uniform(0.0, reply["spread_s"]))
         callback = PeriodicCallback(self._report, reply["round_s"] * 1000)
         worker.periodic_callbacks[self.name] = callback
@@ -117,7 +115,8 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
             return
         _failed.discard(failed)
         erred = task is not None and task.state == "error"
-        if erred and self._joined and _given_up(task.exception.data):
+        joined = self.name in self._worker.periodic_callbacks
+        if erred and joined and _given_up(task.exception.data):
             self._worker.batched_send({"op": FINAL, "key": key})
 
     def _report(self) -> None:

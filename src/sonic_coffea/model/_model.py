@@ -32,7 +32,7 @@ from sonic_coffea.layouts import (
     trace,
 )
 from sonic_coffea.model import _weaver as weaver
-from sonic_coffea.model._pending import Deferred, Pending, Varied
+from sonic_coffea.model._pending import Deferred, Pending
 from sonic_coffea.pool import (
     MASKABLE,
     NEVER,
@@ -43,7 +43,7 @@ from sonic_coffea.pool import (
     failures_told,
 )
 from sonic_coffea.reporting import tables
-from sonic_coffea.reuse import Part, Reuse, ScoreCache, Variations
+from sonic_coffea.reuse import Part, ScoreCache, Variations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -192,17 +192,8 @@ class Model(Carrier):
         ModelNotFoundError, ServerLostError, AccessError
             If there is nothing to compare with.
         """
-        return self._check(current() if pool is None else pool, self.version)
-
-    def _check(
-        self,
-        pool: Pool,
-        version: str | None,
-        *,
-        anew: bool = False,
-        deadline: Deadline = NEVER,
-    ) -> Contract:
-        contract = pool.contract(self.name, version, anew=anew, deadline=deadline)
+        pool = current() if pool is None else pool
+        contract = pool.contract(self.name, self.version)
         self.compare(contract, server=", ".join(pool.settings.servers))
         return contract
 
@@ -313,7 +304,9 @@ class Model(Carrier):
             if not _is_one(version):
                 version = _repeated(version, lengths)
             once = how._replace(version=version, deduplicate=True)
-            return Varied(self._send(together, once), lengths)
+            pending = self._send(together, once)
+            pending.lengths = lengths
+            return pending
         if is_lazy(objects):
             if not _is_one(version):
                 raise ConfigError("lazy arrays are scored by one version; compute them first")
@@ -334,6 +327,8 @@ class Model(Carrier):
         inputs.load()
         pool, lock = current() if how.pool is None else how.pool, threading.Lock()
         mask = how.on_error == "mask"
+        splits = [o.splits for o in self.outputs.values() if o.splits is not None]
+        asked = list(dict.fromkeys([*self.outputs, *splits]))
         try:
             for one, some in self._by_version(inputs, how.version):
                 contract = self._contract(pool, one, some, mask=mask, deadline=how.deadline)
@@ -346,10 +341,11 @@ class Model(Carrier):
                     some,
                     outputs,
                     lock,
-                    asked=self._asked(),
+                    asked=asked,
                     version=one,
                     mask=mask,
-                    reuse=Reuse(how.deduplicate, cache),
+                    deduplicate=how.deduplicate,
+                    cache=cache,
                     pool=pool,
                 )
                 pending.parts.append(part)
@@ -365,7 +361,8 @@ class Model(Carrier):
         """Return what the servers say of the model; None if the rows are lost, and may be."""
         anew = pool.settings.cache.path is not None
         try:
-            return self._check(pool, version, anew=anew, deadline=deadline)
+            contract = pool.contract(self.name, version, anew=anew, deadline=deadline)
+            self.compare(contract, server=", ".join(pool.settings.servers))
         except (ServerError, DeadlineError) as problem:
             error = problem.at(events=rows.events_of(0, len(rows)))
             masked = mask and isinstance(error, MASKABLE) and not deadline.over
@@ -373,6 +370,7 @@ class Model(Carrier):
                 raise error from problem.__cause__
             logger.warning("%s; all %d rows are None", error, len(rows))
             return None
+        return contract
 
     def _cache(
         self, settings: Settings, contract: Contract, *, deduplicate: bool
@@ -420,11 +418,6 @@ class Model(Carrier):
         token = "-".join(map(str, [self.config_hash, *options.values()]))
         score = partial(self, **options)
         return Deferred(self, over_partitions(score, objects, label=label, token=token))
-
-    def _asked(self) -> list[str]:
-        """Return the outputs that a request asks for: those declared, and their offsets."""
-        asked = [*self.outputs, *(o.splits for o in self.outputs.values() if o.splits)]
-        return list(dict.fromkeys(asked))
 
 
 class _How(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from awkward.contents import RecordArray
 
@@ -18,41 +19,39 @@ from sonic_coffea.reporting import Statistics, tables
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import awkward as ak
     from rich.console import RenderableType
 
     from sonic_coffea.layouts import Assembly, Rows
-    from sonic_coffea.pool import Call
+    from sonic_coffea.model._model import Model
     from sonic_coffea.reuse import Part
 
 # After Ctrl-C, so that the same call again finds what is kept.
 _KEPT_WITHIN_S = 1.0
 
 
-class Declared(Protocol):
-    """What is said of the model of some scores."""
-
-    name: str
-    version: str | None
-
-    @property
-    def config_hash(self) -> str:
-        """A hash of the declaration."""
-
-
 class Pending:
-    """Scores that are on their way."""
+    """Scores that are on their way.
 
-    def __init__(self, model: Declared, rows: Rows, outputs: Mapping[str, Assembly]) -> None:
+    Attributes
+    ----------
+    parts : list of Part
+        The rows that each version of the model scores.
+    lengths : mapping or None
+        How many events each variation has, if variations travel together.
+    """
+
+    def __init__(self, model: Model, rows: Rows, outputs: Mapping[str, Assembly]) -> None:
         self._model = model
         self._rows = rows
         self._outputs = outputs
         self._lost: list[Any] = []
         self._unsent = Statistics()
         self.parts: list[Part] = []
+        self.lengths: Mapping[str, int] | None = None
 
     def __repr__(self) -> str:
-        return f"<Pending {self._model.name}: {len(self._rows)} rows, {self._state}>"
+        varied = f" under {', '.join(self.lengths)}" if self.lengths else ""
+        return f"<Pending {self._model.name}{varied}: {len(self._rows)} rows, {self._state}>"
 
     def _repr_html_(self) -> str:
         s, total = self.statistics, self.statistics.total()
@@ -122,14 +121,25 @@ class Pending:
         try:
             with failures_told(), self._shown_progress(show=progress):
                 for part in self.parts:
-                    self._wait(part.call, deadline)
+                    if not part.call.wait(deadline.left_s):
+                        part.call.abandon(self._too_late(deadline))
                     part.call.raise_failure()
                     part.keep()
         except BaseException as error:
             self.cancel()
-            self._keep(_KEPT_WITHIN_S if isinstance(error, KeyboardInterrupt) else 0.0)
-            if isinstance(error, KeyboardInterrupt):
-                self._tell_what_is_kept(error)
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self._keep(_KEPT_WITHIN_S if interrupted else 0.0)
+            if interrupted and hasattr(error, "add_note"):  # Python 3.11
+                cached = any(part.cache is not None for part in self.parts)
+                what = (
+                    "what is in the cache is not sent again"
+                    if cached
+                    else "a cache would keep them"
+                )
+                error.add_note(
+                    f"{self.statistics.scored:,} of {len(self._rows):,} rows of {self._model.name} "
+                    f"were scored; {what}"
+                )
             raise
         contents = {name: output.content() for name, output in self._outputs.items()}
         if len(contents) == 1:
@@ -138,7 +148,11 @@ class Pending:
             content = RecordArray(list(contents.values()), list(contents), length=len(self._rows))
         lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
         there = self._rows.without(content, lost)
-        return self._rows.unflatten(there, attrs=attributes(self.provenance()))
+        scores = self._rows.unflatten(there, attrs=attributes(self.provenance()))
+        if self.lengths is None:
+            return scores
+        stops = zip(self.lengths.items(), accumulate(self.lengths.values()), strict=True)
+        return {name: scores[stop - length : stop] for (name, length), stop in stops}
 
     def provenance(self) -> dict[str, Any]:
         """Return what produced the scores: model, version, servers and the declaration's hash."""
@@ -154,16 +168,6 @@ class Pending:
             "config_hash": self._model.config_hash,
             "sonic_coffea": __version__,
         }
-
-    def _tell_what_is_kept(self, interrupt: KeyboardInterrupt) -> None:
-        """Say below the traceback how far it was."""
-        cached = any(part.caches for part in self.parts)
-        what = "what is in the cache is not sent again" if cached else "a cache would keep them"
-        if hasattr(interrupt, "add_note"):  # Python 3.11
-            interrupt.add_note(
-                f"{self.statistics.scored:,} of {len(self._rows):,} rows of {self._model.name} "
-                f"were scored; {what}"
-            )
 
     def _keep(self, wait_s: float) -> None:
         """Keep what came of a call that failed; it asks the servers, so on another thread."""
@@ -208,44 +212,19 @@ class Pending:
             bar.add_task(self._model.name, total=len(self._rows))
             yield
 
-    def _wait(self, call: Call, deadline: Deadline) -> None:
-        if call.wait(deadline.left_s):
-            return
-        call.abandon(
-            DeadlineError(
-                f"not all of {len(self._rows)} rows were scored within {deadline.timeout_s:g} s",
-                model=self._model.name,
-                events=self._rows.events_of(0, len(self._rows)),
-            )
+    def _too_late(self, deadline: Deadline) -> DeadlineError:
+        rows = len(self._rows)
+        return DeadlineError(
+            f"not all of {rows} rows were scored within {deadline.timeout_s:g} s",
+            model=self._model.name,
+            events=self._rows.events_of(0, rows),
         )
-        call.raise_failure()
-
-
-class Varied(Pending):
-    """Scores of variations, which travel together."""
-
-    def __init__(self, pending: Pending, lengths: Mapping[str, int]) -> None:
-        # In its place.
-        vars(self).update(vars(pending))
-        self._lengths = lengths
-
-    def __repr__(self) -> str:
-        return f"<Varied {', '.join(self._lengths)}: {super().__repr__()}>"
-
-    def result_by(self, deadline: Deadline, *, progress: bool = False) -> dict[str, ak.Array]:
-        """Return the scores of each variation; see `Pending.result`."""
-        together = super().result_by(deadline, progress=progress)
-        found, start = {}, 0
-        for name, length in self._lengths.items():
-            found[name] = together[start : start + length]
-            start += length
-        return found
 
 
 class Deferred(Pending):
     """What stands for scores that are computed later, or never: a lazy array, or a typetracer."""
 
-    def __init__(self, model: Declared, scores: Any) -> None:
+    def __init__(self, model: Model, scores: Any) -> None:
         self._model = model
         self._scores = scores
         self.parts = []

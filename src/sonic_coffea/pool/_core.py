@@ -23,7 +23,7 @@ from sonic_coffea.errors import (
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import Circuit
 from sonic_coffea.pool._discovery import Discovery
-from sonic_coffea.pool._endpoint import EndpointRegistry, all_lost_since
+from sonic_coffea.pool._endpoint import EndpointRegistry
 from sonic_coffea.pool._fallback import FallbackPolicy
 from sonic_coffea.pool._signature import merge, serves
 
@@ -42,15 +42,7 @@ MAX_RETRIES = 4
 
 
 class PoolCore:
-    """What waits to be sent, what is in flight, what is known of the servers, and what follows.
-
-    Parameters
-    ----------
-    settings : Settings
-        The servers and the limits.
-    rng : random.Random, optional
-        For jitter and the order of the servers.
-    """
+    """What waits to be sent, what is in flight, what is known of the servers, and what follows."""
 
     def __init__(self, settings: Settings, rng: Random | None = None) -> None:
         self._settings = settings
@@ -68,15 +60,7 @@ class PoolCore:
         self.endpoints.set_servers(self._servers, None)
 
     def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
-        """Take events, and return what is to be done.
-
-        Parameters
-        ----------
-        now : float
-            The time of the events, by a clock that does not go back.
-        *events : Event
-            What has happened; none if only time has passed.
-        """
+        """Take events, or none if only time has passed, and return what is to be done."""
         for event in events:
             self._take(event, now)
         self._advance(now)
@@ -170,7 +154,7 @@ class PoolCore:
             request.last_url = attempt.url
             self._queue(request)
         if again or request.attempts:
-            self._instructions.append(e.Retry(attempt, error))
+            self._instructions.append(e.Count(attempt, error, retried=True))
         else:
             self._give_up(request, attempt.url, error)
 
@@ -179,7 +163,7 @@ class PoolCore:
         if not self._settle(attempt) or request.call.over:
             return
         if request.delivered or request.attempts:
-            self._instructions.append(e.CountFailure(attempt, error))
+            self._instructions.append(e.Count(attempt, error, retried=False))
         else:
             self._instructions.append(e.Fail(request, error))
 
@@ -201,7 +185,7 @@ class PoolCore:
         if endpoint is None:
             return
         # A server that answers late, or for a discovery, must have the model that is known by now.
-        expected = endpoint.signatures.end(key) or self._contracts.get(key)
+        expected = endpoint.signatures.validating.pop(key, None) or self._contracts.get(key)
         if not isinstance(outcome, SonicError):
             endpoint.liveness.hear(now)
             if expected is None or serves(outcome, expected):
@@ -288,7 +272,7 @@ class PoolCore:
 
     def _validate(self, endpoint: Endpoint, key: ModelKey) -> None:
         queue = self._queues.get(key)
-        endpoint.signatures.begin(key, queue[0][1].call.contract if queue else None)
+        endpoint.signatures.validating[key] = queue[0][1].call.contract if queue else None
         self._instructions.append(e.Validate(endpoint.url, key))
 
     def _next(self, now: float) -> Attempt | None:
@@ -377,12 +361,12 @@ class PoolCore:
         endpoints = self.endpoints.active
         discovery.begin_round(endpoint.url for endpoint in endpoints)
         for endpoint in endpoints:
-            if not endpoint.signatures.validating(discovery.key):
+            if discovery.key not in endpoint.signatures.validating:
                 self._validate(endpoint, discovery.key)
 
     def _conclude(self, discovery: Discovery, now: float) -> None:
         key = discovery.key
-        for url in discovery.silent:
+        for url in discovery.awaited:
             logger.warning("%s has not said in time what model %s is", url, key.name)
         try:
             contract = merge(discovery.contracts)
@@ -474,7 +458,7 @@ class PoolCore:
         """
         if self._fallback.awaited(key, now):
             return None
-        return all_lost_since(self.endpoints.that_may_have(key, now), now)
+        return self.endpoints.all_lost_since(key, now)
 
     def _give_up_if_hopeless(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
@@ -529,7 +513,7 @@ class PoolCore:
             )
 
     def _start_fallback(self) -> None:
-        self._fallback.start()
+        self._fallback.starting = True
         self._instructions.append(e.StartFallback())
 
     def _settle(self, attempt: Attempt) -> bool:

@@ -37,11 +37,6 @@ class Deadline:
         """Whether the time is over."""
         return time.monotonic() >= self.at
 
-    def within(self, seconds: float) -> float:
-        """Return how long one may wait of some time; nothing, if it is negative."""
-        left_s = self.left_s
-        return max(0.0, seconds if left_s is None else min(seconds, left_s))
-
 
 NEVER = Deadline()
 """That of what may take as long as it does."""

@@ -37,13 +37,15 @@ class Discovery:
         When the servers are asked (again); None while they are.
     contracts : dict
         What servers have said in this round, by URL.
+    awaited : set of str
+        The servers that have not answered in this round.
     """
 
     key: ModelKey
     next_round_at: float | None
     requests: list[ContractRequest] = field(default_factory=list)
     contracts: dict[str, Contract] = field(default_factory=dict)
-    _awaited: set[str] = field(default_factory=set)
+    awaited: set[str] = field(default_factory=set)
     _failures: list[SonicError] = field(default_factory=list)
     _failures_before: list[SonicError] = field(default_factory=list)
     _grace_until: float = math.inf
@@ -51,15 +53,15 @@ class Discovery:
     def begin_round(self, urls: Iterable[str]) -> None:
         """Take note that these servers are asked."""
         self.next_round_at = None
-        self._awaited = set(urls)
+        self.awaited = set(urls)
         self._failures_before, self._failures = self.failures, []
         self.contracts, self._grace_until = {}, math.inf
 
     def take(self, url: str, outcome: Contract | SonicError, now: float) -> None:
         """Take what a server has said."""
-        if url not in self._awaited:
+        if url not in self.awaited:
             return
-        self._awaited.discard(url)
+        self.awaited.discard(url)
         if isinstance(outcome, SonicError):
             self._failures.append(outcome)
         else:
@@ -69,17 +71,12 @@ class Discovery:
     def complete(self, now: float) -> bool:
         """Whether the round has ended."""
         asked = self.next_round_at is None
-        return asked and (not self._awaited or now >= self._grace_until)
+        return asked and (not self.awaited or now >= self._grace_until)
 
     @property
     def wakes_at(self) -> float:
         """When it goes on by itself."""
         return self._grace_until if self.next_round_at is None else self.next_round_at
-
-    @property
-    def silent(self) -> set[str]:
-        """The servers that have not answered in this round."""
-        return self._awaited
 
     @property
     def failures(self) -> list[SonicError]:

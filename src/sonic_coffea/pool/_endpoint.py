@@ -14,7 +14,7 @@ from sonic_coffea.pool._liveness import Liveness
 from sonic_coffea.pool._signature import Signatures
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from random import Random
 
     from sonic_coffea.errors import SonicError
@@ -84,7 +84,7 @@ class Endpoint:
     def usable(self, key: ModelKey, now: float) -> bool:
         """Whether requests for a model may be sent to it."""
         passes = self.breaker.circuit(now) is not Circuit.OPEN
-        return passes and not self.draining and self.signatures.valid(key)
+        return passes and not self.draining and key in self.signatures.valid
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent to it now."""
@@ -157,16 +157,7 @@ class Endpoint:
 
 
 class EndpointRegistry:
-    """The endpoints of a pool, by URL.
-
-    Parameters
-    ----------
-    settings : Settings
-        How many requests may be in flight, and how endpoints are balanced.
-    rng : Random
-        Shuffles the servers: many processes start at the same time, and must not all turn to the
-        same one.
-    """
+    """The endpoints of a pool, by URL."""
 
     def __init__(self, settings: Settings, rng: Random) -> None:
         self._settings = settings
@@ -189,6 +180,7 @@ class EndpointRegistry:
         """Add and drain endpoints, so that these are the active ones."""
         urls = list(servers) if fallback is None else [*servers, fallback]
         new = [url for url in urls if url not in self._by_url]
+        # Many processes start at the same time, and must not all turn to the same server.
         self._rng.shuffle(new)
         for url in new:
             self._by_url[url] = Endpoint(url, self._settings, self._rng)
@@ -211,6 +203,12 @@ class EndpointRegistry:
         """Return the endpoints that have a model, as far as is known."""
         return [endpoint for endpoint in self if endpoint.may_have(key, now)]
 
+    def all_lost_since(self, key: ModelKey, now: float) -> float | None:
+        """Return since when the last endpoint that may have a model is lost; None if one is not."""
+        since = [endpoint.breaker.lost_since(now) for endpoint in self.that_may_have(key, now)]
+        lost = [at for at in since if at is not None]
+        return max(lost, default=-math.inf) if len(lost) == len(since) else None
+
     def choose(
         self, request: RequestSlice, now: float, *, but: Collection[str] = ()
     ) -> Endpoint | None:
@@ -228,10 +226,3 @@ class EndpointRegistry:
             able,
             key=lambda e: (e.url == request.last_url, e.in_flight.load(key), e.in_flight.taken),
         )
-
-
-def all_lost_since(endpoints: Iterable[Endpoint], now: float) -> float | None:
-    """Return since when the last of some endpoints is lost; None if one is not."""
-    since = [endpoint.breaker.lost_since(now) for endpoint in endpoints]
-    lost = [at for at in since if at is not None]
-    return max(lost, default=-math.inf) if len(lost) == len(since) else None

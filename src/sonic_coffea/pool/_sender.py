@@ -63,12 +63,7 @@ class Transmission:
 class Sender:
     """The connections to an endpoint, and the thread that sends requests over them.
 
-    Parameters
-    ----------
-    connections : sequence of Connection
-        One, or several for a balancer that leads each of them to another server.
-    post : callable
-        Takes the events: what became of the requests.
+    There are several connections for a balancer that leads each of them to another server.
     """
 
     def __init__(self, connections: Sequence[Connection], post: Callable[[Event], None]) -> None:
@@ -78,13 +73,7 @@ class Sender:
         self._thread: threading.Thread | None = None
 
     def send(self, call: Call, transmission: Transmission) -> None:
-        """Have an attempt be packed and sent.
-
-        Raises
-        ------
-        RuntimeError
-            If the system has no more threads.
-        """
+        """Have an attempt be packed and sent; a RuntimeError if the system has no more threads."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="sonic-send", daemon=True)
             thread.start()

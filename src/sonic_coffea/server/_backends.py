@@ -15,8 +15,6 @@ import platformdirs
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server.repository.formats import FORMATS, scripts_of
 
-__all__ = ["NATIVE", "add", "directory", "stub"]
-
 # What NVIDIA's container has native backends for, the Python backend runs here.
 _SCRIPTS = {f.native: scripts_of(name) for name, f in FORMATS.items() if f.native}
 NATIVE = tuple(_SCRIPTS)

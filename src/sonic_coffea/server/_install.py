@@ -16,7 +16,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +26,6 @@ import uv
 
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server import _backends
-
-__all__ = [
-    "ALTERNATIVES",
-    "DIRECTORY_VARIABLE",
-    "NATIVE",
-    "ServerInstall",
-    "ensure",
-    "find",
-    "install_root",
-    "locked",
-    "reason_against",
-    "run_or_raise",
-    "warn",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -100,10 +86,8 @@ def install_root() -> Path:
 
 
 def find() -> ServerInstall | None:
-    """Return a complete installation, or None."""
     install = _find()
-    complete = install is not None and _backends.stub(install.backend_directory).exists()
-    return install if complete else None
+    return install if install and _backends.stub(install.backend_directory).exists() else None
 
 
 def _find() -> ServerInstall | None:
@@ -325,16 +309,11 @@ def reason_against() -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def locked(path: Path, tell: Progress) -> Iterator[None]:
+def locked(path: Path, tell: Progress) -> contextlib.AbstractContextManager[object]:
     """Hold a lock on a file, which is made; others wait, and are told so."""
     lock = filelock.FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except filelock.Timeout:
         tell("waiting for another process that is installing the server")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()

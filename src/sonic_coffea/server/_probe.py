@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sonic_coffea.transport import (
-    Connection,
-    ConnectionOptions,
-    ModelEntry,
-    Timeouts,
-    connect_transport,
-)
+from sonic_coffea.transport import ConnectionOptions, ModelEntry, Timeouts, connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["ServerMetadata", "fetch_metadata", "is_ready"]
+    from sonic_coffea.transport import Connection
 
 _OPTIONS = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from typing import Any
 
 Fault = Callable[[Any, Any], None]
@@ -50,35 +50,20 @@ class Wrong:
         del answer.raw_output_contents[:]
 
 
-@dataclass(slots=True)
-class _Planned:
-    fault: Fault
-    times: int
-    every: int
-    requests: int = 0
-
-    def is_due(self) -> bool:
-        """Count a request; return whether the fault happens to it."""
-        self.requests += 1
-        due = self.times > 0 and self.requests % self.every == 0
-        self.times -= due
-        return due
-
-
 class FaultPlan:
     """Which of the next requests have which fault."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._planned: list[_Planned] = []
+        self._planned: list[Iterator[Fault | None]] = []
 
     def add(self, fault: Fault, times: int, every: int) -> None:
         """Give a fault to every n-th of the next requests, until `times` have had it."""
+        turns = (*repeat(None, every - 1), fault)
         with self._lock:
-            self._planned.append(_Planned(fault, times, every))
+            self._planned.append(chain.from_iterable(repeat(turns, times)))
 
     def next(self) -> Fault | None:
         """Return the fault of the request that has just come, the oldest that is due."""
         with self._lock:
-            self._planned = [planned for planned in self._planned if planned.times]
-            return next((planned.fault for planned in self._planned if planned.is_due()), None)
+            return next(filter(None, (next(turns, None) for turns in self._planned)), None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from tritonclient.grpc import service_pb2
@@ -23,8 +24,14 @@ from sonic_coffea.transport._channel import Channel, call_metadata, local_secret
 from sonic_coffea.transport._contents import checked, tensors_of, with_contents
 from sonic_coffea.transport._datatypes import kserve_name
 from sonic_coffea.transport._failures import translate
-from sonic_coffea.transport._metadata import contract_of, not_found, statistics_of
-from sonic_coffea.transport._protocol import ModelEntry, Response, ServerInfo
+from sonic_coffea.transport._metadata import (
+    ModelEntry,
+    Response,
+    ServerInfo,
+    contract_of,
+    not_found,
+    statistics_of,
+)
 from sonic_coffea.transport._shared_memory import SharedMemory, shares, unknown_region
 
 if TYPE_CHECKING:
@@ -34,8 +41,8 @@ if TYPE_CHECKING:
 
     from sonic_coffea.transport._address import Address
     from sonic_coffea.transport._contract import Contract
+    from sonic_coffea.transport._metadata import ModelStatistics
     from sonic_coffea.transport._options import ConnectionOptions
-    from sonic_coffea.transport._protocol import ModelStatistics, RpcHandle
     from sonic_coffea.transport._shared_memory import Region
 
 logger = logging.getLogger(__name__)
@@ -47,10 +54,24 @@ _COMPRESSIONS = {
 }
 # A live server responds to a probe at once, however busy it is.
 _LIVE_TIMEOUT_S = 2.0
+# A deadline that passes before this part of a request's own time is a proxy's.
+_EARLY = 0.9
+_NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
 
 
-class GrpcConnection:
-    """A channel to one server, opened by the first call.
+class RpcHandle(Protocol):
+    """An inference request in flight."""
+
+    def cancel(self) -> object:
+        """Cancel the request, here and on the server. Never blocks."""
+
+
+class Connection:
+    """A channel to one server.
+
+    A connection is made without blocking. Its first call reads certificates and opens the channel,
+    on the thread that calls; every call may block in the function or file of a token. So nothing
+    but `address` and `RpcHandle.cancel` is for a thread that must not block.
 
     Parameters
     ----------
@@ -66,7 +87,7 @@ class GrpcConnection:
     """
 
     def __init__(self, address: Address, options: ConnectionOptions) -> None:
-        self._address = address
+        self.address = address
         self._options = options
         self._opening = threading.Lock()
         self._closed = False
@@ -78,22 +99,23 @@ class GrpcConnection:
             demanded = options.shared_memory is True
             self._shared = SharedMemory(self._call, address, demanded=demanded)
 
-    @property
-    def address(self) -> Address:
-        """Where the server is."""
-        return self._address
-
     def ready(self) -> bool:
-        """Whether the server is ready; False also if it does not respond."""
+        """Whether the server is ready; False also if it does not respond.
+
+        Blocks for up to ``metadata_s``.
+        """
         try:
             return bool(self._call("ServerReady", service_pb2.ServerReadyRequest()).ready)
         except SonicError as error:
-            logger.debug("%s is not ready: %s", self._address, error)
+            logger.debug("%s is not ready: %s", self.address, error)
             return False
 
     def live(self, done: Callable[[SonicError | None], None]) -> None:
-        """Probe liveness; `done` is called once, with an error if the server is lost."""
-        where = str(self._address)
+        """Probe liveness; `done` is called once, with an error if the server is lost.
+
+        Does not wait for the response. `done` may be called before this returns.
+        """
+        where = str(self.address)
         try:
             channel, secret = self._open()
             future = channel.stub.ServerLive.future(
@@ -109,40 +131,39 @@ class GrpcConnection:
             return
 
         def finished(call: Any) -> None:
-            code, details = call.code(), call.details()
-            if code == grpc.StatusCode.OK:
+            if call.code() == grpc.StatusCode.OK:
                 done(None)
-            elif code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            elif call.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 message = (
                     "the server has requests in flight, and did not respond to a liveness probe "
                     f"within {_LIVE_TIMEOUT_S:g} s"
                 )
                 done(ServerLostError(message, server=where))
             else:
-                error = self._failure(code, details, secret, server=where)
+                error = self._failure(call, secret, server=where)
                 done(error if isinstance(error, ServerLostError) else None)
 
         future.add_done_callback(finished)
 
     def info(self) -> ServerInfo:
-        """Ask the server for its metadata."""
+        """Ask the server for its metadata. Blocks for up to ``metadata_s``."""
         metadata = self._call("ServerMetadata", service_pb2.ServerMetadataRequest())
         return ServerInfo(
             name=metadata.name, version=metadata.version, extensions=tuple(metadata.extensions)
         )
 
     def models(self) -> list[ModelEntry]:
-        """Ask for the repository index."""
+        """Ask for the repository index. Blocks for up to ``metadata_s``."""
         try:
             index = self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         except ServerLostError as error:
-            if not error.message.endswith(grpc.StatusCode.CANCELLED.name):
+            if not error.message.endswith((grpc.StatusCode.CANCELLED.name, _NO_MESSAGE)):
                 raise
             # The admission of SuperSONIC's proxy, which has no other way of saying so.
             raise OverloadError(
                 "the server admits no new clients at the moment, as SuperSONIC does while it is "
                 "saturated; it still answers inference requests",
-                server=str(self._address),
+                server=str(self.address),
             ) from None
         return [
             ModelEntry(name=m.name, version=m.version, state=m.state, reason=m.reason)
@@ -150,7 +171,7 @@ class GrpcConnection:
         ]
 
     def contract(self, model: str, version: str | None) -> Contract:
-        """Ask for a model's inputs, outputs and limits."""
+        """Ask for a model's inputs, outputs and limits. Blocks for a few times ``metadata_s``."""
         request = service_pb2.ModelMetadataRequest(name=model, version=version or "")
         try:
             metadata = self._call("ModelMetadata", request, model=model, version=version)
@@ -159,7 +180,7 @@ class GrpcConnection:
                 index = self.models()
             except SonicError:
                 raise error from None
-            raise not_found(model, version, index, server=str(self._address)) from None
+            raise not_found(model, version, index, server=str(self.address)) from None
         try:
             config = self._config(model, version)
         except ServerLostError:
@@ -176,11 +197,11 @@ class GrpcConnection:
         except (ServerLostError, OverloadError, DeadlineError):
             raise  # the server may have one, with the size of its batches
         except SonicError as error:
-            logger.info("%s gives no configuration of %s: %s", self._address, model, error)
+            logger.info("%s gives no configuration of %s: %s", self.address, model, error)
             return None
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
-        """Ask for a model's statistics."""
+        """Ask for a model's statistics. Blocks for up to ``metadata_s``."""
         request = service_pb2.ModelStatisticsRequest(name=model, version=version or "")
         return statistics_of(self._call("ModelStatistics", request, model=model, version=version))
 
@@ -194,9 +215,13 @@ class GrpcConnection:
         request_id: str,
         done: Callable[[Response | SonicError], None],
     ) -> RpcHandle:
-        """Send a request; `done` is called once, on a thread of the connection."""
+        """Send a request; `done` is called once, on a thread of the connection.
+
+        Does not wait for the response, but may block while a new region of shared memory is
+        registered with the server, for a few seconds.
+        """
         context: dict[str, Any] = {
-            "server": str(self._address),
+            "server": str(self.address),
             "model": contract.model,
             "version": version or contract.version,
             "request": request_id,
@@ -227,6 +252,7 @@ class GrpcConnection:
             raise
         sent_bytes = len(message) + (sum(t.nbytes for t in inputs.values()) if region else 0)
         self._in_flight.add(future)
+        sent_at = time.monotonic()
 
         def finished(call: Any) -> None:
             # gRPC would only log what is raised here, and the rows would wait for ever.
@@ -234,7 +260,7 @@ class GrpcConnection:
             answered = not call.cancelled() and call.code() == grpc.StatusCode.OK
             self._release(region, reusable=answered)
             try:
-                outcome = self._outcome(call, contract, sent_bytes, secret, context)
+                outcome = self._outcome(call, contract, sent_bytes, secret, sent_at, context)
             except ResponseError as error:
                 outcome = error
             except Exception as error:  # noqa: BLE001
@@ -258,14 +284,18 @@ class GrpcConnection:
         contract: Contract,
         sent_bytes: int,
         secret: Mapping[str, str],
+        sent_at: float,
         context: Mapping[str, Any],
     ) -> Response | SonicError:
         if call.cancelled():
             code, details = grpc.StatusCode.CANCELLED, "cancelled by this client"
             return translate(code, details, closing=True, **context)
         if call.code() != grpc.StatusCode.OK:
-            return self._failure(call.code(), call.details(), secret, **context)
+            early = time.monotonic() - sent_at < _EARLY * self._options.timeouts.request_s
+            return self._failure(call, secret, early=early, **context)
         message = call.result()
+        if message is None:
+            return ServerLostError(_NO_MESSAGE, **context)
         tensors = tensors_of(message)
         if tensors is None:
             return ResponseError("the server's response has outputs without data", **context)
@@ -277,7 +307,10 @@ class GrpcConnection:
         )
 
     def close(self) -> None:
-        """Cancel what is in flight, and close the channel. May be called again."""
+        """Cancel what is in flight, and close the channel. May be called again.
+
+        May block for a moment while the server unregisters shared memory.
+        """
         with self._opening:
             closed, self._closed = self._closed, True
         if closed or self._channel is None:
@@ -295,34 +328,42 @@ class GrpcConnection:
         with self._opening:
             if self._channel is None:
                 if self._closed:
-                    raise CancelledError("the connection is closed", server=str(self._address))
-                self._channel = Channel(self._address, self._options.tls)
-                self._secret = local_secret(self._address)
+                    raise CancelledError("the connection is closed", server=str(self.address))
+                self._channel = Channel(self.address, self._options.tls)
+                self._secret = local_secret(self.address)
             return self._channel, self._secret
 
     def _call(
         self, method: str, request: Any, timeout_s: float | None = None, **context: Any
     ) -> Any:
         """Make a call without tensors, and wait for the response."""
-        context["server"] = str(self._address)
+        context["server"] = str(self.address)
         channel, secret = self._open()
         try:
-            return getattr(channel.stub, method)(
+            response = getattr(channel.stub, method)(
                 request,
                 timeout=timeout_s or self._options.timeouts.metadata_s,
                 metadata=call_metadata(self._options, secret),
             )
         except grpc.RpcError as error:
-            failure = self._failure(error.code(), error.details(), secret, **context)
+            failure = self._failure(error, secret, **context)
         except ValueError as error:  # a closed channel
             failure = CancelledError(str(error), **context)
+        else:
+            if response is not None:
+                return response
+            failure = ServerLostError(_NO_MESSAGE, **context)
         raise failure
 
     def _failure(
-        self, code: Any, details: str | None, secret: Mapping[str, str], **context: Any
+        self, call: Any, secret: Mapping[str, str], *, early: bool = False, **context: Any
     ) -> SonicError:
-        """Return our error for a call that was made with a local server's `secret`."""
-        error = translate(code, details or "", closing=self._closed, **context)
+        """Return our error for a failed call that was made with a local server's `secret`."""
+        details = call.details() or ""
+        trailers = dict(call.trailing_metadata() or ())
+        error = translate(
+            call.code(), details, trailers, closing=self._closed, early=early, **context
+        )
         if self._shared is not None:
             if unknown_region(details):
                 error = ServerLostError(f"the server was started anew: {details}", **context)
@@ -332,7 +373,7 @@ class GrpcConnection:
             return error
         # A local server that was started anew has another secret, which is recorded a moment after
         # it answers; to the rows, it is a server that was lost and comes back.
-        recorded = local_secret(self._address)
+        recorded = local_secret(self.address)
         self._secret = recorded or self._secret
         if isinstance(error, AccessError) and recorded != secret:
             return ServerLostError(f"the local server was started anew: {details}", **context)

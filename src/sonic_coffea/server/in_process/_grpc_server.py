@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from secrets import compare_digest
@@ -21,18 +21,7 @@ from sonic_coffea.errors import ConfigError, ServerStartError, nearest
 from sonic_coffea.transport import DATATYPES, TYPED_CONTENTS, kserve_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Self
-
-__all__ = [
-    "EXTENSIONS",
-    "Function",
-    "KServeModel",
-    "KServeServer",
-    "Received",
-    "Servicer",
-    "Tensors",
-]
 
 EXTENSIONS = ("model_configuration", "statistics", "model_repository")
 
@@ -67,14 +56,11 @@ class KServeModel:
     versions: tuple[str, ...] = ("1",)
     digest: str = ""
 
-    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape that a server says, with the axis of the rows."""
-        return (-1, *shape) if self.max_rows else shape
-
     def described(self, tensors: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return KServe's datatype and the shape of some tensors, as a server says them."""
+        rows = (-1,) if self.max_rows else ()
         return {
-            name: (kserve_name(np.dtype(dtype)), self.shape_of(tuple(shape)))
+            name: (kserve_name(np.dtype(dtype)), (*rows, *shape))
             for name, (dtype, shape) in tensors.items()
         }
 
@@ -95,36 +81,29 @@ class Received:
 
 
 class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """What the server answers."""
-
     def __init__(self, server: KServeServer) -> None:
         self._server = server
 
     def ServerLive(self, request: Any, context: Any) -> Any:
-        """Say that it lives."""
         self._enter("ServerLive", context)
         return service_pb2.ServerLiveResponse(live=True)
 
     def ServerReady(self, request: Any, context: Any) -> Any:
-        """Say that it is ready."""
         self._enter("ServerReady", context)
         return service_pb2.ServerReadyResponse(ready=True)
 
     def ModelReady(self, request: Any, context: Any) -> Any:
-        """Say whether a model is there."""
         self._enter("ModelReady", context)
         ready = self._server.serving(request.name, request.version) is not None
         return service_pb2.ModelReadyResponse(ready=ready)
 
     def ServerMetadata(self, request: Any, context: Any) -> Any:
-        """Say what it is."""
         self._enter("ServerMetadata", context)
         return service_pb2.ServerMetadataResponse(
             name=self._server.name, version=__version__, extensions=self._server.extensions
         )
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
-        """Describe a model."""
         self._enter("ModelMetadata", context)
         model = self._model(request.name, request.version, context)
         answer = service_pb2.ModelMetadataResponse(
@@ -136,7 +115,6 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return answer
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
-        """Say how a model is served."""
         self._enter("ModelConfig", context, "model_configuration")
         model = self._model(request.name, request.version, context)
         answer = service_pb2.ModelConfigResponse()
@@ -147,7 +125,6 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return answer
 
     def ModelStatistics(self, request: Any, context: Any) -> Any:
-        """Count."""
         self._enter("ModelStatistics", context, "statistics")
         model = self._model(request.name, request.version, context)
         counts = self._server.statistics
@@ -159,7 +136,6 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return answer
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        """List the models."""
         self._enter("RepositoryIndex", context, "model_repository")
         answer = service_pb2.RepositoryIndexResponse()
         for name, model in self._server.models.items():
@@ -170,7 +146,6 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return answer
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
-        """Answer."""
         server = self._server
         self._enter("ModelInfer", context)
         model = self._model(request.model_name, request.model_version, context)

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +19,16 @@ from sonic_coffea.server.repository.formats import _onnx
 from sonic_coffea.transport import DATATYPES, local_state, read_model_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from typing import Self
 
     from numpy.typing import NDArray
-
-
-__all__ = ["InProcessServer", "cores"]
 
 logger = logging.getLogger(__name__)
 
 _HEADER = "sonic-secret"
 
 
-class InProcessServer:
+class InProcessServer(KServeServer):
     """A server on loopback, in this process, for the ONNX files of a model repository.
 
     onnxruntime runs them; there is no Triton, so that it starts on any machine: old ones, laptops
@@ -76,24 +73,17 @@ class InProcessServer:
             )
         if others:
             logger.warning("without Triton, these are not served: %s", ", ".join(others))
-        secret = secrets.token_hex(32)
-        self._server = KServeServer(
-            models, name="onnxruntime", headers={_HEADER: secret}, port=port
-        )
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return self._server.url
+        secret = {_HEADER: secrets.token_hex(32)}
+        super().__init__(models, name="onnxruntime", headers=secret, port=port)
 
     @property
     def metadata(self) -> ServerMetadata:
         """Name, version, extensions and models."""
-        return fetch_metadata(self.url, self._server.headers)
+        return fetch_metadata(self.url, self.headers)
 
     def start(self) -> Self:
         """Listen; harmless when it does."""
-        self._server.start()
+        super().start()
         pid = os.getpid()
         local_state.register(
             local_state.ServerRecord(
@@ -101,7 +91,7 @@ class InProcessServer:
                 pid=pid,
                 start_ticks=local_state.process_start_ticks(pid),
                 header=_HEADER,
-                secret=self._server.headers[_HEADER],
+                secret=self.headers[_HEADER],
                 repository=str(self.repository),
             )
         )
@@ -109,21 +99,15 @@ class InProcessServer:
 
     def stop(self) -> None:
         """Listen no more; harmless when it does not."""
-        local_state.remove(self.url)
-        self._server.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        if self._server is not None:
+            local_state.remove(self.url)
+        super().stop()
 
     def __repr__(self) -> str:
         return f"<InProcessServer repository={str(self.repository)!r}>"
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -6,9 +6,10 @@ import atexit
 import contextlib
 import hashlib
 import logging
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import dask.config
 import filelock
@@ -18,12 +19,6 @@ from sonic_coffea.server.in_process._onnx_server import InProcessServer, cores
 from sonic_coffea.server.launch._local import LocalServer
 from sonic_coffea.server.launch.runtimes import IN_PROCESS
 from sonic_coffea.transport import local_state
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
-
-__all__ = ["serve_for_machine"]
 
 logger = logging.getLogger(__name__)
 

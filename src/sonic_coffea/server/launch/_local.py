@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,20 +21,14 @@ from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
 from sonic_coffea.server.launch._logs import new_log
 from sonic_coffea.server.launch._run import PortTaken, Run
 from sonic_coffea.server.launch._watcher import Watcher
-from sonic_coffea.server.launch.runtimes import AUTO, Options, Serving, choose
+from sonic_coffea.server.launch.runtimes import AUTO, Options, Runtime, Serving, choose
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from typing import Self
 
     from sonic_coffea.server._install import Progress, ServerInstall
-    from sonic_coffea.server.launch.runtimes import Runtime
-
-__all__ = ["LocalServer"]
 
 logger = logging.getLogger(__name__)
-
-ModelControl = Literal["none", "poll", "explicit"]
 
 _PORT_TRIES = 5
 _LOOK_S = 0.1
@@ -100,7 +95,7 @@ class LocalServer:
         startup_timeout_s: float = 120.0,
         threads: int | None = None,
         log_dir: str | os.PathLike[str] | None = None,
-        model_control: ModelControl = "none",
+        model_control: Literal["none", "poll", "explicit"] = "none",
         poll_s: int = 2,
         metrics: bool = False,
         stop_timeout_s: float = 10.0,
@@ -182,13 +177,10 @@ class LocalServer:
             runtime.prepare(self._progress)
             self._owner = os.getpid()
             tries = _PORT_TRIES if self._port_wanted is None else 1
-            while not self._launch(runtime):
-                tries -= 1
-                if not tries:
-                    raise ServerStartError(
-                        f"port {self.port} is in use by another program; "
-                        "leave port out for a free one"
-                    )
+            if not any(self._launch(runtime) for _ in range(tries)):
+                raise ServerStartError(
+                    f"port {self.port} is in use by another program; leave port out for a free one"
+                )
             logger.info("%s is ready after %.1f s", self, time.monotonic() - begun)
 
     def reason_against(self) -> str | None:

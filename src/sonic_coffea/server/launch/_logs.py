@@ -12,8 +12,6 @@ from pathlib import Path
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.transport import local_state
 
-__all__ = ["error_lines", "new_log", "port_is_taken"]
-
 _ERROR = re.compile(r'^E\d{4} [\d:.]+ \d+ \S+\] "?(.*?)"?$')
 _RECORD = re.compile(r"^([IWEF]\d{4} |[|+]|\s*$)")
 _UNAVAILABLE = re.compile(r"UNAVAILABLE: (.*?)\s*\|?$")

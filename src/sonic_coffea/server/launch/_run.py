@@ -11,22 +11,17 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server._probe import is_ready
 from sonic_coffea.server.launch import _logs
-from sonic_coffea.server.launch.runtimes import HEADER_NAME
+from sonic_coffea.server.launch.runtimes import Runtime, Serving
 from sonic_coffea.transport import local_state
-
-if TYPE_CHECKING:
-    from sonic_coffea.server.launch.runtimes import Runtime, Serving
-
-__all__ = ["PortTaken", "Run"]
 
 logger = logging.getLogger(__name__)
 
-_HEADER = f"triton-grpc-protocol-{HEADER_NAME}"
+_HEADER = f"triton-grpc-protocol-{Serving.header}"
 _SCRIPT = Path(__file__).with_name("_supervisor.py")
 
 
@@ -101,7 +96,6 @@ class Run:
         return not self._ended.is_set()
 
     def read_log(self) -> str:
-        """Return what the server has logged so far."""
         try:
             return self.log.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:

@@ -29,7 +29,6 @@ _RECORD = re.compile(rb"(?m)^[IWEF]\d{4} \d\d:")
 
 
 def main() -> int:
-    """Run one server to its end."""
     job = json.loads(sys.stdin.buffer.readline())
     # Signals meant for a terminal's foreground group or a whole job must not break the clean-up.
     asked: list[int] = []

@@ -41,7 +41,6 @@ class Watcher:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Look after it no more."""
         self._over.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()

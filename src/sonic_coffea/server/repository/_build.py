@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.server.repository import _manifest
-from sonic_coffea.server.repository._config import Options
-from sonic_coffea.server.repository._planning import CONFIG_FILE, plan_versions
+from sonic_coffea.server.repository._config import Labels, Options, Versions
+from sonic_coffea.server.repository._planning import CONFIG_FILE, PlannedVersion, plan_versions
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping, Sequence
-
-    from sonic_coffea.server.repository._config import Labels, Versions
-    from sonic_coffea.server.repository._planning import PlannedVersion
     from sonic_coffea.server.repository._served import Ensemble, Served
-
-__all__ = ["build_repository"]
 
 logger = logging.getLogger(__name__)
 

@@ -13,18 +13,6 @@ from sonic_coffea.server.repository._sources import TRITON_TYPES, ModelSource, T
 if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
 
-__all__ = [
-    "Config",
-    "Labels",
-    "Options",
-    "Versions",
-    "check_labels",
-    "label_file",
-    "model_config",
-    "tensor_config",
-    "version_policy",
-]
-
 Config = dict[str, Any]
 Labels = Mapping[str, Mapping[str, Sequence[str]] | Sequence[str]]
 Versions = Literal["all", "latest"] | Sequence[int]
@@ -95,7 +83,6 @@ def model_config(name: str, served: Served, source: ModelSource, options: Option
 
 
 def version_policy(versions: Versions) -> Config:
-    """Return which versions the server is to load."""
     if versions == "all":
         return {"all": {}}
     if versions == "latest":
@@ -130,12 +117,10 @@ def check_labels(
 
 
 def label_file(output: str) -> str:
-    """Return the name of the file with an output's labels."""
     return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', output)}_labels.txt"
 
 
 def tensor_config(tensor: Tensor, *, batched: bool) -> Config:
-    """Return the configuration of a tensor."""
     dims = tensor["shape"][1:] if batched else tensor["shape"]
     config: Config = {"name": tensor["name"], "data_type": TRITON_TYPES[tensor["dtype"]]}
     # Triton has no tensors without axes: one number a row travels as an axis of one.

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.server.repository._config import tensor_config
+from sonic_coffea.server.repository._config import Config, tensor_config
 from sonic_coffea.server.repository._sources import TRITON_TYPES, ModelSource, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sonic_coffea.server.repository._config import Config
     from sonic_coffea.server.repository._served import Ensemble
-
-__all__ = ["ensemble_config"]
 
 _NUMPY_TYPES = {triton: numpy for numpy, triton in TRITON_TYPES.items()}
 

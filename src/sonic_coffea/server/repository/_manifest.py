@@ -8,6 +8,8 @@ import datetime as dt
 import getpass
 import hashlib
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +17,7 @@ from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-
     from sonic_coffea.server.repository._sources import ModelSource
-
-__all__ = [
-    "FILE", "ModelVersion", "changes", "checksum", "checksums", "describe", "read",
-    "read_repository", "version_numbers",
-]  # fmt: skip
 
 FILE = "sonic-manifest.json"
 # Python keeps what it has compiled there.
@@ -32,7 +26,6 @@ _NEEDED = ("kind", "inputs", "outputs", "built", "files", "shared")
 
 
 def checksum(path: Path) -> str:
-    """Return the sha256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -76,7 +69,6 @@ def describe(
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a version, None where there is none."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -106,7 +98,6 @@ def changes(folder: Path, manifest: Mapping[str, Any], *, shared: bool) -> list[
 
 
 def version_numbers(folder: Path) -> list[int]:
-    """Return the versions that a model's folder has."""
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted(int(p.name) for p in paths if p.is_dir() and p.name.isdigit())
 

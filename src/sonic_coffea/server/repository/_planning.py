@@ -7,6 +7,8 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError, nearest
@@ -17,12 +19,7 @@ from sonic_coffea.server.repository._sources import ModelSource, read_source
 from sonic_coffea.transport import read_model_config, write_model_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from sonic_coffea.server.repository._config import Config, Labels, Options
-
-__all__ = ["CONFIG_FILE", "PlannedVersion", "plan_versions"]
 
 CONFIG_FILE = "config.pbtxt"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")

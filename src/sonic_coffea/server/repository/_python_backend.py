@@ -26,7 +26,6 @@ class TritonPythonModel:
     """Stack the requests that Triton has batched, run once, and split the outputs again."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the model; called once by the server."""
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
         self.name = args["model_name"]
@@ -69,7 +68,6 @@ class TritonPythonModel:
         return responses
 
     def finalize(self) -> None:
-        """Let go of the model; called once by the server."""
         del self.run
 
     def _feed(self, request: Any) -> Feed:

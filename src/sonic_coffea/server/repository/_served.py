@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-
-__all__ = ["Declaration", "Ensemble", "Served"]
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 # Tensor name to numpy's name of the type and the shape; an axis of any length is -1 or a name.
 Declaration = Mapping[str, tuple[str, Sequence[int | str]]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,7 @@ from sonic_coffea.server.repository.formats import FORMATS, format_of, scripts_o
 from sonic_coffea.transport import DATATYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sonic_coffea.server.repository._served import Declaration, Served
-
-__all__ = ["TRITON_TYPES", "ModelSource", "Tensor", "read_source"]
 
 TRITON_TYPES = {"bytes": "TYPE_STRING"} | {
     numpy: f"TYPE_{kserve}" for kserve, numpy in DATATYPES.items()

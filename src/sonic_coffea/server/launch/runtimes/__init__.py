@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError, ServerStartError, nearest
 from sonic_coffea.server import _install as install
 from sonic_coffea.server.launch.runtimes._containers import Apptainer, Docker, Podman
 from sonic_coffea.server.launch.runtimes._pip import Pip
-from sonic_coffea.server.launch.runtimes._runtime import (
-    HEADER_NAME,
-    Launch,
-    Options,
-    Runtime,
-    Serving,
-)
+from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Runtime, Serving
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-__all__ = [
-    "AUTO", "HEADER_NAME", "IN_PROCESS", "RUNTIMES", "Launch", "Options", "Runtime", "Serving",
-    "choose",
-]  # fmt: skip
+__all__ = ["AUTO", "IN_PROCESS", "RUNTIMES", "Launch", "Options", "Runtime", "Serving", "choose"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,5 +61,4 @@ def choose(runtime: str, options: Options) -> Runtime:
 
 
 def has_gpu() -> bool:
-    """Whether there is one that a server could use."""
     return any(Path(path).exists() for path in _GPU_DEVICES)

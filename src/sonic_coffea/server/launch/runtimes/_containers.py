@@ -7,25 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import _install as install
-from sonic_coffea.server.launch.runtimes._runtime import (
-    HEADER_NAME,
-    PROTOCOLS,
-    Launch,
-    shm_prefix,
-    thread_variables,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sonic_coffea.server.launch.runtimes._runtime import Options, Serving
-
-__all__ = ["Apptainer", "Container", "Docker", "Podman"]
+from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Serving
 
 # NVIDIA's container of the same version as the server from PyPI.
 IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
@@ -46,23 +33,18 @@ class Container:
         The image is a name in a registry; NVIDIA's own by default.
     """
 
+    python = Path(sys.executable)
+
     def __init__(self, engine: str, options: Options) -> None:
         self.engine = engine
         self.image = options.image or IMAGE
         self.gpu = options.gpu
         self.executable = shutil.which(engine)
 
-    @property
-    def python(self) -> Path:
-        """An interpreter for the supervisor."""
-        return Path(sys.executable)
-
     def reason_against(self) -> str | None:
-        """Say why this machine cannot run it; None if it can."""
         return None if self.executable else f"there is no {self.engine} on this machine"
 
     def command(self, *arguments: str) -> list[str]:
-        """Return a command line of the engine."""
         return [self.executable or self.engine, *arguments]
 
     def fetch(self, *arguments: str) -> None:
@@ -76,9 +58,8 @@ class Container:
     def environment(self, serving: Serving) -> dict[str, str]:
         """Return the variables inside the container, the secret among them."""
         inside = {
-            **thread_variables(serving.threads),
-            **serving.env,
-            "PROTOCOLS": f"{PROTOCOLS}:{HEADER_NAME}",
+            **serving.variables,
+            "PROTOCOLS": f"{serving.protocols}:{serving.header}",
             _SECRET: serving.secret,
         }
         if self.gpu and _PASSED_ON in os.environ:
@@ -87,8 +68,8 @@ class Container:
 
     def serve(self, serving: Serving) -> list[str]:
         """Return what runs inside: the secret is in the environment, as command lines are seen."""
-        python = shm_prefix("python", serving.name)
-        return ["sh", "-c", _SERVE, "tritonserver", *serving.arguments, python]
+        shm = serving.shm_prefix("python")
+        return ["sh", "-c", _SERVE, "tritonserver", *serving.arguments, shm]
 
 
 class Docker(Container):
@@ -99,14 +80,12 @@ class Docker(Container):
     daemon = True
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Fetch the image, if this machine does not have it."""
         look = self.command("image", "inspect", self.image)
         if subprocess.run(look, capture_output=True, check=False).returncode != 0:
             tell(_FETCHING.format(self.image))
             self.fetch("pull", self.image)
 
     def launch(self, serving: Serving) -> Launch:
-        """Return the command line that serves a repository."""
         name = serving.name.rstrip("_")
         inside = self.environment(serving)
         argv = self.command("run", "--rm", "--init", f"--name={name}", "--pull=never")
@@ -139,7 +118,6 @@ class Apptainer(Container):
     """An engine whose image may also be a ``.sif`` file or an unpacked directory, as on cvmfs."""
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Fetch the image, if this machine does not have it."""
         if "://" in self.image or Path(self._place).exists():
             return
         if self.image.startswith(("/", ".", "~")):
@@ -162,7 +140,6 @@ class Apptainer(Container):
             part.unlink(missing_ok=True)
 
     def launch(self, serving: Serving) -> Launch:
-        """Return the command line that serves a repository."""
         bind = f"{serving.repository}:{serving.repository}:ro"
         gpu = ["--nv"] if self.gpu else []
         own = self.command("exec", "--cleanenv", "--no-home", *gpu, "--bind", bind, self._place)

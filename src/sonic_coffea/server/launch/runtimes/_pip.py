@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonic_coffea.server import _install as install
-from sonic_coffea.server.launch.runtimes._runtime import (
-    HEADER_NAME,
-    PROTOCOLS,
-    Launch,
-    shm_prefix,
-    thread_variables,
-)
+from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from sonic_coffea.server._install import ServerInstall
-    from sonic_coffea.server.launch.runtimes._runtime import Options, Serving
-
-__all__ = ["Pip"]
 
 
 class Pip:
@@ -38,7 +28,6 @@ class Pip:
 
     @property
     def python(self) -> Path:
-        """An interpreter for the supervisor."""
         return self.installation.python
 
     def reason_against(self) -> str | None:
@@ -46,18 +35,16 @@ class Pip:
         return None if self._given or install.find() else install.reason_against()
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Install it."""
         self._given = self._given or install.ensure(tell)
 
     def launch(self, serving: Serving) -> Launch:
-        """Return the command line that serves a repository."""
         installation = self.installation
         argv = [
             str(installation.tritonserver),
             *serving.arguments,
             f"--backend-directory={installation.backend_directory}",
-            *(shm_prefix(backend, serving.name) for backend in ("python", *install.NATIVE)),
-            f"--grpc-restricted-protocol={PROTOCOLS}:{HEADER_NAME}={serving.secret}",
+            *(serving.shm_prefix(backend) for backend in ("python", *install.NATIVE)),
+            f"--grpc-restricted-protocol={serving.protocols}:{serving.header}={serving.secret}",
         ]
         # Nothing of the analysis environment's Python may reach the server's.
         env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
@@ -67,4 +54,4 @@ class Pip:
         )
         libraries = [*map(str, installation.library_path), env.get("LD_LIBRARY_PATH", "")]
         env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
-        return Launch(argv=argv, env={**env, **thread_variables(serving.threads), **serving.env})
+        return Launch(argv=argv, env={**env, **serving.variables})

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
     from sonic_coffea.server._install import ServerInstall
 
-__all__ = [
-    "HEADER_NAME", "PROTOCOLS", "Launch", "Options", "Runtime", "Serving", "shm_prefix",
-    "thread_variables",
-]  # fmt: skip
-
-# Which protocols of Triton want which header, by the end of its name.
-PROTOCOLS = (
-    "health,metadata,statistics,inference,shared-memory,model-config,model-repository,trace,logging"
-)
-HEADER_NAME = "sonic"
-
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +40,29 @@ class Serving:
         More environment variables.
     """
 
+    # Which protocols of Triton want which header, by the end of its name.
+    protocols: ClassVar = (
+        "health,metadata,statistics,inference,shared-memory,model-config,model-repository,trace,"
+        "logging"
+    )
+    header: ClassVar = "sonic"
+
     arguments: Sequence[str]
     repository: Path
     secret: str = dataclasses.field(repr=False)
     name: str
     threads: int | None
     env: Mapping[str, str] = dataclasses.field(repr=False)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of the server and its models."""
+        threads = {} if self.threads is None else dict.fromkeys(_THREADS, str(self.threads))
+        return {**threads, **self.env}
+
+    def shm_prefix(self, backend: str) -> str:
+        """Return the argument by which a backend's shared memory regions can be told."""
+        return f"--backend-config={backend},shm-region-prefix-name={self.name}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +89,3 @@ class Runtime(Protocol):
 
     def launch(self, serving: Serving) -> Launch:
         """Return the command line that serves a repository."""
-
-
-def shm_prefix(backend: str, name: str) -> str:
-    """Return the argument by which a backend's shared memory regions can be told."""
-    return f"--backend-config={backend},shm-region-prefix-name={name}"
-
-
-def thread_variables(threads: int | None) -> dict[str, str]:
-    """Return the environment variables that limit a model's threads."""
-    return {} if threads is None else dict.fromkeys(_THREAD_VARIABLES, str(threads))

@@ -7,15 +7,13 @@ environment, where the module is copied beside the model. So it imports nothing 
 from __future__ import annotations
 
 import inspect
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea.server.repository.formats import _function, _onnx, _torchscript, _trees
 from sonic_coffea.server.repository.formats._format import Format
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping
 
 __all__ = ["FORMATS", "format_of", "scripts_of"]
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sonic_coffea.server.repository._served import Declaration, Served
-
-__all__ = ["Contents", "Format", "Runner"]
 
 # Input tensors by name, and which outputs are wanted, to output tensors by name.
 Runner = Callable[[dict[str, Any], tuple[str, ...]], dict[str, Any]]

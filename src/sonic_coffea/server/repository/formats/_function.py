@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sonic_coffea.server.repository._served import Served
     from sonic_coffea.server.repository.formats._format import Contents, Runner
 
@@ -36,7 +35,6 @@ def read(served: Served) -> Contents:
 
 
 def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
-    """Return what runs a function."""
     del threads
     # What was copied with the file is imported from beside it.
     sys.path.append(str(path.parent))

@@ -29,7 +29,6 @@ def read(served: Served) -> Contents:
 
 
 def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
-    """Return what runs a network."""
     import onnxruntime
 
     del manifest

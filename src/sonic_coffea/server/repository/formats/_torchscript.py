@@ -28,7 +28,6 @@ def read(served: Served) -> Contents:
 
 
 def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
-    """Return what runs a module."""
     import torch  # type: ignore[import-not-found,unused-ignore]
 
     if threads:

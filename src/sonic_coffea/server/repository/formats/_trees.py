@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sonic_coffea.server.repository._served import Served
     from sonic_coffea.server.repository.formats._format import Contents, Runner
 
@@ -67,7 +66,6 @@ def read_lightgbm(served: Served) -> Contents:
 
 
 def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
-    """Return what runs the trees."""
     (output,) = manifest["outputs"]
     predict: Callable[[Any], Any]
     if path.suffix == ".txt":

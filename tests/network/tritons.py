@@ -1,0 +1,143 @@
+"""Tritons on loopback that demand no secret: what stands behind a proxy."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+from typing import TYPE_CHECKING
+
+from tests.network.processes import Kept
+from tests.ports import held_port
+
+from sonic_coffea.server._probe import is_ready
+from sonic_coffea.server.launch.runtimes import Options, Serving
+from sonic_coffea.server.launch.runtimes._pip import Pip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+
+class Triton:
+    """A Triton that can be killed, stopped, ended and started again at the same port.
+
+    Parameters
+    ----------
+    repository, folder : Path
+        What it serves, and where its log goes.
+    port : int
+        Where it listens, on loopback.
+    arguments : sequence of str
+        More arguments of ``tritonserver``.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        folder: Path,
+        port: int,
+        *,
+        address: str = "127.0.0.1",
+        arguments: Sequence[str] = (),
+    ) -> None:
+        self.port = port
+        self.address = address
+        self.url = f"grpc://{address}:{port}"
+        self.log = folder / f"triton-{address}-{port}.log"
+        self._repository = repository
+        self._arguments = [
+            f"--model-repository={repository}",
+            f"--grpc-address={address}",
+            f"--grpc-port={port}",
+            "--allow-http=false",
+            "--allow-metrics=false",
+            *arguments,
+        ]
+        self._kept: Kept | None = None
+
+    def launch(self) -> None:
+        """Start it, and do not wait; harmless when it runs."""
+        if self.running:
+            return
+        self.end()
+        name = f"sonic_test_{secrets.token_hex(6)}_"
+        launch = Pip("pip", Options()).launch(
+            Serving(
+                arguments=self._arguments,
+                repository=self._repository,
+                secret="",
+                name=name,
+                threads=1,
+                env={},
+            )
+        )
+        argv = [one for one in launch.argv if "grpc-restricted-protocol" not in one]
+        # It may end at once: no test waits for what is in flight as it stops.
+        self._kept = Kept(argv, self.log, env=launch.env, grace_s=0.0, leftovers=[f"{name}*"])
+
+    def wait(self) -> None:
+        """Return when it is ready."""
+        assert self._kept is not None
+        self._kept.wait(lambda: is_ready(self.url, {}), timeout_s=120.0)
+
+    def start(self) -> None:
+        """Start it, and return when it is ready; harmless when it runs."""
+        self.launch()
+        self.wait()
+
+    @property
+    def pid(self) -> int:
+        assert self._kept is not None
+        return self._kept.pid
+
+    @property
+    def running(self) -> bool:
+        return self._kept is not None and self._kept.running
+
+    def kill(self) -> None:
+        """Have it die at once: nobody listens at its port after that."""
+        assert self._kept is not None
+        self._kept.kill()
+
+    def stop(self) -> None:
+        """Have it hang: it accepts connections, and answers nothing."""
+        self.send(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it go on where it was stopped."""
+        self.send(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """Ask it to end in good order, and do not wait."""
+        self.send(signal.SIGTERM)
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._kept is not None
+        self._kept.send(number)
+
+    def end(self) -> None:
+        """End it, and wait until nothing of it is left."""
+        if self._kept is not None:
+            self._kept.end()
+
+    def restore(self) -> None:
+        """Have it as it was at first, whatever a test has done to it."""
+        self.go_on()
+        self.start()
+
+
+@contextlib.contextmanager
+def tritons(
+    repository: Path, folder: Path, number: int, *, arguments: Sequence[str] = ()
+) -> Iterator[list[Triton]]:
+    """Run several Tritons that serve the same repository."""
+    with contextlib.ExitStack() as stack:
+        ports = [stack.enter_context(held_port()) for _ in range(number)]
+        running = [Triton(repository, folder, port, arguments=arguments) for port in ports]
+        for triton in running:
+            stack.callback(triton.end)
+            triton.launch()
+        for triton in running:
+            triton.wait()
+        yield running
