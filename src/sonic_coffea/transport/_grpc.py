@@ -13,9 +13,10 @@ from tritonclient.grpc import service_pb2
 from sonic_coffea.errors import (
     AccessError,
     CancelledError,
-    DeadlineError,
+    InferenceError,
     ModelNotFoundError,
     OverloadError,
+    RequestError,
     ResponseError,
     ServerLostError,
     SonicError,
@@ -56,6 +57,9 @@ _COMPRESSIONS = {
 _LIVE_TIMEOUT_S = 2.0
 # A deadline that passes before this part of a request's own time is a proxy's.
 _EARLY = 0.9
+_TRIES = 3
+# Triton's extensions, which other servers lack: gRPC's own servers say so without words.
+_OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})
 _NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
 
 
@@ -181,23 +185,28 @@ class Connection:
             except SonicError:
                 raise error from None
             raise not_found(model, version, index, server=str(self.address)) from None
-        try:
-            config = self._config(model, version)
-        except ServerLostError:
-            # A balancer that has not noticed yet which server is dead may lead each second call
-            # there.
-            config = self._config(model, version)
-        return contract_of(model, version, metadata, config)
+        return contract_of(model, version, metadata, self._config(model, version))
 
     def _config(self, model: str, version: str | None) -> Any:
         """Return the model's configuration, or None from a server that has none."""
         request = service_pb2.ModelConfigRequest(name=model, version=version or "")
-        try:
-            return self._call("ModelConfig", request, model=model).config
-        except (ServerLostError, OverloadError, DeadlineError):
-            raise  # the server may have one, with the size of its batches
-        except SonicError as error:
-            logger.info("%s gives no configuration of %s: %s", self.address, model, error)
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._call("ModelConfig", request, model=model).config
+            except (InferenceError, ModelNotFoundError, ServerLostError) as error:
+                # A balancer may lead this call to another server than the one before, which is
+                # dead, or does not have the model.
+                if tries < _TRIES:
+                    continue
+                if not isinstance(error, InferenceError):
+                    raise
+                failure: SonicError = error
+            except (AccessError, RequestError) as error:
+                failure = error
+            # Of any other failure, nothing follows: there may be one, with the size of its batches.
+            logger.info("%s gives no configuration of %s: %s", self.address, model, failure)
             return None
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
@@ -346,7 +355,7 @@ class Connection:
                 metadata=call_metadata(self._options, secret),
             )
         except grpc.RpcError as error:
-            failure = self._failure(error, secret, **context)
+            failure = self._failure(error, secret, optional=method in _OPTIONAL, **context)
         except ValueError as error:  # a closed channel
             failure = CancelledError(str(error), **context)
         else:
@@ -356,14 +365,20 @@ class Connection:
         raise failure
 
     def _failure(
-        self, call: Any, secret: Mapping[str, str], *, early: bool = False, **context: Any
+        self,
+        call: Any,
+        secret: Mapping[str, str],
+        *,
+        optional: bool = False,
+        early: bool = False,
+        **context: Any,
     ) -> SonicError:
         """Return our error for a failed call that was made with a local server's `secret`."""
-        details = call.details() or ""
+        code, details = call.code(), call.details() or ""
+        if optional and code == grpc.StatusCode.UNIMPLEMENTED:
+            details = details or "the server has no such method"
         trailers = dict(call.trailing_metadata() or ())
-        error = translate(
-            call.code(), details, trailers, closing=self._closed, early=early, **context
-        )
+        error = translate(code, details, trailers, closing=self._closed, early=early, **context)
         if self._shared is not None:
             if unknown_region(details):
                 error = ServerLostError(f"the server was started anew: {details}", **context)
