@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 from tests.ports import held_port
 from tests.waiting import until
+from tritonclient.grpc import InferenceServerClient
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import _shared_memory as shm
+from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,20 +99,6 @@ def nothing_is_left() -> Iterator[None]:
     assert ours() == []
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which of the protocol's calls for shared memory are made."""
-    made: list[str] = []
-    create = shm._create
-
-    def counted(nbytes: int) -> shm.Region:
-        made.append("create")
-        return create(nbytes)
-
-    monkeypatch.setattr(shm, "_create", counted)
-    return made
-
-
 def ours(pid: int | None = None) -> list[str]:
     """Return the regions of a process, by default this one: others may run tests, too."""
     made = f"{shm.PREFIX}-{os.getuid()}-*-{os.getpid() if pid is None else pid}-*"
@@ -122,7 +110,7 @@ def pool_of(server: Any, **options: Any) -> Pool:
 
 
 @pytest.mark.parametrize("shared", ["auto", True, False])
-def test_scores_are_the_same(wide_server: sonic.LocalServer, calls: list[str], shared: Any) -> None:
+def test_scores_are_the_same(wide_server: sonic.LocalServer, shared: Any) -> None:
     sent = {rows: objects(rows, rows) for rows in (0, 1, 100, 2000, 2048, 9001)}
     with pool_of(wide_server, shared_memory=shared) as pool:
         pendings = [
@@ -132,39 +120,34 @@ def test_scores_are_the_same(wide_server: sonic.LocalServer, calls: list[str], s
         ]
         for pending, one in pendings:
             check(pending.result(), one)
-        assert bool(calls) == bool(shared)
         assert bool(ours()) == bool(shared)
 
 
-def test_regions_are_used_again(wide_server: sonic.LocalServer, calls: list[str]) -> None:
+def test_regions_are_used_again(wide_server: sonic.LocalServer) -> None:
     sent = objects(2000)
     with pool_of(wide_server, max_in_flight=2) as pool:
         for _ in range(20):
             check(model()(sent, pool=pool), sent)
         assert pool.statistics.total().requests >= 20
         assert pool.statistics.total().sent_bytes > 20 * 2000 * 256 * 4
-        assert len(calls) <= 3
+        assert 0 < len(ours()) <= 3
 
 
-def test_small_requests_travel_in_messages(
-    wide_server: sonic.LocalServer, calls: list[str]
-) -> None:
+def test_small_requests_travel_in_messages(wide_server: sonic.LocalServer) -> None:
     with pool_of(wide_server, shared_memory=True) as pool:
         check(model()(objects(50), pool=pool), objects(50))
-    assert calls == []
+        assert ours() == []
 
 
-def test_what_was_abandoned_is_not_used_again(
-    wide_server: sonic.LocalServer, calls: list[str]
-) -> None:
-    with pool_of(wide_server) as pool:
-        pending = model().submit(objects(8000), pool=pool)
+def test_what_was_abandoned_is_not_used_again(held: Held, held_server: sonic.LocalServer) -> None:
+    with pool_of(held_server) as pool, registered(held_server) as regions:
+        pending = worked_on(held, pool)
+        (abandoned,) = regions()
         pending.cancel()
-        with pytest.raises(errors.CancelledError):
-            pending.result()
-        made = len(calls)
-        check(model()(objects(2000, 3), pool=pool), objects(2000, 3))
-        assert len(calls) > made
+        held.release()
+        assert len(model()(objects(2000), pool=pool)) == 2000
+        assert abandoned not in ours()
+        assert len(ours()) == 1
 
 
 def killed(server: sonic.LocalServer) -> None:
@@ -199,11 +182,8 @@ def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
     sent = objects(4000)
     with pool_of(wide_server) as pool:
         check(model()(sent, pool=pool), sent)
-        (connection,) = pool.connections()
-        from tritonclient.grpc import service_pb2
-
-        everything = service_pb2.SystemSharedMemoryUnregisterRequest()
-        connection._call("SystemSharedMemoryUnregister", everything)  # type: ignore[attr-defined]
+        with client_of(wide_server) as (client, headers):
+            client.unregister_system_shared_memory(headers=headers)
         check(model()(sent, pool=pool), sent)
         total = pool.statistics.total()
         assert total.rows == 8000
@@ -231,18 +211,23 @@ def test_nothing_is_registered_after_closing(wide_server: sonic.LocalServer) -> 
 
 
 @contextlib.contextmanager
-def registered(server: sonic.LocalServer) -> Iterator[Callable[..., list[str]]]:
-    """Say which regions of a process the server has, by a connection that makes none."""
-    from tritonclient.grpc import service_pb2
+def client_of(server: sonic.LocalServer) -> Iterator[tuple[InferenceServerClient, Any]]:
+    """Return a bare client of a local server, and the headers that each of its calls needs."""
+    record = local_state.lookup(server.url)
+    assert record is not None
+    with InferenceServerClient(server.url.removeprefix("grpc://")) as client:
+        yield client, record.headers
 
-    request = service_pb2.SystemSharedMemoryStatusRequest()
-    with pool_of(server, shared_memory=False) as other:
-        (watching,) = other.connections()
+
+@contextlib.contextmanager
+def registered(server: sonic.LocalServer) -> Iterator[Callable[..., list[str]]]:
+    """Say which regions of a process the server has."""
+    with client_of(server) as (client, headers):
 
         def regions(pid: int | None = None) -> list[str]:
-            told = watching._call("SystemSharedMemoryStatus", request)  # type: ignore[attr-defined]
+            told = client.get_system_shared_memory_status(headers=headers).regions
             mine = f"{shm.PREFIX}-{os.getuid()}-*-{os.getpid() if pid is None else pid}-*"
-            return fnmatch.filter(told.regions, mine)
+            return fnmatch.filter(told, mine)
 
         yield regions
 
@@ -308,38 +293,26 @@ def worked_on(held: Held, pool: Pool) -> sonic.Pending:
     return pending
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> list[str]:
-    """Return what will be the regions that the server refused to let go of."""
-    (connection,) = pool.connections()
-    shared = connection._shared  # type: ignore[attr-defined]
-    call, refusals = shared._call, []
-
-    def noted(method: str, request: Any, timeout_s: float) -> Any:
-        try:
-            return call(method, request, timeout_s)
-        except errors.RequestError as error:
-            refusals.append(request.name if "currently in use" in str(error) else str(error))
-            raise
-
-    monkeypatch.setattr(shared, "_call", noted)
-    return refusals
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return each time that the server refused to let go of a region."""
+    return [r.getMessage() for r in caplog.records if "currently in use" in r.getMessage()]
 
 
 def test_the_server_lets_go_of_what_was_abandoned(
-    held: Held, held_server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch
+    held: Held, held_server: sonic.LocalServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A request that is cancelled while it runs; nothing else is asked of the pool then."""
+    caplog.set_level(logging.DEBUG, logger=shm.__name__)
     with pool_of(held_server) as pool, registered(held_server) as regions:
         pending = worked_on(held, pool)
-        refusals = refused(monkeypatch, pool)
         (region,) = regions()
         pending.cancel()
-        until(lambda: len(refusals) > 1)
+        until(lambda: len(refusals(caplog)) > 1)
         assert regions() == [region]
         assert ours() == []
         held.release()
         until(lambda: regions() == [])
-        assert set(refusals) == {region}
+        assert all(region in refusal for refusal in refusals(caplog))
         assert len(model()(objects(2000), pool=pool)) == 2000
 
 
@@ -348,16 +321,17 @@ def test_closing_lets_go_of_what_is_out(
     held: Held,
     held_server: sonic.LocalServer,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     within_s: float,
 ) -> None:
     """It waits for the server for a moment; then a thread does, and the channel is open for it."""
+    caplog.set_level(logging.DEBUG, logger=shm.__name__)
     monkeypatch.setattr(shm, "_CLOSES_WITHIN_S", within_s)
     with pool_of(held_server) as pool, registered(held_server) as regions:
         pending = worked_on(held, pool)
-        refusals = refused(monkeypatch, pool)
         closing = threading.Thread(target=pool.close)
         closing.start()
-        until(lambda: len(refusals) > 0)
+        until(lambda: len(refusals(caplog)) > 0)
         if within_s < 1:
             closing.join()
             assert regions()
@@ -385,9 +359,7 @@ def test_a_pool_that_was_closed_too_soon_leaves_it_to_the_next(
             assert regions()
 
 
-def test_a_request_that_cannot_be_sent_leaves_its_region(
-    wide_server: sonic.LocalServer, calls: list[str]
-) -> None:
+def test_a_request_that_cannot_be_sent_leaves_its_region(wide_server: sonic.LocalServer) -> None:
     fails = threading.Event()
 
     def token() -> str:
@@ -397,19 +369,21 @@ def test_a_request_that_cannot_be_sent_leaves_its_region(
 
     with pool_of(wide_server, token=token) as pool:
         check(model()(objects(2000), pool=pool), objects(2000))
+        regions = ours()
         fails.set()
         for _ in range(3):
             with pytest.raises(errors.ConfigError, match="token= names failed"):
                 model()(objects(2000), pool=pool)
         fails.clear()
         check(model()(objects(2000), pool=pool), objects(2000))
-    assert len(calls) == 1
+        assert ours() == regions
 
 
 _KILLED = """
 import os, signal, sys
 import sonic_coffea as sonic
 from sonic_coffea.transport import _shared_memory as shm
+from sonic_coffea.transport import local_state
 from tests.transport.test_shared_memory import model, objects
 shm.PREFIX = sys.argv[2]
 with sonic.connect(sys.argv[1]):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from sonic_coffea.transport import (
-    Connection,
-    ConnectionOptions,
-    ModelEntry,
-    Timeouts,
-    connect_transport,
-)
+from sonic_coffea.transport import ConnectionOptions, ModelEntry, Timeouts, connect_transport
+
+if TYPE_CHECKING:
+    from sonic_coffea.transport import Connection
 
 _OPTIONS = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 Fault = Callable[[Any, Any], None]
@@ -48,37 +46,3 @@ class Wrong:
     def without_data(answer: Any) -> None:
         """Leave all data out."""
         del answer.raw_output_contents[:]
-
-
-@dataclass(slots=True)
-class _Planned:
-    fault: Fault
-    times: int
-    every: int
-    requests: int = 0
-
-    def is_due(self) -> bool:
-        """Count a request; return whether the fault happens to it."""
-        self.requests += 1
-        due = self.times > 0 and self.requests % self.every == 0
-        self.times -= due
-        return due
-
-
-class FaultPlan:
-    """Which of the next requests have which fault."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._planned: list[_Planned] = []
-
-    def add(self, fault: Fault, times: int, every: int) -> None:
-        """Give a fault to every n-th of the next requests, until `times` have had it."""
-        with self._lock:
-            self._planned.append(_Planned(fault, times, every))
-
-    def next(self) -> Fault | None:
-        """Return the fault of the request that has just come, the oldest that is due."""
-        with self._lock:
-            self._planned = [planned for planned in self._planned if planned.times]
-            return next((planned.fault for planned in self._planned if planned.is_due()), None)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.server.in_process import EXTENSIONS, KServeServer, Received
-from sonic_coffea.testing._faults import FaultPlan, status
+from sonic_coffea.testing._faults import status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sonic_coffea.server.in_process import KServeModel
     from sonic_coffea.testing._faults import Fault
@@ -65,7 +66,8 @@ class FakeServer(KServeServer):
         )
         self.requests: list[Received] = []
         self.calls: list[tuple[str, dict[str, str]]] = []
-        self._faults = FaultPlan()
+        self._planning = threading.Lock()
+        self._faults: list[Iterator[Fault | None]] = []
         self._open = threading.Event()
         self._open.set()
         self._unloaded: set[str] = set()
@@ -86,7 +88,9 @@ class FakeServer(KServeServer):
         every : int
             Only every n-th of the next requests has it; the others are answered.
         """
-        self._faults.add(fault, times, every)
+        turns = (*repeat(None, every - 1), fault)
+        with self._planning:
+            self._faults.append(chain.from_iterable(repeat(turns, times)))
 
     def fail(self, code: Any, details: str = "", *, times: int = 1, every: int = 1) -> None:
         """Have inference requests fail.
@@ -159,7 +163,8 @@ class FakeServer(KServeServer):
     def receive(self, request: Received) -> Fault | None:
         """Keep the request; wait while answers are held; return what goes wrong with it."""
         self.requests.append(request)
-        fault = self._faults.next()
+        with self._planning:  # the oldest fault that is due; the others take no notice
+            fault = next(filter(None, (next(turns, None) for turns in self._faults)), None)
         self._open.wait()
         return fault
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from sonic_coffea import errors
 from sonic_coffea.tools._requests import ask, zeros
-from sonic_coffea.transport import Address, Connection, Contract, Response, connect_transport
+from sonic_coffea.transport import Address, Contract, Response, connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sonic_coffea.model import Model
     from sonic_coffea.pool import Settings
+    from sonic_coffea.transport import Connection
 
 _TIMEOUT_S = 5.0
 _TRIES = 20

@@ -10,31 +10,26 @@ from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._contract import Contract, TensorSpec
 from sonic_coffea.transport._datatypes import DATATYPES, TYPED_CONTENTS, kserve_name
 from sonic_coffea.transport._local_state import ServerRecord
+from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, Response, ServerInfo
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
 from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls
-from sonic_coffea.transport._protocol import (
-    Connection,
-    ModelEntry,
-    ModelStatistics,
-    Response,
-    RpcHandle,
-    ServerInfo,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    # gRPC is loaded by the first connection.
+    from sonic_coffea.transport._grpc import Connection as Connection
+    from sonic_coffea.transport._grpc import RpcHandle as RpcHandle
 
 __all__ = [
     "DATATYPES",
     "TYPED_CONTENTS",
     "Address",
-    "Connection",
     "ConnectionOptions",
     "Contract",
     "ModelEntry",
     "ModelStatistics",
     "Response",
-    "RpcHandle",
     "ServerInfo",
     "ServerRecord",
     "TensorSpec",
@@ -55,10 +50,10 @@ def connect_transport(
     options: ConnectionOptions | None = None,
 ) -> Connection:
     """Return a connection to a server; made without blocking: the first call opens the channel."""
-    from sonic_coffea.transport._grpc import GrpcConnection
+    from sonic_coffea.transport._grpc import Connection
 
     address = Address.parse(url) if isinstance(url, str) else url
     options = options or ConnectionOptions()
     if headers:
         options = replace(options, headers={**options.headers, **headers})
-    return GrpcConnection(address, options)
+    return Connection(address, options)

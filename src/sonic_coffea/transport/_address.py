@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -88,12 +89,9 @@ class Address:
     @property
     def loopback(self) -> bool:
         """Whether the server is on this machine."""
-        if self.host == "localhost":
-            return True
-        try:
+        with suppress(ValueError):
             return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return self.host == "localhost"
 
     def __str__(self) -> str:
         return self.url

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -36,30 +36,22 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
 
 
 class Channel:
-    """A gRPC channel and its methods; opening it reads certificates."""
+    """A gRPC channel and its methods; opening it reads certificates, closing it cancels calls."""
 
     def __init__(self, address: Address, tls: Tls) -> None:
-        self._grpc = _open(address, tls)
+        if address.tls:
+            root, cert, key = tls.read()
+            credentials = grpc.ssl_channel_credentials(root, key, cert)
+            self._grpc = grpc.secure_channel(address.target, credentials, options=_CHANNEL_OPTIONS)
+        else:
+            self._grpc = grpc.insecure_channel(address.target, options=_CHANNEL_OPTIONS)
+        self.close: Callable[[], None] = self._grpc.close
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._grpc)
         # Requests are serialized by `with_contents`, which saves three copies of every tensor.
         self.infer = self._grpc.unary_unary(
             "/inference.GRPCInferenceService/ModelInfer",
             response_deserializer=service_pb2.ModelInferResponse.FromString,
         )
-
-    def close(self) -> None:
-        """Close it; what is in flight is cancelled."""
-        self._grpc.close()
-
-
-def _open(address: Address, tls: Tls) -> Any:
-    if not address.tls:
-        return grpc.insecure_channel(address.target, options=_CHANNEL_OPTIONS)
-    root, cert, key = tls.read()
-    credentials = grpc.ssl_channel_credentials(
-        root_certificates=root, private_key=key, certificate_chain=cert
-    )
-    return grpc.secure_channel(address.target, credentials, options=_CHANNEL_OPTIONS)
 
 
 def call_metadata(
@@ -97,7 +89,5 @@ def _token_of(function: Callable[[], str]) -> str:
 
 def local_secret(address: Address) -> dict[str, str]:
     """Return the header that a local server of this user demands, from its owner's files."""
-    if not address.loopback:
-        return {}
     record = local_state.lookup(address.url)
-    return {} if record is None else {record.header: record.secret}
+    return {} if record is None else record.headers

@@ -9,7 +9,7 @@ from sonic_coffea.errors import ContractError, nearest
 from sonic_coffea.transport._datatypes import DATATYPES, kserve_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
 
@@ -27,15 +27,15 @@ class TensorSpec:
 
     def takes(self, datatype: str, shape: tuple[int, ...] | None) -> bool:
         """Whether a tensor of this type and inner shape fits; a shape of None is not known yet."""
-        if datatype != self.datatype:
-            return False
-        if shape is None:
-            return True
-        if len(shape) != len(self.shape):
-            return False
-        return all(
-            want < 0 or have < 0 or want == have
-            for want, have in zip(self.shape, shape, strict=True)
+        return datatype == self.datatype and (
+            shape is None
+            or (
+                len(shape) == len(self.shape)
+                and all(
+                    want < 0 or have < 0 or want == have
+                    for want, have in zip(self.shape, shape, strict=True)
+                )
+            )
         )
 
 
@@ -86,21 +86,37 @@ class Contract:
         ContractError
             With the two side by side.
         """
-        problems = [*self._input_problems(inputs), *self._output_problems(outputs)]
+        takes = {t.name: t for t in self.inputs}
+        gives = {t.name: t for t in self.outputs}
+        problems = [
+            f"the model has no input {name!r}; {nearest(name, takes)}"
+            for name in inputs
+            if name not in takes
+        ]
+        problems += [
+            f"nothing is given for the model's input {name!r}"
+            for name in takes
+            if name not in inputs
+        ]
+        problems += [
+            f"input {name!r} is {kserve_name(dtype)} {_shown(shape)}, "
+            f"the model takes {takes[name].datatype} {_shown(takes[name].shape)}"
+            for name, (dtype, shape) in inputs.items()
+            if name in takes and not takes[name].takes(kserve_name(dtype), shape)
+        ]
+        for name, (labels, dtype) in outputs.items():
+            if name in gives:
+                problems += _output_problems(gives[name], labels, dtype)
+            else:
+                problems.append(f"the model has no output {name!r}; {nearest(name, gives)}")
         if not problems:
             return
-        declared = {
-            **{f"input {n}": f"{kserve_name(d)} {_shown(s)}" for n, (d, s) in inputs.items()},
-            **{
-                f"output {n}": f"{kserve_name(d) if d is not None else 'any type'}"
-                f" {_shown(() if k is None else (k,))}"
-                for n, (k, d) in outputs.items()
-            },
-        }
-        served = {
-            **{f"input {t.name}": f"{t.datatype} {_shown(t.shape)}" for t in self.inputs},
-            **{f"output {t.name}": f"{t.datatype} {_shown(t.shape)}" for t in self.outputs},
-        }
+        declared = {f"input {n}": f"{kserve_name(d)} {_shown(s)}" for n, (d, s) in inputs.items()}
+        for name, (labels, dtype) in outputs.items():
+            shown = "any type" if dtype is None else kserve_name(dtype)
+            declared[f"output {name}"] = f"{shown} {_shown(() if labels is None else (labels,))}"
+        served = {f"input {t.name}": f"{t.datatype} {_shown(t.shape)}" for t in self.inputs}
+        served |= {f"output {t.name}": f"{t.datatype} {_shown(t.shape)}" for t in self.outputs}
         raise ContractError(
             "; ".join(problems) + "\n" + _side_by_side(declared, served),
             server=server,
@@ -108,53 +124,21 @@ class Contract:
             version=self.version,
         )
 
-    def _input_problems(
-        self, inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...] | None]]
-    ) -> list[str]:
-        served = {t.name: t for t in self.inputs}
-        problems = [
-            f"the model has no input {name!r}; {nearest(name, served)}"
-            for name in inputs
-            if name not in served
-        ]
-        problems += [
-            f"nothing is given for the model's input {name!r}"
-            for name in served
-            if name not in inputs
-        ]
-        for name, (dtype, shape) in inputs.items():
-            spec = served.get(name)
-            if spec is not None and not spec.takes(kserve_name(dtype), shape):
-                problems.append(
-                    f"input {name!r} is {kserve_name(dtype)} {_shown(shape)}, "
-                    f"the model takes {spec.datatype} {_shown(spec.shape)}"
-                )
-        return problems
 
-    def _output_problems(
-        self, outputs: Mapping[str, tuple[int | None, np.dtype[Any] | None]]
-    ) -> list[str]:
-        served = {t.name: t for t in self.outputs}
-        problems = []
-        for name, (labels, dtype) in outputs.items():
-            spec = served.get(name)
-            if spec is None:
-                problems.append(f"the model has no output {name!r}; {nearest(name, served)}")
-                continue
-            if spec.datatype not in DATATYPES:
-                problems.append(f"output {name!r} is {spec.datatype}, which is not a number")
-            elif dtype is not None and DATATYPES[spec.datatype] != dtype.name:
-                problems.append(
-                    f"output {name!r} is declared {dtype.name}, the model gives "
-                    f"{DATATYPES[spec.datatype]}"
-                )
-            width = spec.shape[-1] if spec.shape else 1
-            if labels is not None and width >= 0 and width != labels:
-                problems.append(
-                    f"output {name!r} is declared with {labels} labels, "
-                    f"the model gives {width} values a row"
-                )
-        return problems
+def _output_problems(
+    spec: TensorSpec, labels: int | None, dtype: np.dtype[Any] | None
+) -> Iterator[str]:
+    gives = DATATYPES.get(spec.datatype)
+    if gives is None:
+        yield f"output {spec.name!r} is {spec.datatype}, which is not a number"
+    elif dtype is not None and gives != dtype.name:
+        yield f"output {spec.name!r} is declared {dtype.name}, the model gives {gives}"
+    width = spec.shape[-1] if spec.shape else 1
+    if labels is not None and width >= 0 and width != labels:
+        yield (
+            f"output {spec.name!r} is declared with {labels} labels, "
+            f"the model gives {width} values a row"
+        )
 
 
 def _shown(shape: tuple[int, ...] | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from tritonclient.grpc import service_pb2
@@ -23,8 +23,14 @@ from sonic_coffea.transport._channel import Channel, call_metadata, local_secret
 from sonic_coffea.transport._contents import checked, tensors_of, with_contents
 from sonic_coffea.transport._datatypes import kserve_name
 from sonic_coffea.transport._failures import translate
-from sonic_coffea.transport._metadata import contract_of, not_found, statistics_of
-from sonic_coffea.transport._protocol import ModelEntry, Response, ServerInfo
+from sonic_coffea.transport._metadata import (
+    ModelEntry,
+    Response,
+    ServerInfo,
+    contract_of,
+    not_found,
+    statistics_of,
+)
 from sonic_coffea.transport._shared_memory import SharedMemory, shares, unknown_region
 
 if TYPE_CHECKING:
@@ -34,8 +40,8 @@ if TYPE_CHECKING:
 
     from sonic_coffea.transport._address import Address
     from sonic_coffea.transport._contract import Contract
+    from sonic_coffea.transport._metadata import ModelStatistics
     from sonic_coffea.transport._options import ConnectionOptions
-    from sonic_coffea.transport._protocol import ModelStatistics, RpcHandle
     from sonic_coffea.transport._shared_memory import Region
 
 logger = logging.getLogger(__name__)
@@ -49,8 +55,19 @@ _COMPRESSIONS = {
 _LIVE_TIMEOUT_S = 2.0
 
 
-class GrpcConnection:
-    """A channel to one server, opened by the first call.
+class RpcHandle(Protocol):
+    """An inference request in flight."""
+
+    def cancel(self) -> object:
+        """Cancel the request, here and on the server. Never blocks."""
+
+
+class Connection:
+    """A channel to one server.
+
+    A connection is made without blocking. Its first call reads certificates and opens the channel,
+    on the thread that calls; every call may block in the function or file of a token. So nothing
+    but `address` and `RpcHandle.cancel` is for a thread that must not block.
 
     Parameters
     ----------
@@ -66,7 +83,7 @@ class GrpcConnection:
     """
 
     def __init__(self, address: Address, options: ConnectionOptions) -> None:
-        self._address = address
+        self.address = address
         self._options = options
         self._opening = threading.Lock()
         self._closed = False
@@ -78,22 +95,23 @@ class GrpcConnection:
             demanded = options.shared_memory is True
             self._shared = SharedMemory(self._call, address, demanded=demanded)
 
-    @property
-    def address(self) -> Address:
-        """Where the server is."""
-        return self._address
-
     def ready(self) -> bool:
-        """Whether the server is ready; False also if it does not respond."""
+        """Whether the server is ready; False also if it does not respond.
+
+        Blocks for up to ``metadata_s``.
+        """
         try:
             return bool(self._call("ServerReady", service_pb2.ServerReadyRequest()).ready)
         except SonicError as error:
-            logger.debug("%s is not ready: %s", self._address, error)
+            logger.debug("%s is not ready: %s", self.address, error)
             return False
 
     def live(self, done: Callable[[SonicError | None], None]) -> None:
-        """Probe liveness; `done` is called once, with an error if the server is lost."""
-        where = str(self._address)
+        """Probe liveness; `done` is called once, with an error if the server is lost.
+
+        Does not wait for the response. `done` may be called before this returns.
+        """
+        where = str(self.address)
         try:
             channel, secret = self._open()
             future = channel.stub.ServerLive.future(
@@ -125,14 +143,14 @@ class GrpcConnection:
         future.add_done_callback(finished)
 
     def info(self) -> ServerInfo:
-        """Ask the server for its metadata."""
+        """Ask the server for its metadata. Blocks for up to ``metadata_s``."""
         metadata = self._call("ServerMetadata", service_pb2.ServerMetadataRequest())
         return ServerInfo(
             name=metadata.name, version=metadata.version, extensions=tuple(metadata.extensions)
         )
 
     def models(self) -> list[ModelEntry]:
-        """Ask for the repository index."""
+        """Ask for the repository index. Blocks for up to ``metadata_s``."""
         try:
             index = self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         except ServerLostError as error:
@@ -142,7 +160,7 @@ class GrpcConnection:
             raise OverloadError(
                 "the server admits no new clients at the moment, as SuperSONIC does while it is "
                 "saturated; it still answers inference requests",
-                server=str(self._address),
+                server=str(self.address),
             ) from None
         return [
             ModelEntry(name=m.name, version=m.version, state=m.state, reason=m.reason)
@@ -150,7 +168,7 @@ class GrpcConnection:
         ]
 
     def contract(self, model: str, version: str | None) -> Contract:
-        """Ask for a model's inputs, outputs and limits."""
+        """Ask for a model's inputs, outputs and limits. Blocks for a few times ``metadata_s``."""
         request = service_pb2.ModelMetadataRequest(name=model, version=version or "")
         try:
             metadata = self._call("ModelMetadata", request, model=model, version=version)
@@ -159,7 +177,7 @@ class GrpcConnection:
                 index = self.models()
             except SonicError:
                 raise error from None
-            raise not_found(model, version, index, server=str(self._address)) from None
+            raise not_found(model, version, index, server=str(self.address)) from None
         try:
             config = self._config(model, version)
         except ServerLostError:
@@ -176,11 +194,11 @@ class GrpcConnection:
         except (ServerLostError, OverloadError, DeadlineError):
             raise  # the server may have one, with the size of its batches
         except SonicError as error:
-            logger.info("%s gives no configuration of %s: %s", self._address, model, error)
+            logger.info("%s gives no configuration of %s: %s", self.address, model, error)
             return None
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
-        """Ask for a model's statistics."""
+        """Ask for a model's statistics. Blocks for up to ``metadata_s``."""
         request = service_pb2.ModelStatisticsRequest(name=model, version=version or "")
         return statistics_of(self._call("ModelStatistics", request, model=model, version=version))
 
@@ -194,9 +212,13 @@ class GrpcConnection:
         request_id: str,
         done: Callable[[Response | SonicError], None],
     ) -> RpcHandle:
-        """Send a request; `done` is called once, on a thread of the connection."""
+        """Send a request; `done` is called once, on a thread of the connection.
+
+        Does not wait for the response, but may block while a new region of shared memory is
+        registered with the server, for a few seconds.
+        """
         context: dict[str, Any] = {
-            "server": str(self._address),
+            "server": str(self.address),
             "model": contract.model,
             "version": version or contract.version,
             "request": request_id,
@@ -277,7 +299,10 @@ class GrpcConnection:
         )
 
     def close(self) -> None:
-        """Cancel what is in flight, and close the channel. May be called again."""
+        """Cancel what is in flight, and close the channel. May be called again.
+
+        May block for a moment while the server unregisters shared memory.
+        """
         with self._opening:
             closed, self._closed = self._closed, True
         if closed or self._channel is None:
@@ -295,16 +320,16 @@ class GrpcConnection:
         with self._opening:
             if self._channel is None:
                 if self._closed:
-                    raise CancelledError("the connection is closed", server=str(self._address))
-                self._channel = Channel(self._address, self._options.tls)
-                self._secret = local_secret(self._address)
+                    raise CancelledError("the connection is closed", server=str(self.address))
+                self._channel = Channel(self.address, self._options.tls)
+                self._secret = local_secret(self.address)
             return self._channel, self._secret
 
     def _call(
         self, method: str, request: Any, timeout_s: float | None = None, **context: Any
     ) -> Any:
         """Make a call without tensors, and wait for the response."""
-        context["server"] = str(self._address)
+        context["server"] = str(self.address)
         channel, secret = self._open()
         try:
             return getattr(channel.stub, method)(
@@ -332,7 +357,7 @@ class GrpcConnection:
             return error
         # A local server that was started anew has another secret, which is recorded a moment after
         # it answers; to the rows, it is a server that was lost and comes back.
-        recorded = local_secret(self._address)
+        recorded = local_secret(self.address)
         self._secret = recorded or self._secret
         if isinstance(error, AccessError) and recorded != secret:
             return ServerLostError(f"the local server was started anew: {details}", **context)

@@ -18,7 +18,6 @@ import stat
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import platformdirs
@@ -83,19 +82,19 @@ def register(record: ServerRecord) -> Path | None:
     works in the process that started it only.
     """
     path = record_path(record.url)
-    if path is not None:
-        try:
-            _write_private(path, json.dumps(dataclasses.asdict(record)).encode())
-        except OSError as error:
-            logger.warning("cannot write the record of %s: %s", record.url, error)
-            return None
-        return path
-    logger.warning(
-        "no private directory for the record of %s; set %s to one that this user can write",
-        record.url,
-        STATE_VARIABLE,
-    )
-    return None
+    if path is None:
+        logger.warning(
+            "no private directory for the record of %s; set %s to one that this user can write",
+            record.url,
+            STATE_VARIABLE,
+        )
+        return None
+    try:
+        _write_private(path, json.dumps(dataclasses.asdict(record)).encode())
+    except OSError as error:
+        logger.warning("cannot write the record of %s: %s", record.url, error)
+        return None
+    return path
 
 
 def remove(url: str) -> None:
@@ -117,49 +116,26 @@ def lookup(url: str) -> ServerRecord | None:
     port = _local_port(url)
     if port is None:
         return None
-    for folder in _folders():
-        record = _read_live(folder / _file_name(port))
-        if record is not None:
-            return record
-    return None
+    return next(filter(None, (_read_live(f / _file_name(port)) for f in _folders())), None)
 
 
 def records() -> list[ServerRecord]:
     """Return the records of this user's servers that run on this machine."""
-    live = []
-    for folder in _folders():
-        for path in sorted(folder.glob(f"{machine()}-*.json")):
-            record = _read_live(path)
-            if record is not None:
-                live.append(record)
-    return live
+    paths = [p for folder in _folders() for p in sorted(folder.glob(f"{machine()}-*.json"))]
+    return [record for record in map(_read_live, paths) if record is not None]
 
 
 def directory() -> Path | None:
     """Return the private directory for state, made if need be; None where there can be none."""
-    for candidate in _candidates():
-        try:
-            _make_private(candidate)
-        except OSError as error:
-            logger.debug("cannot use %s for state: %s", candidate, error)
-            continue
-        if _is_private(candidate) and os.access(candidate, os.W_OK | os.X_OK):
-            return candidate
-    return None
+    return next(filter(_make_private, _candidates()), None)
 
 
 def record_path(url: str) -> Path | None:
     """Return where the record of `url` is to be written, or None without a private directory."""
     port, base = _local_port(url), directory()
-    if port is None or base is None:
+    if port is None or base is None or not _make_private(base / "servers"):
         return None
-    folder = base / "servers"
-    try:
-        _make_private(folder)
-    except OSError as error:
-        logger.warning("cannot make %s: %s", folder, error)
-        return None
-    return folder / _file_name(port) if _is_private(folder) else None
+    return base / "servers" / _file_name(port)
 
 
 def process_start_ticks(pid: int) -> int | None:
@@ -211,11 +187,16 @@ def _candidates() -> list[Path]:
     ]
 
 
-def _make_private(folder: Path) -> None:
-    """Make a directory for this user alone; one that is there stays as it is."""
-    # What others share is not to be taken from them, be it by a link.
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700, parents=True)
+def _make_private(folder: Path) -> bool:
+    """Make a directory for this user alone, and return whether it is; one there stays as it is."""
+    try:
+        # What others share is not to be taken from them, be it by a link.
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        logger.debug("cannot use %s for state: %s", folder, error)
+        return False
+    return _is_private(folder) and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _folders() -> list[Path]:
@@ -287,13 +268,7 @@ def _read(path: Path) -> ServerRecord | None:
             return None
         content = file.read()
     try:
-        return _parse(json.loads(content))
+        return ServerRecord(**json.loads(content))
     except (ValueError, TypeError) as error:
         logger.warning("ignoring %s: %s", path, error)
         return None
-
-
-def _parse(values: Any) -> ServerRecord:
-    if not isinstance(values, dict):
-        raise TypeError(f"expected a JSON object, got {type(values).__name__}")
-    return ServerRecord(**values)

@@ -1,17 +1,65 @@
-"""What servers say of models, as values of ours."""
+"""What servers say of themselves and their models, as values of ours."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ModelNotFoundError, nearest
 from sonic_coffea.transport._contract import Contract, TensorSpec
-from sonic_coffea.transport._protocol import ModelStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from sonic_coffea.transport._protocol import ModelEntry
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """A server's metadata."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """One line of a server's repository index."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatistics:
+    """What a server counted of a model since it was loaded, over all clients."""
+
+    rows: int = 0
+    requests: int = 0
+    executions: int = 0
+    failures: int = 0
+    queue_s: float = 0.0
+    input_s: float = 0.0
+    compute_s: float = 0.0
+    output_s: float = 0.0
+
+    def __add__(self, other: ModelStatistics) -> ModelStatistics:
+        return ModelStatistics(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """The output tensors of a request, and the version of the model that computed them."""
+
+    outputs: Mapping[str, NDArray[Any]]
+    version: str
+    sent_bytes: int
+    received_bytes: int
 
 
 def contract_of(model: str, version: str | None, metadata: Any, config: Any) -> Contract:
