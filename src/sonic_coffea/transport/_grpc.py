@@ -248,6 +248,7 @@ class Connection:
         region = None if self._shared is None else self._shared.place(inputs, request.inputs)
         try:
             message = with_contents(request, () if region else inputs.values())
+            sent_at = time.monotonic()
             future = channel.infer.future(
                 message,
                 timeout=self._options.timeouts.request_s,
@@ -267,7 +268,6 @@ class Connection:
             )
         sent_bytes = len(message) + (sum(t.nbytes for t in inputs.values()) if region else 0)
         channel.in_flight.add(future)
-        sent_at = time.monotonic()
 
         def finished(call: Any) -> None:
             # gRPC would only log what is raised here, and the rows would wait for ever.
