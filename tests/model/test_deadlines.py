@@ -50,7 +50,8 @@ def server() -> Iterator[FaultServer]:
 
 @pytest.fixture
 def cached(server: FakeServer, tmp_path: Path) -> Iterator[Pool]:
-    settings = Settings.make(server.url, cache=tmp_path / "scores", cache_trusts_versions=True)
+    options = {"cache_trusts_versions": True, "metadata_timeout_s": 60}
+    settings = Settings.make(server.url, cache=tmp_path / "scores", **options)
     with Pool(settings) as pool:
         assert MODEL(jets(1), pool=pool).twice.tolist() == [2]
         yield pool
@@ -102,7 +103,7 @@ def test_a_cache_that_cannot_be_written(cached: Pool, tmp_path: Path) -> None:
 def test_a_server_that_does_not_say_what_it_has(server: FaultServer) -> None:
     server.misbehave(silent, times=1000, method="ModelMetadata")
     with (
-        Pool(Settings.make(server.url)) as pool,
+        Pool(Settings.make(server.url, metadata_timeout_s=60)) as pool,
         in_time(),
         pytest.raises(errors.DeadlineError, match="no server has said within 1 s"),
     ):
