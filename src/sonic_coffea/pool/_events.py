@@ -229,6 +229,14 @@ class StartFallback(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class Reconnect(Instruction):
+    """Make a connection to a server anew; it carries nothing."""
+
+    url: str
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
 class Close(Instruction):
     """Close the connections to a server: it is drained."""
 

@@ -42,12 +42,16 @@ class RequestSlice:
         Places of the rows in the call, and the bytes of their tensors.
     order : tuple of int
         Slices leave in this order; one that is sent again, or a part of it, keeps its place.
-    retries : int
-        How often it was queued again.
+    retries, losses : int
+        How often it was queued again, and how often it was lost by servers that answer others.
+    retry_at : float
+        It is not sent before.
     inference_failures : int
         How often a server failed on it.
     last_url : str or None
         The endpoint that lost it last.
+    queued : bool
+        Whether it waits to be sent.
     delivered : bool
         Whether a response is there; attempts that end later change nothing.
     over : bool
@@ -62,9 +66,12 @@ class RequestSlice:
     queued_at: float = 0.0
     begun_at: float = 0.0
     retries: int = 0
+    losses: int = 0
+    retry_at: float = 0.0
     inference_failures: int = 0
     first_failed_at: float | None = None
     last_url: str | None = None
+    queued: bool = False
     delivered: bool = False
     over: bool = False
     attempts: list[Attempt] = field(default_factory=list)
