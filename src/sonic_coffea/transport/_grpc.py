@@ -21,6 +21,7 @@ from sonic_coffea.errors import (
     ResponseError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
 from sonic_coffea.transport._channel import Channel, call_metadata, local_secret
 from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
@@ -409,6 +410,8 @@ class Connection:
                 error.undelivered = True
             elif isinstance(error, ServerLostError):
                 self._shared.forget()
+        if isinstance(error, TokenExpiredError) and not callable(self._options.token):
+            error = AccessError(f"{error.message}; token_file= reads a new one", **context)
         if not isinstance(error, (AccessError, ServerLostError)):
             return error
         # A local server that was started anew has another secret, which is recorded a moment after
