@@ -236,7 +236,7 @@ class PoolCore:
             endpoint.liveness.hear(now)
             endpoint.in_flight.limit(key).pause(now, self._rng, outcome.retry_after_s)
         elif not isinstance(outcome, CancelledError):  # as its connection was made anew
-            endpoint.failed(outcome, asked_at, now)
+            endpoint.failed(outcome, now)
             self._give_up_if_hopeless(key, event.url, outcome, now)
 
     def _requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
@@ -525,7 +525,7 @@ class PoolCore:
         self, attempt: Attempt, endpoint: Endpoint, error: SonicError, now: float
     ) -> bool:
         request, timeout_s = attempt.slice, self._settings.retry.timeout_s
-        endpoint.failed(error, attempt.begun_at, now)
+        endpoint.failed(error, now)
         others_pass = endpoint.breaker.answered_at > (request.first_failed_at or now)
         if others_pass and not getattr(error, "undelivered", False):
             # These rows may be what is killing servers.
