@@ -138,8 +138,12 @@ class Endpoint:
 
     def failed(self, error: SonicError, now: float) -> None:
         """Learn from a request that was lost: of the endpoint it says something if all are."""
-        if self.breaker.fail(error, now, hopeless=not self.in_flight.attempts):
+        hopeless = not self.in_flight.attempts
+        if self.breaker.fail(error, now, hopeless=hopeless):
             self._lost(error, now)
+        elif hopeless and not getattr(error, "undelivered", False):
+            # The only server there may have been started anew, with another model.
+            self.signatures.doubt(now, all_of_them=True)
         self.in_flight.channels.plan_renewals(now)
 
     def silent(self, error: SonicError, now: float) -> None:
