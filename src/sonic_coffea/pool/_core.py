@@ -28,6 +28,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import Circuit, back_off_s
+from sonic_coffea.pool._channels import SILENT_S
 from sonic_coffea.pool._discovery import Discovery
 from sonic_coffea.pool._endpoint import EndpointRegistry
 from sonic_coffea.pool._fallback import FallbackPolicy
@@ -220,8 +221,7 @@ class PoolCore:
         if endpoint is None:
             return
         # A server that answers late, or for a discovery, must have the model that is known by now.
-        expected, asked_at = endpoint.signatures.validating.pop(key, (None, now))
-        expected = expected or self._contracts.get(key)
+        expected = endpoint.signatures.validating.pop(key, None) or self._contracts.get(key)
         if not isinstance(outcome, SonicError):
             endpoint.liveness.hear(now)
             if expected is None or serves(outcome, expected):
@@ -236,7 +236,9 @@ class PoolCore:
             endpoint.liveness.hear(now)
             endpoint.in_flight.limit(key).pause(now, self._rng, outcome.retry_after_s)
         elif not isinstance(outcome, CancelledError):  # as its connection was made anew
-            endpoint.failed(outcome, asked_at, now)
+            if isinstance(outcome, DeadlineError):
+                endpoint.in_flight.channels.silent(0, now - SILENT_S)
+            endpoint.failed(outcome, now)
             self._give_up_if_hopeless(key, event.url, outcome, now)
 
     def _requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
@@ -325,12 +327,12 @@ class PoolCore:
                 passes = endpoint.breaker.circuit(now) is not Circuit.OPEN
                 waits = not passes or endpoint.draining or endpoint.in_flight.paused(key, now)
                 if not waits and endpoint.signatures.due(key, now):
-                    self._validate(endpoint, key, now)
+                    self._validate(endpoint, key)
 
-    def _validate(self, endpoint: Endpoint, key: ModelKey, now: float) -> None:
+    def _validate(self, endpoint: Endpoint, key: ModelKey) -> None:
         queue = self._queues.get(key)
         expected = queue[0][1].call.contract if queue else None
-        endpoint.signatures.validating[key] = expected, now
+        endpoint.signatures.validating[key] = expected
         self._instructions.append(e.Validate(endpoint.url, key))
 
     def _next(self, now: float) -> Attempt | None:
@@ -415,19 +417,19 @@ class PoolCore:
                 self._start_fallback()
                 discovery.next_round_at = math.inf
             elif discovery.next_round_at <= now or discovery.next_round_at == math.inf:
-                self._begin_round(discovery, now)
+                self._begin_round(discovery)
         elif discovery.complete(now):
             if discovery.contracts:
                 self._conclude(discovery, now)
             else:
                 self._ask_again(discovery, now)
 
-    def _begin_round(self, discovery: Discovery, now: float) -> None:
+    def _begin_round(self, discovery: Discovery) -> None:
         endpoints = self.endpoints.active
         discovery.begin_round(endpoint.url for endpoint in endpoints)
         for endpoint in endpoints:
             if discovery.key not in endpoint.signatures.validating:
-                self._validate(endpoint, discovery.key, now)
+                self._validate(endpoint, discovery.key)
 
     def _conclude(self, discovery: Discovery, now: float) -> None:
         key = discovery.key
@@ -525,7 +527,7 @@ class PoolCore:
         self, attempt: Attempt, endpoint: Endpoint, error: SonicError, now: float
     ) -> bool:
         request, timeout_s = attempt.slice, self._settings.retry.timeout_s
-        endpoint.failed(error, attempt.begun_at, now)
+        endpoint.failed(error, now)
         others_pass = endpoint.breaker.answered_at > (request.first_failed_at or now)
         if others_pass and not getattr(error, "undelivered", False):
             # These rows may be what is killing servers.

@@ -108,7 +108,7 @@ class Endpoint:
         if self.breaker.circuit(now) is Circuit.HALF_OPEN:
             return 1 - len(self.in_flight)
         # Until something gets through, or all that is in flight is lost, too.
-        held = self.breaker.exhausted and bool(self.in_flight.attempts)
+        held = self.breaker.exhausted(now) and bool(self.in_flight.attempts)
         return 0 if held else self.in_flight.room(key, now)
 
     def begin(self, request: RequestSlice, now: float) -> Attempt:
@@ -136,11 +136,14 @@ class Endpoint:
             self.losses.found(self.url)
         self.in_flight.answered(attempt, rtt_s, now)
 
-    def failed(self, error: SonicError, begun_at: float, now: float) -> None:
+    def failed(self, error: SonicError, now: float) -> None:
         """Learn from a request that was lost: of the endpoint it says something if all are."""
-        hopeless = not self.in_flight.older_than(begun_at)
+        hopeless = not self.in_flight.attempts
         if self.breaker.fail(error, now, hopeless=hopeless):
             self._lost(error, now)
+        elif hopeless and not getattr(error, "undelivered", False):
+            # The only server there may have been started anew, with another model.
+            self.signatures.doubt(now, all_of_them=True)
         self.in_flight.channels.plan_renewals(now)
 
     def silent(self, error: SonicError, now: float) -> None:

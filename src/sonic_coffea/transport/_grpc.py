@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -69,6 +71,12 @@ class RpcHandle(Protocol):
 
     def cancel(self) -> object:
         """Cancel the request, here and on the server. Never blocks."""
+
+
+# Calls that change nothing. A server that hangs may have got one, behind a balancer with others
+# that answer at once: it is made again after so long, and after as long again.
+_READS = ("ServerMetadata", "RepositoryIndex", "ModelMetadata", "ModelConfig", "ModelStatistics")
+_ASK_AGAIN_S = (1.0, 2.0)
 
 
 class Connection:
@@ -373,20 +381,24 @@ class Connection:
         """Make a call without tensors, and wait for the response."""
         context["server"] = str(self.address)
         channel, secret = self._open()
+        metadata = call_metadata(self._options, secret)
+        until = time.monotonic() + (timeout_s or self._options.timeouts.metadata_s)
+
+        def begin() -> Any:
+            timeout_s = until - time.monotonic()
+            return getattr(channel.stub, method).future(request, timeout_s, metadata)
+
         try:
-            response = getattr(channel.stub, method)(
-                request,
-                timeout=timeout_s or self._options.timeouts.metadata_s,
-                metadata=call_metadata(self._options, secret),
-            )
-        except grpc.RpcError as error:
-            failure = self._failure(error, secret, optional=method in _OPTIONAL, **context)
+            call = _first(begin, _ASK_AGAIN_S if method in _READS else ())
         except ValueError as error:  # a closed channel
-            failure = CancelledError(str(error), **context)
+            failure: SonicError = CancelledError(str(error), **context)
         else:
-            if response is not None:
+            if call.cancelled() or call.code() != grpc.StatusCode.OK:
+                failure = self._failure(call, secret, optional=method in _OPTIONAL, **context)
+            elif (response := call.result()) is not None:
                 return response
-            failure = ServerLostError(_NO_MESSAGE, **context)
+            else:
+                failure = ServerLostError(_NO_MESSAGE, **context)
         raise failure
 
     def _failure(
@@ -421,3 +433,30 @@ class Connection:
         if isinstance(error, AccessError) and recorded != secret:
             return ServerLostError(f"the local server was started anew: {details}", **context)
         return error
+
+
+def _first(begin: Callable[[], Any], ask_again_s: Sequence[float]) -> Any:
+    """Make a call, and again if it takes long; return what was answered first, or failed last."""
+    responses: SimpleQueue[Any] = SimpleQueue()
+    calls: list[Any] = []
+    failed: list[Any] = []
+    try:
+        for wait_s in (*ask_again_s, math.inf):
+            calls.append(begin())
+            calls[-1].add_done_callback(responses.put)
+            until = time.monotonic() + wait_s
+            while len(failed) < len(calls):
+                left_s = None if until == math.inf else max(0.0, until - time.monotonic())
+                try:
+                    call = responses.get(timeout=left_s)
+                except Empty:
+                    break
+                if call.code() == grpc.StatusCode.OK:
+                    return call
+                failed.append(call)
+            else:
+                break
+    finally:
+        for call in calls:
+            call.cancel()
+    return failed[-1]
