@@ -470,15 +470,15 @@ class PoolCore:
             )
             for x in self.endpoints.that_may_have(key, now)
         ]
+        # A model that was there is being loaded, or its server was started anew.
+        transient = discovery.transient or key in self._seen
         due_at = self._fallback.due_at(key, now)
-        if due_at <= now:
+        if due_at <= now or (due_at < math.inf and not transient):
             self._start_fallback()
         if self._fallback.starting:
             discovery.next_round_at = math.inf
             return
         expired = now - since >= self._settings.retry.timeout_s
-        # A model that was there is being loaded, or its server was started anew.
-        transient = discovery.transient or key in self._seen
         if due_at == math.inf and (expired or not transient):
             self._resolve(discovery, discovery.nobody_has_it(self._servers))
             return
