@@ -240,7 +240,7 @@ class PoolCore:
             endpoint.liveness.hear(now)
             endpoint.in_flight.limit(key).pause(now, self._rng, outcome.retry_after_s)
         elif not isinstance(outcome, CancelledError):  # as its connection was made anew
-            endpoint.failed(outcome, asked_at, now)
+            endpoint.failed(outcome, now)
             self._give_up_if_hopeless(key, event.url, outcome, now)
 
     def _requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
@@ -539,7 +539,7 @@ class PoolCore:
         self, attempt: Attempt, endpoint: Endpoint, error: SonicError, now: float
     ) -> bool:
         request, timeout_s = attempt.slice, self._settings.retry.timeout_s
-        endpoint.failed(error, attempt.begun_at, now)
+        endpoint.failed(error, now)
         others_pass = endpoint.breaker.answered_at > (request.first_failed_at or now)
         if others_pass and not getattr(error, "undelivered", False):
             # These rows may be what is killing servers.
@@ -562,7 +562,9 @@ class PoolCore:
     def _give_up_if_hopeless(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
         lost_since = self._lost_since(key, now)
-        passing = isinstance(error, (ServerLostError, DeadlineError, ModelNotFoundError))
+        passing = isinstance(
+            error, (ServerLostError, DeadlineError, ModelNotFoundError, TokenExpiredError)
+        )
         patience_s = self._settings.retry.timeout_s if passing else 0.0
         if lost_since is not None and now - lost_since >= patience_s:
             if isinstance(error, ModelNotFoundError):

@@ -14,6 +14,7 @@ from sonic_coffea.errors import (
     OverloadError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
 
 if TYPE_CHECKING:
@@ -25,7 +26,14 @@ if TYPE_CHECKING:
 
 # Once a server has answered, the others have so long: one that hangs must not hold up the rest.
 OTHERS_S = 1.0
-_TRANSIENT = (CancelledError, DeadlineError, ModelNotReadyError, OverloadError, ServerLostError)
+_TRANSIENT = (
+    CancelledError,
+    DeadlineError,
+    ModelNotReadyError,
+    OverloadError,
+    ServerLostError,
+    TokenExpiredError,
+)
 
 
 @dataclass(slots=True)

@@ -113,7 +113,7 @@ class Endpoint:
         if self.breaker.circuit(now) is Circuit.HALF_OPEN:
             return 1 - len(self.in_flight)
         # Until something gets through, or all that is in flight is lost, too.
-        held = self.breaker.exhausted and bool(self.in_flight.attempts)
+        held = self.breaker.exhausted(now) and bool(self.in_flight.attempts)
         return 0 if held else self.in_flight.room(key, now)
 
     def begin(self, request: RequestSlice, now: float) -> Attempt:
@@ -142,10 +142,9 @@ class Endpoint:
         self.signatures.answered(attempt.key)
         self.in_flight.answered(attempt, rtt_s, now)
 
-    def failed(self, error: SonicError, begun_at: float, now: float) -> None:
+    def failed(self, error: SonicError, now: float) -> None:
         """Learn from a request that was lost: of the endpoint it says something if all are."""
-        hopeless = not self.in_flight.older_than(begun_at)
-        if self.breaker.fail(error, now, hopeless=hopeless):
+        if self.breaker.fail(error, now, hopeless=not self.in_flight.attempts):
             self._lost(error, now)
         self.in_flight.channels.plan_renewals(now)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,10 +21,10 @@ from sonic_coffea.errors import (
     ResponseError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
 from sonic_coffea.transport._channel import Channel, call_metadata, local_secret
-from sonic_coffea.transport._contents import checked, tensors_of, with_contents
-from sonic_coffea.transport._datatypes import kserve_name
+from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._metadata import (
     ModelEntry,
@@ -95,9 +96,10 @@ class Connection:
         self._options = options
         self._opening = threading.Lock()
         self._closed = False
+        self._process = os.getpid()
         self._channel: Channel | None = None
+        self._replaced: list[Channel] = []
         self._secret: Mapping[str, str] = {}
-        self._in_flight: set[Any] = set()
         self._shared: SharedMemory | None = None
         if shares(address, wanted=options.shared_memory):
             demanded = options.shared_memory is True
@@ -138,6 +140,7 @@ class Connection:
             if call.code() == grpc.StatusCode.OK:
                 done(None)
             elif call.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._replace(channel)
                 message = (
                     "the server has requests in flight, and did not respond to a liveness probe "
                     f"within {_LIVE_TIMEOUT_S:g} s"
@@ -241,13 +244,11 @@ class Connection:
         request = service_pb2.ModelInferRequest(
             model_name=contract.model, model_version=version or "", id=request_id
         )
-        for name, tensor in inputs.items():
-            request.inputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
-        for name in outputs:
-            request.outputs.add(name=name)
+        describe(request, inputs, outputs)
         region = None if self._shared is None else self._shared.place(inputs, request.inputs)
         try:
             message = with_contents(request, () if region else inputs.values())
+            sent_at = time.monotonic()
             future = channel.infer.future(
                 message,
                 timeout=self._options.timeouts.request_s,
@@ -256,16 +257,21 @@ class Connection:
             )
         except BaseException as error:  # a token that cannot be had, a closed channel
             self._release(region, reusable=True)
-            if isinstance(error, ValueError) and self._closed:
+            if not isinstance(error, ValueError):
+                raise
+            if self._closed:
                 raise CancelledError("the connection is closed", **context) from None
-            raise
+            if channel is self._channel:
+                raise
+            return self.infer(
+                contract, inputs, outputs, version=version, request_id=request_id, done=done
+            )
         sent_bytes = len(message) + (sum(t.nbytes for t in inputs.values()) if region else 0)
-        self._in_flight.add(future)
-        sent_at = time.monotonic()
+        channel.in_flight.add(future)
 
         def finished(call: Any) -> None:
             # gRPC would only log what is raised here, and the rows would wait for ever.
-            self._in_flight.discard(call)
+            channel.in_flight.discard(call)
             answered = not call.cancelled() and call.code() == grpc.StatusCode.OK
             self._release(region, reusable=answered)
             try:
@@ -320,17 +326,36 @@ class Connection:
 
         May block for a moment while the server unregisters shared memory.
         """
+        if os.getpid() != self._process:  # a forked child: it is its parent's
+            return
         with self._opening:
             closed, self._closed = self._closed, True
+        for channel in self._replaced:
+            channel.close()
         if closed or self._channel is None:
             return
         if self._shared is None:
             self._channel.close()
             return
         # The channel stays open for the server to unregister what these requests used.
-        for future in list(self._in_flight):
+        for future in list(self._channel.in_flight):
             future.cancel()
         self._shared.close(done=self._channel.close)
+
+    def _replace(self, channel: Channel) -> None:
+        """Open another channel for all that follows: to the network, this one may not be there.
+
+        What is in flight on it may still be answered, if it was the server behind it that hangs.
+        """
+        with self._opening:
+            if channel is not self._channel or self._closed:
+                return
+            self._channel = None
+            over = [known for known in self._replaced if not known.in_flight]
+            self._replaced = [known for known in self._replaced if known.in_flight]
+            self._replaced.append(channel)
+        for known in over:
+            known.close()
 
     def _open(self) -> tuple[Channel, Mapping[str, str]]:
         """Return the channel, opened by the first call, and the secret of a local server."""
@@ -381,9 +406,12 @@ class Connection:
         error = translate(code, details, trailers, closing=self._closed, early=early, **context)
         if self._shared is not None:
             if unknown_region(details):
-                error = ServerLostError(f"the server was started anew: {details}", **context)
-            if isinstance(error, ServerLostError):
+                error = ServerLostError(self._shared.unknown(details), **context)
+                error.undelivered = True
+            elif isinstance(error, ServerLostError):
                 self._shared.forget()
+        if isinstance(error, TokenExpiredError) and not callable(self._options.token):
+            error = AccessError(f"{error.message}; token_file= reads a new one", **context)
         if not isinstance(error, (AccessError, ServerLostError)):
             return error
         # A local server that was started anew has another secret, which is recorded a moment after
