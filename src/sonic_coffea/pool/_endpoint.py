@@ -173,14 +173,12 @@ class Endpoint:
 
     def too_large(self, error: SonicError, request: RequestSlice, now: float) -> None:
         """Learn from a refusal for a request's size: for some time, requests are smaller."""
-        if self.takes(request, now):
-            logger.warning(
-                "%s; requests for model %s are of less than %d bytes",
-                error,
-                request.key.name,
-                request.nbytes,
-            )
-            self._refused_bytes[request.key] = request.nbytes, now + REFUSED_S
+        if not self.takes(request, now):
+            return
+        _, until = self._refused_bytes.get(request.key, (0, -math.inf))
+        level = logging.DEBUG if now < until else logging.WARNING
+        logger.log(level, "%s; requests of %d bytes are split", error, request.nbytes)
+        self._refused_bytes[request.key] = request.nbytes, now + REFUSED_S
 
     def takes(self, request: RequestSlice, now: float) -> bool:
         """Whether no request of this size was refused lately."""

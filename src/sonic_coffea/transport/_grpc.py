@@ -464,7 +464,8 @@ class Connection:
         error = translate(code, details, trailers, closing=self._closed, early=early, **context)
         if self._shared is not None:
             if unknown_region(details):
-                error = ServerLostError(self._shared.unknown(details), **context)
+                meaning = self._shared.unknown(details)
+                error = ServerLostError(meaning, **context)
                 error.undelivered = True
             elif isinstance(error, ServerLostError):
                 self._shared.forget()
