@@ -16,6 +16,7 @@ from sonic_coffea.errors import (
     CancelledError,
     InferenceError,
     ModelNotFoundError,
+    ModelNotReadyError,
     OverloadError,
     RequestError,
     ResponseError,
@@ -30,7 +31,9 @@ from sonic_coffea.transport._metadata import (
     ModelEntry,
     Response,
     ServerInfo,
+    agree,
     contract_of,
+    newest_of,
     not_found,
     statistics_of,
 )
@@ -59,6 +62,8 @@ _LIVE_TIMEOUT_S = 2.0
 # A deadline that passes before this part of a request's own time is a proxy's.
 _EARLY = 0.9
 _TRIES = 3
+# So many servers behind a balancer are asked for a model before it is said not to be there.
+_SERVERS = 5
 # Triton's extensions, which other servers lack: gRPC's own servers say so without words.
 _OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})
 _NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
@@ -173,22 +178,63 @@ class Connection:
                 server=str(self.address),
             ) from None
         return [
-            ModelEntry(name=m.name, version=m.version, state=m.state, reason=m.reason)
+            ModelEntry(
+                name=m.name,
+                version=m.version,
+                # MLServer says "State.READY".
+                state=m.state.rpartition(".")[2],
+                reason=m.reason,
+            )
             for m in index.models
         ]
 
     def contract(self, model: str, version: str | None) -> Contract:
-        """Ask for a model's inputs, outputs and limits. Blocks for a few times ``metadata_s``."""
-        request = service_pb2.ModelMetadataRequest(name=model, version=version or "")
-        try:
-            metadata = self._call("ModelMetadata", request, model=model, version=version)
-        except ModelNotFoundError as error:
+        """Ask for a model's inputs, outputs and limits. Blocks for a few times ``metadata_s``.
+
+        Raises
+        ------
+        ModelNotReadyError
+            If a server has it, or is to have it soon.
+        ModelNotFoundError
+            If it has to be made, or mended, first.
+        """
+        tries = 0
+        while True:
+            tries += 1
+            metadata = self._metadata(model, version)
+            newest = version or newest_of(metadata.versions)
             try:
-                index = self.models()
-            except SonicError:
-                raise error from None
-            raise not_found(model, version, index, server=str(self.address)) from None
-        return contract_of(model, version, metadata, self._config(model, version))
+                config = self._config(model, newest or None)
+            except ModelNotFoundError:
+                if tries < _TRIES:
+                    continue
+                raise
+            if config is None or agree(metadata, config):
+                return contract_of(model, newest, metadata, config)
+            # A balancer has asked two servers, of which one has been updated.
+            if tries == _TRIES:
+                message = "its metadata and its configuration do not fit; is it being replaced?"
+                raise ModelNotReadyError(
+                    message, server=str(self.address), model=model, version=version
+                )
+
+    def _metadata(self, model: str, version: str | None) -> Any:
+        """Return the model's metadata."""
+        request = service_pb2.ModelMetadataRequest(name=model, version=version or "")
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._call("ModelMetadata", request, model=model, version=version)
+            except ModelNotFoundError as error:
+                # Another server behind a balancer may have it.
+                if tries < _SERVERS:
+                    continue
+                try:
+                    index = self.models()
+                except SonicError:
+                    raise error from None
+                raise not_found(model, version, index, server=str(self.address)) from None
 
     def _config(self, model: str, version: str | None) -> Any:
         """Return the model's configuration, or None from a server that has none."""
