@@ -197,7 +197,7 @@ class Connection:
         except (ServerLostError, OverloadError, DeadlineError):
             raise  # the server may have one, with the size of its batches
         except SonicError as error:
-            logger.info("%s gives no configuration of %s: %s", self.address, model, error)
+            logger.info("%s gives no configuration of %r: %s", self.address, model, error)
             return None
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
