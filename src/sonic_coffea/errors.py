@@ -128,7 +128,7 @@ class SonicError(Exception):
         return type(self)(f"{place}: {self.message}", **self._context())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), **self._context()), (self.message,)
+        return partial(type(self), **self._context()), (self.message,), self.__dict__
 
 
 class ConfigError(SonicError):
@@ -156,28 +156,27 @@ class ServerStartError(ServerError):
 
 
 class ServerLostError(ServerError):
-    """No connection could be made, or the connection broke while a request was in flight."""
+    """No connection could be made, or the connection broke while a request was in flight.
+
+    Attributes
+    ----------
+    undelivered : bool
+        Whether no server can have got the request.
+    """
+
+    undelivered: bool = False
 
 
 class OverloadError(ServerError):
     """The server refused for lack of capacity.
 
-    Parameters
+    Attributes
     ----------
-    message : str
-        As of `SonicError`.
-    retry_after_s : float, optional
-        How long the server asks to wait before the request is sent again.
-    **context
-        As of `SonicError`.
+    retry_after_s : float or None
+        When the server wants to be asked again, if it says so.
     """
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None, **context: Any) -> None:
-        self.retry_after_s = retry_after_s
-        super().__init__(message, **context)
-
-    def _context(self) -> dict[str, Any]:
-        return {**super()._context(), "retry_after_s": self.retry_after_s}
+    retry_after_s: float | None = None
 
 
 class RouteTimeoutError(OverloadError):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.network.processes import Kept
 from tests.ports import held_port
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -258,12 +259,14 @@ class Envoy:
         assert self._kept is not None
         self._kept.kill()
 
-    def press(self, share: float) -> None:
-        """Tell the overload manager how used up its resource is, of 1."""
+    def press(self, *, hard: bool) -> None:
+        """Have the overload manager refuse all requests, or none; return when it does."""
         # It looks when a file is moved there.
         new = self._pressure.with_name("new")
-        new.write_text(f"{share:g}")
+        new.write_text("1" if hard else "0")
         new.replace(self._pressure)
+        active = "overload.envoy.overload_actions.stop_accepting_requests.active"
+        until(lambda: self.statistic(active) == hard, what="the overload manager's action")
 
     def ask(self, page: str) -> str:
         """Return a page of its administration."""

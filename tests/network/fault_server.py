@@ -24,6 +24,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -47,10 +48,9 @@ from tritonclient.grpc import service_pb2
 
 from sonic_coffea.server.in_process._grpc_server import Servicer
 from sonic_coffea.testing import FakeServer
-from sonic_coffea.testing._faults import FaultPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Self
 
 ALL_STREAMS = 2**31 - 1
@@ -79,7 +79,7 @@ class FaultServer(FakeServer):
         self.connections = 0
         self.streams: list[tuple[int, str]] = []
         self.servicer = Servicer(self)
-        self._plans: dict[str, FaultPlan] = {}
+        self._plans: dict[str, list[Iterator[Any]]] = {}
         self._held = contextlib.ExitStack()
         self._alive: set[Connection] = set()
         self._thread: LoopThread | None = None
@@ -88,11 +88,12 @@ class FaultServer(FakeServer):
         self, fault: CallFault, *, times: int = 1, every: int = 1, method: str = "ModelInfer"
     ) -> None:
         """Have a fault happen to the next calls of a method; see `FakeServer.inject`."""
-        self._plans.setdefault(method, FaultPlan()).add(fault, times, every)  # type: ignore[arg-type]
+        turns = (*repeat(None, every - 1), fault)
+        self._plans.setdefault(method, []).append(chain.from_iterable(repeat(turns, times)))
 
     def connect_badly(self, fault: ConnectionFault, *, times: int = 1) -> None:
         """Have a fault happen to the next connections."""
-        self._plans.setdefault("", FaultPlan()).add(fault, times, 1)  # type: ignore[arg-type]
+        self._plans.setdefault("", []).append(repeat(fault, times))
 
     def freeze(self) -> None:
         """Answer nothing any more on the connections that there are, as a host that vanished."""
@@ -124,8 +125,8 @@ class FaultServer(FakeServer):
 
     def next_fault(self, method: str) -> Any:
         """Return what goes wrong with the call, or for "" the connection, that has just come."""
-        plan = self._plans.get(method)
-        return None if plan is None else plan.next()
+        planned = (next(turns, None) for turns in self._plans.get(method, ()))
+        return next(filter(None, planned), None)
 
     def admit(self, connection: Connection) -> int:
         """Count a connection; return its number, from 1 on."""

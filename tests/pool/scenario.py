@@ -69,6 +69,7 @@ class Scenario:
         self.probes = 0
         self.fallbacks = 0
         self.closed: list[str] = []
+        self.renewed: list[tuple[str, int]] = []
         self.published: dict[ModelKey, Contract] = {}
         self._silent: list[tuple[str, ModelKey]] = []
 
@@ -129,6 +130,14 @@ class Scenario:
         self._ended(attempt)
         self.tell(e.Failed(attempt, error))
 
+    def lose(self, url: str, error: errors.SonicError = LOST, most: int = 1000) -> int:
+        """Fail what is in flight to a server, and is sent there again; return how often."""
+        for number in range(most):
+            if not (attempts := self.at(url)):
+                return number
+            self.fail(attempts[0], error)
+        return most
+
     def say(self, url: str, outcome: Any, key: ModelKey = KEY) -> None:
         """Have a server answer late that said nothing when it was asked."""
         self._silent.remove((url, key))
@@ -163,6 +172,9 @@ class Scenario:
                 assert request not in self.delivered
                 assert request not in self.failed
                 self.failed[request] = error
+            case e.Split(request, parts):
+                assert [parts[0].start, parts[-1].stop] == [request.start, request.stop]
+                assert sum(part.nbytes for part in parts) == request.nbytes
             case e.Count(retried=retried):
                 self.retries += retried
             case e.Probe(url):
@@ -186,6 +198,9 @@ class Scenario:
                 self.fallbacks += 1
             case e.Close(url):
                 self.closed.append(url)
+            case e.Reconnect(url, channel):
+                assert not [a for a in self.at(url) if a.channel == channel]
+                self.renewed.append((url, channel))
         return []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -65,11 +64,10 @@ class Allocator:
 
     def __init__(self) -> None:
         self.capacities: dict[ServedModel, Capacity] = {}
-        # However many there are, their turns are spread evenly.
-        phases = (number * _GOLDEN_RATIO % 1.0 for number in itertools.count(1))
-        self._clients = defaultdict[str, _Client](lambda: _Client(next(phases)))
+        self._clients: dict[str, _Client] = {}
         self._rtts: defaultdict[ServedModel, list[RttStatistics]] = defaultdict(list)
         self._rounds = 0
+        self._joined = 0
 
     @property
     def clients(self) -> int:
@@ -97,7 +95,14 @@ class Allocator:
 
     def join(self, client: str, weight: int = 1) -> None:
         """Take in a client, or change its weight: it counts as so many."""
-        self._clients[client].weight = weight
+        self._known(client).weight = weight
+
+    def _known(self, client: str) -> _Client:
+        if client not in self._clients:
+            # However many there are, their turns are spread evenly.
+            self._joined += 1
+            self._clients[client] = _Client(phase=self._joined * _GOLDEN_RATIO % 1.0)
+        return self._clients[client]
 
     def leave(self, client: str) -> None:
         """Forget a client: what it had is for the others."""
@@ -126,7 +131,7 @@ class Allocator:
         list of str
             Servers whose circuit has opened or closed since the client's last report.
         """
-        known = self._clients[client]
+        known = self._known(client)
         known.reported_at = now
         for served, (in_flight, waiting, rtt) in telemetry.items():
             known.demand[served] = in_flight, waiting

@@ -52,12 +52,6 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         callback.start()
         add_page(scheduler, self.history)
 
-    async def close(self) -> None:
-        """End with the scheduler."""
-        callback = self._scheduler.periodic_callbacks.pop(self.name, None)
-        if callback is not None:
-            callback.stop()
-
     def join(self, worker: str, process: str) -> dict[str, float]:
         """Take in a worker; it is told how to behave until the first round."""
         workers = self._processes.setdefault(process, [])

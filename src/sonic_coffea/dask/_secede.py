@@ -42,10 +42,10 @@ class Suspender:
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
         """Wait for an event without the thread, if that is possible."""
-        worker, _ = current_task()
         executor = _executor()
-        if worker is None or executor is None:
+        if executor is None:
             return event.wait(timeout_s)
+        worker = get_worker()
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         suspended = self._counts[worker.address]
         max_chunks = self._max_for_thread * worker.state.nthreads
@@ -106,20 +106,12 @@ class _Suspended:
     waiting: int = 0
 
 
-def current_task() -> tuple[Any, Any]:
-    """Return the worker and the key of the task that this thread runs; None and None without."""
-    key = getattr(utils.thread_state, "key", None)
-    try:
-        return (None, None) if key is None else (get_worker(), key)
-    except ValueError:
-        return None, None
-
-
 def _executor() -> Any:
-    """Return the worker's executor if this is one of its threads, and has not seceded."""
+    """Return the worker's executor if this thread runs one of its tasks, and has not seceded."""
     executor = getattr(threadpoolexecutor.thread_state, "executor", None)
-    seceded = executor is None or threading.current_thread() not in executor._threads  # noqa: SLF001
-    return None if seceded else executor
+    if executor is None or getattr(utils.thread_state, "key", None) is None:
+        return None
+    return executor if threading.current_thread() in executor._threads else None  # noqa: SLF001
 
 
 def _memory_is_full(worker: Worker) -> bool:

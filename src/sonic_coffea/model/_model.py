@@ -41,7 +41,6 @@ from sonic_coffea.pool import (
     Deadline,
     Pool,
     current,
-    failures_told,
 )
 from sonic_coffea.reporting import tables
 from sonic_coffea.reuse import Part, ScoreCache, Variations
@@ -301,7 +300,7 @@ class Model(Carrier):
             if objects.deferred:
                 # How many events each has is not known, so that they cannot be sent together.
                 each = {name: self._send(one, how).result() for name, one in objects.items()}
-                return Deferred(self, each)
+                return Deferred(self.name, each)
             together, lengths = objects.together()
             if not _is_one(version):
                 version = _repeated(version, lengths)
@@ -316,14 +315,15 @@ class Model(Carrier):
         if is_tracer(objects):
             if not _is_one(version):
                 ak.typetracer.touch_data(version)
-            return Deferred(self, trace(self.inputs, self.outputs, objects))
-        with failures_told():
-            return self._submit(objects, how)
+            return Deferred(self.name, trace(self.inputs, self.outputs, objects))
+        return self._submit(objects, how)
 
     def _submit(self, objects: Any, how: _How) -> Pending:
         inputs = bind_inputs(self.inputs, objects)
         outputs = {name: o.assemble(name, inputs) for name, o in self.outputs.items()}
-        pending = Pending(self, inputs.rows, outputs)
+        pending = Pending(
+            self.name, inputs.rows, outputs, version=self.version, config_hash=self.config_hash
+        )
         if len(inputs) == 0:
             return pending
         inputs.load()
@@ -419,7 +419,7 @@ class Model(Carrier):
         options = {name: getattr(how, name) for name in ("on_error", "version", "deduplicate")}
         token = "-".join(map(str, [self.config_hash, *options.values()]))
         score = partial(self, **options)
-        return Deferred(self, over_partitions(score, objects, label=label, token=token))
+        return Deferred(self.name, over_partitions(score, objects, label=label, token=token))
 
 
 class _How(NamedTuple):

@@ -12,7 +12,7 @@ from awkward.contents import RecordArray
 
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import DeadlineError, printable
-from sonic_coffea.pool import Deadline, failures_told
+from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes
 from sonic_coffea.reporting import Statistics, tables
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from sonic_coffea.layouts import Assembly, Rows
-    from sonic_coffea.model._model import Model
     from sonic_coffea.reuse import Part
 
 # After Ctrl-C, so that the same call again finds what is kept.
@@ -40,8 +39,17 @@ class Pending:
         How many events each variation has, if variations travel together.
     """
 
-    def __init__(self, model: Model, rows: Rows, outputs: Mapping[str, Assembly]) -> None:
+    def __init__(
+        self,
+        model: str,
+        rows: Rows,
+        outputs: Mapping[str, Assembly],
+        *,
+        version: str | None,
+        config_hash: str,
+    ) -> None:
         self._model = model
+        self._version, self._config_hash = version, config_hash
         self._rows = rows
         self._outputs = outputs
         self._lost: list[Any] = []
@@ -51,8 +59,7 @@ class Pending:
 
     def __repr__(self) -> str:
         varied = f" under {', '.join(self.lengths)}" if self.lengths else ""
-        name = printable(self._model.name)
-        return f"<Pending {name}{varied}: {len(self._rows)} rows, {self._state}>"
+        return f"<Pending {printable(self._model)}{varied}: {len(self._rows)} rows, {self._state}>"
 
     def _repr_html_(self) -> str:
         s, total = self.statistics, self.statistics.total()
@@ -65,7 +72,7 @@ class Pending:
         failed = [part.call.failure for part in self.parts if part.call.failure is not None]
         notes = [] if self.done() else ["result() waits for it, cancel() ends it"]
         notes += [f"failed: {error}" for error in failed[:1]]
-        return tables.table(f"Pending {self._model.name}", rows, notes=notes)
+        return tables.table(f"Pending {self._model}", rows, notes=notes)
 
     @property
     def statistics(self) -> Statistics:
@@ -120,7 +127,7 @@ class Pending:
     def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
         """Return the scores of what may have begun before it was sent; see `result`."""
         try:
-            with failures_told(), self._shown_progress(show=progress):
+            with self._shown_progress(show=progress):
                 for part in self.parts:
                     if not part.call.wait(deadline.left_s):
                         part.call.abandon(self._too_late(deadline))
@@ -138,7 +145,7 @@ class Pending:
                     else "a cache would keep them"
                 )
                 error.add_note(
-                    f"{self.statistics.scored:,} of {len(self._rows):,} rows of {self._model.name} "
+                    f"{self.statistics.scored:,} of {len(self._rows):,} rows of {self._model} "
                     f"were scored; {what}"
                 )
             raise
@@ -162,11 +169,11 @@ class Pending:
         digests = {call.contract.digest for call in calls} - {""}
         tallies = [entry for call in calls for entry in call.statistics]
         return {
-            "model": self._model.name,
-            "version": self._model.version or ", ".join(sorted(served)) or None,
+            "model": self._model,
+            "version": self._version or ", ".join(sorted(served)) or None,
             "digest": ", ".join(sorted(digests)) or None,
             "servers": sorted({server for (server, _, _), tally in tallies if tally.rows}),
-            "config_hash": self._model.config_hash,
+            "config_hash": self._config_hash,
             "sonic_coffea": __version__,
         }
 
@@ -210,14 +217,14 @@ class Pending:
         # In a notebook, a bar that goes away would leave a gap below its cell.
         transient = not console.is_jupyter
         with Bar(*columns, console=console, transient=transient, refresh_per_second=5) as bar:
-            bar.add_task(printable(self._model.name), total=len(self._rows))
+            bar.add_task(printable(self._model), total=len(self._rows))
             yield
 
     def _too_late(self, deadline: Deadline) -> DeadlineError:
         rows = len(self._rows)
         return DeadlineError(
             f"not all of {rows} rows were scored within {deadline.timeout_s:g} s",
-            model=self._model.name,
+            model=self._model,
             events=self._rows.events_of(0, rows),
         )
 
@@ -225,7 +232,7 @@ class Pending:
 class Deferred(Pending):
     """What stands for scores that are computed later, or never: a lazy array, or a typetracer."""
 
-    def __init__(self, model: Model, scores: Any) -> None:
+    def __init__(self, model: str, scores: Any) -> None:
         self._model = model
         self._scores = scores
         self.parts = []
@@ -236,7 +243,7 @@ class Deferred(Pending):
         return Statistics()
 
     def __repr__(self) -> str:
-        return f"<Deferred {printable(self._model.name)}: {self._scores!r}>"
+        return f"<Deferred {printable(self._model)}: {self._scores!r}>"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"

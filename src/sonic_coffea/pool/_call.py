@@ -173,6 +173,10 @@ class Call:
             output.place(selection, request.rows, response.outputs)
         self.served_versions.add(response.version or self.contract.version)
 
+    def expect(self, more: int) -> None:
+        """Take note that its rows travel in more requests than were planned."""
+        self._left += more
+
     def finish(self, request: RequestSlice) -> bool:
         """Count a slice as over, and return whether it was the call's last one."""
         # Counted twice, another slice would be left out: its rows would have no scores.

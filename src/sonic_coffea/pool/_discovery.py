@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import (
+    CancelledError,
     DeadlineError,
     ModelNotFoundError,
     OverloadError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # Once a server has answered, the others have so long: one that hangs must not hold up the rest.
 OTHERS_S = 1.0
+_TRANSIENT = (CancelledError, DeadlineError, OverloadError, ServerLostError)
 
 
 @dataclass(slots=True)
@@ -37,6 +39,8 @@ class Discovery:
         When the servers are asked (again); None while they are.
     contracts : dict
         What servers have said in this round, by URL.
+    failing_since : float or None
+        When a round has ended without a contract for the first time.
     awaited : set of str
         The servers that have not answered in this round.
     """
@@ -45,6 +49,7 @@ class Discovery:
     next_round_at: float | None
     requests: list[ContractRequest] = field(default_factory=list)
     contracts: dict[str, Contract] = field(default_factory=dict)
+    failing_since: float | None = None
     awaited: set[str] = field(default_factory=set)
     _failures: list[SonicError] = field(default_factory=list)
     _failures_before: list[SonicError] = field(default_factory=list)
@@ -86,7 +91,7 @@ class Discovery:
     @property
     def transient(self) -> bool:
         """Whether another round may find what this one did not."""
-        return any(isinstance(f, (ServerLostError, OverloadError)) for f in self.failures)
+        return any(isinstance(failure, _TRANSIENT) for failure in self.failures)
 
     def nobody_has_it(self, servers: Iterable[str]) -> SonicError:
         """Return the error for a model that no server has."""

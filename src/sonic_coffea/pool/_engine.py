@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -303,6 +304,8 @@ class Engine:
                 logger.debug("%s; its rows are sent again, or are elsewhere", error)
                 tally = Tally(retries=1) if retried else Tally(failures=1)
                 self._record(_call_of(attempt.slice), attempt.url, tally)
+            case e.Split(request, parts):
+                _call_of(request).expect(len(parts) - 1)
             case e.Fail(request, error, url):
                 if url is not None:
                     self._record(_call_of(request), url, Tally(failures=1))
@@ -319,6 +322,9 @@ class Engine:
                 self._validate(url, key)
             case e.StartFallback():
                 self._start_fallback()
+            case e.Reconnect(url, channel):
+                if (old := self._senders[url].renew(channel)) is not None:
+                    _apart("sonic-close", old.close, lambda _: None)
             case e.Close(url):
                 # There is none before the pool is used.
                 if (sender := self._senders.pop(url, None)) is not None:
@@ -457,9 +463,8 @@ class Engine:
         _apart("sonic-fallback", start, failed)
 
     def _sender(self, url: str) -> Sender:
-        options = self.settings.connection_options()
-        channels = range(self.settings.channels)
-        return Sender([self._connect(url, options=options) for _ in channels], self.post)
+        connect = partial(self._connect, url, options=self.settings.connection_options())
+        return Sender(connect, self.settings.channels, self.post)
 
     def _connect_new(
         self, urls: Iterable[str], connected: Mapping[str, Sender] = MappingProxyType({})

@@ -176,6 +176,14 @@ class Count(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class Split(Instruction):
+    """Expect the parts of a slice, which is too large to be answered, in its place."""
+
+    slice: RequestSlice
+    parts: Sequence[RequestSlice]
+
+
+@dataclass(frozen=True, slots=True)
 class Fail(Instruction):
     """Give up a slice; ``url`` is the endpoint whose failure it was."""
 
@@ -218,6 +226,14 @@ class Publish(Instruction):
 @dataclass(frozen=True, slots=True)
 class StartFallback(Instruction):
     """Start the fallback, or look for the one of this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect(Instruction):
+    """Make a connection to a server anew; it carries nothing."""
+
+    url: str
+    channel: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class Signatures:
     valid : dict
         When the endpoint was last known to have each model that it has.
     validating : dict
-        What is expected of each model that it is being asked for.
+        What is expected of each model that it is being asked for, and since when it is.
     """
 
     __slots__ = ("_rejected", "valid", "validating")
@@ -40,7 +40,7 @@ class Signatures:
     def __init__(self) -> None:
         self.valid: dict[ModelKey, float] = {}
         self._rejected: dict[ModelKey, tuple[float, SonicError]] = {}
-        self.validating: dict[ModelKey, Contract | None] = {}
+        self.validating: dict[ModelKey, tuple[Contract | None, float]] = {}
 
     def rejection(self, key: ModelKey, now: float) -> SonicError | None:
         """Return why the endpoint cannot serve a model, if that was found lately."""

@@ -209,7 +209,6 @@ def _nearest_fields_named() -> Iterator[None]:
         # awkward names the missing field, not the others.
         if not isinstance(error.obj, ak.Array) or not error.name:
             raise
-        missing = f"there is no field {error.name!r}; {nearest(error.name, error.obj.fields)}"
-    else:
-        return
-    raise FieldError(missing)
+        raise FieldError(
+            f"there is no field {error.name!r}; {nearest(error.name, error.obj.fields)}"
+        ) from None

@@ -65,7 +65,7 @@ class Part:
             which = contract.digest or pool.settings.servers
             keys = keys_of(inputs, repr((contract.model, contract.version, which, asked)))
             duplicates = self._duplicates = Duplicates(keys)
-            self._keys, lost_with = keys, duplicates.members
+            self._keys, lost_with = keys, lambda rows: duplicates.expand(rows)[0]
             different = len(duplicates.sent)
             misses = duplicates.sent if cache is None else self._recall(cache, duplicates.sent)
             sent = inputs.only(misses)

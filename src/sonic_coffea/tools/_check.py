@@ -34,6 +34,7 @@ _REMEDIES: dict[type[errors.SonicError], str] = {
     errors.ContractError: "change the declaration, or pin the version that it was made for "
     "(--version)",
     errors.DeadlineError: "the server is slow or overloaded; try again later, or ask its operator",
+    errors.OverloadError: "the server is overloaded; try again later, or ask its operator",
     errors.RequestError: "the server's log says more; the model may not take a row of zeros",
     errors.ServerLostError: "the server broke the connection; its log says why",
     errors.ConfigError: "use another model, or other options",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -46,6 +46,7 @@ class Channel:
         else:
             self._grpc = grpc.insecure_channel(address.target, options=_CHANNEL_OPTIONS)
         self.close: Callable[[], None] = self._grpc.close
+        self.in_flight: set[Any] = set()
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._grpc)
         # Requests are serialized by `with_contents`, which saves three copies of every tensor.
         self.infer = self._grpc.unary_unary(

@@ -43,11 +43,13 @@ class Failure(NamedTuple):
     codes : tuple of grpc.StatusCode
         The status is one of these; none: any.
     words : str
-        The status's details have these, in lower case.
+        The status's details have these, in lower case; `SILENT`: there are none.
     trailer : str
         The response has this trailer.
     hint : str
         What helps, for the message.
+    undelivered : bool
+        Whether no server can have got the request.
     """
 
     phase: str
@@ -56,13 +58,21 @@ class Failure(NamedTuple):
     words: str = ""
     trailer: str = ""
     hint: str = ""
+    undelivered: bool = False
 
 
+SILENT = "(no words)"
+_NO_ROUTE = "the proxy has no such route, or not yet; check the URL's host and port"
 _LARGE = "let requests be smaller: max_request_bytes"
 _HTTP = "received http2 header with status: "
 _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.ABORTED)
 _FAILED = (Code.INTERNAL, Code.UNKNOWN)
 _PUSHBACK = "grpc-retry-pushback-ms"
+
+
+def _unreached(phase: str, words: str) -> Failure:
+    return Failure(phase, ServerLostError, (Code.UNAVAILABLE,), words, undelivered=True)
+
 
 # The first row that fits counts. Where a status has several meanings, only the words tell.
 FAILURES: tuple[Failure, ...] = (
@@ -72,6 +82,8 @@ FAILURES: tuple[Failure, ...] = (
     Failure("stream", DeadlineError, (), "stream removed (deadline exceeded)"),
     Failure("stream", OverloadError, (), "rst_stream with error code 11"),
     Failure("stream", InferenceError, (), "metadata size exceeds"),
+    Failure("stream", ServerLostError, (), "rst_stream with error code 7", undelivered=True),
+    Failure("stream", ServerLostError, (), "goaway received", undelivered=True),
     Failure("stream", ServerLostError, (), "stream removed"),
     Failure("stream", ServerLostError, (Code.UNKNOWN,), "no status received"),
     Failure("stream", InferenceError, (Code.INTERNAL,), "exception deserializing response"),
@@ -85,15 +97,18 @@ FAILURES: tuple[Failure, ...] = (
         (Code.UNAVAILABLE,),
         "trying to connect an http1.x server",
         hint="the port does not speak gRPC, which Triton does at 8001 by default",
+        undelivered=True,
     ),
+    _unreached("connection", "connections to all backends failing"),
+    _unreached("connection", "errors resolving"),
+    _unreached("proxy", "remote connection failure"),
+    _unreached("proxy", "reset reason: connection timeout"),
+    _unreached("proxy", "no healthy upstream"),
+    _unreached("proxy", f"{_HTTP}503"),
     Failure("proxy", AccessError, (), f"{_HTTP}302", hint="a login page answers in its place"),
-    Failure(
-        "proxy",
-        ServerLostError,
-        (),
-        f"{_HTTP}404",
-        hint="the proxy has no such route, or not yet; check the URL's host and port",
-    ),
+    Failure("proxy", ServerLostError, (), f"{_HTTP}404", hint=_NO_ROUTE),
+    # Envoy says so of a call without a route; a server says of which method it speaks.
+    Failure("proxy", ServerLostError, (Code.UNIMPLEMENTED,), SILENT, hint=_NO_ROUTE),
     Failure("proxy", ServerLostError, (), f"{_HTTP}408"),
     Failure("proxy", RequestTooLargeError, (), f"{_HTTP}413", hint=_LARGE),
     Failure("proxy", RequestTooLargeError, (), "payload too large", hint=_LARGE),
@@ -148,7 +163,7 @@ _MEANING: dict[type[SonicError], str] = {
 
 def failure_of(code: Any, details: str, trailers: Mapping[str, str] = _NONE) -> Failure:
     """Return the row of the table that fits a failed call."""
-    words = details.lower()
+    words = details.strip().lower() or SILENT
     return next(
         row
         for row in FAILURES
@@ -190,10 +205,13 @@ def translate(
         kind = CancelledError
     elif kind is DeadlineError and early:
         kind, hint = RouteTimeoutError, _LARGE
-    if issubclass(kind, OverloadError):
-        context["retry_after_s"] = _pushback_s(trailers)
     reason = details.strip().splitlines()[0] if details.strip() else code.name
-    return kind(f"{_MEANING[kind]}: {reason}{hint and f'; {hint}'}", **context)
+    error = kind(f"{_MEANING[kind]}: {reason}{hint and f'; {hint}'}", **context)
+    if isinstance(error, OverloadError):
+        error.retry_after_s = _pushback_s(trailers)
+    elif isinstance(error, ServerLostError):
+        error.undelivered = row.undelivered
+    return error
 
 
 def _pushback_s(trailers: Mapping[str, str]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,16 +14,16 @@ from tritonclient.grpc import service_pb2
 from sonic_coffea.errors import (
     AccessError,
     CancelledError,
-    DeadlineError,
+    InferenceError,
     ModelNotFoundError,
     OverloadError,
+    RequestError,
     ResponseError,
     ServerLostError,
     SonicError,
 )
 from sonic_coffea.transport._channel import Channel, call_metadata, local_secret
-from sonic_coffea.transport._contents import checked, tensors_of, with_contents
-from sonic_coffea.transport._datatypes import kserve_name
+from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._metadata import (
     ModelEntry,
@@ -56,6 +57,9 @@ _COMPRESSIONS = {
 _LIVE_TIMEOUT_S = 2.0
 # A deadline that passes before this part of a request's own time is a proxy's.
 _EARLY = 0.9
+_TRIES = 3
+# Triton's extensions, which other servers lack: gRPC's own servers say so without words.
+_OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})
 _NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
 
 
@@ -91,9 +95,10 @@ class Connection:
         self._options = options
         self._opening = threading.Lock()
         self._closed = False
+        self._process = os.getpid()
         self._channel: Channel | None = None
+        self._replaced: list[Channel] = []
         self._secret: Mapping[str, str] = {}
-        self._in_flight: set[Any] = set()
         self._shared: SharedMemory | None = None
         if shares(address, wanted=options.shared_memory):
             demanded = options.shared_memory is True
@@ -134,6 +139,7 @@ class Connection:
             if call.code() == grpc.StatusCode.OK:
                 done(None)
             elif call.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._replace(channel)
                 message = (
                     "the server has requests in flight, and did not respond to a liveness probe "
                     f"within {_LIVE_TIMEOUT_S:g} s"
@@ -181,23 +187,28 @@ class Connection:
             except SonicError:
                 raise error from None
             raise not_found(model, version, index, server=str(self.address)) from None
-        try:
-            config = self._config(model, version)
-        except ServerLostError:
-            # A balancer that has not noticed yet which server is dead may lead each second call
-            # there.
-            config = self._config(model, version)
-        return contract_of(model, version, metadata, config)
+        return contract_of(model, version, metadata, self._config(model, version))
 
     def _config(self, model: str, version: str | None) -> Any:
         """Return the model's configuration, or None from a server that has none."""
         request = service_pb2.ModelConfigRequest(name=model, version=version or "")
-        try:
-            return self._call("ModelConfig", request, model=model).config
-        except (ServerLostError, OverloadError, DeadlineError):
-            raise  # the server may have one, with the size of its batches
-        except SonicError as error:
-            logger.info("%s gives no configuration of %r: %s", self.address, model, error)
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._call("ModelConfig", request, model=model).config
+            except (InferenceError, ModelNotFoundError, ServerLostError) as error:
+                # A balancer may lead this call to another server than the one before, which is
+                # dead, or does not have the model.
+                if tries < _TRIES:
+                    continue
+                if not isinstance(error, InferenceError):
+                    raise
+                failure: SonicError = error
+            except (AccessError, RequestError) as error:
+                failure = error
+            # Of any other failure, nothing follows: there may be one, with the size of its batches.
+            logger.info("%s gives no configuration of %r: %s", self.address, model, failure)
             return None
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
@@ -232,10 +243,7 @@ class Connection:
         request = service_pb2.ModelInferRequest(
             model_name=contract.model, model_version=version or "", id=request_id
         )
-        for name, tensor in inputs.items():
-            request.inputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
-        for name in outputs:
-            request.outputs.add(name=name)
+        describe(request, inputs, outputs)
         region = None if self._shared is None else self._shared.place(inputs, request.inputs)
         try:
             message = with_contents(request, () if region else inputs.values())
@@ -247,16 +255,22 @@ class Connection:
             )
         except BaseException as error:  # a token that cannot be had, a closed channel
             self._release(region, reusable=True)
-            if isinstance(error, ValueError) and self._closed:
+            if not isinstance(error, ValueError):
+                raise
+            if self._closed:
                 raise CancelledError("the connection is closed", **context) from None
-            raise
+            if channel is self._channel:
+                raise
+            return self.infer(
+                contract, inputs, outputs, version=version, request_id=request_id, done=done
+            )
         sent_bytes = len(message) + (sum(t.nbytes for t in inputs.values()) if region else 0)
-        self._in_flight.add(future)
+        channel.in_flight.add(future)
         sent_at = time.monotonic()
 
         def finished(call: Any) -> None:
             # gRPC would only log what is raised here, and the rows would wait for ever.
-            self._in_flight.discard(call)
+            channel.in_flight.discard(call)
             answered = not call.cancelled() and call.code() == grpc.StatusCode.OK
             self._release(region, reusable=answered)
             try:
@@ -311,17 +325,36 @@ class Connection:
 
         May block for a moment while the server unregisters shared memory.
         """
+        if os.getpid() != self._process:  # a forked child: it is its parent's
+            return
         with self._opening:
             closed, self._closed = self._closed, True
+        for channel in self._replaced:
+            channel.close()
         if closed or self._channel is None:
             return
         if self._shared is None:
             self._channel.close()
             return
         # The channel stays open for the server to unregister what these requests used.
-        for future in list(self._in_flight):
+        for future in list(self._channel.in_flight):
             future.cancel()
         self._shared.close(done=self._channel.close)
+
+    def _replace(self, channel: Channel) -> None:
+        """Open another channel for all that follows: to the network, this one may not be there.
+
+        What is in flight on it may still be answered, if it was the server behind it that hangs.
+        """
+        with self._opening:
+            if channel is not self._channel or self._closed:
+                return
+            self._channel = None
+            over = [known for known in self._replaced if not known.in_flight]
+            self._replaced = [known for known in self._replaced if known.in_flight]
+            self._replaced.append(channel)
+        for known in over:
+            known.close()
 
     def _open(self) -> tuple[Channel, Mapping[str, str]]:
         """Return the channel, opened by the first call, and the secret of a local server."""
@@ -346,7 +379,7 @@ class Connection:
                 metadata=call_metadata(self._options, secret),
             )
         except grpc.RpcError as error:
-            failure = self._failure(error, secret, **context)
+            failure = self._failure(error, secret, optional=method in _OPTIONAL, **context)
         except ValueError as error:  # a closed channel
             failure = CancelledError(str(error), **context)
         else:
@@ -356,18 +389,25 @@ class Connection:
         raise failure
 
     def _failure(
-        self, call: Any, secret: Mapping[str, str], *, early: bool = False, **context: Any
+        self,
+        call: Any,
+        secret: Mapping[str, str],
+        *,
+        optional: bool = False,
+        early: bool = False,
+        **context: Any,
     ) -> SonicError:
         """Return our error for a failed call that was made with a local server's `secret`."""
-        details = call.details() or ""
+        code, details = call.code(), call.details() or ""
+        if optional and code == grpc.StatusCode.UNIMPLEMENTED:
+            details = details or "the server has no such method"
         trailers = dict(call.trailing_metadata() or ())
-        error = translate(
-            call.code(), details, trailers, closing=self._closed, early=early, **context
-        )
+        error = translate(code, details, trailers, closing=self._closed, early=early, **context)
         if self._shared is not None:
             if unknown_region(details):
-                error = ServerLostError(f"the server was started anew: {details}", **context)
-            if isinstance(error, ServerLostError):
+                error = ServerLostError(self._shared.unknown(details), **context)
+                error.undelivered = True
+            elif isinstance(error, ServerLostError):
                 self._shared.forget()
         if not isinstance(error, (AccessError, ServerLostError)):
             return error
