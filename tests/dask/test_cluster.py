@@ -13,6 +13,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import dask
+import grpc
 import pytest
 from distributed import Client, as_completed
 from distributed.batched import BatchedSend
@@ -197,29 +198,51 @@ def test_a_scheduler_without_the_package_is_no_obstacle(
     assert "the scheduler cannot load sonic-coffea" in caplog.text
 
 
-def test_what_the_pool_has_given_up_is_not_tried_again(
-    one_worker: Client, slow_server: sonic.LocalServer, tmp_path: Path
+@pytest.mark.parametrize(
+    ("code", "tries"),
+    [(grpc.StatusCode.INVALID_ARGUMENT, 1), (grpc.StatusCode.INTERNAL, 4), (None, 4)],
+)
+def test_what_another_try_repeats_is_not_tried_again(
+    one_worker: Client, tmp_path: Path, code: Any, tries: int
 ) -> None:
-    def wrong(folder: str) -> None:
-        (Path(folder) / str(time.monotonic_ns())).touch()
-        MODEL(jets(-1, 1))
+    """A wrong input stays wrong; what else fails is dask's business."""
+    served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})
 
-    def clumsy(folder: str) -> None:
-        (Path(folder) / str(time.monotonic_ns())).touch()
+    def score() -> None:
+        (tmp_path / str(time.monotonic_ns())).touch()
+        MODEL(jets(1, 1))
         raise ZeroDivisionError
 
-    with sonic.connect(slow_server, client=one_worker):
-        chunk_done = one_worker.submit(chunk, 1).result()
-        assert chunk_done[2] == [20.0, 22.0, 24.0]
-        (tmp_path / "wrong").mkdir()
-        with pytest.raises(errors.RequestError, match="minus one"):
-            one_worker.submit(wrong, str(tmp_path / "wrong"), retries=3).result()
-        assert len(list((tmp_path / "wrong").iterdir())) == 1
-        # What else goes wrong is dask's business, as before.
-        (tmp_path / "clumsy").mkdir()
-        with pytest.raises(ZeroDivisionError):
-            one_worker.submit(clumsy, str(tmp_path / "clumsy"), retries=3).result()
-        assert len(list((tmp_path / "clumsy").iterdir())) == 4
+    with (
+        FakeServer({"double": served}) as server,
+        sonic.connect(server.url, client=one_worker),
+    ):
+        if code is not None:
+            server.fail(code, "not this", times=1000)
+        error = ZeroDivisionError if code is None else errors.RequestError
+        with pytest.raises(error):
+            one_worker.submit(score, retries=3).result()
+    assert len(list(tmp_path.iterdir())) == tries
+
+
+def test_a_task_that_lost_its_servers_is_tried_again_as_its_user_wants(
+    one_worker: Client, tmp_path: Path
+) -> None:
+    served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})
+
+    def score() -> list[float]:
+        (tmp_path / str(time.monotonic_ns())).touch()
+        return twice(MODEL(jets(1, 1)))
+
+    with (
+        FakeServer({"double": served}) as server,
+        sonic.connect(server.url, client=one_worker, retry_timeout_s=0.3),
+    ):
+        server.stop()
+        future = one_worker.submit(score, retries=1000)
+        until(lambda: len(list(tmp_path.iterdir())) > 2)
+        server.start()
+        assert future.result() == [2.0]
 
 
 @pytest.mark.parametrize(("why", "tries"), [("caught", 3), ("instead", 3), ("because", 1)])

@@ -42,7 +42,7 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
-from tests.network.loops import LoopThread
+from tests.network.loops import LoopThread, close_listener
 from tests.ports import held_port
 from tritonclient.grpc import service_pb2
 
@@ -153,9 +153,11 @@ class FaultServer(FakeServer):
         )
 
     async def _end(self) -> None:
-        self._server.close()
-        for connection in list(self._alive):
-            connection.end(reset=True)
+        await close_listener(self._server)
+        while self._alive:
+            for connection in list(self._alive):
+                connection.end(reset=True)
+            await asyncio.sleep(0)
 
 
 class Connection(asyncio.Protocol):
@@ -272,9 +274,10 @@ class Connection(asyncio.Protocol):
     def end(self, *, reset: bool = False) -> None:
         """Close the connection: by FIN after what was sent, or by RST."""
         if reset:
-            linger = struct.pack("ii", 1, 0)
-            sock = self.transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            if not self.transport.is_closing():
+                linger = struct.pack("ii", 1, 0)
+                sock = self.transport.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.transport.abort()
         else:
             self.transport.close()
@@ -472,6 +475,13 @@ def goaway(
             await asyncio.Event().wait()
 
     return fault
+
+
+async def goaway_and_end(call: Exchange) -> None:
+    """Take this call, take no other, and end the connection without an answer."""
+    await call.complete.wait()
+    call.connection.goaway(last_stream=call.stream_id)
+    call.connection.end()
 
 
 def pings(count: int) -> CallFault:

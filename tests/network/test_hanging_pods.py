@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     import sonic_coffea as sonic
 
 
-@pytest.fixture
-def hanging(two_tritons: list[Triton]) -> Iterator[Triton]:
-    """One of them, which goes on after the test."""
-    yield two_tritons[0]
-    two_tritons[0].go_on()
+@pytest.fixture(autouse=True)
+def going_on(two_tritons: list[Triton]) -> Iterator[None]:
+    """Have what a test stops go on after it."""
+    yield
+    for triton in two_tritons:
+        triton.go_on()
 
 
 @pytest.mark.parametrize("policy", ["LEAST_REQUEST", "ROUND_ROBIN"])
 def test_one_of_two_hangs_in_mid_run(
     two_tritons: list[Triton],
-    hanging: Triton,
     envoy: Any,
     tagger: sonic.Model,
     jets: Any,
@@ -38,14 +38,14 @@ def test_one_of_two_hangs_in_mid_run(
     with envoy(two_tritons, policy=policy) as running, Pool(Settings.make(running.url)) as pool:
         compare(tagger(jets, pool=pool).top, direct)
         pendings = [tagger.submit(jets, pool=pool) for _ in range(2)]
-        hanging.stop()
+        two_tritons[0].stop()
         pendings.append(tagger.submit(jets, pool=pool))
         for pending in pendings:
             compare(pending.result(timeout_s=40).top, direct)
         # It is known by now, and does not cost that much again.
         compare(tagger.submit(jets, pool=pool).result(timeout_s=20).top, direct)
         assert pool.statistics.total().failures == 0
-        hanging.go_on()
+        two_tritons[0].go_on()
         compare(tagger.submit(jets, pool=pool).result(timeout_s=20).top, direct)
         total = pool.statistics.total()
         assert total.failures == 0
@@ -54,7 +54,6 @@ def test_one_of_two_hangs_in_mid_run(
 
 def test_a_pool_that_finds_one_of_two_hanging(
     two_tritons: list[Triton],
-    hanging: Triton,
     envoy: Any,
     tagger: sonic.Model,
     jets: Any,
@@ -63,7 +62,7 @@ def test_a_pool_that_finds_one_of_two_hanging(
 ) -> None:
     """Its first calls, of metadata, may be led to the one that hangs."""
     with envoy(two_tritons, policy="ROUND_ROBIN") as running:
-        hanging.stop()
+        two_tritons[0].stop()
         with Pool(Settings.make(running.url)) as pool:
             compare(tagger.submit(jets, pool=pool).result(timeout_s=40).top, direct)
             assert pool.statistics.total().failures == 0
@@ -73,7 +72,6 @@ def test_a_pool_that_finds_one_of_two_hanging(
 @pytest.mark.parametrize("channels", [1, 4])
 def test_the_one_at_the_end_of_a_connection_hangs(
     two_tritons: list[Triton],
-    hanging: Triton,
     haproxy: Any,
     tagger: sonic.Model,
     jets: Any,
@@ -87,8 +85,9 @@ def test_the_one_at_the_end_of_a_connection_hangs(
         haproxy(two_tritons, check="") as running,
         Pool(Settings.make(running.url, channels=channels)) as pool,
     ):
+        before = {triton: triton.requests("tagger") for triton in two_tritons}
         compare(tagger(jets, pool=pool).top, direct)
-        hanging.stop()
+        max(two_tritons, key=lambda triton: triton.requests("tagger") - before[triton]).stop()
         pendings = [tagger.submit(jets, pool=pool) for _ in range(2)]
         for pending in pendings:
             compare(pending.result(timeout_s=40).top, direct)

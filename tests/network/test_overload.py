@@ -131,7 +131,7 @@ def test_a_local_rate_limit(
 ) -> None:
     """170 requests where 20 may come at a time, and 100 in a second."""
     with (
-        envoy(two_tritons, requests_per_s=(20, 0.01)) as running,
+        envoy(two_tritons, rate_limit=(20, 5, 0.05)) as running,
         Pool(Settings.make(running.url)) as pool,
         circuits(pool) as seen,
     ):

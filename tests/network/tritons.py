@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.network.processes import Kept
 from tests.ports import held_port
+from tritonclient.grpc import InferenceServerClient
 
 from sonic_coffea.server import ensure
 from sonic_coffea.server._probe import is_ready
@@ -122,6 +123,13 @@ class Triton:
         """End it, and wait until nothing of it is left."""
         if self._kept is not None:
             self._kept.end()
+
+    def requests(self, model: str) -> int:
+        """Return how many requests for a model it has answered."""
+        with contextlib.closing(InferenceServerClient(f"{self.address}:{self.port}")) as client:
+            (found,) = client.get_inference_statistics(model).model_stats
+            answered: int = found.inference_stats.success.count
+            return answered
 
     def restore(self) -> None:
         """Have it as it was at first, whatever a test has done to it."""

@@ -17,7 +17,17 @@ from tornado.ioloop import PeriodicCallback
 from sonic_coffea.dask._messages import FINAL, JOIN, QUOTAS, REPORT, read_quotas, write_report
 from sonic_coffea.dask._metrics import offer_metrics
 from sonic_coffea.dask._secede import Suspender
-from sonic_coffea.errors import SonicError
+from sonic_coffea.errors import (
+    CancelledError,
+    DeadlineError,
+    InferenceError,
+    ModelNotReadyError,
+    OverloadError,
+    ServerLostError,
+    ServerStartError,
+    SonicError,
+    TokenExpiredError,
+)
 from sonic_coffea.pool import Pool, Settings, forget, install, take_part
 
 logger = logging.getLogger(__name__)
@@ -26,6 +36,17 @@ logger = logging.getLogger(__name__)
 _IMPORT = uuid.uuid4().hex
 # Of the reports of this process: those of its workers may reach the scheduler in another order.
 _numbers = itertools.count()
+# What may be over when dask tries a task again, as its user wants.
+_TRANSIENT = (
+    CancelledError,
+    DeadlineError,
+    InferenceError,
+    ModelNotReadyError,
+    OverloadError,
+    ServerLostError,
+    ServerStartError,
+    TokenExpiredError,
+)
 
 
 class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -96,15 +117,15 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         callback.start()
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """Have the scheduler not try a task again that its pool has given up.
+        """Have the scheduler not try a task again whose rows no server will ever score.
 
-        A task may catch that, and fail later for what another try mends. dask tells of the failure
-        after this, in the same stream, so that the scheduler reads this first.
+        dask tells of the failure after this, in the same stream, so that the scheduler reads this
+        first.
         """
         del start, kwargs
         task = self._worker.state.tasks.get(key) if finish == "error" else None
         joined = self.name in self._worker.periodic_callbacks
-        if task is not None and joined and _given_up(task.exception.data):
+        if task is not None and joined and _is_final(task.exception.data):
             self._worker.batched_send({"op": FINAL, "key": key})
 
     def _report(self) -> None:
@@ -147,9 +168,9 @@ def _process() -> str:
     return f"{_IMPORT}-{os.getpid()}"
 
 
-def _given_up(exception: bytes) -> bool:
-    """Whether what a task raised is a model's failure, or was raised from one."""
+def _is_final(exception: bytes) -> bool:
+    """Whether what a task raised is a model's failure, or from one, that another try repeats."""
     _, error, _ = clean_exception(exception)
     while error is not None and not isinstance(error, SonicError):
         error = error.__cause__
-    return error is not None
+    return error is not None and not isinstance(error, _TRANSIENT)

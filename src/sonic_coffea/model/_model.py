@@ -349,6 +349,7 @@ class Model(Carrier):
                     deduplicate=how.deduplicate,
                     cache=cache,
                     pool=pool,
+                    deadline=how.deadline,
                 )
                 pending.parts.append(part)
                 pool.submit(part.call)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -132,11 +131,11 @@ class Pending:
                     if not part.call.wait(deadline.left_s):
                         part.call.abandon(self._too_late(deadline))
                     part.call.raise_failure()
-                    part.keep()
+                    self._keep([part], deadline)
         except BaseException as error:
             self.cancel()
             interrupted = isinstance(error, KeyboardInterrupt)
-            self._keep(_KEPT_WITHIN_S if interrupted else 0.0)
+            self._keep(self.parts, Deadline.after(_KEPT_WITHIN_S if interrupted else 0.0))
             if interrupted and hasattr(error, "add_note"):  # Python 3.11
                 cached = any(part.cache is not None for part in self.parts)
                 what = (
@@ -177,17 +176,17 @@ class Pending:
             "sonic_coffea": __version__,
         }
 
-    def _keep(self, wait_s: float) -> None:
-        """Keep what came of a call that failed; it asks the servers, so on another thread."""
+    def _keep(self, parts: list[Part], deadline: Deadline) -> None:
+        """Keep what came; it asks the servers, and nobody waits for that beyond the deadline."""
 
         def keep() -> None:
-            for part in self.parts:
+            for part in parts:
                 part.keep()
 
-        if any(part.keeps for part in self.parts):
-            thread = threading.Thread(target=keep, name="sonic-cache", daemon=True)
-            thread.start()
-            thread.join(wait_s)
+        if any(part.keeps for part in parts):
+            keeping = deadline.run(keep, name="sonic-cache")
+            if keeping.done():
+                keeping.result()
 
     @contextlib.contextmanager
     def _shown_progress(self, *, show: bool) -> Iterator[None]:

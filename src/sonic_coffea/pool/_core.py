@@ -548,7 +548,7 @@ class PoolCore:
     def _give_up_if_hopeless(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
         lost_since = self._lost_since(key, now)
-        passing = isinstance(error, (ServerLostError, DeadlineError))
+        passing = isinstance(error, (ServerLostError, DeadlineError, TokenExpiredError))
         patience_s = self._settings.retry.timeout_s if passing else 0.0
         if lost_since is not None and now - lost_since >= patience_s:
             for request in self._take_out(key):

@@ -13,6 +13,7 @@ from sonic_coffea.errors import (
     OverloadError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 # Once a server has answered, the others have so long: one that hangs must not hold up the rest.
 OTHERS_S = 1.0
-_TRANSIENT = (CancelledError, DeadlineError, OverloadError, ServerLostError)
+_TRANSIENT = (CancelledError, DeadlineError, OverloadError, ServerLostError, TokenExpiredError)
 
 
 @dataclass(slots=True)

@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 # A request is overdue if another one was sent later and is answered, and the response is late, as
 # RACK has it for segments of TCP (RFC 8985). At first, much later: a server may be slow for once.
 HANGS_S, HANGS_TIMES = 1.0, 4.0
-# Requests that are late within so long of one that was overdue are, too.
+# Within so long of one that was overdue, each request that is late is; but the more of them are
+# answered all the same, the later.
 HANGING_S = 10.0
+# Where nothing was sent later, only silence says that a response is overdue.
+UNTOLD_TIMES = 2.0
+# The more often rows were sent, the later they are sent again, from so many on.
+MANY_SENT = 3
 # Where nothing of like size was ever answered: a model may be loaded and warmed up meanwhile.
 UNKNOWN_S = 10.0
 # How often to look for what is overdue.
@@ -80,6 +85,7 @@ class InFlight:
     __slots__ = (
         "_answered_from",
         "_by_model",
+        "_caution",
         "_hangs_until",
         "_late_at",
         "_limits",
@@ -101,6 +107,7 @@ class InFlight:
         self._quotas: dict[ModelKey, Quota] = {}
         self._rtt: defaultdict[ModelKey, RttStatistics] = defaultdict(RttStatistics)
         self._answered_from = 0.0
+        self._caution = 1.0
         self._hangs_until = 0.0
         self._late_at = math.inf
         self._looked_at = 0.0
@@ -168,8 +175,8 @@ class InFlight:
                 # What it has overtaken may be overdue.
                 self._late_at = min(self._late_at, max(self._looked_at + SCAN_S, now))
         self.channels.answered(attempt.channel)
-        if attempt in self.overdue:
-            self._hangs_until = 0.0  # it is slow, and does not hang
+        if attempt in self.overdue:  # it was slow, and did not hang
+            self._caution = min(self._caution * 1.5, HANGS_TIMES)
         key, rows = attempt.key, attempt.slice.rows
         full = (attempt.slice.call.contract.max_rows or rows) / rows
         self.limit(key).answered(rtt_s, rows, attempt.in_flight, now, full)
@@ -196,13 +203,14 @@ class InFlight:
     def _patience_s(self, attempt: Attempt, now: float) -> float:
         """Return after how long an attempt is overdue."""
         late_s = self.limit(attempt.key).late_s(attempt.slice.rows)
-        if late_s is not None and now >= self._hangs_until:
-            late_s = max(HANGS_S, HANGS_TIMES * late_s)
-        if late_s is not None and self.overtaken(attempt):
-            return late_s
-        # Without an answer to a later one, there is no sign of a server that hangs.
-        untold_s = UNKNOWN_S if late_s is None else max(HANGS_S, HANGS_TIMES * late_s)
-        return untold_s * 2.0 ** (len(attempt.slice.attempts) - 1)
+        overtaken, sent = self.overtaken(attempt), len(attempt.slice.attempts)
+        if late_s is None:
+            return UNKNOWN_S * 2.0 ** (sent - 1)
+        if now < self._hangs_until:
+            late_s *= self._caution
+            return late_s if overtaken else UNTOLD_TIMES * late_s * 2.0 ** max(0, sent - MANY_SENT)
+        late_s = max(HANGS_S, HANGS_TIMES * late_s)
+        return late_s if overtaken else UNTOLD_TIMES * late_s * 2.0 ** (sent - 1)
 
     def late_at(self) -> float:
         """Return when something may become overdue."""
@@ -216,12 +224,15 @@ class InFlight:
         if now < self._late_at:
             return []
         overdue, self._late_at, self._looked_at = [], math.inf, now
+        if now < self._hangs_until:
+            heard_at += HANGING_S  # of late is enough
         for attempt in self.attempts:
             at = attempt.begun_at + self._patience_s(attempt, now)
-            if at <= now and heard_at > attempt.begun_at:
+            heard = heard_at > attempt.begun_at
+            if at <= now and heard:
                 overdue.append(attempt)
             else:
-                wait_s = SCAN_S if heard_at > attempt.begun_at else HANGS_S
+                wait_s = SCAN_S if heard else HANGS_S
                 self._late_at = min(self._late_at, max(at, now + wait_s))
         for attempt in overdue:
             del self.attempts[attempt]
@@ -229,6 +240,7 @@ class InFlight:
             self._by_model[attempt.key] -= 1
             self.channels.silent(attempt.channel, now)
             self._hangs_until = now + HANGING_S
+            self._caution = max(self._caution * 0.95, 1.0)
         return overdue
 
     def grant(self, key: ModelKey, quota: Quota, now: float) -> None:

@@ -147,8 +147,10 @@ class AdaptiveLimit:
         least = min_in_flight(full)
         slow = self._rtt_ratio > MAX_RTT_RATIO
         if slow and self._value > least:
+            # As much as is too much, within two round trips.
+            excess = self._value * (1 - MAX_RTT_RATIO / self._rtt_ratio)
             self._slow_start = False
-            self._set(max(self._value - 1 / self._value, least))
+            self._set(max(self._value - max(excess / 2, 1.0) / self._value, least))
         elif not slow or self._value < least:
             self._grow(in_flight, now)
 

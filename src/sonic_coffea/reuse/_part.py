@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.errors import SonicError
+from sonic_coffea.errors import DeadlineError, SonicError
 from sonic_coffea.pool import Call
 from sonic_coffea.reuse._deduplication import Duplicates, keys_of
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sonic_coffea.layouts import Assembly, Inputs, Int64
-    from sonic_coffea.pool import Pool
+    from sonic_coffea.pool import Deadline, Pool
     from sonic_coffea.reuse._cache import ScoreCache
     from sonic_coffea.transport import Contract
 
@@ -37,6 +37,13 @@ class Part:
         Whether equal rows are sent once; with a cache, they are.
     cache : ScoreCache or None
         Where scores are looked up, and kept.
+    deadline : Deadline
+        How long the look-up may take.
+
+    Raises
+    ------
+    DeadlineError
+        If that was not enough.
     """
 
     def __init__(  # noqa: PLR0913  those of the call, and what spares it rows
@@ -52,6 +59,7 @@ class Part:
         deduplicate: bool,
         cache: ScoreCache | None,
         pool: Pool,
+        deadline: Deadline,
     ) -> None:
         self.cache = cache
         self._contract, self._pool = contract, pool
@@ -67,7 +75,9 @@ class Part:
             duplicates = self._duplicates = Duplicates(keys)
             self._keys, lost_with = keys, lambda rows: duplicates.expand(rows)[0]
             different = len(duplicates.sent)
-            misses = duplicates.sent if cache is None else self._recall(cache, duplicates.sent)
+            misses = duplicates.sent
+            if cache is not None:
+                misses = self._recall(cache, duplicates.sent, deadline)
             sent = inputs.only(misses)
         self.call = Call(
             contract, sent, {"": self}, asked, version=version, mask=mask, lost_with=lost_with
@@ -101,9 +111,16 @@ class Part:
             for output in self._outputs.values():
                 output.place(selection, rows, answer)
 
-    def _recall(self, cache: ScoreCache, rows: Int64) -> Int64:
+    def _recall(self, cache: ScoreCache, rows: Int64, deadline: Deadline) -> Int64:
         """Place the scores of cache hits, and return the misses."""
-        hits = cache.get([self._keys[row] for row in rows.tolist()])
+        keys = [self._keys[row] for row in rows.tolist()]
+        found = deadline.run(lambda: cache.get(keys), name="sonic-cache")
+        if not found.done():
+            raise DeadlineError(
+                f"the cache {cache.path} was not read within {deadline.timeout_s:g} s",
+                model=self._contract.model,
+            )
+        hits = found.result()
         alike: dict[Any, list[int]] = {}
         misses = []
         for row in rows.tolist():

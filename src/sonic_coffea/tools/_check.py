@@ -101,8 +101,8 @@ def check(
             detail, remedy = step(), ""
         except errors.SonicError as error:
             failed, detail = True, str(error)
-            known = (text for kind, text in _REMEDIES.items() if isinstance(error, kind))
-            remedy = getattr(error, "remedy", None) or next(known, "")
+            remedies = (_REMEDIES[kind] for kind in type(error).__mro__ if kind in _REMEDIES)
+            remedy = getattr(error, "remedy", next(remedies, ""))
         seconds = time.perf_counter() - begun
         yield Step(name=name, ok=not failed, detail=detail, remedy=remedy, seconds=seconds)
     steps.close()

@@ -21,6 +21,7 @@ from sonic_coffea.errors import (
     ResponseError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
 from sonic_coffea.transport._channel import Channel, call_metadata, local_secret
 from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
@@ -247,6 +248,7 @@ class Connection:
         region = None if self._shared is None else self._shared.place(inputs, request.inputs)
         try:
             message = with_contents(request, () if region else inputs.values())
+            sent_at = time.monotonic()
             future = channel.infer.future(
                 message,
                 timeout=self._options.timeouts.request_s,
@@ -266,7 +268,6 @@ class Connection:
             )
         sent_bytes = len(message) + (sum(t.nbytes for t in inputs.values()) if region else 0)
         channel.in_flight.add(future)
-        sent_at = time.monotonic()
 
         def finished(call: Any) -> None:
             # gRPC would only log what is raised here, and the rows would wait for ever.
@@ -409,6 +410,8 @@ class Connection:
                 error.undelivered = True
             elif isinstance(error, ServerLostError):
                 self._shared.forget()
+        if isinstance(error, TokenExpiredError) and not callable(self._options.token):
+            error = AccessError(f"{error.message}; token_file= reads a new one", **context)
         if not isinstance(error, (AccessError, ServerLostError)):
             return error
         # A local server that was started anew has another secret, which is recorded a moment after
