@@ -436,7 +436,7 @@ class PoolCore:
     def _conclude(self, discovery: Discovery, now: float) -> None:
         key = discovery.key
         for url in discovery.awaited:
-            logger.warning("%s has not said in time what model %s is", url, key.name)
+            logger.warning("%s has not said in time what model %r is", url, key.name)
         try:
             contract = merge(discovery.contracts)
         except ContractError as error:
@@ -615,7 +615,7 @@ class PoolCore:
             self._not_compared.add(actual.model)
             logger.warning(
                 "the fallback %s cannot be compared with the servers: not all of them say which "
-                "file model %s is",
+                "file model %r is",
                 endpoint.url,
                 actual.model,
             )

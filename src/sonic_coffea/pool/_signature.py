@@ -153,7 +153,7 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
             )
         if actual.version != expected.version:
             logger.warning(
-                "%s has version %s of model %s, %s version %s; scores may depend on the server, "
+                "%s has version %r of model %r, %s version %r; scores may depend on the server, "
                 "pin a version to avoid it",
                 first,
                 expected.version,

@@ -263,7 +263,7 @@ class Connection:
             except (AccessError, RequestError) as error:
                 failure = error
             # Of any other failure, nothing follows: there may be one, with the size of its batches.
-            logger.info("%s gives no configuration of %s: %s", self.address, model, failure)
+            logger.info("%s gives no configuration of %r: %s", self.address, model, failure)
             return None
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
