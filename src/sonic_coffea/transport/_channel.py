@@ -8,7 +8,6 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sonic_coffea.errors import ConfigError, SonicError
-from sonic_coffea.transport import _local_state as local_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,6 +38,7 @@ class Channel:
     """A gRPC channel and its methods; opening it reads certificates, closing it cancels calls."""
 
     def __init__(self, address: Address, tls: Tls) -> None:
+        self.address = address
         if address.tls:
             root, cert, key = tls.read()
             credentials = grpc.ssl_channel_credentials(root, key, cert)
@@ -85,9 +85,3 @@ def _token_of(function: Callable[[], str]) -> str:
             return token
         message = f"the function that token= names returned {type(token).__name__}, expected str"
     raise ConfigError(message)
-
-
-def local_secret(address: Address) -> dict[str, str]:
-    """Return the header that a local server of this user demands, from its owner's files."""
-    record = local_state.lookup(address.url)
-    return {} if record is None else record.headers
