@@ -133,17 +133,13 @@ class LocalPeer:
     """
 
     def __init__(self, address: Address) -> None:
-        self._address = address
+        # Where it listens.
+        self.address = self._address = address
         self._lock = threading.Lock()
         self._looked_up = not address.loopback
         self._record: local_state.ServerRecord | None = None
         self._held: HeldPort | None = None
         self._running: Callable[[], bool] = lambda: True
-
-    @property
-    def address(self) -> Address:
-        """Where it listens."""
-        return self._address if self._record is None else replace(self._address, host=_HOST)
 
     def secret(self) -> Mapping[str, str]:
         """Return the headers that it demands, for one call; none of another server.
@@ -182,6 +178,7 @@ class LocalPeer:
                 raise self._refusal(known)
             if record != self._record:
                 self._record, self._running = record, _watch(record)
+                self.address = replace(self._address, host=_HOST)
         self._looked_up = True
 
     def _is_own(self) -> bool:
@@ -207,16 +204,16 @@ class LocalPeer:
 
 
 def _watch(record: local_state.ServerRecord) -> Callable[[], bool]:
-    """Return what says, within a microsecond where the system can, whether a server still runs."""
+    """Return what says whether a server still runs; it is called before each request."""
     try:
         fd = os.pidfd_open(record.pid)
     except (AttributeError, OSError):
         return lambda: record.alive
+    ended = select.poll()
+    ended.register(fd, select.POLLIN)
 
     def running() -> bool:
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        return not poll.poll(0)
+        return not ended.poll(0)
 
     weakref.finalize(running, os.close, fd)
     return running
