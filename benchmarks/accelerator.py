@@ -63,12 +63,12 @@ class TritonPythonModel:
 """
 
 _CONFIG = """
-name: "accelerator"
+name: "{name}"
 backend: "python"
 max_batch_size: {max_rows}
 input {{ name: "x" data_type: TYPE_FP32 dims: [ {features}, {length} ] }}
 output {{ name: "y" data_type: TYPE_FP32 dims: [ 2 ] }}
-dynamic_batching {{ }}
+dynamic_batching {{ {batching} }}
 instance_group {{ count: 1 kind: KIND_CPU }}
 parameters {{ key: "launch_s" value {{ string_value: "{launch_s}" }} }}
 parameters {{ key: "row_s" value {{ string_value: "{row_s}" }} }}
@@ -81,14 +81,24 @@ def write(
     launch_s: float = LAUNCH_S,
     row_s: float = ROW_S,
     max_rows: int = MAX_ROWS,
+    length: int = LENGTH,
+    name: str = "accelerator",
+    max_queue_size: int | None = None,
 ) -> Path:
-    """Write the model repository."""
-    version = repository / "accelerator" / "1"
+    """Write the model repository, or add a model to it."""
+    queue = f"default_queue_policy {{ max_queue_size: {max_queue_size} }}"
+    version = repository / name / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(_MODEL)
     (version.parent / "config.pbtxt").write_text(
         _CONFIG.format(
-            max_rows=max_rows, features=FEATURES, length=LENGTH, launch_s=launch_s, row_s=row_s
+            name=name,
+            max_rows=max_rows,
+            features=FEATURES,
+            length=length,
+            launch_s=launch_s,
+            row_s=row_s,
+            batching="" if max_queue_size is None else queue,
         )
     )
     return repository

@@ -161,9 +161,7 @@ def scaling(results: Results, url: str, counts: list[int], seconds: float) -> No
             at_least=0.9 if several else None,
         )
         results.note(f"{name}: fairness", fairness(each), at_least=0.95 if several else None)
-        results.note(
-            f"{name}: 99 % of {CHUNK}-row chunks within, s", float(np.quantile(waits, 0.99))
-        )
+        results.note(f"{name}: p99 of a {CHUNK}-row chunk, s", float(np.quantile(waits, 0.99)))
 
 
 def simulated(results: Results, counts: list[int]) -> None:
@@ -181,7 +179,7 @@ def simulated(results: Results, counts: list[int]) -> None:
         results.note(f"{name}: fairness", fairness(simulation.rows(since=warm)), at_least=0.95)
         results.note(f"{name}: requests in flight", simulation.in_flight)
         waits = [a.at - a.made_at for a in simulation.answered if a.at > warm]
-        results.note(f"{name}: 99 % of requests within, s", float(np.quantile(waits, 0.99)))
+        results.note(f"{name}: p99 of a request, s", float(np.quantile(waits, 0.99)))
 
 
 def convergence(results: Results, workers: int) -> None:
@@ -222,7 +220,7 @@ def clients(results: Results, counts: list[int], seconds: float) -> None:
     fits = max((n for n in counts if not slower or n < slower[0]), default=0)
     results.note("clients until a request takes 10 % longer (0.5 s of CPU, 1,000 rows)", fits)
     enough = Accelerator().rows_per_s(work.rows) / (work.rows / work.cpu_s)
-    results.note("the same, over the clients that keep it busy all the time", fits / enough)
+    results.note("the same, over the clients that saturate it", fits / enough)
     name = "clients, median seconds, share of the saturated server"
     results.numbers[name] = [counts, medians, rates]
 

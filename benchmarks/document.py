@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import matplotlib as mpl
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -34,7 +36,8 @@ ORDER = (
     "startup",
     "gpu",
 )
-SATURATING = "the same, over the clients that keep it busy all the time"
+SUSPENDED = "service, suspended chunks"
+SATURATING = "the same, over the clients that saturate it"
 Found = dict[str, Any]
 
 _HEAD = """# Benchmarks
@@ -80,8 +83,8 @@ out of the server. Workers send messages as it does, and their rows count while 
 it. They share the machine's cores with the server, which the limit's one process does, too, but it
 neither packs nor unpacks.
 
-Lent threads hide that a chunk waits, but not what it costs the CPU to pack, to send and to change
-threads. This comes on top of the CPU's work, and shows unless inference takes longer than that.""",
+Suspended chunks hide the wait for scores, but not what it costs the CPU to pack, to send and to
+change threads. This comes on top of the CPU's work, and shows unless inference takes longer.""",
     "layouts": """\
 Of the time of `Padded` for 100 rows, most is that of Python, which looks the arrays up: two rows
 take nearly as long.""",
@@ -138,7 +141,7 @@ def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
         "+12 % at 10,000 cores",
     )
     ideal = [
-        value(flow, f"tagger {p:.0%} of a chunk: service, threads lent, throughput over the ideal")
+        value(flow, f"tagger {p:.0%} of a chunk: {SUSPENDED}, throughput over the ideal")
         for p in parts
     ]
     yield (
@@ -153,7 +156,7 @@ def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
             "clients of an accelerator (0.5 s of CPU, 1,000 rows a chunk) until a request takes "
             "10 % longer, simulated"
         ),
-        f"{value(cluster, clients):.0f}, {value(cluster, SATURATING):.0%} of those it can bear",
+        f"{value(cluster, clients):.0f}, {value(cluster, SATURATING):.0%} of what saturates it",
         "300 or more",
     )
     rates = {
@@ -291,7 +294,10 @@ def main() -> None:
     pictures = DOCS / "benchmarks"
     pictures.mkdir(exist_ok=True)
     for name, found in all_of.items():
-        importlib.import_module(name).draw(found).savefig(pictures / f"{name}.svg")
+        # Without the date, and with the same identifiers, a figure changes with its numbers only.
+        mpl.rcParams["svg.hashsalt"] = name
+        figure = importlib.import_module(name).draw(found)
+        figure.savefig(pictures / f"{name}.svg", metadata={"Date": None})
         if folder != RESULTS:
             RESULTS.mkdir(exist_ok=True)
             shutil.copy(folder / f"{name}.json", RESULTS)

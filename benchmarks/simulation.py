@@ -268,7 +268,7 @@ class Simulation:
                         follow.append(e.Validated(url, key, self._contract))
                     case e.Probe(url):
                         follow.append(e.Probed(url, None))
-                    case e.Retry():
+                    case e.Count():
                         self.refused += 1
                     case e.Fail(_, error):
                         raise error

@@ -2,9 +2,9 @@
 
 A chunk of the sample has CPU work and a jet tagger, which runs either in onnxruntime on the
 worker's one core, or on a stand-in accelerator behind a real Triton, to which tensors travel in
-messages: by a blocking call, and with threads lent. The limit is the same without any inference.
-The CPU work is chosen so that the tagger is a tenth, a quarter and a half of a chunk on the
-worker's core.
+messages: by a blocking call, and by chunks that secede. The limit is the same without any
+inference. The CPU work is chosen so that the tagger is a tenth, a quarter and a half of a chunk on
+the worker's core.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from sonic_coffea.layouts import bind_inputs
 
 MODEL = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
 BATCH, JETS = 256, 256
-NONE, HERE, BLOCKING, LENT = (
+NONE, HERE, BLOCKING, SUSPENDED = (
     "no inference",
     "onnxruntime on the worker",
     "service, blocking",
-    "service, threads lent",
+    "service, suspended chunks",
 )
 
 
@@ -102,10 +102,10 @@ def measure(results: Results, url: str, parts: list[float], chunks: int, turns: 
     with local(1) as cluster, Client(cluster) as client:
         for part in parts:
             cpu_s = infer_s * (1 - part) / part
-            walls: dict[str, list[float]] = {way: [] for way in (NONE, HERE, BLOCKING, LENT)}
+            walls: dict[str, list[float]] = {way: [] for way in (NONE, HERE, BLOCKING, SUSPENDED)}
             for _ in range(turns):
                 for way, taken in walls.items():
-                    most = 4 if way == LENT else 0
+                    most = 4 if way == SUSPENDED else 0
                     with sonic.connect(
                         url, client=client, max_suspended_chunks=most, shared_memory=False
                     ):
@@ -116,10 +116,10 @@ def measure(results: Results, url: str, parts: list[float], chunks: int, turns: 
                         taken.append(time.perf_counter() - begun)
             medians = {way: float(np.median(taken)) for way, taken in walls.items()}
             name = f"tagger {part:.0%} of a chunk"
-            for way in (HERE, BLOCKING, LENT):
+            for way in (HERE, BLOCKING, SUSPENDED):
                 ideal = medians[NONE] / medians[way]
                 results.note(f"{name}: {way}, throughput over the ideal", ideal)
-            gain = medians[HERE] / medians[LENT] - 1
+            gain = medians[HERE] / medians[SUSPENDED] - 1
             results.note(f"{name}: gain of the whole workflow", gain)
             table[f"{part:g}"] = {way: medians[NONE] / medians[way] for way in medians}
     results.numbers["throughput over the ideal, by the tagger's part"] = table
@@ -131,7 +131,7 @@ def draw(found: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
     places = np.arange(len(table))
-    for shift, way in enumerate((HERE, BLOCKING, LENT)):
+    for shift, way in enumerate((HERE, BLOCKING, SUSPENDED)):
         axes.bar(places + 0.27 * (shift - 1), [one[way] for one in table.values()], 0.25, label=way)
     axes.axhline(1.0, color="gray", linewidth=1)
     axes.set_xticks(places, [f"{float(part):.0%}" for part in table])

@@ -11,9 +11,14 @@
     │   ├── ServerStartError   a local server did not start
     │   ├── ServerLostError    no connection to the server, or the connection broke
     │   ├── OverloadError      the server refused for lack of capacity
+    │   │   └── RouteTimeoutError      a proxy cut the request, as it took longer than the route may
     │   ├── AccessError        the server wants another secret, token or certificate
+    │   │   └── TokenExpiredError      the token is no longer valid; a new one may be there soon
     │   ├── ModelNotFoundError the server does not have the model, or the version
+    │   │   └── ModelNotReadyError     the server knows the model, and cannot serve it now
     │   ├── RequestError       the server rejected the request itself
+    │   │   ├── RequestTooLargeError   it is larger than the server, or a proxy, takes at once
+    │   │   └── InferenceError         the model, or the server, failed on it
     │   └── ResponseError      the response is not what the contract says
     ├── DeadlineError          a deadline passed
     └── CancelledError         the call was cancelled
@@ -39,15 +44,20 @@ __all__ = [
     "ContractError",
     "DeadlineError",
     "FieldError",
+    "InferenceError",
     "InputError",
     "ModelNotFoundError",
+    "ModelNotReadyError",
     "OverloadError",
     "RequestError",
+    "RequestTooLargeError",
     "ResponseError",
+    "RouteTimeoutError",
     "ServerError",
     "ServerLostError",
     "ServerStartError",
     "SonicError",
+    "TokenExpiredError",
     "find",
     "nearest",
 ]
@@ -117,7 +127,7 @@ class SonicError(Exception):
         return type(self)(f"{place}: {self.message}", **self._context())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), **self._context()), (self.message,)
+        return partial(type(self), **self._context()), (self.message,), self.__dict__
 
 
 class ConfigError(SonicError):
@@ -145,23 +155,59 @@ class ServerStartError(ServerError):
 
 
 class ServerLostError(ServerError):
-    """No connection could be made, or the connection broke while a request was in flight."""
+    """No connection could be made, or the connection broke while a request was in flight.
+
+    Attributes
+    ----------
+    undelivered : bool
+        Whether no server can have got the request.
+    """
+
+    undelivered: bool = False
 
 
 class OverloadError(ServerError):
-    """The server refused for lack of capacity."""
+    """The server refused for lack of capacity.
+
+    Attributes
+    ----------
+    retry_after_s : float or None
+        When the server wants to be asked again, if it says so.
+    """
+
+    retry_after_s: float | None = None
+
+
+class RouteTimeoutError(OverloadError):
+    """A proxy cut the request, as it took longer than the route may."""
 
 
 class AccessError(ServerError):
     """The server wants another secret, token or certificate."""
 
 
+class TokenExpiredError(AccessError):
+    """The token is no longer valid; its file or function may have a new one soon."""
+
+
 class ModelNotFoundError(ServerError):
     """The server does not have the model, or not in this version."""
 
 
+class ModelNotReadyError(ModelNotFoundError):
+    """The server knows the model and cannot serve it now: it loads or unloads it."""
+
+
 class RequestError(ServerError):
     """The server rejected the request itself, or the model failed on it."""
+
+
+class RequestTooLargeError(RequestError):
+    """The request is larger than the server, its accelerator or a proxy takes at once."""
+
+
+class InferenceError(RequestError):
+    """The model, or the server, failed on the request."""
 
 
 class ResponseError(ServerError):

@@ -28,9 +28,8 @@ __all__ = ["triton_wrapper"]
 
 Tensor = NDArray[Any]
 
-# What tritonclient's arguments are called here, and those that the pool's connections ignore.
-_OPTIONS = {"root_certificates": "tls_root"}
-_IGNORED = ("verbose", "keepalive_options", "channel_args")
+# tritonclient's arguments that have a meaning here, and those that the pool's connections ignore.
+_CLIENT_ARGS = ("ssl", "root_certificates", "verbose", "keepalive_options", "channel_args")
 
 
 class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
@@ -81,10 +80,10 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
         batch_size: int = -1,
     ) -> None:
         options = {"ssl": True, **(client_args or {})}
-        known = ["ssl", *_OPTIONS, *_IGNORED]
         for name, value in options.items():
-            if name not in known and value is not None:
-                raise ConfigError(f"client_args has no use for {name!r}; {nearest(name, known)}")
+            if name not in _CLIENT_ARGS and value is not None:
+                known = nearest(name, _CLIENT_ARGS)
+                raise ConfigError(f"client_args has no use for {name!r}; {known}")
         if options["ssl"]:
             model_url = model_url.replace("triton+grpc://", "triton+grpcs://", 1)
         address = Address.parse(model_url)
@@ -97,9 +96,7 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
         self.model = address.model
         self.version = address.version
         self._url = address.url
-        self._options = {
-            ours: options[theirs] for theirs, ours in _OPTIONS.items() if theirs in options
-        }
+        self._tls_root = options.get("root_certificates")
         self._batch_size = batch_size
 
     def __repr__(self) -> str:
@@ -153,25 +150,25 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
             return self._call_numpy(*args, **kwargs)
         asked_args, asked_kwargs = self.prepare_awkward(*args, **kwargs)
         score = self._score_lazy if lazy else self._score
-        scores = score(*asked_args, **asked_kwargs)
-        return self.postprocess_awkward(scores, *args, **kwargs)
+        return self.postprocess_awkward(score(*asked_args, **asked_kwargs), *args, **kwargs)
 
     @property
     def pool(self) -> Pool:
         """The pool that the rows go through."""
         pauses = 2 ** (self.max_retry_attempts + 1) - 1
         retry_timeout_s = pauses * self.retry_jitter_base_ms / 1000
-        return shared(Settings.make(self._url, retry_timeout_s=retry_timeout_s, **self._options))
+        options = {"retry_timeout_s": retry_timeout_s, "tls_root": self._tls_root}
+        return shared(Settings.make(self._url, **options))
 
     @property
     def model_inputs(self) -> dict[str, dict[str, Any]]:
         """Shape and KServe's datatype of each input, as the server says."""
-        return {s.name: _described(s) for s in self._contract().inputs}
+        return _described(self._contract().inputs)
 
     @property
     def model_outputs(self) -> dict[str, dict[str, Any]]:
         """Shape and KServe's datatype of each output, as the server says."""
-        return {s.name: _described(s) for s in self._contract().outputs}
+        return _described(self._contract().outputs)
 
     @property
     def batch_size(self) -> int:
@@ -242,8 +239,11 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
         pool, contract = self.pool, self._contract()
         inputs = _Tensors(contract, input_dict)
         if not len(inputs):
-            specs = {s.name: s for s in contract.outputs}
-            return {name: _nothing(specs[name]) for name in output_list}
+            nothing = {
+                s.name: np.empty((0, *(max(n, 0) for n in s.shape)), DATATYPES[s.datatype])
+                for s in contract.outputs
+            }
+            return {name: nothing[name] for name in output_list}
         outputs = {name: ByRow(name, Output(), len(inputs)) for name in output_list}
         call = Call(contract, inputs, outputs, list(outputs), version=self.version)
         pool.submit(call)
@@ -286,14 +286,12 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
     ) -> ak.Array:
         """Score a partition; of one without data, return what stands for the scores."""
         tracing = is_tracer(input_dict)
-        if tracing:
-            # What dask-awkward knows of the arrays is checked on one row, which stays here.
-            single = {n: ak.typetracer.length_one_if_typetracer(a) for n, a in input_dict.items()}
-            tensors = _as_numpy(single)
-            self.validate_numpy_input(output_list, tensors)
-            scores = self.numpy_call(output_list, {n: t[:0] for n, t in tensors.items()})
-        else:
-            scores = self._call_numpy(output_list, _as_numpy(input_dict))
+        # What dask-awkward knows of the arrays is checked on one row, which stays here.
+        known = {n: ak.typetracer.length_one_if_typetracer(a) for n, a in input_dict.items()}
+        tensors = _as_numpy(known)
+        self.validate_numpy_input(output_list, tensors)
+        sent = {n: t[:0] for n, t in tensors.items()} if tracing else tensors
+        scores = self.numpy_call(output_list, sent)
         specs = {s.name: s for s in self._contract().outputs}
         fields = {name: _with_lists(score, specs[name]) for name, score in scores.items()}
         record = ak.zip(fields, depth_limit=1)
@@ -339,12 +337,8 @@ def _refuse_unusable(name: str, tensor: Tensor) -> None:
         raise InputError(f"input {name!r} is {tensor.dtype}; expected numbers of a KServe type")
 
 
-def _described(spec: TensorSpec) -> dict[str, Any]:
-    return {"shape": (-1, *spec.shape), "datatype": spec.datatype}
-
-
-def _nothing(spec: TensorSpec) -> Tensor:
-    return np.empty((0, *(max(n, 0) for n in spec.shape)), DATATYPES[spec.datatype])
+def _described(specs: Sequence[TensorSpec]) -> dict[str, dict[str, Any]]:
+    return {s.name: {"shape": (-1, *s.shape), "datatype": s.datatype} for s in specs}
 
 
 def _with_lists(score: Tensor, spec: TensorSpec) -> ak.Array:

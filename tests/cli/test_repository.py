@@ -1,38 +1,20 @@
 from __future__ import annotations
 
 import json
-import logging
-import sys
 from importlib.resources import files
-from types import SimpleNamespace
 
 import pytest
-
-from sonic_coffea.cli import main
+from tests.commands import run
 
 TAGGER = str(files("sonic_coffea") / "demo" / "data" / "toptagger.onnx")
 
 
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """The command line in this process: each of its own would import for a second."""
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sonic-coffea", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return SimpleNamespace(returncode=ended.value.code or 0, stdout=out, stderr=err)
 
-    logger = logging.getLogger("sonic_coffea")
-    handlers, level = logger.handlers, logger.level
-    yield call
-    logger.handlers = handlers
-    logger.setLevel(level)
-
-
-def test_build_add_show(run, tmp_path):
+def test_build_add_show(tmp_path):
     done = run(
         "repository", "build", tmp_path / "r", f"top={TAGGER}", "--json", "--max-batch-size", 32,
         "--labels", "top=QCD,Top", "--metadata", "auc=0.95", "--no-user",
@@ -56,7 +38,7 @@ def test_build_add_show(run, tmp_path):
     assert [entry["version"] for entry in json.loads(done.stdout)] == [1, 2]
 
 
-def test_show_says_what_was_changed(run, tmp_path):
+def test_show_says_what_was_changed(tmp_path):
     run("repository", "build", tmp_path / "r", f"top={TAGGER}")
     assert "as built" in run("repository", "show", tmp_path / "r").stdout
     file = tmp_path / "r" / "top" / "1" / "model.onnx"
@@ -67,7 +49,7 @@ def test_show_says_what_was_changed(run, tmp_path):
     assert done.stderr == f"error: {file} was changed since it was built\n"
 
 
-def test_a_function_with_its_declaration(run, tmp_path):
+def test_a_function_with_its_declaration(tmp_path):
     (tmp_path / "f.py").write_text("def f(x): return {'y': x}\n")
     tensor = ["float32", [-1, 2]]
     declaration = tmp_path / "d.json"
@@ -96,7 +78,7 @@ def test_a_function_with_its_declaration(run, tmp_path):
         ("show",),
     ],
 )
-def test_bad_usage(run, arguments):
+def test_bad_usage(arguments):
     done = run("repository", *arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
@@ -106,7 +88,7 @@ def test_bad_usage(run, arguments):
     ("content", "message"),
     [(None, "No such file or directory"), (b"no model", "holds no ONNX graph")],
 )
-def test_failures_are_one_line(run, tmp_path, content, message):
+def test_failures_are_one_line(tmp_path, content, message):
     file = tmp_path / "m.onnx"
     if content is not None:
         file.write_bytes(content)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.network.processes import Kept
 from tests.ports import held_port
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,10 +45,10 @@ def _percent(value: int) -> dict[str, Any]:
     return {"default_value": {"numerator": value, "denominator": "HUNDRED"}}
 
 
-def _bucket(tokens: int, interval_s: float) -> dict[str, Any]:
+def _bucket(tokens: int, per_fill: int, interval_s: float) -> dict[str, Any]:
     return {
         "max_tokens": tokens,
-        "tokens_per_fill": 1,
+        "tokens_per_fill": per_fill,
         "fill_interval": f"{interval_s:g}s",
     }
 
@@ -71,9 +72,10 @@ class Envoy:
         After which a request is given up; 0 for never.
     max_request_bytes : int, optional
         Of the buffer filter.
-    requests_per_s : tuple of int and float, optional
-        Of the local rate limit: requests in a burst, and seconds for one more.
-    connections : tuple of int and float, optional
+    rate_limit : tuple of int, int and float, optional
+        Of the local rate limit: the most requests at a time, and how many more after how many
+        seconds.
+    connections : tuple of int, int and float, optional
         The same for the listener's new connections.
     lua : str, optional
         What the Lua filter runs; ``REFUSED_INDEX``, for one.
@@ -96,8 +98,8 @@ class Envoy:
         circuit_breakers: dict[str, int] | None = None,
         route_timeout_s: float = 0.0,
         max_request_bytes: int | None = None,
-        requests_per_s: tuple[int, float] | None = None,
-        connections: tuple[int, float] | None = None,
+        rate_limit: tuple[int, int, float] | None = None,
+        connections: tuple[int, int, float] | None = None,
         lua: str | None = None,
         pressure: bool = False,
         jwks: dict[str, Any] | None = None,
@@ -111,13 +113,13 @@ class Envoy:
         self._folder = folder
         self._pressure = folder / "pressure" / "value"
         filters: list[dict[str, Any]] = []
-        if requests_per_s is not None:
+        if rate_limit is not None:
             filters.append(
                 _typed(
                     "envoy.filters.http.local_ratelimit",
                     "extensions.filters.http.local_ratelimit.v3.LocalRateLimit",
                     stat_prefix="local",
-                    token_bucket=_bucket(*requests_per_s),
+                    token_bucket=_bucket(*rate_limit),
                     filter_enabled=_percent(100),
                     filter_enforced=_percent(100),
                 )
@@ -258,12 +260,14 @@ class Envoy:
         assert self._kept is not None
         self._kept.kill()
 
-    def press(self, share: float) -> None:
-        """Tell the overload manager how used up its resource is, of 1."""
+    def press(self, *, hard: bool) -> None:
+        """Have the overload manager refuse all requests, or none; return when it does."""
         # It looks when a file is moved there.
         new = self._pressure.with_name("new")
-        new.write_text(f"{share:g}")
+        new.write_text("1" if hard else "0")
         new.replace(self._pressure)
+        active = "overload.envoy.overload_actions.stop_accepting_requests.active"
+        until(lambda: self.statistic(active) == hard, what="the overload manager's action")
 
     def ask(self, page: str) -> str:
         """Return a page of its administration."""

@@ -24,6 +24,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -41,16 +42,15 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
-from tests.network.loops import LoopThread
+from tests.network.loops import LoopThread, close_listener
 from tests.ports import held_port
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea.server.in_process._grpc_server import Servicer
 from sonic_coffea.testing import FakeServer
-from sonic_coffea.testing._faults import FaultPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Self
 
 ALL_STREAMS = 2**31 - 1
@@ -79,7 +79,7 @@ class FaultServer(FakeServer):
         self.connections = 0
         self.streams: list[tuple[int, str]] = []
         self.servicer = Servicer(self)
-        self._plans: dict[str, FaultPlan] = {}
+        self._plans: dict[str, list[Iterator[Any]]] = {}
         self._held = contextlib.ExitStack()
         self._alive: set[Connection] = set()
         self._thread: LoopThread | None = None
@@ -88,11 +88,12 @@ class FaultServer(FakeServer):
         self, fault: CallFault, *, times: int = 1, every: int = 1, method: str = "ModelInfer"
     ) -> None:
         """Have a fault happen to the next calls of a method; see `FakeServer.inject`."""
-        self._plans.setdefault(method, FaultPlan()).add(fault, times, every)  # type: ignore[arg-type]
+        turns = (*repeat(None, every - 1), fault)
+        self._plans.setdefault(method, []).append(chain.from_iterable(repeat(turns, times)))
 
     def connect_badly(self, fault: ConnectionFault, *, times: int = 1) -> None:
         """Have a fault happen to the next connections."""
-        self._plans.setdefault("", FaultPlan()).add(fault, times, 1)  # type: ignore[arg-type]
+        self._plans.setdefault("", []).append(repeat(fault, times))
 
     def freeze(self) -> None:
         """Answer nothing any more on the connections that there are, as a host that vanished."""
@@ -124,8 +125,8 @@ class FaultServer(FakeServer):
 
     def next_fault(self, method: str) -> Any:
         """Return what goes wrong with the call, or for "" the connection, that has just come."""
-        plan = self._plans.get(method)
-        return None if plan is None else plan.next()
+        planned = (next(turns, None) for turns in self._plans.get(method, ()))
+        return next(filter(None, planned), None)
 
     def admit(self, connection: Connection) -> int:
         """Count a connection; return its number, from 1 on."""
@@ -152,9 +153,11 @@ class FaultServer(FakeServer):
         )
 
     async def _end(self) -> None:
-        self._server.close()
-        for connection in list(self._alive):
-            connection.end(reset=True)
+        await close_listener(self._server)
+        while self._alive:
+            for connection in list(self._alive):
+                connection.end(reset=True)
+            await asyncio.sleep(0)
 
 
 class Connection(asyncio.Protocol):
@@ -271,9 +274,10 @@ class Connection(asyncio.Protocol):
     def end(self, *, reset: bool = False) -> None:
         """Close the connection: by FIN after what was sent, or by RST."""
         if reset:
-            linger = struct.pack("ii", 1, 0)
-            sock = self.transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            if not self.transport.is_closing():
+                linger = struct.pack("ii", 1, 0)
+                sock = self.transport.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.transport.abort()
         else:
             self.transport.close()
@@ -471,6 +475,13 @@ def goaway(
             await asyncio.Event().wait()
 
     return fault
+
+
+async def goaway_and_end(call: Exchange) -> None:
+    """Take this call, take no other, and end the connection without an answer."""
+    await call.complete.wait()
+    call.connection.goaway(last_stream=call.stream_id)
+    call.connection.end()
 
 
 def pings(count: int) -> CallFault:

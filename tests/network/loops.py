@@ -44,3 +44,13 @@ async def _cancel_others() -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(0)  # transports that were closed say so to their protocols
+
+
+async def close_listener(listener: asyncio.Server) -> None:
+    """Listen no more.
+
+    Closed while a task of its own makes a connection of a socket, asyncio would lose the socket.
+    """
+    while any(t.get_coro().__name__ == "_accept_connection2" for t in asyncio.all_tasks()):
+        await asyncio.sleep(0)
+    listener.close()

@@ -21,7 +21,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
-from tests.network.loops import LoopThread
+from tests.network.loops import LoopThread, close_listener
 from tests.ports import held_port
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class ToxicProxy:
 
     def refuse(self) -> None:
         """Listen no more: who connects is refused. Connections that there are go on."""
-        self._do(self._close_listener)
+        self._thread.call(self._close_listener())
 
     def accept(self) -> None:
         """Listen again."""
@@ -125,10 +125,10 @@ class ToxicProxy:
                 self._serve, "127.0.0.1", self._port, reuse_address=True
             )
 
-    def _close_listener(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+    async def _close_listener(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await close_listener(listener)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

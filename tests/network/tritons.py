@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import signal
 from typing import TYPE_CHECKING
 
 from tests.network.processes import Kept
 from tests.ports import held_port
+from tritonclient.grpc import InferenceServerClient
 
+from sonic_coffea.server import ensure
 from sonic_coffea.server._probe import is_ready
-from sonic_coffea.server.launch.runtimes import Options, Serving
-from sonic_coffea.server.launch.runtimes._pip import Pip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,20 +62,22 @@ class Triton:
         if self.running:
             return
         self.end()
+        installation = ensure()
         name = f"sonic_test_{secrets.token_hex(6)}_"
-        launch = Pip("pip", Options()).launch(
-            Serving(
-                arguments=self._arguments,
-                repository=self._repository,
-                secret="",
-                name=name,
-                threads=1,
-                env={},
-            )
-        )
-        argv = [one for one in launch.argv if "grpc-restricted-protocol" not in one]
+        argv = [
+            str(installation.tritonserver),
+            f"--backend-directory={installation.backend_directory}",
+            f"--backend-config=python,shm-region-prefix-name={name}",
+            *self._arguments,
+        ]
+        # The server's Python finds its packages by its own environment alone.
+        env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+        env["VIRTUAL_ENV"] = str(installation.root)
+        env["PATH"] = f"{installation.python.parent}{os.pathsep}{env.get('PATH', os.defpath)}"
+        env["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, installation.library_path))
+        env |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         # It may end at once: no test waits for what is in flight as it stops.
-        self._kept = Kept(argv, self.log, env=launch.env, grace_s=0.0, leftovers=[f"{name}*"])
+        self._kept = Kept(argv, self.log, env=env, grace_s=0.0, leftovers=[f"{name}*"])
 
     def wait(self) -> None:
         """Return when it is ready."""
@@ -120,6 +123,13 @@ class Triton:
         """End it, and wait until nothing of it is left."""
         if self._kept is not None:
             self._kept.end()
+
+    def requests(self, model: str) -> int:
+        """Return how many requests for a model it has answered."""
+        with contextlib.closing(InferenceServerClient(f"{self.address}:{self.port}")) as client:
+            (found,) = client.get_inference_statistics(model).model_stats
+            answered: int = found.inference_stats.success.count
+            return answered
 
     def restore(self) -> None:
         """Have it as it was at first, whatever a test has done to it."""

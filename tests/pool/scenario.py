@@ -37,9 +37,7 @@ class Call:
 
 
 @dataclass(eq=False)
-class Waiter:
-    key: ModelKey = KEY
-    timeout_s: float | None = None
+class Waiter(e.ContractRequest):
     outcome: Any = None
 
 
@@ -71,6 +69,7 @@ class Scenario:
         self.probes = 0
         self.fallbacks = 0
         self.closed: list[str] = []
+        self.renewed: list[tuple[str, int]] = []
         self.published: dict[ModelKey, Contract] = {}
         self._silent: list[tuple[str, ModelKey]] = []
 
@@ -98,7 +97,7 @@ class Scenario:
 
     def ask(self, *, anew: bool = False, timeout_s: float | None = None) -> Waiter:
         """Ask what the model takes and gives."""
-        waiter = Waiter(timeout_s=timeout_s)
+        waiter = Waiter(KEY, timeout_s)
         self.tell(e.ContractRequested(waiter, anew))
         return waiter
 
@@ -130,6 +129,14 @@ class Scenario:
         """Fail a request."""
         self._ended(attempt)
         self.tell(e.Failed(attempt, error))
+
+    def lose(self, url: str, error: errors.SonicError = LOST, most: int = 1000) -> int:
+        """Fail what is in flight to a server, and is sent there again; return how often."""
+        for number in range(most):
+            if not (attempts := self.at(url)):
+                return number
+            self.fail(attempts[0], error)
+        return most
 
     def say(self, url: str, outcome: Any, key: ModelKey = KEY) -> None:
         """Have a server answer late that said nothing when it was asked."""
@@ -165,8 +172,11 @@ class Scenario:
                 assert request not in self.delivered
                 assert request not in self.failed
                 self.failed[request] = error
-            case e.Retry():
-                self.retries += 1
+            case e.Split(request, parts):
+                assert [parts[0].start, parts[-1].stop] == [request.start, request.stop]
+                assert sum(part.nbytes for part in parts) == request.nbytes
+            case e.Count(retried=retried):
+                self.retries += retried
             case e.Probe(url):
                 self.probes += 1
                 if self.lives[url] is not None:
@@ -188,6 +198,9 @@ class Scenario:
                 self.fallbacks += 1
             case e.Close(url):
                 self.closed.append(url)
+            case e.Reconnect(url, channel):
+                assert not [a for a in self.at(url) if a.channel == channel]
+                self.renewed.append((url, channel))
         return []
 
 

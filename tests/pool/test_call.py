@@ -37,7 +37,7 @@ def call_of(rows: int, placed: list[Any], **options: Any) -> tuple[Call, list[Re
     output = SimpleNamespace(place=lambda selection, *_: placed.append(selection))
     call = Call(contract(), Rows(range(rows)), {"y": output}, ["y"], version=None, **options)
     slices = [RequestSlice(call, n, n + 4, 16) for n in range(0, rows, 4)]
-    call.own(SimpleNamespace(abandon=lambda call, error: call.end(error)), len(slices))
+    call.own(len(slices), Call.end)
     return call, slices
 
 
@@ -98,7 +98,7 @@ def test_what_nobody_waits_for_is_neither_packed_nor_sent() -> None:
     call, (request, _) = call_of(8, [])
     transmission = Transmission(Attempt(request, "grpc://s1:8001", 0, 0.0, 1), "1")
     transmission.cancel()
-    sender = Sender([connection], posted.append)
+    sender = Sender(lambda: connection, 1, posted.append)
     sender.send(call, transmission)
     sender.close()
     sender.join()

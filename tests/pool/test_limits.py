@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
 from statistics import median
 
 import pytest
@@ -94,7 +95,7 @@ def test_a_request_goes_out_alone_now_and_then() -> None:
     assert limit.room(0, 0.0) == 4
     for out in (1, 2, 3, 4):
         limit.answered(0.01, 1024, out, 0.1)
-    assert limit.room(0, 1.0) == limit.value == 5
+    assert limit.room(0, 1.0) == limit.value == 7
     assert limit.room(0, 31.0) == 1
     assert limit.room(1, 31.0) == 0
     limit.answered(0.05, 1024, 3, 31.0)
@@ -117,7 +118,7 @@ def test_the_bounds_hold() -> None:
         limit.answered(0.01, 8, limit.value, k * 0.01)
     assert limit.value == 6
     for k in range(100):
-        limit.refused(10.0 + k)
+        limit.refused(0, 10.0 + k, Random(k))
     assert limit.value == 1
     assert AdaptiveLimit(1).value == 1
 

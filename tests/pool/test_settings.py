@@ -108,9 +108,8 @@ def test_secrets_are_in_no_repr_and_no_pickle(tagger: sonic.Model, tmp_path: Pat
     assert options.token() == "hush"
     (tmp_path / "token").write_text("later\n")
     assert options.token() == "later"
-    (tmp_path / "token").unlink()
-    with pytest.raises(errors.ConfigError, match="cannot read the token file"):
-        options.token()
+    (tmp_path / "token").unlink()  # for a moment
+    assert options.token() == "later"
 
 
 @pytest.mark.parametrize("option", ["token", "headers"])

@@ -76,11 +76,11 @@ def sent(statistics: Statistics, worker: str, begun: float) -> None:
 
 
 def lose_all(server: FakeServer) -> None:
-    server.fail(grpc.StatusCode.INTERNAL, "no", times=99)
+    server.fail(grpc.StatusCode.INVALID_ARGUMENT, "no", times=99)
 
 
 def lose_the_first(server: FakeServer) -> None:
-    server.fail(grpc.StatusCode.INTERNAL, "no", times=1)
+    server.fail(grpc.StatusCode.INVALID_ARGUMENT, "no", times=1)
 
 
 def answer_wrongly(server: FakeServer) -> None:

@@ -84,7 +84,7 @@ def test_a_pending_call_shows_how_far_it_is(server: FakeServer) -> None:
         server.release()
         pending.result()
         assert "8, 100%" in pending._repr_html_()
-        server.fail(grpc.StatusCode.INTERNAL, "no luck")
+        server.fail(grpc.StatusCode.INVALID_ARGUMENT, "no luck")
         failed = ROW.submit(objects(4), pool=pool)
         with pytest.raises(errors.RequestError):
             failed.result()

@@ -433,6 +433,33 @@ def test_a_client_that_ends_leaves_nothing(wide_server: sonic.LocalServer) -> No
     assert ours(client.pid) == []
 
 
+_FORKS = """
+import os, sys
+import sonic_coffea as sonic
+from tests.transport.test_shared_memory import check, model, objects, ours
+with sonic.connect(sys.argv[1]) as pool:
+    check(model()(objects(4000)), objects(4000))
+    regions = ours()
+    assert regions
+    child = os.fork()
+    if child == 0:
+        pool.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert ours() == regions
+    check(model()(objects(4000)), objects(4000))
+    assert pool.statistics.total().retries == 0
+"""
+
+
+def test_a_forked_child_that_closes_leaves_its_parents_regions(
+    wide_server: sonic.LocalServer,
+) -> None:
+    client = subprocess.Popen([sys.executable, "-c", _FORKS, wide_server.url])
+    assert client.wait(100) == 0
+    assert ours(client.pid) == []
+
+
 def served(inputs: Any) -> dict[str, Any]:
     x, n = inputs["x"], inputs["n"]
     y = np.stack([x.sum(axis=1), x[:, 0] * n[:, 0]], axis=1)

@@ -75,7 +75,7 @@ def test_loopback(url: str, loopback: bool) -> None:
 
 EXPECTED = {
     Code.CANCELLED: errors.ServerLostError,  # by the server; by us it is a CancelledError
-    Code.UNKNOWN: errors.RequestError,
+    Code.UNKNOWN: errors.InferenceError,
     Code.INVALID_ARGUMENT: errors.RequestError,
     Code.DEADLINE_EXCEEDED: errors.DeadlineError,
     Code.NOT_FOUND: errors.ModelNotFoundError,
@@ -86,7 +86,7 @@ EXPECTED = {
     Code.ABORTED: errors.ServerLostError,
     Code.OUT_OF_RANGE: errors.RequestError,
     Code.UNIMPLEMENTED: errors.RequestError,
-    Code.INTERNAL: errors.RequestError,
+    Code.INTERNAL: errors.InferenceError,
     Code.UNAVAILABLE: errors.ServerLostError,
     Code.DATA_LOSS: errors.ServerLostError,
     Code.UNAUTHENTICATED: errors.AccessError,
@@ -112,7 +112,7 @@ def test_every_status_has_a_meaning(code: Any) -> None:
             errors.ModelNotFoundError,
         ),
         (Code.INVALID_ARGUMENT, "requested model 'x' is not available", errors.ModelNotFoundError),
-        (Code.RESOURCE_EXHAUSTED, "Received message larger than max", errors.RequestError),
+        (Code.RESOURCE_EXHAUSTED, "Received message larger than max", errors.RequestTooLargeError),
     ],
 )
 def test_words_that_tell_one_status_apart(code: Any, details: str, kind: Any) -> None:

@@ -86,8 +86,8 @@ def _declared(model: str | None, weaver: Path | None, against: str | None) -> li
         models = getattr(named, "models", named)
         models = list(models.values()) if isinstance(models, Mapping) else [models]
         if not all(isinstance(declaration, Model) for declaration in models):
-            message = f"{against} is neither a Model nor has models"
-            raise typer.BadParameter(message, param_hint="--against")
+            problem = f"{against} is neither a Model nor has models"
+            raise typer.BadParameter(problem, param_hint="--against")
         declared += models
     return declared
 
@@ -152,10 +152,9 @@ def _shown(specs: Sequence[TensorSpec]) -> str:
 
 
 def _described(entry: ModelEntry, contract: Contract | None) -> dict[str, Any]:
-    described: dict[str, Any] = dataclasses.asdict(entry)
+    described = dataclasses.asdict(entry)
     described = {"model": described.pop("name"), **described}
     if contract is not None:
-        described["max_rows"] = contract.max_rows
-        described["inputs"] = [dataclasses.asdict(spec) for spec in contract.inputs]
-        described["outputs"] = [dataclasses.asdict(spec) for spec in contract.outputs]
+        of_contract = dataclasses.asdict(contract)
+        described |= {name: of_contract[name] for name in ("max_rows", "inputs", "outputs")}
     return described

@@ -34,10 +34,8 @@ def status(
     records = local_state.records()
     if stop is not None:
         stopped = _stop(records, stop)
-        if as_json:
-            typer.echo(json.dumps({"stopped": stopped}))
-        else:
-            typer.echo("\n".join(f"stopped {url}" for url in stopped) or "there are none")
+        shown = "\n".join(f"stopped {url}" for url in stopped) or "there are none"
+        typer.echo(json.dumps({"stopped": stopped}) if as_json else shown)
         return
     servers = [_described(record) for record in records]
     if as_json:
@@ -54,18 +52,19 @@ def status(
 
 
 def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
-    named = {record.url: record for record in records}
     if which != "all":
+        named = {record.url: record for record in records}
         if which not in named:
             raise ServerError(f"no local server of yours at {which!r}; {nearest(which, named)}")
         records = [named[which]]
         if named[which].supervisor_pid is None:
             pid = named[which].pid
             raise ServerError(f"{which} is a part of process {pid}, and ends with it")
-    chosen = [record for record in records if record.supervisor_pid is not None]
-    for record in chosen:
+    chosen = []
+    for record in records:
         # Its supervisor ends it, and removes what it leaves.
         if record.supervisor_pid is not None:
+            chosen.append(record)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(record.supervisor_pid, signal.SIGTERM)
     until = time.monotonic() + _ENDS_WITHIN_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dask.config
@@ -36,19 +37,16 @@ def add_page(scheduler: Scheduler, history: History) -> None:
     if entry not in variables["plots"]:
         variables["plots"].append(entry)
 
-    def page(_: Any, extra: dict[str, Any], document: Any) -> None:
-        _fill(document, extra, history)
-
     prefix = str(dask.config.get("distributed.scheduler.http.prefix", "") or "")
     application = BokehApplication(
-        {"/sonic": page}, scheduler, prefix=prefix, template_variables=variables
+        {"/sonic": partial(_fill, history)}, scheduler, prefix=prefix, template_variables=variables
     )
     scheduler.http_application.add_application(application)
     application.initialize(scheduler.loop)
     application.start()
 
 
-def _fill(document: Any, extra: dict[str, Any], history: History) -> None:
+def _fill(history: History, _: Scheduler, extra: dict[str, Any], document: Any) -> None:
     """Fill a page with figures and a table, and keep them up to date."""
     from bokeh.layouts import column, row
     from distributed.dashboard.components.scheduler import BOKEH_THEME, env

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.dask._allocator import Grant, ServedModel, Telemetry
+from sonic_coffea.dask._allocator import ServedModel, Telemetry
 from sonic_coffea.pool import ModelKey, Quota, RttStatistics
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ TIMINGS = ("requests", "queue_s", "input_s", "compute_s", "output_s")
 def write_report(pool: Pool, timings: Mapping[ServedModel, ModelStatistics]) -> dict[str, Any]:
     """Return what a pool reports, as a message."""
     endpoints, waiting = pool.telemetry()
+    total, timing = attrgetter(*TOTALS), attrgetter(*TIMINGS)
     return {
         "telemetry": [
             (e.url, model, in_flight, waiting.get(model, 0), astuple(rtt))
@@ -35,13 +37,9 @@ def write_report(pool: Pool, timings: Mapping[ServedModel, ModelStatistics]) -> 
             for model, (in_flight, rtt) in e.models.items()
         ],
         "circuits": {e.url: e.circuit_open for e in endpoints},
-        "totals": [(served, _values(tally, TOTALS)) for served, tally in pool.statistics],
-        "timings": [(served, _values(timing, TIMINGS)) for served, timing in timings.items()],
+        "totals": [(served, total(tally)) for served, tally in pool.statistics],
+        "timings": [(served, timing(one)) for served, one in timings.items()],
     }
-
-
-def _values(numbers: Any, names: Iterable[str]) -> list[float]:
-    return [getattr(numbers, name) for name in names]
 
 
 def read_telemetry(telemetry: Iterable[Sequence[Any]]) -> dict[ServedModel, Telemetry]:
@@ -50,11 +48,6 @@ def read_telemetry(telemetry: Iterable[Sequence[Any]]) -> dict[ServedModel, Tele
         (url, model): Telemetry(in_flight, waiting, RttStatistics(*rtt))
         for url, model, in_flight, waiting, rtt in telemetry
     }
-
-
-def write_grants(grants: Mapping[ServedModel, Grant]) -> list[Any]:
-    """Return what a worker may have in flight, as a message."""
-    return [(served, tuple(grant)) for served, grant in grants.items()]
 
 
 def read_quotas(

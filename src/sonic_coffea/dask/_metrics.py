@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,30 +15,28 @@ if TYPE_CHECKING:
 
     from sonic_coffea.pool import Pool
 
+_COUNTS = ("rows", "requests", "retries", "failures", "sent_bytes", "received_bytes")
+_TIMES = ("wait_s", "trip_s", "pack_s", "unpack_s")
+
 
 def offer_metrics(worker: Worker, pool: Pool) -> None:
     """Add the pool's figures to those that the worker sends to the scheduler with its heartbeat."""
-    rate = _Rate(pool)
+    last = time.monotonic(), pool.statistics.total().rows
+
+    def rows_per_s(_: Any) -> float:
+        nonlocal last
+        then, before = last
+        last = now, rows = time.monotonic(), pool.statistics.total().rows
+        return round((rows - before) / max(now - then, 1e-3), 1)
+
     worker.metrics |= {
         "sonic in flight": lambda _: sum(server.in_flight for server in pool.servers),
-        "sonic rows/s": lambda _: rate(),
+        "sonic rows/s": rows_per_s,
         "sonic wait": lambda _: _mean_wait_s(pool),
         "sonic retries": lambda _: pool.statistics.total().retries,
     }
-    _collect(pool)
-
-
-class _Rate:
-    """Rows in a second, since the last call."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._last = time.monotonic(), pool.statistics.total().rows
-
-    def __call__(self) -> float:
-        now, rows = time.monotonic(), self._pool.statistics.total().rows
-        (then, before), self._last = self._last, (now, rows)
-        return round((rows - before) / max(now - then, 1e-3), 1)
+    _PoolCollector.pool = pool
+    _register()
 
 
 def _mean_wait_s(pool: Pool) -> float:
@@ -43,14 +44,10 @@ def _mean_wait_s(pool: Pool) -> float:
     return round((total.wait_s + total.trip_s) / total.requests, 4) if total.requests else 0.0
 
 
-class PoolCollector:
-    """A pool's figures for Prometheus, on the endpoint that dask has anyway."""
+class _PoolCollector:
+    """The figures of the process's pool for Prometheus, on the endpoint that dask has anyway."""
 
-    _COUNTED = ("rows", "requests", "retries", "failures", "sent_bytes", "received_bytes")
-    _SUMMED = ("wait_s", "trip_s", "pack_s", "unpack_s")
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
+    pool: Pool
 
     def collect(self) -> Iterator[Any]:
         """Return the families of metrics, as prometheus_client asks for them."""
@@ -58,9 +55,9 @@ class PoolCollector:
 
         served = list(self.pool.statistics)
         labels = ["server", "model", "version"]
-        for name in (*self._COUNTED, *self._SUMMED):
-            unit = name.replace("_s", "_seconds") if name in self._SUMMED else name
-            family = CounterMetricFamily(f"sonic_{unit}", f"Sum of {name}", labels=labels)
+        for name in _COUNTS + _TIMES:
+            in_full = re.sub("_s$", "_seconds", name)
+            family = CounterMetricFamily(f"sonic_{in_full}", f"Sum of {name}", labels=labels)
             for where, tally in served:
                 family.add_metric(list(where), getattr(tally, name))
             yield family
@@ -72,18 +69,10 @@ class PoolCollector:
         yield from (in_flight, usable)
 
 
-# As many as Prometheus's registries: one in a process.
-_collectors: list[PoolCollector] = []
+@cache
+def _register() -> None:
+    """Register the collector, once in a process: it has one registry."""
+    with contextlib.suppress(ImportError):  # dask offers no metrics then, either
+        from prometheus_client import REGISTRY
 
-
-def _collect(pool: Pool) -> None:
-    """Register the pool of this process, in the place of the one before."""
-    for collector in _collectors:
-        collector.pool = pool
-    if not _collectors:
-        try:
-            from prometheus_client import REGISTRY
-        except ImportError:  # dask offers no metrics then, either
-            return
-        _collectors.append(PoolCollector(pool))
-        REGISTRY.register(_collectors[0])
+        REGISTRY.register(_PoolCollector())

@@ -11,7 +11,7 @@ from tornado.ioloop import PeriodicCallback
 from sonic_coffea.dask._allocator import Allocator
 from sonic_coffea.dask._dashboard import add_page
 from sonic_coffea.dask._history import History
-from sonic_coffea.dask._messages import FINAL, JOIN, QUOTAS, REPORT, read_telemetry, write_grants
+from sonic_coffea.dask._messages import FINAL, JOIN, QUOTAS, REPORT, read_telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,12 +51,6 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         scheduler.periodic_callbacks[self.name] = callback
         callback.start()
         add_page(scheduler, self.history)
-
-    async def close(self) -> None:
-        """End with the scheduler."""
-        callback = self._scheduler.periodic_callbacks.pop(self.name, None)
-        if callback is not None:
-            callback.stop()
 
     def join(self, worker: str, process: str) -> dict[str, float]:
         """Take in a worker; it is told how to behave until the first round."""
@@ -126,7 +120,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
             if worker in self._scheduler.workers and (grants or tells):
                 message = {
                     "op": QUOTAS,
-                    "grants": write_grants(grants),
+                    "grants": list(grants.items()),
                     "ejected": [url for url, probing in ejected.items() if process not in probing],
                     "lease_s": self.allocator.lease_s,
                     "round_s": self.allocator.round_s,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import Worker, get_worker, rejoin, secede, threadpoolexecutor, utils
+from distributed import Worker, get_worker, secede, threadpoolexecutor, utils
+
+from sonic_coffea.pool import Deadline
 
 # Above this part of a worker's memory limit, waiting chunks keep their threads, so that no more of
 # them start; dask begins to spill at the same part.
@@ -42,26 +43,25 @@ class Suspender:
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
         """Wait for an event without the thread, if that is possible."""
-        worker, _ = current_task()
         executor = _executor()
-        if worker is None or executor is None:
+        if executor is None:
             return event.wait(timeout_s)
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        worker = get_worker()
+        deadline = Deadline.after(timeout_s)
         suspended = self._counts[worker.address]
         max_chunks = self._max_for_thread * worker.state.nthreads
         while not self._suspend(suspended, max_chunks, worker, executor):
-            if event.wait(min(_POLL_S, max(0.0, until - time.monotonic()))):
+            if event.wait(deadline.within(_POLL_S)):
                 return True
-            if time.monotonic() > until:
+            if deadline.over:
                 return False
         try:
             secede()
             try:
-                left_s = max(0.0, until - time.monotonic())
-                return event.wait(None if timeout_s is None else left_s)
+                return event.wait(deadline.left_s)
             finally:
                 self._count(suspended, waiting=-1)
-                self._rejoin(suspended, max_chunks, executor)
+                self._rejoin(suspended, max_chunks, executor, deadline)
         finally:
             self._count(suspended, chunks=-1)
 
@@ -82,20 +82,30 @@ class Suspender:
             suspended.waiting += waiting
             self._changed.notify_all()
 
-    def _rejoin(self, suspended: _Suspended, max_chunks: int, executor: Any) -> None:
-        """Rejoin once the thread is not better used to start another chunk."""
-        until = time.monotonic() + _MAX_REJOIN_S
+    def _rejoin(
+        self, suspended: _Suspended, max_chunks: int, executor: Any, deadline: Deadline
+    ) -> None:
+        """Rejoin once the thread is not better used to start another chunk.
+
+        When the time is over and all threads are busy, the task goes on beside them, as dask has it
+        for one that never rejoins.
+        """
+        until = time.monotonic() + deadline.within(_MAX_REJOIN_S)
 
         def better_used() -> bool:
             few = suspended.waiting < max_chunks / 2 and suspended.chunks < max_chunks
             queued = not executor._work_queue.empty()  # noqa: SLF001
             return few and queued and time.monotonic() < until
 
-        with self._gate:
+        if not self._gate.acquire(timeout=deadline.within(threading.TIMEOUT_MAX)):
+            return
+        try:
             with self._changed:
                 while better_used():
                     self._changed.wait(_POLL_S)
-            rejoin()
+            _rejoin_within(executor, deadline.left_s)
+        finally:
+            self._gate.release()
 
 
 @dataclass(slots=True)
@@ -106,20 +116,26 @@ class _Suspended:
     waiting: int = 0
 
 
-def current_task() -> tuple[Any, Any]:
-    """Return the worker and the key of the task that this thread runs; None and None without."""
-    key = getattr(utils.thread_state, "key", None)
-    try:
-        return (None, None) if key is None else (get_worker(), key)
-    except ValueError:
-        return None, None
-
-
 def _executor() -> Any:
-    """Return the worker's executor if this is one of its threads, and has not seceded."""
+    """Return the worker's executor if this thread runs one of its tasks, and has not seceded."""
     executor = getattr(threadpoolexecutor.thread_state, "executor", None)
-    seceded = executor is None or threading.current_thread() not in executor._threads  # noqa: SLF001
-    return None if seceded else executor
+    if executor is None or getattr(utils.thread_state, "key", None) is None:
+        return None
+    return executor if threading.current_thread() in executor._threads else None  # noqa: SLF001
+
+
+def _rejoin_within(executor: Any, timeout_s: float | None) -> None:
+    """Do as `distributed.rejoin`, which waits for as long as it takes."""
+    thread, rejoined = threading.current_thread(), threading.Event()
+    with executor._rejoin_lock:  # noqa: SLF001
+        executor._rejoin_list.append((thread, rejoined))  # noqa: SLF001
+    executor.submit(lambda: None)
+    if not rejoined.wait(timeout_s):
+        with executor._rejoin_lock:  # noqa: SLF001
+            if not rejoined.is_set():
+                executor._rejoin_list.remove((thread, rejoined))  # noqa: SLF001
+                return
+    threadpoolexecutor.thread_state.proceed = True
 
 
 def _memory_is_full(worker: Worker) -> bool:

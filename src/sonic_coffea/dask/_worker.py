@@ -16,8 +16,18 @@ from tornado.ioloop import PeriodicCallback
 
 from sonic_coffea.dask._messages import FINAL, JOIN, QUOTAS, REPORT, read_quotas, write_report
 from sonic_coffea.dask._metrics import offer_metrics
-from sonic_coffea.dask._secede import Suspender, current_task
-from sonic_coffea.errors import SonicError
+from sonic_coffea.dask._secede import Suspender
+from sonic_coffea.errors import (
+    CancelledError,
+    DeadlineError,
+    InferenceError,
+    ModelNotReadyError,
+    OverloadError,
+    ServerLostError,
+    ServerStartError,
+    SonicError,
+    TokenExpiredError,
+)
 from sonic_coffea.pool import Pool, Settings, forget, install, take_part
 
 logger = logging.getLogger(__name__)
@@ -26,11 +36,17 @@ logger = logging.getLogger(__name__)
 _IMPORT = uuid.uuid4().hex
 # Of the reports of this process: those of its workers may reach the scheduler in another order.
 _numbers = itertools.count()
-# Tasks in which a model has failed, by the worker's address and the key, while they run. Not in the
-# plugin, as another may take its place meanwhile.
-_failed: set[tuple[str, Any]] = set()
-# dask's states of a task whose function has not returned.
-_RUNNING = ("executing", "long-running", "cancelled", "resumed")
+# What may be over when dask tries a task again, as its user wants.
+_TRANSIENT = (
+    CancelledError,
+    DeadlineError,
+    InferenceError,
+    ModelNotReadyError,
+    OverloadError,
+    ServerLostError,
+    ServerStartError,
+    TokenExpiredError,
+)
 
 
 class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -51,7 +67,6 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         self._pool: Pool | None = None
         self._worker: Any = None
         self._busy = False
-        self._joined = False
         self._asks = False
         self._timings: dict[Any, Any] = {}
 
@@ -60,7 +75,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         self._worker = worker
         # Not on the event loop: it closes the pool of other settings.
         self._pool = await worker.loop.run_in_executor(None, install, self.settings)
-        take_part(Suspender(self.settings.limits.max_suspended_chunks).wait, _note_failure)
+        take_part(Suspender(self.settings.limits.max_suspended_chunks).wait)
         offer_metrics(worker, self._pool)
         worker.stream_handlers[QUOTAS] = self._set_quotas
         # Waited for, as the first task may fail for good, or contact the servers.
@@ -96,44 +111,39 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         # taken the place of this one.
         if reply is None or self._pool is None or worker.plugins.get(self.name) is not self:
             return
-        self._joined = True
         self._pool.delay_start(random.uniform(0.0, reply["spread_s"]))
         callback = PeriodicCallback(self._report, reply["round_s"] * 1000)
         worker.periodic_callbacks[self.name] = callback
         callback.start()
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """Have the scheduler not try a task again that its pool has given up.
+        """Have the scheduler not try a task again whose rows no server will ever score.
 
-        A task may catch that, and fail later for what another try mends. dask tells of the failure
-        after this, in the same stream, so that the scheduler reads this first.
+        dask tells of the failure after this, in the same stream, so that the scheduler reads this
+        first.
         """
-        del start, finish, kwargs
-        failed = self._worker.address, key
-        if failed not in _failed:
-            return
-        task = self._worker.state.tasks.get(key)
-        if task is not None and task.state in _RUNNING:
-            return
-        _failed.discard(failed)
-        erred = task is not None and task.state == "error"
-        if erred and self._joined and _given_up(task.exception.data):
+        del start, kwargs
+        task = self._worker.state.tasks.get(key) if finish == "error" else None
+        joined = self.name in self._worker.periodic_callbacks
+        if task is not None and joined and _is_final(task.exception.data):
             self._worker.batched_send({"op": FINAL, "key": key})
 
     def _report(self) -> None:
         """Report the pool's telemetry, unless it was idle in this round and the one before."""
+        stream = self._worker.batched_stream
+        if stream is None or stream.comm is None or stream.comm.closed():
+            return  # dask would drop the message, and with it what is counted since the last one
         if self._pool is None or self._pool.closed:
             return
-        number, report = next(_numbers), write_report(self._pool, self._timings)
-        self._timings = {}
         if self._asks:
             self._worker.loop.run_in_executor(None, self._ask_timings, self._pool)
+        number, report = next(_numbers), write_report(self._pool, self._timings)
         telemetry = report["telemetry"]
         busy = any(in_flight or waiting or rtt[0] for *_, in_flight, waiting, rtt in telemetry)
         if busy or self._busy:
-            self._worker.batched_send(
-                {"op": REPORT, "process": _process(), "number": number, **report}
-            )
+            message = {"op": REPORT, "process": _process(), "number": number, **report}
+            self._worker.batched_send(message)
+            self._timings = {}
         self._busy = busy
 
     def _ask_timings(self, pool: Pool) -> None:
@@ -158,16 +168,9 @@ def _process() -> str:
     return f"{_IMPORT}-{os.getpid()}"
 
 
-def _note_failure() -> None:
-    """Note that a model has failed in the task that this thread runs."""
-    worker, key = current_task()
-    if worker is not None:
-        _failed.add((worker.address, key))
-
-
-def _given_up(exception: bytes) -> bool:
-    """Whether what a task raised is a model's failure, or was raised from one."""
+def _is_final(exception: bytes) -> bool:
+    """Whether what a task raised is a model's failure, or from one, that another try repeats."""
     _, error, _ = clean_exception(exception)
     while error is not None and not isinstance(error, SonicError):
         error = error.__cause__
-    return error is not None
+    return error is not None and not isinstance(error, _TRANSIENT)

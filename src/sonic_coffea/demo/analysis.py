@@ -73,34 +73,30 @@ class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
         """Fill histograms, and write the jets with their scores."""
         (scored,) = scores.values()
-        top = scored.Top
         jets, truth = events.FatJet, scores.overlap
         dataset = events.metadata["dataset"]
         weight = events.genWeight if "genWeight" in events.fields else ak.ones_like(events.run)
-        jet_weight, _ = ak.broadcast_arrays(weight, jets.pt)
         columns = {
-            "run": ak.broadcast_arrays(events.run, jets.pt)[0],
-            "luminosityBlock": ak.broadcast_arrays(events.luminosityBlock, jets.pt)[0],
-            "event": ak.broadcast_arrays(events.event, jets.pt)[0],
-            "weight": jet_weight,
+            **{name: events[name] for name in ("run", "luminosityBlock", "event")},
+            "weight": weight,
             **{name: jets[name] for name in ("pt", "eta", "phi", "mass", "msoftdrop")},
-            "top": top,
+            "top": scored.Top,
         }
         if truth is not None:
             columns["is_top"] = truth
         flat = ak.flatten(ak.zip(columns, depth_limit=2))
         self._write(flat, events.metadata, scored)
         scored = flat[~ak.is_none(flat.top)]
+        top, mass = np.asarray(scored.top), np.asarray(scored.msoftdrop)
+        weight = np.asarray(scored.weight, np.float64)
+        by_dataset = hist.Hist.new.StrCat([], growth=True, name="dataset")
+        scores_axis = by_dataset.Reg(40, 0, 1, name="score", label="top score")
+        mass_axes = by_dataset.Bool(name="passes").Reg(
+            50, 0, 300, name="mass", label="soft-drop mass [GeV]"
+        )
         return {
-            "score": _score_histogram().fill(
-                dataset, np.asarray(scored.top), weight=np.asarray(scored.weight, np.float64)
-            ),
-            "mass": _mass_histogram().fill(
-                dataset,
-                np.asarray(scored.top) > SCORE_CUT,
-                np.asarray(scored.msoftdrop),
-                weight=np.asarray(scored.weight, np.float64),
-            ),
+            "score": scores_axis.Weight().fill(dataset, top, weight=weight),
+            "mass": mass_axes.Weight().fill(dataset, top > SCORE_CUT, mass, weight=weight),
             "events": {dataset: len(events)},
             "jets": {dataset: len(flat)},
             "scored": {dataset: len(scored)},
@@ -118,20 +114,3 @@ class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[
     def postprocess(self, accumulator: Any) -> Any:
         """Nothing is left to do."""
         return accumulator
-
-
-def _score_histogram() -> hist.Hist:
-    return (
-        hist.Hist.new.StrCat([], growth=True, name="dataset")
-        .Reg(40, 0, 1, name="score", label="top score")
-        .Weight()
-    )
-
-
-def _mass_histogram() -> hist.Hist:
-    return (
-        hist.Hist.new.StrCat([], growth=True, name="dataset")
-        .Bool(name="passes")
-        .Reg(50, 0, 300, name="mass", label="soft-drop mass [GeV]")
-        .Weight()
-    )

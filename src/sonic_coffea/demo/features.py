@@ -125,13 +125,12 @@ def is_merged_top(jets: Any, genparts: Any, max_delta_r: float = 0.8) -> Any:
     quark_top = _top_of_quark(genparts)
     of_top = quark_top >= 0
     quarks, quark_top = genparts[of_top], quark_top[of_top]
-    tops = _distinct(quark_top)
 
     deta = jets.eta[:, :, np.newaxis] - quarks.eta[:, np.newaxis, :]
     dphi = _wrap(jets.phi[:, :, np.newaxis] - quarks.phi[:, np.newaxis, :])
     inside = np.hypot(deta, dphi) < max_delta_r
-    same_top = tops[:, :, np.newaxis] == quark_top[:, np.newaxis, :]
-    # events * jets * tops * quarks
+    same_top = quark_top[:, :, np.newaxis] == quark_top[:, np.newaxis, :]
+    # events * jets * quarks * quarks of the same top
     matched = inside[:, :, np.newaxis, :] & same_top[:, np.newaxis, :, :]
     return ak.any(ak.sum(matched, axis=-1) == 3, axis=-1)
 
@@ -156,14 +155,6 @@ def _top_of_quark(genparts: Any) -> Any:
     from_top = is_quark & (species[ancestor] == _TOP)
     index = np.where(from_top[:-1], ancestor[:-1] - start, -1)
     return ak.unflatten(index, counts)
-
-
-def _distinct(values: Any) -> Any:
-    """Sort the numbers of each list and drop repetitions."""
-    ordered = ak.sort(values)
-    first = ak.local_index(ordered) == 0
-    previous = ordered[ak.where(first, 0, ak.local_index(ordered) - 1)]
-    return ordered[first | (ordered != previous)]
 
 
 def _wrap(phi: Any) -> Any:

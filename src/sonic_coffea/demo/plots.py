@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,14 +88,10 @@ def _scores(histogram: Any, network: str) -> None:
     import matplotlib.pyplot as plt
     import mplhep
 
-    datasets = list(histogram.axes["dataset"])
-    mplhep.histplot(
-        [histogram[d, :] for d in datasets],
-        label=datasets,
-        density=True,
-        color=_COLOURS[: len(datasets)] if len(datasets) <= len(_COLOURS) else None,
-        linewidth=2,
-    )
+    for colour, dataset in zip(cycle(_COLOURS), histogram.axes["dataset"], strict=False):
+        mplhep.histplot(
+            histogram[dataset, :], label=dataset, density=True, color=colour, linewidth=2
+        )
     plt.yscale("log")
     plt.xlabel(f"{network} top score")
     plt.ylabel("jets, normalised")
@@ -106,7 +103,7 @@ def _masses(histogram: Any, cut: float) -> None:
     import matplotlib.pyplot as plt
     import mplhep
 
-    for colour, dataset in zip(_COLOURS * 9, histogram.axes["dataset"], strict=False):
+    for colour, dataset in zip(cycle(_COLOURS), histogram.axes["dataset"], strict=False):
         both = histogram[dataset, :, :]
         before, after = both[sum, :], both[True, :]
         mplhep.histplot(before, label=f"{dataset}, all", color=colour, linestyle=":", linewidth=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sonic_coffea.layouts._bucketed import Bucketed
 from sonic_coffea.layouts._columns import bind_columns
 from sonic_coffea.layouts._dense import Dense
 from sonic_coffea.layouts._fields import Feature, Source
@@ -12,7 +11,7 @@ from sonic_coffea.layouts._layout import Bound, Layout
 from sonic_coffea.layouts._lazy import is_lazy, over_partitions
 from sonic_coffea.layouts._mask import Mask
 from sonic_coffea.layouts._outputs import Assembly, ByRow, Output
-from sonic_coffea.layouts._padded import Padded
+from sonic_coffea.layouts._padded import Bucketed, Padded
 from sonic_coffea.layouts._row import Row
 from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
 from sonic_coffea.layouts._tracing import is_tracer, trace

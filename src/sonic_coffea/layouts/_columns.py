@@ -59,8 +59,7 @@ class Columns:
         starts, stops = self.split.starts[rows], self.split.stops[rows]
         for group in self.groups:
             pads = np.asarray([fills[s] for s in group.slots]).astype(out.dtype)
-            kernel = _kernels.padded if group.transform is None else _kernels.padded_affine
-            bad = _run(kernel, out, group, starts, stops, pads)
+            bad = _run(_kernels.padded, out, group, starts, stops, pads)
             if bad >= 0:
                 elements = np.arange(starts[bad], min(stops[bad], starts[bad] + out.shape[2]))
                 raise self._misfit(group, out, self._number(rows, bad), elements)
@@ -70,8 +69,7 @@ class Columns:
         from sonic_coffea.layouts import _kernels
 
         for group in self.groups:
-            kernel = _kernels.rows if group.transform is None else _kernels.rows_affine
-            bad = _run(kernel, out, group, elements)
+            bad = _run(_kernels.rows, out, group, elements)
             if bad >= 0:
                 ends = np.cumsum(self.split.counts_of(rows))
                 row = self._number(rows, int(np.searchsorted(ends, bad, side="right")))
@@ -94,8 +92,8 @@ def _run(kernel: Any, out: Tensor, group: _Group, *where: NDArray[Any]) -> int:
     """Fill the slots of a group; return the place of the first that cannot be sent, or -1."""
     values, index = group.columns[0].values, group.columns[0].index
     size = len(values) if index is None else len(index)
-    first = (out, group.slots, group.addresses, size, values[:0], index)
-    bad: int = kernel(*first, *where, *(group.transform or ()))
+    first = (out, group.slots, group.addresses, size, values[:0], index, group.transform)
+    bad: int = kernel(*first, *where)
     return bad
 
 
@@ -184,13 +182,7 @@ def _split(layout: Any, feature: Feature, *, jagged: bool) -> Split:
 
 
 def _check_same(first: Split, other: Split, names: tuple[str, str]) -> None:
-    """Refuse two columns whose objects, or elements of objects, are not the same.
-
-    Raises
-    ------
-    InputError
-        Naming the first event in which they differ.
-    """
+    """Refuse two columns whose objects, or elements of objects, are not the same."""
     first.rows.check_same(other.rows, names)
     different = np.flatnonzero(first.counts != other.counts)
     if len(different):
@@ -229,19 +221,16 @@ def _field(leaf: Content, name: str) -> Content | None:
     return field if field.purelist_depth == 1 and not field.is_record else None
 
 
-class _Composed:
+class _Composed(dict[tuple[int, int], tuple[Any, ...]]):
     """Indexes that are read through others: the same for the same, so that columns share them."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[Any, ...]] = {}
 
     def __call__(self, outer: Int64 | None, index: Int64 | None) -> Int64 | None:
         if outer is None or index is None:
             return index if outer is None else outer
         key = id(outer), id(index)
-        if key not in self._known:  # with what it is of, so that no other takes its address
-            self._known[key] = outer[index], outer, index
-        composed: Int64 = self._known[key][0]
+        if key not in self:  # with what it is of, so that no other takes its address
+            self[key] = outer[index], outer, index
+        composed: Int64 = self[key][0]
         return composed
 
 
@@ -326,7 +315,10 @@ def _one_type(union: Content, what: str) -> Content:
     if len(kinds) != len(union.contents):
         raise InputError(f"{what} mixes types ({union.form.type}); expected one numeric type")
     tags, index = read(union.tags), read(union.index)
-    merged = np.empty(union.length, _common_type(kinds))
+    common = np.result_type(*kinds)
+    # numpy's type for uint64 beside int64 is a float.
+    whole = common.kind == "f" and all(k.kind in "iub" for k in kinds)
+    merged = np.empty(union.length, np.int64 if whole else common)
     for tag, content in enumerate(union.contents):
         mine = tags == tag
         numbers = content.data[index[: len(tags)][mine]]
@@ -334,13 +326,6 @@ def _one_type(union: Content, what: str) -> Content:
         if merged.dtype.kind == "i" and np.any(numbers > np.iinfo(np.int64).max):
             raise InputError(f"{what} mixes types ({union.form.type}), too large for int64")
     return NumpyArray(merged)
-
-
-def _common_type(kinds: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """Return the type of numbers of several; numpy's for uint64 beside int64 is a float."""
-    whole = all(k.kind in "iub" for k in kinds)
-    common = np.result_type(*kinds)
-    return np.dtype(np.int64) if whole and common.kind == "f" else common
 
 
 def grouped(columns: Sequence[Column]) -> tuple[_Group, ...]:

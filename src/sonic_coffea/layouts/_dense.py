@@ -75,12 +75,10 @@ class Dense(FieldsLayout):
             raise ConfigError("Dense takes one field; several make several inputs")
 
     def row_shape(self, bucket: int) -> Shape:
-        """Return the shape of a row."""
         del bucket
         return self.shape
 
     def bind(self, source: Source) -> Bound:
-        """Read the field, and nothing else; without a shape, its type tells that of a row."""
         (feature,) = self.features
         what = f"field {feature.name!r}"
         layout = source.column(feature.name).materialize()
@@ -105,11 +103,9 @@ class Dense(FieldsLayout):
         return Bound(declare(copy(self), shape=shape), columns)
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        """Write ``[n, *shape]``."""
         columns.pad(out.reshape(len(out), 1, math.prod(out.shape[1:])), (0.0,), rows)
 
     def content(self, tensor: Tensor, columns: Columns) -> NumpyArray:
-        """Return an array for each row."""
         del columns
         return NumpyArray(np.ascontiguousarray(tensor))
 

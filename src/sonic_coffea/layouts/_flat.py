@@ -68,32 +68,22 @@ class Flat(FieldsLayout):
         self._declare(fields, dtype, splits=splits, batch=batch, sort_by=sort_by)
 
     def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
-        """Return the tensors that the input makes."""
         others = dict.fromkeys(filter(None, (self.splits, self.batch)), (np.dtype(np.int64), ()))
         return {name: (self.dtype, self.row_shape(0)), **others}
 
-    def row_shape(self, bucket: int) -> tuple[int, ...]:
-        """Return ``(F,)``, of each element."""
-        del bucket
-        return (len(self.features),)
-
     def tensor_shape(self, columns: Columns, rows: RowSelection, bucket: int) -> tuple[int, ...]:
-        """Return ``(sum n, F)``."""
         return *self.elements_shape(columns, rows, bucket), len(self.features)
 
     def elements_shape(self, columns: Columns, rows: RowSelection, bucket: int) -> tuple[int, ...]:
-        """Return ``(sum n,)``."""
         del bucket
         return (int(columns.split.counts_of(rows).sum()),)
 
     def row_bytes(self, columns: Columns, rows: Int64, bucket: int) -> Int64:
-        """Return the bytes of each row."""
         del bucket
         per_element = len(self.features) * self.dtype.itemsize + (8 if self.batch else 0)
         return columns.split.counts_of(rows) * per_element + (8 if self.splits else 0)
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        """Write ``[sum n, F]``."""
         columns.list(out, columns.split.positions(rows), rows)
 
     def make(
@@ -109,5 +99,4 @@ class Flat(FieldsLayout):
         return tensors
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
-        """Return a list of records for each row."""
         return scattered(tensor, columns)

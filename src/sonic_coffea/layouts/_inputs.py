@@ -81,10 +81,8 @@ class Inputs:
         """Return the tensors of the rows at places `start` to `stop`, by input."""
         bucket = next(s.length for s in self.segments if s.start <= start < s.stop)
         rows = self.selection(start, stop)
-        tensors: dict[str, Tensor] = {}
-        for name, bound in self.bound.items():
-            tensors.update(bound.pack(name, rows, bucket))
-        return tensors
+        each = (bound.pack(name, rows, bucket) for name, bound in self.bound.items())
+        return {name: tensor for tensors in each for name, tensor in tensors.items()}
 
     def bucket_of(self, rows: RowSelection) -> int:
         """Return the bucket of rows that share a request; 0 if the model has none."""
@@ -110,10 +108,8 @@ class Inputs:
 
 def declared(layouts: Mapping[str, Layout]) -> dict[str, tuple[DType, Shape]]:
     """Return the tensors that a model's inputs make: type and shape of a row."""
-    tensors: dict[str, tuple[DType, Shape]] = {}
-    for name, layout in layouts.items():
-        tensors.update(layout.tensors(name))
-    return tensors
+    each = (layout.tensors(name) for name, layout in layouts.items())
+    return {name: spec for tensors in each for name, spec in tensors.items()}
 
 
 def bind_inputs(layouts: Mapping[str, Layout], arrays: Any) -> Inputs:
@@ -184,13 +180,7 @@ def within(name: str) -> Iterator[None]:
 
 
 def counted_inputs(layouts: Mapping[str, Layout]) -> dict[str, str]:
-    """Return the inputs that are bound to another input, and that input's name.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such input.
-    """
+    """Return the inputs that are bound to another input, and that input's name."""
     jagged = [name for name, layout in layouts.items() if layout.jagged]
     counted = {}
     for name, layout in layouts.items():

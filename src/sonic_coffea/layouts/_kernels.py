@@ -102,8 +102,10 @@ def _clip(value, lower, upper):
 
 
 @_compiled
-def padded(out, slots, addresses, size, like, index, starts, stops, fills):
-    """Fill ``out[:, slots, :]`` unchanged, padding with `fills`."""
+def padded(out, slots, addresses, size, like, index, transform, starts, stops, fills):
+    """Fill ``out[:, slots, :]``, padding with `fills` as they are."""
+    if transform is not None:
+        shifts, scales, lowers, uppers, replace, nonfinite, functions = transform
     length = out.shape[2]
     bad = -1
     for i in range(out.shape[0]):
@@ -111,35 +113,47 @@ def padded(out, slots, addresses, size, like, index, starts, stops, fills):
         count = np.int32(min(stops[i] - start, length))
         unfit = np.int32(0)
         # Reading on to the end of the tensor and choosing is faster than two loops.
-        whole = start + length <= size
+        whole = transform is None and index is None and start + length <= size
         for j in range(len(slots)):
             to = out[i, slots[j]]
             fill = fills[j]
-            if index is None:
-                if whole:
-                    values = carray(_pointer(addresses[j]), size, like.dtype)[
-                        start : start + length
-                    ]
-                    for k in range(length):
-                        value = out.dtype.type(values[k])
-                        inside = np.int32(k) < count
-                        to[k] = value if inside else fill
-                        unfit = np.int32(unfit + (inside and value - value != 0))
-                else:
-                    values = carray(_pointer(addresses[j]), size, like.dtype)[start : start + count]
+            values = carray(_pointer(addresses[j]), size, like.dtype)
+            if transform is not None:
+                shift, scale, lower, upper = shifts[j], scales[j], lowers[j], uppers[j]
+                if index is None and functions[j] == 0 and not replace[j]:
+                    here = values[start : start + count]
                     for k in range(count):
-                        value = out.dtype.type(values[k])
-                        to[k] = value
-                        unfit = np.int32(unfit + (value - value != 0))
-                    for k in range(count, length):
-                        to[k] = fill
+                        value = here[k]
+                        sent = out.dtype.type(_clip((value - shift) * scale, lower, upper))
+                        to[k] = sent
+                        # The difference of a number that is not finite to itself is NaN.
+                        unfit = np.int32(unfit + ((value - value) + (sent - sent) != 0))
+                else:
+                    for k in range(count):
+                        value = _apply(
+                            functions[j], values[start + k if index is None else index[start + k]]
+                        )
+                        if not np.isfinite(value):
+                            if replace[j]:
+                                value = nonfinite[j]
+                            else:
+                                unfit = np.int32(unfit + 1)
+                        sent = out.dtype.type(_clip((value - shift) * scale, lower, upper))
+                        to[k] = sent
+                        unfit = np.int32(unfit + (sent - sent != 0))
+            elif whole:
+                here = values[start : start + length]
+                for k in range(length):
+                    value = out.dtype.type(here[k])
+                    inside = np.int32(k) < count
+                    to[k] = value if inside else fill
+                    unfit = np.int32(unfit + (inside and value - value != 0))
             else:
-                values = carray(_pointer(addresses[j]), size, like.dtype)
-                where = index[start : start + count]
                 for k in range(count):
-                    value = out.dtype.type(values[where[k]])
+                    value = out.dtype.type(values[start + k if index is None else index[start + k]])
                     to[k] = value
                     unfit = np.int32(unfit + (value - value != 0))
+            if not whole:
                 for k in range(count, length):
                     to[k] = fill
         if bad < 0 and unfit > 0:
@@ -148,86 +162,25 @@ def padded(out, slots, addresses, size, like, index, starts, stops, fills):
 
 
 @_compiled
-def padded_affine(
-    out, slots, addresses, size, like, index, starts, stops, fills,
-    shifts, scales, lowers, uppers, replace, nonfinite, functions,
-):  # fmt: skip
-    """Fill ``out[:, slots, :]``, transformed, padding with `fills` as they are."""
-    length = out.shape[2]
+def rows(out, slots, addresses, size, like, index, transform, ids):
+    """Fill ``out[:, slots]`` with one number a row."""
+    if transform is not None:
+        shifts, scales, lowers, uppers, replace, nonfinite, functions = transform
+    unfit = np.int32(0)
     bad = -1
     for i in range(out.shape[0]):
-        start = starts[i]
-        count = np.int32(min(stops[i] - start, length))
-        unfit = np.int32(0)
+        at = ids[i] if index is None else index[ids[i]]
         for j in range(len(slots)):
-            to = out[i, slots[j]]
-            fill = fills[j]
-            shift, scale, lower, upper = shifts[j], scales[j], lowers[j], uppers[j]
-            special = replace[j] or functions[j] != 0
-            values = carray(_pointer(addresses[j]), size, like.dtype)
-            if index is None and not special:
-                here = values[start : start + count]
-                for k in range(count):
-                    value = here[k]
-                    sent = out.dtype.type(_clip((value - shift) * scale, lower, upper))
-                    to[k] = sent
-                    # The difference of a number that is not finite to itself is NaN.
-                    unfit = np.int32(unfit + ((value - value) + (sent - sent) != 0))
-            else:
-                for k in range(count):
-                    if index is None:
-                        value = _apply(functions[j], values[start + k])
+            value = carray(_pointer(addresses[j]), size, like.dtype)[at]
+            if transform is not None:
+                value = _apply(functions[j], value)
+                if not np.isfinite(value):
+                    if replace[j]:
+                        value = nonfinite[j]
                     else:
-                        value = _apply(functions[j], values[index[start + k]])
-                    if not np.isfinite(value):
-                        if replace[j]:
-                            value = nonfinite[j]
-                        else:
-                            unfit = np.int32(unfit + 1)
-                    sent = out.dtype.type(_clip((value - shift) * scale, lower, upper))
-                    to[k] = sent
-                    unfit = np.int32(unfit + (sent - sent != 0))
-            for k in range(count, length):
-                to[k] = fill
-        if bad < 0 and unfit > 0:
-            bad = i
-    return bad
-
-
-@_compiled
-def rows(out, slots, addresses, size, like, index, ids):
-    """Fill ``out[:, slots]`` with one number a row, unchanged."""
-    unfit = np.int32(0)
-    bad = -1
-    for i in range(out.shape[0]):
-        at = ids[i] if index is None else index[ids[i]]
-        for j in range(len(slots)):
-            value = out.dtype.type(carray(_pointer(addresses[j]), size, like.dtype)[at])
-            out[i, slots[j]] = value
-            unfit = np.int32(unfit + (value - value != 0))
-        if bad < 0 and unfit > 0:
-            bad = i
-    return bad
-
-
-@_compiled
-def rows_affine(
-    out, slots, addresses, size, like, index, ids,
-    shifts, scales, lowers, uppers, replace, nonfinite, functions,
-):  # fmt: skip
-    """Fill ``out[:, slots]`` with one number a row, transformed."""
-    unfit = np.int32(0)
-    bad = -1
-    for i in range(out.shape[0]):
-        at = ids[i] if index is None else index[ids[i]]
-        for j in range(len(slots)):
-            value = _apply(functions[j], carray(_pointer(addresses[j]), size, like.dtype)[at])
-            if not np.isfinite(value):
-                if replace[j]:
-                    value = nonfinite[j]
-                else:
-                    unfit = np.int32(unfit + 1)
-            sent = out.dtype.type(_clip((value - shifts[j]) * scales[j], lowers[j], uppers[j]))
+                        unfit = np.int32(unfit + 1)
+                value = _clip((value - shifts[j]) * scales[j], lowers[j], uppers[j])
+            sent = out.dtype.type(value)
             out[i, slots[j]] = sent
             unfit = np.int32(unfit + (sent - sent != 0))
         if bad < 0 and unfit > 0:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
 
-T = TypeVar("T", bound="Layout")
+T = TypeVar("T")
 Fields = Sequence[str | Feature] | str | Feature
 Tensor = NDArray[Any]
 DType = np.dtype[Any]
@@ -189,28 +189,29 @@ class FieldsLayout(Layout):
 
     __slots__ = ()
     features: tuple[Feature, ...]
+    sort_by: str | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The fields that are read."""
-        sort_by = getattr(self, "sort_by", None)
-        return (*(f.name for f in self.features), *((sort_by,) if sort_by else ()))
+        return (*(f.name for f in self.features), *((self.sort_by,) if self.sort_by else ()))
 
     def _declare(self, fields: Fields, dtype: DTypeLike, **values: Any) -> None:
         features = as_features(fields, type(self).__name__)
         declare(self, features=features, dtype=target_of(dtype, self), **values)
 
     def bind(self, source: Source) -> Bound:
-        """Read the columns named, and nothing else."""
-        sort_by = getattr(self, "sort_by", None)
         columns = bind_columns(
-            source, self.features, jagged=self.jagged, target=self.dtype, sort_by=sort_by
+            source, self.features, jagged=self.jagged, target=self.dtype, sort_by=self.sort_by
         )
         return Bound(self, columns)
 
+    def row_shape(self, bucket: int) -> Shape:
+        del bucket
+        return (len(self.features),)
+
 
 def declare(layout: T, **values: Any) -> T:
-    """Set the attributes of a frozen layout."""
+    """Set the attributes of a frozen declaration."""
     for name, value in values.items():
         object.__setattr__(layout, name, value)
     return layout

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
 from sonic_coffea.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,24 +38,17 @@ def over_partitions(function: Callable[[Any], Any], arrays: Any, *, label: str, 
         If only some of the arrays are lazy.
     """
     import dask_awkward
+    from dask.base import tokenize
 
-    if not isinstance(arrays, dict):
-        return dask_awkward.map_partitions(
-            function, arrays, label=label, token=_token(token, arrays)
-        )
-    for name, array in arrays.items():
-        if not is_lazy(array):
-            raise InputError(f"array {name!r} is not lazy, as others are; compute all or none")
-    each = list(arrays.values())
-    return dask_awkward.map_partitions(
-        partial(_of_dict, function, tuple(arrays)), *each, label=label, token=_token(token, *each)
-    )
+    each = (arrays,)
+    if isinstance(arrays, dict):
+        for name, array in arrays.items():
+            if not is_lazy(array):
+                raise InputError(f"array {name!r} is not lazy, as others are; compute all or none")
+        function, each = partial(_of_dict, function, tuple(arrays)), tuple(arrays.values())
+    key = tokenize(token, *(array.name for array in each))
+    return dask_awkward.map_partitions(function, *each, label=label, token=key)
 
 
 def _of_dict(function: Callable[[Any], Any], names: tuple[str, ...], *arrays: Any) -> Any:
     return function(dict(zip(names, arrays, strict=True)))
-
-
-def _token(*parts: Any) -> str:
-    names = [getattr(part, "name", part) for part in parts]
-    return xxhash.xxh3_128_hexdigest("\0".join(names).encode())

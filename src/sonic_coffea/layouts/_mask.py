@@ -73,17 +73,9 @@ class Mask(Layout):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The fields that are read."""
         return (self.of,) if self.of else ()
 
     def counted_input(self, jagged: Sequence[str]) -> str | None:
-        """Return the input whose elements are counted; None if those of a field are.
-
-        Raises
-        ------
-        ConfigError
-            If there is no such input.
-        """
         if self.of is not None:
             return None
         if not jagged:
@@ -96,7 +88,6 @@ class Mask(Layout):
         return self.beside or jagged[0]
 
     def bind(self, source: Source) -> Bound:
-        """Read the field that is counted, and nothing else."""
         if self.of is None:
             raise ConfigError(
                 "Mask does not know what to count; give of=, the name of a jagged field, "
@@ -106,7 +97,6 @@ class Mask(Layout):
         return self._bound(columns, self.length)
 
     def bind_beside(self, counted: Bound) -> Bound:
-        """Bind the layout to an input that has been bound, and has a jagged axis."""
         return self._bound(counted.columns, self.length or counted.layout.padded_length(0))
 
     def _bound(self, columns: Columns, length: int | None) -> Bound:
@@ -114,11 +104,9 @@ class Mask(Layout):
         return Bound(declare(copy(self), length=length, longest=longest), columns)
 
     def row_shape(self, bucket: int) -> tuple[int, ...]:
-        """Return ``(1, L)``."""
         return 1, self.length or bucket or self.longest
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        """Write ``[n, 1, L]``."""
         from sonic_coffea.layouts import _kernels
 
         _kernels.mask(out, columns.split.starts[rows], columns.split.stops[rows])

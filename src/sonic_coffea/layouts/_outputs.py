@@ -12,6 +12,7 @@ from awkward.contents import Content, ListArray, ListOffsetArray, NumpyArray, Re
 from awkward.index import Index64
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
+from sonic_coffea.layouts._layout import declare
 from sonic_coffea.layouts._scatter import Scatter, Tensor
 
 if TYPE_CHECKING:
@@ -75,9 +76,7 @@ class Output:
             raise ConfigError("an output with splits of its own is not per constituent")
         names = None if labels is None else tuple(labels)
         dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-        values = {"labels": names, "dtype": dtype, "per": per, "of": of, "splits": splits}
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        declare(self, labels=names, dtype=dtype, per=per, of=of, splits=splits)
 
     @property
     def score_dtype(self) -> np.dtype[Any]:
@@ -150,7 +149,6 @@ class ByRow:
         return self._output.blank(self._rows) if self._whole is None else self._whole
 
     def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
-        """Put the answer for some rows in its place."""
         tensor = _tensor(self._name, answer)
         if tensor.ndim == 0 or tensor.shape[0] != rows:
             raise _misshapen(self._name, tensor, f"for {rows} rows")
@@ -160,7 +158,6 @@ class ByRow:
         self._whole[selection] = tensor
 
     def content(self) -> Content:
-        """Return one element for each row."""
         return self._output.content(self.tensor)
 
 

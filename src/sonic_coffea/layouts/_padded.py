@@ -1,4 +1,4 @@
-"""A jagged axis padded to a length."""
+"""A jagged axis padded to a length, or to the next of a few."""
 
 from __future__ import annotations
 
@@ -50,29 +50,23 @@ class PaddedLayout(FieldsLayout):
 
     @property
     def buckets(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The lengths, if there are several."""
         return self.lengths if len(self.lengths) > 1 else ()
 
     def padded_length(self, bucket: int) -> int:
-        """Return `L`."""
         return bucket if len(self.lengths) > 1 else self.lengths[0]
 
     def row_shape(self, bucket: int) -> tuple[int, ...]:
-        """Return ``(F, L)`` or ``(L, F)``."""
         shape = (len(self.features), self.padded_length(bucket))
         return shape if self.axis_order == "FL" else shape[::-1]
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        """Write ``[n, F, L]`` or ``[n, L, F]``."""
         columns.pad(out if self.axis_order == "FL" else out.transpose(0, 2, 1), self.fill, rows)
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
-        """Return a list of records for each row, with None for what was truncated."""
         by_element = tensor.transpose(0, 2, 1) if self.axis_order == "FL" else tensor
         return scattered(by_element, columns)
 
     def count_elements(self, counts: Int64) -> tuple[int, int, int]:
-        """Return how many elements are sent, truncated, and padding."""
         lengths = np.asarray(self.lengths)
         padded = lengths[np.minimum(np.searchsorted(lengths, counts), len(lengths) - 1)]
         sent = int(np.minimum(counts, padded).sum())
@@ -130,5 +124,51 @@ class Padded(PaddedLayout):
 
     @property
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The length, as the only one."""
         return (self.length,)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Bucketed(PaddedLayout):
+    """A jagged axis padded to the next of a few lengths; rows of like length share a request.
+
+    ``events * jets * var * number`` becomes ``[n, F, L]``, with another `L` in each request.
+
+    Parameters
+    ----------
+    fields : sequence of str or Feature
+        The channels of the tensor, in order.
+    lengths : sequence of int
+        What rows are padded to; longer rows are truncated to the last.
+    fill, axis_order, dtype, sort_by
+        As of `Padded`.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> jets = ak.Array([{"pt": [3.0, 2.0, 1.0]}, {"pt": [4.0]}])
+    >>> Bucketed("pt", lengths=(2, 4, 8)).pack(jets).shape
+    (2, 1, 4)
+    """
+
+    features: tuple[Feature, ...]
+    lengths: tuple[int, ...]
+    fill: tuple[float, ...]
+    axis_order: str
+    dtype: DType
+    sort_by: str | None
+
+    def __init__(
+        self,
+        fields: Fields,
+        lengths: Sequence[int] = (16, 32, 64, 128),
+        fill: float | Sequence[float] = 0.0,
+        axis_order: str = "FL",
+        dtype: DTypeLike = "float32",
+        *,
+        sort_by: str | None = None,
+    ) -> None:
+        sizes = tuple(length_of(n, self) for n in lengths)
+        if not sizes or list(sizes) != sorted(set(sizes)):
+            raise ConfigError(f"Bucketed: expected ascending lengths, got {list(lengths)}")
+        self._declare(fields, dtype, lengths=sizes, sort_by=sort_by)
+        self._declare_padding(fill, axis_order)

@@ -43,16 +43,9 @@ class Row(FieldsLayout):
     def __init__(self, fields: Fields, dtype: DTypeLike = "float32") -> None:
         self._declare(fields, dtype)
 
-    def row_shape(self, bucket: int) -> tuple[int, ...]:
-        """Return ``(F,)``."""
-        del bucket
-        return (len(self.features),)
-
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        """Write ``[n, F]``."""
         columns.list(out, columns.split.starts[rows], rows)
 
     def content(self, tensor: Tensor, columns: Columns) -> RecordArray:
-        """Return a record for each row."""
         fields = [NumpyArray(np.ascontiguousarray(field)) for field in tensor.T]
         return RecordArray(fields, columns.names, length=len(tensor))

@@ -25,8 +25,6 @@ from sonic_coffea.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from awkward.forms import Form
-
 Int64 = NDArray[np.int64]
 RowSelection = slice | Int64
 """Rows of a call: a range of them, or their numbers."""
@@ -107,13 +105,7 @@ class Rows:
         return levels
 
     def check_same(self, other: Rows, names: tuple[str, str]) -> None:
-        """Refuse the rows of another column, or input, that are not the same.
-
-        Raises
-        ------
-        InputError
-            Naming the first event in which they differ.
-        """
+        """Refuse the rows of another column, or input, that are not the same."""
         if other is self or _same(self.skeleton, other.skeleton):
             return
         if self.events != other.events:
@@ -236,7 +228,8 @@ def read(buffer: Any) -> NDArray[Any]:
 
 def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]:
     """Return the structure above the leaves, numbering them, and the leaves themselves."""
-    _refuse(node, what)
+    if node.parameter("__array__") in {"string", "bytestring", "char", "byte"}:
+        raise InputError(f"{what} holds strings; expected numbers")
     if isinstance(node, NumpyArray) and len(node.inner_shape) > 0:
         node = node.to_RegularArray()
     if node.is_option:
@@ -249,7 +242,11 @@ def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]
     if node.is_unknown or node.purelist_depth == leaf_depth:
         return NumpyArray(np.arange(node.length, dtype=np.int64)), node
     if node.purelist_depth < leaf_depth:
-        raise too_shallow(what, node.form)
+        raise InputError(
+            f"{what} has one number where a list is needed (its type is {node.form.type}); a "
+            "jagged axis is expected, such as the constituents of a jet; for one number per "
+            "object use Row"
+        )
     if isinstance(node, ListOffsetArray):
         node = _trimmed(node)
     content, leaf = _outer(node.content, leaf_depth, what)
@@ -258,19 +255,6 @@ def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]
     if isinstance(node, ListOffsetArray):
         return ListOffsetArray(node.offsets, content), leaf
     return ListArray(node.starts, node.stops, content), leaf
-
-
-def too_shallow(what: str, form: Form) -> InputError:
-    """Return the error for a column without the axis that the rows consume."""
-    return InputError(
-        f"{what} has one number where a list is needed (its type is {form.type}); a jagged axis "
-        "is expected, such as the constituents of a jet; for one number per object use Row"
-    )
-
-
-def _refuse(node: Content, what: str) -> None:
-    if node.parameter("__array__") in {"string", "bytestring", "char", "byte"}:
-        raise InputError(f"{what} holds strings; expected numbers")
 
 
 def _has_option(node: Content) -> bool:

@@ -55,21 +55,18 @@ class Scatter:
         if (len(tensor), tensor.shape[-1], tensor.dtype) != kind:
             raise ValueError(f"expected {kind}, got {tensor.dtype} {tensor.shape}")
         if tensor.ndim == 3:
-            self._padded(self._offsets[:-1][rows], counts, starts, tensor)
+            from sonic_coffea.layouts import _kernels
+
+            if self._kept is None and np.any(counts > tensor.shape[1]):
+                self._kept = np.ones(len(self.values), np.bool_)
+            where = (self._offsets[:-1][rows], counts, starts, self._order)
+            _kernels.unpad(_bytes(self.values), self._kept, _bytes(tensor), *where)
             return
         within = np.arange(length) - np.repeat(np.cumsum(counts) - counts, counts)
         if self._order is not None:
             first = np.repeat(starts, counts)
             within = self._order[first + within] - first
         self.values[np.repeat(self._offsets[:-1][rows], counts) + within] = tensor
-
-    def _padded(self, offsets: Any, counts: Any, starts: Any, tensor: Tensor) -> None:
-        from sonic_coffea.layouts import _kernels
-
-        if self._kept is None and np.any(counts > tensor.shape[1]):
-            self._kept = np.ones(len(self.values), np.bool_)
-        where = (offsets, counts, starts, self._order)
-        _kernels.unpad(_bytes(self.values), self._kept, _bytes(tensor), *where)
 
     def content(self, names: list[str] | None) -> Content:
         """Return one list a row: records of `names`, or numbers."""

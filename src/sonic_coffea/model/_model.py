@@ -32,7 +32,7 @@ from sonic_coffea.layouts import (
     trace,
 )
 from sonic_coffea.model import _weaver as weaver
-from sonic_coffea.model._pending import Deferred, Pending, Varied
+from sonic_coffea.model._pending import Deferred, Pending
 from sonic_coffea.pool import (
     MASKABLE,
     NEVER,
@@ -40,10 +40,9 @@ from sonic_coffea.pool import (
     Deadline,
     Pool,
     current,
-    failures_told,
 )
 from sonic_coffea.reporting import tables
-from sonic_coffea.reuse import Part, Reuse, ScoreCache, Variations
+from sonic_coffea.reuse import Part, ScoreCache, Variations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -192,17 +191,8 @@ class Model(Carrier):
         ModelNotFoundError, ServerLostError, AccessError
             If there is nothing to compare with.
         """
-        return self._check(current() if pool is None else pool, self.version)
-
-    def _check(
-        self,
-        pool: Pool,
-        version: str | None,
-        *,
-        anew: bool = False,
-        deadline: Deadline = NEVER,
-    ) -> Contract:
-        contract = pool.contract(self.name, version, anew=anew, deadline=deadline)
+        pool = current() if pool is None else pool
+        contract = pool.contract(self.name, self.version)
         self.compare(contract, server=", ".join(pool.settings.servers))
         return contract
 
@@ -308,12 +298,14 @@ class Model(Carrier):
             if objects.deferred:
                 # How many events each has is not known, so that they cannot be sent together.
                 each = {name: self._send(one, how).result() for name, one in objects.items()}
-                return Deferred(self, each)
+                return Deferred(self.name, each)
             together, lengths = objects.together()
             if not _is_one(version):
                 version = _repeated(version, lengths)
             once = how._replace(version=version, deduplicate=True)
-            return Varied(self._send(together, once), lengths)
+            pending = self._send(together, once)
+            pending.lengths = lengths
+            return pending
         if is_lazy(objects):
             if not _is_one(version):
                 raise ConfigError("lazy arrays are scored by one version; compute them first")
@@ -321,19 +313,22 @@ class Model(Carrier):
         if is_tracer(objects):
             if not _is_one(version):
                 ak.typetracer.touch_data(version)
-            return Deferred(self, trace(self.inputs, self.outputs, objects))
-        with failures_told():
-            return self._submit(objects, how)
+            return Deferred(self.name, trace(self.inputs, self.outputs, objects))
+        return self._submit(objects, how)
 
     def _submit(self, objects: Any, how: _How) -> Pending:
         inputs = bind_inputs(self.inputs, objects)
         outputs = {name: o.assemble(name, inputs) for name, o in self.outputs.items()}
-        pending = Pending(self, inputs.rows, outputs)
+        pending = Pending(
+            self.name, inputs.rows, outputs, version=self.version, config_hash=self.config_hash
+        )
         if len(inputs) == 0:
             return pending
         inputs.load()
         pool, lock = current() if how.pool is None else how.pool, threading.Lock()
         mask = how.on_error == "mask"
+        splits = [o.splits for o in self.outputs.values() if o.splits is not None]
+        asked = list(dict.fromkeys([*self.outputs, *splits]))
         try:
             for one, some in self._by_version(inputs, how.version):
                 contract = self._contract(pool, one, some, mask=mask, deadline=how.deadline)
@@ -346,11 +341,13 @@ class Model(Carrier):
                     some,
                     outputs,
                     lock,
-                    asked=self._asked(),
+                    asked=asked,
                     version=one,
                     mask=mask,
-                    reuse=Reuse(how.deduplicate, cache),
+                    deduplicate=how.deduplicate,
+                    cache=cache,
                     pool=pool,
+                    deadline=how.deadline,
                 )
                 pending.parts.append(part)
                 pool.submit(part.call)
@@ -365,7 +362,8 @@ class Model(Carrier):
         """Return what the servers say of the model; None if the rows are lost, and may be."""
         anew = pool.settings.cache.path is not None
         try:
-            return self._check(pool, version, anew=anew, deadline=deadline)
+            contract = pool.contract(self.name, version, anew=anew, deadline=deadline)
+            self.compare(contract, server=", ".join(pool.settings.servers))
         except (ServerError, DeadlineError) as problem:
             error = problem.at(events=rows.events_of(0, len(rows)))
             masked = mask and isinstance(error, MASKABLE) and not deadline.over
@@ -373,6 +371,7 @@ class Model(Carrier):
                 raise error from problem.__cause__
             logger.warning("%s; all %d rows are None", error, len(rows))
             return None
+        return contract
 
     def _cache(
         self, settings: Settings, contract: Contract, *, deduplicate: bool
@@ -419,12 +418,7 @@ class Model(Carrier):
         options = {name: getattr(how, name) for name in ("on_error", "version", "deduplicate")}
         token = "-".join(map(str, [self.config_hash, *options.values()]))
         score = partial(self, **options)
-        return Deferred(self, over_partitions(score, objects, label=label, token=token))
-
-    def _asked(self) -> list[str]:
-        """Return the outputs that a request asks for: those declared, and their offsets."""
-        asked = [*self.outputs, *(o.splits for o in self.outputs.values() if o.splits)]
-        return list(dict.fromkeys(asked))
+        return Deferred(self.name, over_partitions(score, objects, label=label, token=token))
 
 
 class _How(NamedTuple):

@@ -3,56 +3,62 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from awkward.contents import RecordArray
 
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import DeadlineError
-from sonic_coffea.pool import Deadline, failures_told
+from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes
 from sonic_coffea.reporting import Statistics, tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import awkward as ak
     from rich.console import RenderableType
 
     from sonic_coffea.layouts import Assembly, Rows
-    from sonic_coffea.pool import Call
     from sonic_coffea.reuse import Part
 
 # After Ctrl-C, so that the same call again finds what is kept.
 _KEPT_WITHIN_S = 1.0
 
 
-class Declared(Protocol):
-    """What is said of the model of some scores."""
-
-    name: str
-    version: str | None
-
-    @property
-    def config_hash(self) -> str:
-        """A hash of the declaration."""
-
-
 class Pending:
-    """Scores that are on their way."""
+    """Scores that are on their way.
 
-    def __init__(self, model: Declared, rows: Rows, outputs: Mapping[str, Assembly]) -> None:
+    Attributes
+    ----------
+    parts : list of Part
+        The rows that each version of the model scores.
+    lengths : mapping or None
+        How many events each variation has, if variations travel together.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        rows: Rows,
+        outputs: Mapping[str, Assembly],
+        *,
+        version: str | None,
+        config_hash: str,
+    ) -> None:
         self._model = model
+        self._version, self._config_hash = version, config_hash
         self._rows = rows
         self._outputs = outputs
         self._lost: list[Any] = []
         self._unsent = Statistics()
         self.parts: list[Part] = []
+        self.lengths: Mapping[str, int] | None = None
 
     def __repr__(self) -> str:
-        return f"<Pending {self._model.name}: {len(self._rows)} rows, {self._state}>"
+        varied = f" under {', '.join(self.lengths)}" if self.lengths else ""
+        return f"<Pending {self._model}{varied}: {len(self._rows)} rows, {self._state}>"
 
     def _repr_html_(self) -> str:
         s, total = self.statistics, self.statistics.total()
@@ -65,7 +71,7 @@ class Pending:
         failed = [part.call.failure for part in self.parts if part.call.failure is not None]
         notes = [] if self.done() else ["result() waits for it, cancel() ends it"]
         notes += [f"failed: {error}" for error in failed[:1]]
-        return tables.table(f"Pending {self._model.name}", rows, notes=notes)
+        return tables.table(f"Pending {self._model}", rows, notes=notes)
 
     @property
     def statistics(self) -> Statistics:
@@ -120,16 +126,27 @@ class Pending:
     def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
         """Return the scores of what may have begun before it was sent; see `result`."""
         try:
-            with failures_told(), self._shown_progress(show=progress):
+            with self._shown_progress(show=progress):
                 for part in self.parts:
-                    self._wait(part.call, deadline)
+                    if not part.call.wait(deadline.left_s):
+                        part.call.abandon(self._too_late(deadline))
                     part.call.raise_failure()
-                    part.keep()
+                    self._keep([part], deadline)
         except BaseException as error:
             self.cancel()
-            self._keep(_KEPT_WITHIN_S if isinstance(error, KeyboardInterrupt) else 0.0)
-            if isinstance(error, KeyboardInterrupt):
-                self._tell_what_is_kept(error)
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self._keep(self.parts, Deadline.after(_KEPT_WITHIN_S if interrupted else 0.0))
+            if interrupted and hasattr(error, "add_note"):  # Python 3.11
+                cached = any(part.cache is not None for part in self.parts)
+                what = (
+                    "what is in the cache is not sent again"
+                    if cached
+                    else "a cache would keep them"
+                )
+                error.add_note(
+                    f"{self.statistics.scored:,} of {len(self._rows):,} rows of {self._model} "
+                    f"were scored; {what}"
+                )
             raise
         contents = {name: output.content() for name, output in self._outputs.items()}
         if len(contents) == 1:
@@ -138,7 +155,11 @@ class Pending:
             content = RecordArray(list(contents.values()), list(contents), length=len(self._rows))
         lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
         there = self._rows.without(content, lost)
-        return self._rows.unflatten(there, attrs=attributes(self.provenance()))
+        scores = self._rows.unflatten(there, attrs=attributes(self.provenance()))
+        if self.lengths is None:
+            return scores
+        stops = zip(self.lengths.items(), accumulate(self.lengths.values()), strict=True)
+        return {name: scores[stop - length : stop] for (name, length), stop in stops}
 
     def provenance(self) -> dict[str, Any]:
         """Return what produced the scores: model, version, servers and the declaration's hash."""
@@ -147,35 +168,25 @@ class Pending:
         digests = {call.contract.digest for call in calls} - {""}
         tallies = [entry for call in calls for entry in call.statistics]
         return {
-            "model": self._model.name,
-            "version": self._model.version or ", ".join(sorted(served)) or None,
+            "model": self._model,
+            "version": self._version or ", ".join(sorted(served)) or None,
             "digest": ", ".join(sorted(digests)) or None,
             "servers": sorted({server for (server, _, _), tally in tallies if tally.rows}),
-            "config_hash": self._model.config_hash,
+            "config_hash": self._config_hash,
             "sonic_coffea": __version__,
         }
 
-    def _tell_what_is_kept(self, interrupt: KeyboardInterrupt) -> None:
-        """Say below the traceback how far it was."""
-        cached = any(part.caches for part in self.parts)
-        what = "what is in the cache is not sent again" if cached else "a cache would keep them"
-        if hasattr(interrupt, "add_note"):  # Python 3.11
-            interrupt.add_note(
-                f"{self.statistics.scored:,} of {len(self._rows):,} rows of {self._model.name} "
-                f"were scored; {what}"
-            )
-
-    def _keep(self, wait_s: float) -> None:
-        """Keep what came of a call that failed; it asks the servers, so on another thread."""
+    def _keep(self, parts: list[Part], deadline: Deadline) -> None:
+        """Keep what came; it asks the servers, and nobody waits for that beyond the deadline."""
 
         def keep() -> None:
-            for part in self.parts:
+            for part in parts:
                 part.keep()
 
-        if any(part.keeps for part in self.parts):
-            thread = threading.Thread(target=keep, name="sonic-cache", daemon=True)
-            thread.start()
-            thread.join(wait_s)
+        if any(part.keeps for part in parts):
+            keeping = deadline.run(keep, name="sonic-cache")
+            if keeping.done():
+                keeping.result()
 
     @contextlib.contextmanager
     def _shown_progress(self, *, show: bool) -> Iterator[None]:
@@ -205,47 +216,22 @@ class Pending:
         # In a notebook, a bar that goes away would leave a gap below its cell.
         transient = not console.is_jupyter
         with Bar(*columns, console=console, transient=transient, refresh_per_second=5) as bar:
-            bar.add_task(self._model.name, total=len(self._rows))
+            bar.add_task(self._model, total=len(self._rows))
             yield
 
-    def _wait(self, call: Call, deadline: Deadline) -> None:
-        if call.wait(deadline.left_s):
-            return
-        call.abandon(
-            DeadlineError(
-                f"not all of {len(self._rows)} rows were scored within {deadline.timeout_s:g} s",
-                model=self._model.name,
-                events=self._rows.events_of(0, len(self._rows)),
-            )
+    def _too_late(self, deadline: Deadline) -> DeadlineError:
+        rows = len(self._rows)
+        return DeadlineError(
+            f"not all of {rows} rows were scored within {deadline.timeout_s:g} s",
+            model=self._model,
+            events=self._rows.events_of(0, rows),
         )
-        call.raise_failure()
-
-
-class Varied(Pending):
-    """Scores of variations, which travel together."""
-
-    def __init__(self, pending: Pending, lengths: Mapping[str, int]) -> None:
-        # In its place.
-        vars(self).update(vars(pending))
-        self._lengths = lengths
-
-    def __repr__(self) -> str:
-        return f"<Varied {', '.join(self._lengths)}: {super().__repr__()}>"
-
-    def result_by(self, deadline: Deadline, *, progress: bool = False) -> dict[str, ak.Array]:
-        """Return the scores of each variation; see `Pending.result`."""
-        together = super().result_by(deadline, progress=progress)
-        found, start = {}, 0
-        for name, length in self._lengths.items():
-            found[name] = together[start : start + length]
-            start += length
-        return found
 
 
 class Deferred(Pending):
     """What stands for scores that are computed later, or never: a lazy array, or a typetracer."""
 
-    def __init__(self, model: Declared, scores: Any) -> None:
+    def __init__(self, model: str, scores: Any) -> None:
         self._model = model
         self._scores = scores
         self.parts = []
@@ -256,7 +242,7 @@ class Deferred(Pending):
         return Statistics()
 
     def __repr__(self) -> str:
-        return f"<Deferred {self._model.name}: {self._scores!r}>"
+        return f"<Deferred {self._model}: {self._scores!r}>"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"

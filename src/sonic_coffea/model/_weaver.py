@@ -53,19 +53,16 @@ def read(
 
 def _counted(mask: str, others: list[str]) -> str:
     """Return the input whose elements a mask counts."""
-    group = [name for name in others if _group(name) == _group(mask)]
-    if not group and len({_group(name) for name in others}) == 1:
-        group = others
-    if not group:
+    first = {name.rpartition("_")[0]: name for name in reversed(others)}
+    group = mask.rpartition("_")[0]
+    if len(first) == 1:
+        (group,) = first
+    if group not in first:
         raise ConfigError(
             f"mask {mask!r} of the preprocessing file: expected an input of its group, with the "
             f"same text before the last '_', got {', '.join(map(repr, others)) or 'none'}"
         )
-    return group[0]
-
-
-def _group(name: str) -> str:
-    return name.rpartition("_")[0]
+    return first[group]
 
 
 def _feature(variable: str, info: Mapping[str, Any], prefix: str) -> Feature:

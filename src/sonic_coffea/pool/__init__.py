@@ -6,7 +6,7 @@ from sonic_coffea.pool._batching import rows_per_request
 from sonic_coffea.pool._call import MASKABLE, Call
 from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._endpoint import EndpointReport, ServerState
-from sonic_coffea.pool._hooks import failures_told, take_part
+from sonic_coffea.pool._hooks import take_part
 from sonic_coffea.pool._in_flight import RttStatistics
 from sonic_coffea.pool._limits import MAX_RTT_RATIO, AdaptiveLimit, Quota, min_in_flight
 from sonic_coffea.pool._pool import Pool
@@ -35,7 +35,6 @@ __all__ = [
     "Settings",
     "carried",
     "current",
-    "failures_told",
     "forget",
     "install",
     "min_in_flight",

@@ -74,13 +74,6 @@ class Destination(Protocol):
         """Put the response for some rows in its place, or raise a `ResponseError`."""
 
 
-class Owner(Protocol):
-    """What sends the rows of a call, and alone changes it from then on."""
-
-    def abandon(self, call: Call, error: SonicError) -> None:
-        """End a call with an error, and return when it has ended."""
-
-
 class Call:
     """The rows of one call: packed when there is room for them, put in order as they return.
 
@@ -128,12 +121,12 @@ class Call:
         self._mask = mask
         self._lost_with = lost_with
         self._left = 0
-        self._owner: Owner | None = None
+        self._abandon: Callable[[Call, SonicError], None] = Call.end
         self._complete = threading.Event()
 
-    def own(self, owner: Owner, slices: int) -> None:
-        """Take note of who sends its rows, and in how many requests."""
-        self._owner = owner
+    def own(self, slices: int, abandon: Callable[[Call, SonicError], None]) -> None:
+        """Take note of in how many requests its rows are sent, and of what ends it early."""
+        self._abandon = abandon
         self._left = slices
         if slices == 0:
             self._complete.set()
@@ -158,12 +151,8 @@ class Call:
 
     def abandon(self, error: SonicError) -> None:
         """End the call with an error, unless it is over; what is in flight is cancelled."""
-        if self.over:
-            return
-        if self._owner is None:
-            self.end(error)
-        else:
-            self._owner.abandon(self, error)
+        if not self.over:
+            self._abandon(self, error)
 
     def cancel(self) -> None:
         """Abandon what is not answered yet."""
@@ -183,6 +172,10 @@ class Call:
         for output in self.outputs.values():
             output.place(selection, request.rows, response.outputs)
         self.served_versions.add(response.version or self.contract.version)
+
+    def expect(self, more: int) -> None:
+        """Take note that its rows travel in more requests than were planned."""
+        self._left += more
 
     def finish(self, request: RequestSlice) -> bool:
         """Count a slice as over, and return whether it was the call's last one."""

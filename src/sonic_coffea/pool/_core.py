@@ -14,16 +14,22 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import (
+    CancelledError,
     ContractError,
+    DeadlineError,
+    InferenceError,
     ModelNotFoundError,
     OverloadError,
+    RequestTooLargeError,
+    RouteTimeoutError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._breaker import Circuit
+from sonic_coffea.pool._breaker import Circuit, back_off_s
 from sonic_coffea.pool._discovery import Discovery
-from sonic_coffea.pool._endpoint import EndpointRegistry, all_lost_since
+from sonic_coffea.pool._endpoint import EndpointRegistry
 from sonic_coffea.pool._fallback import FallbackPolicy
 from sonic_coffea.pool._signature import merge, serves
 
@@ -42,22 +48,16 @@ MAX_RETRIES = 4
 
 
 class PoolCore:
-    """What waits to be sent, what is in flight, what is known of the servers, and what follows.
-
-    Parameters
-    ----------
-    settings : Settings
-        The servers and the limits.
-    rng : random.Random, optional
-        For jitter and the order of the servers.
-    """
+    """What waits to be sent, what is in flight, what is known of the servers, and what follows."""
 
     def __init__(self, settings: Settings, rng: Random | None = None) -> None:
         self._settings = settings
         self._servers = settings.servers
-        self.endpoints = EndpointRegistry(settings, rng or Random())
+        self._rng = rng or Random()
+        self.endpoints = EndpointRegistry(settings, self._rng)
         self._fallback = FallbackPolicy(settings, self.endpoints)
-        self._queues: dict[ModelKey, list[tuple[int, RequestSlice]]] = {}
+        self._queues: dict[ModelKey, list[tuple[tuple[int, int], RequestSlice]]] = {}
+        self._backing_off: list[tuple[float, tuple[int, int], RequestSlice]] = []
         self._order = itertools.count()
         self._in_flight_bytes = 0
         self._contracts: dict[ModelKey, Contract] = {}
@@ -68,15 +68,7 @@ class PoolCore:
         self.endpoints.set_servers(self._servers, None)
 
     def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
-        """Take events, and return what is to be done.
-
-        Parameters
-        ----------
-        now : float
-            The time of the events, by a clock that does not go back.
-        *events : Event
-            What has happened; none if only time has passed.
-        """
+        """Take events, or none if only time has passed, and return what is to be done."""
         for event in events:
             self._take(event, now)
         self._advance(now)
@@ -86,7 +78,10 @@ class PoolCore:
     def wakes_at(self, now: float) -> float:
         """Return when time alone changes something; infinity if only an event does."""
         times = [d.wakes_at for d in self._discoveries.values()]
-        times += [x.liveness.due_at(len(x.in_flight)) for x in self.endpoints]
+        for x in self.endpoints:
+            times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at(), x.losses.wakes_at()
+        if self._backing_off:
+            times.append(self._backing_off[0][0])
         waiting = [key for key, queue in self._queues.items() if queue]
         # What is due already, and does not leave, waits for a response.
         due = [self._fallback.due_at(key, now) for key in waiting]
@@ -118,8 +113,9 @@ class PoolCore:
                 self._answered(event, now)
             case e.Submitted(slices):
                 for request in slices:
-                    request.order, request.queued_at = next(self._order), now
-                    self._queue(request)
+                    request.order = next(self._order), request.start
+                    request.queued_at = now
+                    self._queue(request, now)
             case e.Failed(attempt, error):
                 self._lost(attempt, error, now)
             case e.Unsendable(attempt, error):
@@ -166,20 +162,38 @@ class PoolCore:
             return
         again = self._retries(attempt, error, now)
         if again and not request.attempts:
-            request.retries += 1
-            request.last_url = attempt.url
-            self._queue(request)
-        if again or request.attempts:
-            self._instructions.append(e.Retry(attempt, error))
+            self._send_again(attempt, error, now)
+        elif again or request.attempts or request.queued:
+            self._instructions.append(e.Count(attempt, error, retried=True))
         else:
             self._give_up(request, attempt.url, error)
+
+    def _send_again(self, attempt: Attempt, error: SonicError, now: float) -> None:
+        """Queue rows once more, if they do not wait already, and count it."""
+        request, endpoint = attempt.slice, self.endpoints.get(attempt.url)
+        request.last_url = attempt.url
+        if not request.queued:
+            request.retries += 1
+            if request.rows > 1 and isinstance(error, (RequestTooLargeError, RouteTimeoutError)):
+                self._split(request, now)
+            else:
+                self._queue(request, now)
+        if endpoint is not None:
+            endpoint.losses.count(error, now)
+        self._instructions.append(e.Count(attempt, error, retried=True))
+
+    def _split(self, request: RequestSlice, now: float) -> None:
+        parts = request.halves()
+        self._instructions.append(e.Split(request, parts))
+        for part in parts:
+            self._queue(part, now)
 
     def _unsendable(self, attempt: Attempt, error: SonicError) -> None:
         request = attempt.slice
         if not self._settle(attempt) or request.call.over:
             return
-        if request.delivered or request.attempts:
-            self._instructions.append(e.CountFailure(attempt, error))
+        if request.delivered or request.attempts or request.queued:
+            self._instructions.append(e.Count(attempt, error, retried=False))
         else:
             self._instructions.append(e.Fail(request, error))
 
@@ -187,11 +201,16 @@ class PoolCore:
         endpoint = self.endpoints.get(url)
         if endpoint is None:
             return
-        silent = endpoint.liveness.end(now, lives=error is None)
-        for attempt in list(endpoint.in_flight.attempts) if silent else []:
-            assert error is not None  # noqa: S101  silent endpoints have one
+        if not endpoint.liveness.end(now, lives=error is None):
+            return
+        assert error is not None  # noqa: S101  silent endpoints have one
+        endpoint.silent(error, now)
+        for attempt in endpoint.in_flight.all():
             self._lost(attempt, error, now)
             self._instructions.append(e.Cancel(attempt))
+        # A connection that the network has forgotten would stay silent.
+        channels = range(len(endpoint.in_flight.channels))
+        self._instructions += [e.Reconnect(url, channel) for channel in channels]
 
     def _validated(self, event: e.Validated, now: float) -> None:
         key, outcome = event.key, event.outcome
@@ -201,7 +220,8 @@ class PoolCore:
         if endpoint is None:
             return
         # A server that answers late, or for a discovery, must have the model that is known by now.
-        expected = endpoint.signatures.end(key) or self._contracts.get(key)
+        expected, asked_at = endpoint.signatures.validating.pop(key, (None, now))
+        expected = expected or self._contracts.get(key)
         if not isinstance(outcome, SonicError):
             endpoint.liveness.hear(now)
             if expected is None or serves(outcome, expected):
@@ -212,8 +232,11 @@ class PoolCore:
         elif isinstance(outcome, ModelNotFoundError):
             endpoint.liveness.hear(now)
             endpoint.signatures.reject(key, outcome, now)
-        else:
-            endpoint.failed(outcome, now)
+        elif isinstance(outcome, OverloadError):
+            endpoint.liveness.hear(now)
+            endpoint.in_flight.limit(key).pause(now, self._rng, outcome.retry_after_s)
+        elif not isinstance(outcome, CancelledError):  # as its connection was made anew
+            endpoint.failed(outcome, asked_at, now)
             self._give_up_if_hopeless(key, event.url, outcome, now)
 
     def _requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
@@ -264,11 +287,28 @@ class PoolCore:
             self._go_on(discovery, now)
         self._probe(now)
         self._validate_waiting(now)
+        while self._backing_off and self._backing_off[0][0] <= now:
+            self._queue(heapq.heappop(self._backing_off)[2], now)
+        self._send_late_again(now)
         while (attempt := self._next(now) or self._hedge(now)) is not None:
             self._in_flight_bytes += attempt.slice.nbytes
             self._instructions.append(e.Send(attempt))
         self._fail_unroutable(now)
+        for endpoint in self.endpoints:
+            endpoint.losses.tell(now)
+            for channel in endpoint.in_flight.channels.take_renewals(now):
+                self._instructions.append(e.Reconnect(endpoint.url, channel))
         self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
+
+    def _send_late_again(self, now: float) -> None:
+        """Send again, over another connection, what a server that hangs seems to have."""
+        for endpoint in self.endpoints:
+            for attempt in endpoint.in_flight.take_overdue(endpoint.liveness.heard_at, now):
+                if not attempt.slice.call.over:
+                    endpoint.breaker.spend()
+                    seconds = now - attempt.begun_at
+                    what = f"no response in {seconds:.3g} s, while the server answers others"
+                    self._send_again(attempt, ServerLostError(what, server=endpoint.url), now)
 
     def _probe(self, now: float) -> None:
         for endpoint in self.endpoints:
@@ -283,12 +323,14 @@ class PoolCore:
                 continue
             for endpoint in self.endpoints:
                 passes = endpoint.breaker.circuit(now) is not Circuit.OPEN
-                if passes and not endpoint.draining and endpoint.signatures.due(key, now):
-                    self._validate(endpoint, key)
+                waits = not passes or endpoint.draining or endpoint.in_flight.paused(key, now)
+                if not waits and endpoint.signatures.due(key, now):
+                    self._validate(endpoint, key, now)
 
-    def _validate(self, endpoint: Endpoint, key: ModelKey) -> None:
+    def _validate(self, endpoint: Endpoint, key: ModelKey, now: float) -> None:
         queue = self._queues.get(key)
-        endpoint.signatures.begin(key, queue[0][1].call.contract if queue else None)
+        expected = queue[0][1].call.contract if queue else None
+        endpoint.signatures.validating[key] = expected, now
         self._instructions.append(e.Validate(endpoint.url, key))
 
     def _next(self, now: float) -> Attempt | None:
@@ -297,7 +339,7 @@ class PoolCore:
         if len(queues) > 1:
             queues.sort(key=lambda item: item[1][0])
         for key, queue in queues:
-            while queue and queue[0][1].call.over:
+            while queue and (queue[0][1].call.over or queue[0][1].delivered):
                 heapq.heappop(queue)
             if not queue:
                 continue
@@ -305,27 +347,34 @@ class PoolCore:
             if not self._fits(request):
                 return None
             endpoint = self.endpoints.choose(request, now)
-            if endpoint is not None:
+            while endpoint is not None:
                 heapq.heappop(queue)
-                return endpoint.begin(request, now)
+                request.queued = False
+                if endpoint.takes(request, now) or request.rows == 1 or request.attempts:
+                    return endpoint.begin(request, now)
+                self._split(request, now)
+                request = queue[0][1]
             if self._fallback.due_at(key, now) <= now:
                 self._start_fallback()
         return None
 
     def _hedge(self, now: float) -> Attempt | None:
-        """Send a request that takes long to another endpoint, too."""
+        """Send a request that takes long to another endpoint, too, or over another connection."""
         if self._settings.retry.hedge_after_s is None:
             return None
         for attempt in self._attempts():
             if self._hedged_at(attempt) <= now and self._fits(attempt.slice):
-                other = self.endpoints.choose(attempt.slice, now, but=[attempt.url])
+                request = attempt.slice
+                other = self.endpoints.choose(request, now, but=[attempt.url])
+                other = other or self.endpoints.choose(request, now)
                 if other is not None:
-                    return other.begin(attempt.slice, now)
+                    return other.begin(request, now)
         return None
 
     def _hedged_at(self, attempt: Attempt) -> float:
         after_s = self._settings.retry.hedge_after_s
-        if after_s is None or len(attempt.slice.attempts) > 1 or attempt.slice.call.over:
+        request = attempt.slice
+        if after_s is None or len(request.attempts) > 1 or request.queued or request.call.over:
             return math.inf
         # Not again at once, if the other attempt has failed.
         return attempt.slice.begun_at + after_s
@@ -366,23 +415,23 @@ class PoolCore:
                 self._start_fallback()
                 discovery.next_round_at = math.inf
             elif discovery.next_round_at <= now or discovery.next_round_at == math.inf:
-                self._begin_round(discovery)
+                self._begin_round(discovery, now)
         elif discovery.complete(now):
             if discovery.contracts:
                 self._conclude(discovery, now)
             else:
                 self._ask_again(discovery, now)
 
-    def _begin_round(self, discovery: Discovery) -> None:
+    def _begin_round(self, discovery: Discovery, now: float) -> None:
         endpoints = self.endpoints.active
         discovery.begin_round(endpoint.url for endpoint in endpoints)
         for endpoint in endpoints:
-            if not endpoint.signatures.validating(discovery.key):
-                self._validate(endpoint, discovery.key)
+            if discovery.key not in endpoint.signatures.validating:
+                self._validate(endpoint, discovery.key, now)
 
     def _conclude(self, discovery: Discovery, now: float) -> None:
         key = discovery.key
-        for url in discovery.silent:
+        for url in discovery.awaited:
             logger.warning("%s has not said in time what model %s is", url, key.name)
         try:
             contract = merge(discovery.contracts)
@@ -397,7 +446,7 @@ class PoolCore:
         # What was packed for another model, which these servers have replaced, cannot be sent.
         for request in self._take_out(key):
             if serves(contract, request.call.contract):
-                self._queue(request)
+                self._queue(request, now)
             else:
                 changed = ContractError(f"the servers' model {key.name!r} has changed meanwhile")
                 self._instructions.append(e.Fail(request, changed))
@@ -406,10 +455,14 @@ class PoolCore:
     def _ask_again(self, discovery: Discovery, now: float) -> None:
         """Plan another round, unless no server can have the model."""
         key = discovery.key
-        since = [x.breaker.lost_since(now) for x in self.endpoints]
-        last_lost = max((at for at in since if at is not None), default=-math.inf)
+        if discovery.failing_since is None:
+            discovery.failing_since = now
+        since = self.endpoints.all_lost_since(key, now)
+        if since is None:
+            since = discovery.failing_since
         retries = [
-            x.breaker.retry_at for x in self.endpoints if x.breaker.failing_since is not None
+            max(x.breaker.retry_at, x.in_flight.limit(key).paused_until)
+            for x in self.endpoints.that_may_have(key, now)
         ]
         due_at = self._fallback.due_at(key, now)
         if due_at <= now:
@@ -417,7 +470,7 @@ class PoolCore:
         if self._fallback.starting:
             discovery.next_round_at = math.inf
             return
-        expired = now - last_lost >= self._settings.retry.timeout_s
+        expired = now - since >= self._settings.retry.timeout_s
         if due_at == math.inf and (expired or not discovery.transient):
             self._resolve(discovery, discovery.nobody_has_it(self._servers))
             return
@@ -433,7 +486,7 @@ class PoolCore:
 
     # Losses
 
-    def _retries(self, attempt: Attempt, error: SonicError, now: float) -> bool:
+    def _retries(self, attempt: Attempt, error: SonicError, now: float) -> bool:  # noqa: PLR0911  a table
         """Learn from a failed attempt, and return whether its rows are sent again."""
         request, endpoint = attempt.slice, self.endpoints.get(attempt.url)
         if request.first_failed_at is None:
@@ -446,22 +499,38 @@ class PoolCore:
                 self._forget(attempt.key)
                 return self._may_be_served(attempt.key, now)
             case OverloadError():
+                if isinstance(error, RouteTimeoutError):
+                    endpoint.too_large(error, request, now)
                 endpoint.overloaded(error, attempt.key, now)
                 return failing_s < self._settings.timeouts.request_s
             case ServerLostError():
                 return self._retries_lost(attempt, endpoint, error, now)
+            case DeadlineError() if endpoint.in_flight.overtaken(attempt):
+                return self._retries_lost(attempt, endpoint, error, now)
+            case RequestTooLargeError():
+                endpoint.liveness.hear(now)
+                endpoint.too_large(error, request, now)
+                return request.rows > 1
+            case InferenceError():
+                endpoint.liveness.hear(now)
+                request.inference_failures += 1
+                return request.inference_failures == 1
+            case TokenExpiredError():
+                endpoint.liveness.hear(now)
+                endpoint.in_flight.limit(attempt.key).pause(now, self._rng)
+                return failing_s < self._settings.retry.timeout_s
         return False
 
     def _retries_lost(
         self, attempt: Attempt, endpoint: Endpoint, error: SonicError, now: float
     ) -> bool:
         request, timeout_s = attempt.slice, self._settings.retry.timeout_s
-        first = request.retries == 0 and endpoint.breaker.failing_since is None
-        if first and endpoint.in_flight.overtaken(attempt):
-            # Lost while others are answered, as by a balancer with a dead server behind it: it says
-            # something of the request, and nothing of the endpoint.
-            return True
-        endpoint.failed(error, now)
+        endpoint.failed(error, attempt.begun_at, now)
+        others_pass = endpoint.breaker.answered_at > (request.first_failed_at or now)
+        if others_pass and not getattr(error, "undelivered", False):
+            # These rows may be what is killing servers.
+            request.losses += 1
+            request.retry_at = now + back_off_s(request.losses, self._rng)
         lost_since = self._lost_since(attempt.key, now)
         if lost_since is not None:
             return now - lost_since < timeout_s
@@ -474,18 +543,20 @@ class PoolCore:
         """
         if self._fallback.awaited(key, now):
             return None
-        return all_lost_since(self.endpoints.that_may_have(key, now), now)
+        return self.endpoints.all_lost_since(key, now)
 
     def _give_up_if_hopeless(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
         lost_since = self._lost_since(key, now)
-        passing = isinstance(error, (ServerLostError, OverloadError))
+        passing = isinstance(error, (ServerLostError, DeadlineError, TokenExpiredError))
         patience_s = self._settings.retry.timeout_s if passing else 0.0
         if lost_since is not None and now - lost_since >= patience_s:
             for request in self._take_out(key):
                 self._give_up(request, url, error)
 
     def _give_up(self, request: RequestSlice, url: str, error: SonicError) -> None:
+        if isinstance(error, RequestTooLargeError):
+            error = error.because(f"a single row of {request.nbytes} bytes")
         if request.retries:
             error = error.because(f"tried {request.retries + 1} times")
         self._instructions.append(e.Fail(request, error, url))
@@ -529,7 +600,7 @@ class PoolCore:
             )
 
     def _start_fallback(self) -> None:
-        self._fallback.start()
+        self._fallback.starting = True
         self._instructions.append(e.StartFallback())
 
     def _settle(self, attempt: Attempt) -> bool:
@@ -540,17 +611,26 @@ class PoolCore:
         self._in_flight_bytes -= attempt.slice.nbytes
         return True
 
-    def _queue(self, request: RequestSlice) -> None:
-        heapq.heappush(self._queues.setdefault(request.key, []), (request.order, request))
+    def _queue(self, request: RequestSlice, now: float) -> None:
+        request.queued = True
+        if now < request.retry_at:
+            heapq.heappush(self._backing_off, (request.retry_at, request.order, request))
+        else:
+            heapq.heappush(self._queues.setdefault(request.key, []), (request.order, request))
 
     def _take_out(self, key: ModelKey) -> list[RequestSlice]:
         """Take out the slices of a model that wait, and that somebody waits for."""
         queue = self._queues.get(key, [])
-        slices = [request for _, request in queue if not request.call.over]
+        slices = [request for _, request in queue]
+        slices += [request for *_, request in self._backing_off if request.key == key]
         queue.clear()
-        return slices
+        self._backing_off = [item for item in self._backing_off if item[2].key != key]
+        heapq.heapify(self._backing_off)
+        for request in slices:
+            request.queued = False
+        return [r for r in slices if not (r.call.over or r.delivered or r.attempts)]
 
     def _attempts(self) -> Iterator[Attempt]:
         return itertools.chain.from_iterable(
-            [list(endpoint.in_flight.attempts) for endpoint in self.endpoints]
+            [endpoint.in_flight.all() for endpoint in self.endpoints]
         )

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import (
+    CancelledError,
     DeadlineError,
     ModelNotFoundError,
     OverloadError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 # Once a server has answered, the others have so long: one that hangs must not hold up the rest.
 OTHERS_S = 1.0
+_TRANSIENT = (CancelledError, DeadlineError, OverloadError, ServerLostError, TokenExpiredError)
 
 
 @dataclass(slots=True)
@@ -37,13 +40,18 @@ class Discovery:
         When the servers are asked (again); None while they are.
     contracts : dict
         What servers have said in this round, by URL.
+    failing_since : float or None
+        When a round has ended without a contract for the first time.
+    awaited : set of str
+        The servers that have not answered in this round.
     """
 
     key: ModelKey
     next_round_at: float | None
     requests: list[ContractRequest] = field(default_factory=list)
     contracts: dict[str, Contract] = field(default_factory=dict)
-    _awaited: set[str] = field(default_factory=set)
+    failing_since: float | None = None
+    awaited: set[str] = field(default_factory=set)
     _failures: list[SonicError] = field(default_factory=list)
     _failures_before: list[SonicError] = field(default_factory=list)
     _grace_until: float = math.inf
@@ -51,15 +59,15 @@ class Discovery:
     def begin_round(self, urls: Iterable[str]) -> None:
         """Take note that these servers are asked."""
         self.next_round_at = None
-        self._awaited = set(urls)
+        self.awaited = set(urls)
         self._failures_before, self._failures = self.failures, []
         self.contracts, self._grace_until = {}, math.inf
 
     def take(self, url: str, outcome: Contract | SonicError, now: float) -> None:
         """Take what a server has said."""
-        if url not in self._awaited:
+        if url not in self.awaited:
             return
-        self._awaited.discard(url)
+        self.awaited.discard(url)
         if isinstance(outcome, SonicError):
             self._failures.append(outcome)
         else:
@@ -69,17 +77,12 @@ class Discovery:
     def complete(self, now: float) -> bool:
         """Whether the round has ended."""
         asked = self.next_round_at is None
-        return asked and (not self._awaited or now >= self._grace_until)
+        return asked and (not self.awaited or now >= self._grace_until)
 
     @property
     def wakes_at(self) -> float:
         """When it goes on by itself."""
         return self._grace_until if self.next_round_at is None else self.next_round_at
-
-    @property
-    def silent(self) -> set[str]:
-        """The servers that have not answered in this round."""
-        return self._awaited
 
     @property
     def failures(self) -> list[SonicError]:
@@ -89,7 +92,7 @@ class Discovery:
     @property
     def transient(self) -> bool:
         """Whether another round may find what this one did not."""
-        return any(isinstance(f, (ServerLostError, OverloadError)) for f in self.failures)
+        return any(isinstance(failure, _TRANSIENT) for failure in self.failures)
 
     def nobody_has_it(self, servers: Iterable[str]) -> SonicError:
         """Return the error for a model that no server has."""

@@ -7,23 +7,26 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sonic_coffea.errors import ServerLostError
+from sonic_coffea.errors import RouteTimeoutError, ServerLostError
 from sonic_coffea.pool._breaker import Circuit, CircuitBreaker
 from sonic_coffea.pool._in_flight import InFlight
 from sonic_coffea.pool._liveness import Liveness
+from sonic_coffea.pool._losses import LossLog
 from sonic_coffea.pool._signature import Signatures
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from random import Random
 
-    from sonic_coffea.errors import SonicError
+    from sonic_coffea.errors import OverloadError, SonicError
     from sonic_coffea.pool._in_flight import RttStatistics
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
 
 logger = logging.getLogger(__name__)
 
+# Other servers may answer after it, or with more memory, so that larger requests are tried again.
+REFUSED_S = 60.0
 # Behind all servers that are named, in whatever order.
 FALLBACK_PRIORITY = 1_000_000
 
@@ -66,14 +69,28 @@ class Endpoint:
         Whether it gets no more requests, and is closed when the last one has ended.
     """
 
-    __slots__ = ("breaker", "draining", "in_flight", "liveness", "priority", "signatures", "url")
+    __slots__ = (
+        "_refused_bytes",
+        "_rng",
+        "breaker",
+        "draining",
+        "in_flight",
+        "liveness",
+        "losses",
+        "priority",
+        "signatures",
+        "url",
+    )
 
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
         self.url = url
+        self._rng = rng
         self.priority = 0
         self.draining = False
+        self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
         self.breaker = CircuitBreaker(rng)
         self.liveness = Liveness()
+        self.losses = LossLog()
         self.signatures = Signatures()
         self.in_flight = InFlight(settings.limits.max_in_flight, settings.channels)
 
@@ -84,13 +101,15 @@ class Endpoint:
     def usable(self, key: ModelKey, now: float) -> bool:
         """Whether requests for a model may be sent to it."""
         passes = self.breaker.circuit(now) is not Circuit.OPEN
-        return passes and not self.draining and self.signatures.valid(key)
+        return passes and not self.draining and key in self.signatures.valid
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent to it now."""
         if self.breaker.circuit(now) is Circuit.HALF_OPEN:
             return 1 - len(self.in_flight)
-        return self.in_flight.room(key, now)
+        # Until something gets through, or all that is in flight is lost, too.
+        held = self.breaker.exhausted and bool(self.in_flight.attempts)
+        return 0 if held else self.in_flight.room(key, now)
 
     def begin(self, request: RequestSlice, now: float) -> Attempt:
         """Take a slice."""
@@ -113,23 +132,51 @@ class Endpoint:
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
         """Learn from a response: the endpoint does its work."""
         self.liveness.hear(now)
-        if self.breaker.succeed():
-            logger.warning("%s answers again", self.url)
+        if self.breaker.succeed(now):
+            self.losses.found(self.url)
         self.in_flight.answered(attempt, rtt_s, now)
 
-    def failed(self, error: SonicError, now: float) -> None:
-        """Learn from a loss: the circuit opens, and models are validated again."""
-        if new := self.breaker.fail(error, now):
-            logger.warning("%s; its requests are sent again", error)
-            self.in_flight.forget_limits()
-        self.signatures.doubt(now, all_of_them=new)
+    def failed(self, error: SonicError, begun_at: float, now: float) -> None:
+        """Learn from a request that was lost: of the endpoint it says something if all are."""
+        hopeless = not self.in_flight.older_than(begun_at)
+        if self.breaker.fail(error, now, hopeless=hopeless):
+            self._lost(error, now)
+        self.in_flight.channels.plan_renewals(now)
 
-    def overloaded(self, error: SonicError, key: ModelKey, now: float) -> None:
-        """Learn from a refusal for lack of capacity: fewer requests, after a back-off."""
+    def silent(self, error: SonicError, now: float) -> None:
+        """Learn that it does not even answer a probe."""
+        if self.breaker.open(error, now):
+            self._lost(error, now)
+
+    def _lost(self, error: SonicError, now: float) -> None:
+        self.losses.lost(error, now)
+        self.in_flight.forget_limits()
+        self.signatures.doubt(now, all_of_them=True)
+
+    def overloaded(self, error: OverloadError, key: ModelKey, now: float) -> None:
+        """Learn from a refusal for lack of capacity: fewer requests, perhaps after a back-off."""
         self.liveness.hear(now)
-        if self.breaker.overload(error, now):
-            logger.warning("%s; it gets fewer requests at a time", error)
-        self.in_flight.refused(key, now)
+        self.breaker.last_error = error
+        if isinstance(error, RouteTimeoutError):
+            self.in_flight.limit(key).halve(now)
+        else:
+            self.in_flight.refused(key, now, self._rng, error.retry_after_s)
+
+    def too_large(self, error: SonicError, request: RequestSlice, now: float) -> None:
+        """Learn from a refusal for a request's size: for some time, requests are smaller."""
+        if self.takes(request, now):
+            logger.warning(
+                "%s; requests for model %s are of less than %d bytes",
+                error,
+                request.key.name,
+                request.nbytes,
+            )
+            self._refused_bytes[request.key] = request.nbytes, now + REFUSED_S
+
+    def takes(self, request: RequestSlice, now: float) -> bool:
+        """Whether no request of this size was refused lately."""
+        nbytes, until = self._refused_bytes.get(request.key, (0, -math.inf))
+        return request.nbytes < nbytes or now >= until
 
     def eject(self, until: float, now: float) -> None:
         """Leave it alone, as other clients have lost it."""
@@ -157,16 +204,7 @@ class Endpoint:
 
 
 class EndpointRegistry:
-    """The endpoints of a pool, by URL.
-
-    Parameters
-    ----------
-    settings : Settings
-        How many requests may be in flight, and how endpoints are balanced.
-    rng : Random
-        Shuffles the servers: many processes start at the same time, and must not all turn to the
-        same one.
-    """
+    """The endpoints of a pool, by URL."""
 
     def __init__(self, settings: Settings, rng: Random) -> None:
         self._settings = settings
@@ -189,6 +227,7 @@ class EndpointRegistry:
         """Add and drain endpoints, so that these are the active ones."""
         urls = list(servers) if fallback is None else [*servers, fallback]
         new = [url for url in urls if url not in self._by_url]
+        # Many processes start at the same time, and must not all turn to the same server.
         self._rng.shuffle(new)
         for url in new:
             self._by_url[url] = Endpoint(url, self._settings, self._rng)
@@ -211,6 +250,12 @@ class EndpointRegistry:
         """Return the endpoints that have a model, as far as is known."""
         return [endpoint for endpoint in self if endpoint.may_have(key, now)]
 
+    def all_lost_since(self, key: ModelKey, now: float) -> float | None:
+        """Return since when the last endpoint that may have a model is lost; None if one is not."""
+        since = [endpoint.breaker.lost_since(now) for endpoint in self.that_may_have(key, now)]
+        lost = [at for at in since if at is not None]
+        return max(lost, default=-math.inf) if len(lost) == len(since) else None
+
     def choose(
         self, request: RequestSlice, now: float, *, but: Collection[str] = ()
     ) -> Endpoint | None:
@@ -228,10 +273,3 @@ class EndpointRegistry:
             able,
             key=lambda e: (e.url == request.last_url, e.in_flight.load(key), e.in_flight.taken),
         )
-
-
-def all_lost_since(endpoints: Iterable[Endpoint], now: float) -> float | None:
-    """Return since when the last of some endpoints is lost; None if one is not."""
-    since = [endpoint.breaker.lost_since(now) for endpoint in endpoints]
-    lost = [at for at in since if at is not None]
-    return max(lost, default=-math.inf) if len(lost) == len(since) else None

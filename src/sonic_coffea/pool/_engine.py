@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -54,29 +55,8 @@ CLOSED = "the pool has been closed; call sonic.connect again"
 T = TypeVar("T")
 
 
-class ContractWaiter:
-    """A thread that waits for what a model takes and gives."""
-
-    def __init__(self, key: ModelKey, deadline: Deadline) -> None:
-        self.key = key
-        self.deadline = deadline
-        self.outcome: Future[Contract | SonicError] = Future()
-
-    @property
-    def timeout_s(self) -> float | None:
-        """How long the call may take, of which this is a part."""
-        return self.deadline.timeout_s
-
-
 class Engine:
     """The thread that owns the core, the connections, and the calls that are not over.
-
-    Parameters
-    ----------
-    settings : Settings
-        The servers and the limits.
-    connect : callable
-        Makes a connection, given a URL and ``options``.
 
     Attributes
     ----------
@@ -96,7 +76,7 @@ class Engine:
         self._senders: dict[str, Sender] = {}
         self._transmissions: dict[Attempt, Transmission] = {}
         self._calls: set[Call] = set()
-        self._waiters: set[ContractWaiter] = set()
+        self._waiters: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
         self._events: list[e.Event] = []
         # Guards only whether the thread runs.
@@ -152,15 +132,11 @@ class Engine:
             self.statistics += call.statistics
             return e.Submitted(slices)
 
-        call.own(self, len(slices))
+        call.own(len(slices), self._abandon)
         if slices:
             self._enter(submitted)
 
-    def abandon(self, call: Call, error: SonicError) -> None:
-        """End a call with an error, and return when it has ended."""
-        self.ask(lambda: self._end(call, error))
-
-    def contract(self, waiter: ContractWaiter, *, anew: bool) -> Contract:
+    def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
         """Return what a model takes and gives.
 
         Raises
@@ -169,20 +145,21 @@ class Engine:
             If no server says so, or not in time.
         """
         self.start()
+        request = e.ContractRequest(key, deadline.timeout_s)
+        future: Future[Contract | SonicError] = Future()
 
         def requested() -> e.Event:
-            self._waiters.add(waiter)
-            return e.ContractRequested(waiter, anew)
+            self._waiters[request] = future
+            return e.ContractRequested(request, anew)
 
         self._enter(requested)
         try:
-            outcome = waiter.outcome.result(waiter.deadline.left_s)
-        except concurrent.futures.TimeoutError:
-            self.post(e.ContractWithdrawn(waiter))
-            outcome = waiter.outcome.result()
-        except BaseException:  # Ctrl-C
-            self.post(e.ContractWithdrawn(waiter))
-            raise
+            outcome = future.result(deadline.left_s)
+        except BaseException as error:
+            self.post(e.ContractWithdrawn(request))
+            if not isinstance(error, concurrent.futures.TimeoutError):  # Ctrl-C
+                raise
+            outcome = future.result()
         if isinstance(outcome, SonicError):
             raise outcome.at()
         return outcome
@@ -253,7 +230,7 @@ class Engine:
 
         def known() -> list[tuple[str, Connection, list[ModelKey]]]:
             return [
-                (x.url, self._senders[x.url].connections[0], x.signatures.models)
+                (x.url, self._senders[x.url].connections[0], list(x.signatures.valid))
                 for x in self._core.endpoints.active
                 if x.url in self._senders
             ]
@@ -286,7 +263,8 @@ class Engine:
         wakes_at = self._core.wakes_at(now)
         items: list[e.Event | Task | None] = []
         try:
-            items.append(self._inbox.get(timeout=_within(wakes_at - now)))
+            timeout_s = None if wakes_at == math.inf else max(0.0, wakes_at - now)
+            items.append(self._inbox.get(timeout=timeout_s))
             while True:
                 items.append(self._inbox.get_nowait())
         except Empty:
@@ -322,20 +300,18 @@ class Engine:
             case e.Cancel(attempt):
                 if (transmission := self._transmissions.get(attempt)) is not None:
                     transmission.cancel()
-            case e.Retry(attempt, error):
-                logger.debug("%s; its rows are sent again", error)
-                self._record(_call_of(attempt.slice), attempt.url, Tally(retries=1))
-            case e.CountFailure(attempt, error):
-                logger.debug("%s; another server has its rows", error)
-                self._record(_call_of(attempt.slice), attempt.url, Tally(failures=1))
+            case e.Count(attempt, error, retried):
+                logger.debug("%s; its rows are sent again, or are elsewhere", error)
+                tally = Tally(retries=1) if retried else Tally(failures=1)
+                self._record(_call_of(attempt.slice), attempt.url, tally)
+            case e.Split(request, parts):
+                _call_of(request).expect(len(parts) - 1)
             case e.Fail(request, error, url):
                 if url is not None:
                     self._record(_call_of(request), url, Tally(failures=1))
                 self._fail(request, error)
-            case e.Resolve(request, outcome):
-                waiter = cast("ContractWaiter", request)
-                self._waiters.discard(waiter)
-                waiter.outcome.set_result(outcome)
+            case e.Resolve(asked, outcome):
+                self._waiters.pop(asked).set_result(outcome)
             case e.Publish(key, contract):
                 self.contracts.pop(key, None)
                 if contract is not None:
@@ -346,6 +322,9 @@ class Engine:
                 self._validate(url, key)
             case e.StartFallback():
                 self._start_fallback()
+            case e.Reconnect(url, channel):
+                if (old := self._senders[url].renew(channel)) is not None:
+                    _apart("sonic-close", old.close, lambda _: None)
             case e.Close(url):
                 # There is none before the pool is used.
                 if (sender := self._senders.pop(url, None)) is not None:
@@ -415,9 +394,14 @@ class Engine:
         if call.over:
             self._forget(call)
 
-    def _end(self, call: Call, error: SonicError) -> None:
-        call.end(error)
-        self._forget(call)
+    def _abandon(self, call: Call, error: SonicError) -> None:
+        """End a call for another thread, and return when it has ended."""
+
+        def end() -> None:
+            call.end(error)
+            self._forget(call)
+
+        self.ask(end)
 
     def _forget(self, call: Call) -> None:
         if call in self._calls:
@@ -479,9 +463,8 @@ class Engine:
         _apart("sonic-fallback", start, failed)
 
     def _sender(self, url: str) -> Sender:
-        options = self.settings.connection_options()
-        channels = range(self.settings.channels)
-        return Sender([self._connect(url, options=options) for _ in channels], self.post)
+        connect = partial(self._connect, url, options=self.settings.connection_options())
+        return Sender(connect, self.settings.channels, self.post)
 
     def _connect_new(
         self, urls: Iterable[str], connected: Mapping[str, Sender] = MappingProxyType({})
@@ -520,18 +503,13 @@ class Engine:
             transmission.cancel()
         for call in self._calls:
             call.end(error)
-        for waiter in self._waiters:
-            waiter.outcome.set_result(asked or error)
+        for future in self._waiters.values():
+            future.set_result(asked or error)
         self._transmissions.clear()
         self._calls.clear()
         self._waiters.clear()
         self._events.clear()
         self.contracts.clear()
-
-
-def _within(seconds: float) -> float | None:
-    """Return how long to wait; None if as long as it takes."""
-    return None if seconds == math.inf else max(0.0, seconds)
 
 
 def _call_of(request: RequestSlice) -> Call:

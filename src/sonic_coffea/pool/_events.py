@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -14,34 +14,42 @@ if TYPE_CHECKING:
     from sonic_coffea.transport import Contract, Response
 
 
-class ContractRequest(Protocol):
-    """Somebody who waits for what a model takes and gives."""
+class Event:
+    """What the core hears."""
 
-    @property
-    def key(self) -> ModelKey:
-        """The model."""
+    __slots__ = ()
 
-    @property
-    def timeout_s(self) -> float | None:
-        """How long they wait, for the error."""
+
+class Instruction:
+    """What the core says that is to be done."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True, eq=False)
+class ContractRequest:
+    """Somebody who waits for what a model takes and gives; the error names how long they wait."""
+
+    key: ModelKey
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(Event):
     """A call has slices to send."""
 
     slices: Sequence[RequestSlice]
 
 
 @dataclass(frozen=True, slots=True)
-class CallEnded:
+class CallEnded(Event):
     """Nobody waits for a call any more: its slices need not be sent."""
 
     call: Request
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Event):
     """A response has come.
 
     ``packing_at``, ``sent_at`` and ``received_at`` are when packing began, when the request left,
@@ -56,7 +64,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Event):
     """A request has failed after it left."""
 
     attempt: Attempt
@@ -64,7 +72,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsendable:
+class Unsendable(Event):
     """A request could not be made; no other endpoint helps."""
 
     attempt: Attempt
@@ -72,7 +80,7 @@ class Unsendable:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class Probed(Event):
     """A liveness probe has ended: with an error if the server does not live."""
 
     url: str
@@ -80,7 +88,7 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
-class Validated:
+class Validated(Event):
     """A server has said what a model takes and gives, or has failed to."""
 
     url: str
@@ -89,7 +97,7 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True)
-class ContractRequested:
+class ContractRequested(Event):
     """Somebody wants to know what a model takes and gives; `anew`: what was known is forgotten."""
 
     request: ContractRequest
@@ -97,28 +105,28 @@ class ContractRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class ContractWithdrawn:
+class ContractWithdrawn(Event):
     """The time of somebody who waits for a contract is over."""
 
     request: ContractRequest
 
 
 @dataclass(frozen=True, slots=True)
-class ServersChanged:
+class ServersChanged(Event):
     """These are the servers from now on."""
 
     servers: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class StartDelayed:
+class StartDelayed(Event):
     """No server is to be contacted before this time."""
 
     until: float
 
 
 @dataclass(frozen=True, slots=True)
-class QuotasReceived:
+class QuotasReceived(Event):
     """Somebody who sees all clients of the servers says what this one may have in flight.
 
     ``ejected`` are the servers that other clients have lost.
@@ -130,69 +138,53 @@ class QuotasReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class FallbackStarted:
+class FallbackStarted(Event):
     """The fallback serves here; None with the reason if there is none."""
 
     url: str | None
     error: SonicError | None = None
 
 
-Event = (
-    Submitted
-    | CallEnded
-    | Answered
-    | Failed
-    | Unsendable
-    | Probed
-    | Validated
-    | ContractRequested
-    | ContractWithdrawn
-    | ServersChanged
-    | StartDelayed
-    | QuotasReceived
-    | FallbackStarted
-)
-
-
 @dataclass(frozen=True, slots=True)
-class Send:
+class Send(Instruction):
     """Pack the rows of an attempt, and send them."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Instruction):
     """Cancel an attempt; what comes of it does not matter any more."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(Instruction):
     """Put a response in its place."""
 
     answered: Answered
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
-    """A request has been lost, and its rows are sent again or are in flight elsewhere: count it."""
+class Count(Instruction):
+    """Count an attempt that failed: as a retry if its rows were lost and are sent again."""
 
     attempt: Attempt
     error: SonicError
+    retried: bool
 
 
 @dataclass(frozen=True, slots=True)
-class CountFailure:
-    """An attempt has failed while another one has its rows: count it."""
+class Split(Instruction):
+    """Expect the parts of a slice, which is too large to be answered, in its place."""
 
-    attempt: Attempt
-    error: SonicError
+    slice: RequestSlice
+    parts: Sequence[RequestSlice]
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(Instruction):
     """Give up a slice; ``url`` is the endpoint whose failure it was."""
 
     slice: RequestSlice
@@ -201,14 +193,14 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Instruction):
     """Ask a server whether it lives."""
 
     url: str
 
 
 @dataclass(frozen=True, slots=True)
-class Validate:
+class Validate(Instruction):
     """Ask a server what a model takes and gives."""
 
     url: str
@@ -216,7 +208,7 @@ class Validate:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(Instruction):
     """Tell somebody what a model takes and gives, or why nobody knows."""
 
     request: ContractRequest
@@ -224,7 +216,7 @@ class Resolve:
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(Instruction):
     """Remember what a model takes and gives, for who asks next; None: forget it."""
 
     key: ModelKey
@@ -232,28 +224,20 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class StartFallback:
+class StartFallback(Instruction):
     """Start the fallback, or look for the one of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class Reconnect(Instruction):
+    """Make a connection to a server anew; it carries nothing."""
+
+    url: str
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close(Instruction):
     """Close the connections to a server: it is drained."""
 
     url: str
-
-
-Instruction = (
-    Send
-    | Cancel
-    | Deliver
-    | Retry
-    | CountFailure
-    | Fail
-    | Probe
-    | Validate
-    | Resolve
-    | Publish
-    | StartFallback
-    | Close
-)

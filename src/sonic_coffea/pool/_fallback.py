@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sonic_coffea.pool._endpoint import all_lost_since
-
 if TYPE_CHECKING:
     from sonic_coffea.errors import SonicError
     from sonic_coffea.pool._endpoint import EndpointRegistry
@@ -43,16 +41,12 @@ class FallbackPolicy:
             # It is there, whatever models it has, or has been started again in vain.
             if lost_since is None or lost_since <= self._started_at:
                 return math.inf
-        since = all_lost_since(self._endpoints.that_may_have(key, now), now)
+        since = self._endpoints.all_lost_since(key, now)
         return math.inf if since is None else since + self._settings.after_s
 
     def awaited(self, key: ModelKey, now: float) -> bool:
         """Whether rows of a model may still be scored by it."""
         return self.starting or self.due_at(key, now) < math.inf
-
-    def start(self) -> None:
-        """Take note that it is being started."""
-        self.starting = True
 
     def started(self, url: str, now: float) -> None:
         """Take note of where it serves."""

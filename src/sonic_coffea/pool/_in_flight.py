@@ -7,12 +7,30 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sonic_coffea.pool._channels import Channels
 from sonic_coffea.pool._limits import AdaptiveLimit
 from sonic_coffea.pool._request import Attempt
 
 if TYPE_CHECKING:
+    from random import Random
+
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._request import ModelKey, RequestSlice
+
+# A request is overdue if another one was sent later and is answered, and the response is late, as
+# RACK has it for segments of TCP (RFC 8985). At first, much later: a server may be slow for once.
+HANGS_S, HANGS_TIMES = 1.0, 4.0
+# Within so long of one that was overdue, each request that is late is; but the more of them are
+# answered all the same, the later.
+HANGING_S = 10.0
+# Where nothing was sent later, only silence says that a response is overdue.
+UNTOLD_TIMES = 2.0
+# The more often rows were sent, the later they are sent again, from so many on.
+MANY_SENT = 3
+# Where nothing of like size was ever answered: a model may be loaded and warmed up meanwhile.
+UNKNOWN_S = 10.0
+# How often to look for what is overdue.
+SCAN_S = 0.02
 
 
 @dataclass(slots=True)
@@ -51,41 +69,58 @@ class InFlight:
     max_in_flight : int
         Requests for a model that may ever be in flight.
     channels : int
-        Connections to the endpoint; a request takes the one with the fewest others.
+        Connections to the endpoint.
 
     Attributes
     ----------
     attempts : dict
-        What is in flight, in the order in which it was sent.
+        What is in flight, in the order in which it was sent, but for what is overdue.
+    overdue : dict
+        What others, sent later, have overtaken long ago: a server that hangs may have it. It does
+        not count for limits.
     taken : int
         Requests that the endpoint has ever got: equals take turns by it.
     """
 
     __slots__ = (
         "_answered_from",
-        "_by_channel",
         "_by_model",
+        "_caution",
+        "_hangs_until",
+        "_late_at",
         "_limits",
+        "_looked_at",
         "_max_in_flight",
         "_quotas",
         "_rtt",
         "attempts",
+        "channels",
+        "overdue",
         "taken",
     )
 
     def __init__(self, max_in_flight: int, channels: int = 1) -> None:
         self._max_in_flight = max_in_flight
-        self._by_channel = [0] * channels
+        self.channels = Channels(channels)
         self._by_model: Counter[ModelKey] = Counter()
         self._limits: dict[ModelKey, AdaptiveLimit] = {}
         self._quotas: dict[ModelKey, Quota] = {}
         self._rtt: defaultdict[ModelKey, RttStatistics] = defaultdict(RttStatistics)
         self._answered_from = 0.0
+        self._caution = 1.0
+        self._hangs_until = 0.0
+        self._late_at = math.inf
+        self._looked_at = 0.0
         self.attempts: dict[Attempt, None] = {}
+        self.overdue: dict[Attempt, None] = {}
         self.taken = 0
 
     def __len__(self) -> int:
-        return len(self.attempts)
+        return len(self.attempts) + len(self.overdue)
+
+    def all(self) -> list[Attempt]:
+        """Return what is in flight."""
+        return [*self.overdue, *self.attempts]
 
     def limit(self, key: ModelKey) -> AdaptiveLimit:
         """Return the adaptive limit of a model."""
@@ -96,8 +131,14 @@ class InFlight:
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent now."""
-        bound = self._quota(key, now) or self.limit(key)
-        return bound.room(self._by_model[key], now)
+        in_flight, limit = self._by_model[key], self.limit(key)
+        if (quota := self._quota(key, now)) is None:
+            return limit.room(in_flight, now)
+        return min(quota.room(in_flight, now), limit.room_beside_refusals(in_flight, now))
+
+    def paused(self, key: ModelKey, now: float) -> bool:
+        """Whether the endpoint has refused what it was asked of a model, and is left alone."""
+        return now < self.limit(key).paused_until
 
     def load(self, key: ModelKey) -> float:
         """Return the part of its limit that is in flight."""
@@ -106,48 +147,111 @@ class InFlight:
     def begin(self, request: RequestSlice, url: str, now: float) -> Attempt:
         """Take a slice."""
         key = request.key
-        channel = self._by_channel.index(min(self._by_channel))
-        self._by_channel[channel] += 1
+        used = {attempt.channel for attempt in request.attempts if attempt.url == url}
+        channel = self.channels.take(used, now)
         self._by_model[key] += 1
         self.taken += 1
         if (quota := self._quota(key, now)) is not None:
             quota.sent(now)
         attempt = Attempt(request, url, channel, now, self._by_model[key])
         self.attempts[attempt] = None
+        self._late_at = min(self._late_at, now + self._patience_s(attempt, now))
         return attempt
 
     def settle(self, attempt: Attempt) -> None:
         """End an attempt, however that was."""
-        self.attempts.pop(attempt, None)
-        self._by_channel[attempt.channel] -= 1
-        self._by_model[attempt.key] -= 1
+        self.channels.leave(attempt.channel)
+        if attempt in self.overdue:
+            del self.overdue[attempt]
+        else:
+            del self.attempts[attempt]
+            self._by_model[attempt.key] -= 1
 
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
         """Learn from a response."""
-        self._answered_from = max(self._answered_from, attempt.begun_at)
+        if attempt.begun_at > self._answered_from:
+            self._answered_from = attempt.begun_at
+            if self.older_than(attempt.begun_at):
+                # What it has overtaken may be overdue.
+                self._late_at = min(self._late_at, max(self._looked_at + SCAN_S, now))
+        self.channels.answered(attempt.channel)
+        if attempt in self.overdue:  # it was slow, and did not hang
+            self._caution = min(self._caution * 1.5, HANGS_TIMES)
         key, rows = attempt.key, attempt.slice.rows
         full = (attempt.slice.call.contract.max_rows or rows) / rows
         self.limit(key).answered(rtt_s, rows, attempt.in_flight, now, full)
         self._rtt[key].answered(rtt_s, rows, full)
 
-    def refused(self, key: ModelKey, now: float) -> None:
+    def refused(
+        self, key: ModelKey, now: float, rng: Random, retry_after_s: float | None = None
+    ) -> None:
         """Learn from a refusal for lack of capacity."""
-        self.limit(key).refused(now)
+        self.limit(key).refused(self._by_model[key], now, rng, retry_after_s)
         self._rtt[key].refused += 1
 
     def overtaken(self, attempt: Attempt) -> bool:
         """Whether a request that was sent later has been answered."""
         return attempt.begun_at < self._answered_from
 
+    def older_than(self, at: float) -> bool:
+        """Whether something is in flight since before a time, and may still be answered."""
+        oldest = next(iter(self.attempts), None)
+        return oldest is not None and oldest.begun_at < at
+
+    # Overdue responses
+
+    def _patience_s(self, attempt: Attempt, now: float) -> float:
+        """Return after how long an attempt is overdue."""
+        late_s = self.limit(attempt.key).late_s(attempt.slice.rows)
+        overtaken, sent = self.overtaken(attempt), len(attempt.slice.attempts)
+        if late_s is None:
+            return UNKNOWN_S * 2.0 ** (sent - 1)
+        if now < self._hangs_until:
+            late_s *= self._caution
+            return late_s if overtaken else UNTOLD_TIMES * late_s * 2.0 ** max(0, sent - MANY_SENT)
+        late_s = max(HANGS_S, HANGS_TIMES * late_s)
+        return late_s if overtaken else UNTOLD_TIMES * late_s * 2.0 ** (sent - 1)
+
+    def late_at(self) -> float:
+        """Return when something may become overdue."""
+        return self._late_at if self.attempts else math.inf
+
+    def take_overdue(self, heard_at: float, now: float) -> list[Attempt]:
+        """Return what has become overdue: it counts no more, and is to be sent again.
+
+        The endpoint must have been heard meanwhile, else all requests would be overdue.
+        """
+        if now < self._late_at:
+            return []
+        overdue, self._late_at, self._looked_at = [], math.inf, now
+        if now < self._hangs_until:
+            heard_at += HANGING_S  # of late is enough
+        for attempt in self.attempts:
+            at = attempt.begun_at + self._patience_s(attempt, now)
+            heard = heard_at > attempt.begun_at
+            if at <= now and heard:
+                overdue.append(attempt)
+            else:
+                wait_s = SCAN_S if heard else HANGS_S
+                self._late_at = min(self._late_at, max(at, now + wait_s))
+        for attempt in overdue:
+            del self.attempts[attempt]
+            self.overdue[attempt] = None
+            self._by_model[attempt.key] -= 1
+            self.channels.silent(attempt.channel, now)
+            self._hangs_until = now + HANGING_S
+            self._caution = max(self._caution * 0.95, 1.0)
+        return overdue
+
     def grant(self, key: ModelKey, quota: Quota, now: float) -> None:
         """Take the quota that somebody who sees all clients gives this one."""
         self._quotas[key] = quota.after(self._quota(key, now))
 
     def wakes_at(self, now: float) -> float:
-        """Return when a quota lets the next request leave, or expires."""
-        if not self._quotas:
-            return math.inf
-        return min(quota.wakes_at(now) for quota in self._quotas.values())
+        """Return when a quota or a back-off lets the next request leave."""
+        times = [quota.wakes_at(now) for quota in self._quotas.values()]
+        times += [limit.paused_until for limit in self._limits.values()]
+        return min((at for at in times if at > now), default=math.inf)
 
     def forget_limits(self) -> None:
         """Start slowly again: another server may answer at the same URL."""

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sonic_coffea.pool._breaker import back_off_s
+
+if TYPE_CHECKING:
+    from random import Random
 
 # Mean RTT over baseline RTT. Enough to keep a server busy that works on one batch at a time, while
 # the next waits and another is on its way.
@@ -14,6 +20,17 @@ _MIN_IN_FLIGHT = 4.0
 _MIN_BATCHES, _MAX_FULL = 2, 64.0
 
 _SMOOTHING = 0.2
+# A response is late after the mean RTT and four mean deviations, as a segment of TCP is (RFC 6298),
+# but not before twice the mean, nor before a moment that a thread may wait for a core.
+_DEVIATIONS, _MIN_LATE_RATIO, _MIN_LATE_S = 4.0, 2.0, 0.05
+# Once requests were refused, the limit stays at the number that was not, for so many round trips,
+# and for twice as many after each further refusal; then it grows again. With 4 requests that may be
+# in flight, one of 100 is refused at the first, and one of 2,000 in the end.
+_HOLD_RTTS, _MAX_HOLD_RTTS = 16.0, 512.0
+# A client that was refused leaves some room for the others.
+_REFUSED_PART = 0.9
+# Before the first response: how long to leave a server alone that refuses all.
+_UNKNOWN_RTT_S = 0.02
 # How often a request goes out alone, to measure the baseline RTT anew: at most once in so many
 # seconds, or so many of these times.
 _PROBE_S = 30.0
@@ -42,8 +59,8 @@ class AdaptiveLimit:
     """The in-flight limit of a model on an endpoint, as one process sees it.
 
     It grows by one in a round trip while the RTT ratio allows it (in slow start, which ends when
-    the ratio is first too high, with the first response of the round trip), and shrinks by one
-    while it does not. A refusal halves it. Requests of like size are compared with each other.
+    the ratio is first too high, it doubles), and shrinks by one while it does not. A refusal takes
+    it to the number that was not refused. Requests of like size are compared with each other.
 
     Parameters
     ----------
@@ -65,17 +82,42 @@ class AdaptiveLimit:
         self._baseline_rtt_s: dict[int, float] = {}
         self._min_rtt_s: dict[int, float] = {}
         self._rtt_ratio = 1.0
+        self._deviation = 0.0
         self._probe_at = math.inf
-        self._halves_at = 0.0
+        self._ceiling = math.inf
+        self._held_until = 0.0
+        self._hold_rtts = _HOLD_RTTS
+        self._next_refusal_at = 0.0
+        self._refusals = 0
+        self.paused_until = 0.0
 
     @property
     def value(self) -> int:
         """The limit, when it is not probing."""
         return int(self._value)
 
+    @property
+    def _mean_rtt_s(self) -> float:
+        return self._rtt_ratio * min(self._baseline_rtt_s.values(), default=_UNKNOWN_RTT_S)
+
     def room(self, in_flight: int, now: float) -> int:
         """Return how many more requests may leave."""
-        return (1 if now >= self._probe_at else int(self._value)) - in_flight
+        limit = 1 if now >= self._probe_at else int(self._value)
+        return min(limit - in_flight, self.room_beside_refusals(in_flight, now))
+
+    def room_beside_refusals(self, in_flight: int, now: float) -> int:
+        """Return how many more requests may leave, as far as it is known from refusals."""
+        if now < self.paused_until:
+            return 0
+        return int(self._ceiling if now < self._held_until else self._max) - in_flight
+
+    def late_s(self, rows: int) -> float | None:
+        """Return after how long a response is late, by the RTTs so far; None if there are none."""
+        baseline_s = self._baseline_rtt_s.get(rows.bit_length())
+        if baseline_s is None:
+            return None
+        ratio = self._rtt_ratio + _DEVIATIONS * self._deviation
+        return max(max(ratio, _MIN_LATE_RATIO * self._rtt_ratio) * baseline_s, _MIN_LATE_S)
 
     def answered(
         self, rtt_s: float, rows: int, in_flight: int, now: float, full: float = 1.0
@@ -98,21 +140,75 @@ class AdaptiveLimit:
         baseline_s = self._baseline(rtt_s, rows.bit_length(), now if in_flight == 1 else None)
         if self._probe_at == math.inf:
             self._probe_at = now + max(_PROBE_S, _PROBE_RTTS * baseline_s)
-        self._rtt_ratio += _SMOOTHING * (rtt_s / baseline_s - self._rtt_ratio)
+        error = rtt_s / baseline_s - self._rtt_ratio
+        self._rtt_ratio += _SMOOTHING * error
+        self._deviation += _SMOOTHING * (abs(error) - self._deviation)
+        self._refusals = 0
         least = min_in_flight(full)
         slow = self._rtt_ratio > MAX_RTT_RATIO
         if slow and self._value > least:
+            # As much as is too much, within two round trips.
+            excess = self._value * (1 - MAX_RTT_RATIO / self._rtt_ratio)
             self._slow_start = False
-            self._set(max(self._value - 1 / self._value, least))
-        elif in_flight >= int(self._value) and (not slow or self._value < least):
-            self._set(self._value + (1 if self._slow_start else 1 / self._value))
+            self._set(max(self._value - max(excess / 2, 1.0) / self._value, least))
+        elif not slow or self._value < least:
+            self._grow(in_flight, now)
 
-    def refused(self, now: float) -> None:
-        """Take note of a refusal for lack of capacity; those of one moment count as one."""
-        if now >= self._halves_at:
+    def _grow(self, in_flight: int, now: float) -> None:
+        """Raise the limit, if it is what holds requests back."""
+        if self._slow_start and 2 * in_flight >= int(self._value):
+            self._set(self._value + 1)
+        elif in_flight >= int(self._value):
+            grown = self._value + 1 / self._value
+            if now < self._held_until:
+                grown = min(grown, self._ceiling)
+            elif grown > self._ceiling + 1:  # that many are not refused any more
+                self._ceiling, self._hold_rtts = math.inf, _HOLD_RTTS
+            self._set(grown)
+
+    def refused(
+        self, in_flight: int, now: float, rng: Random, retry_after_s: float | None = None
+    ) -> None:
+        """Take note of a refusal for lack of capacity.
+
+        Parameters
+        ----------
+        in_flight : int
+            Requests in flight beside the refused one.
+        now : float
+            Time of the refusal.
+        rng : random.Random
+            For the jitter of back-offs.
+        retry_after_s : float, optional
+            When the server wants to be asked again, if it says so.
+        """
+        self._slow_start = False
+        rtt_s = self._mean_rtt_s
+        if now >= self._next_refusal_at:  # else it is one of several of the same moment
+            self._next_refusal_at = now + rtt_s
+            self._held_until = now + self._hold_rtts * rtt_s
+            self._hold_rtts = min(2 * self._hold_rtts, _MAX_HOLD_RTTS)
+            self._ceiling = self._value
+        self._ceiling = min(self._ceiling, max(in_flight, 1))
+        self._set(min(self._value, _REFUSED_PART * self._ceiling))
+        if in_flight == 0 or retry_after_s is not None:
+            # No response will say when there is room again.
+            self.pause(now, rng, retry_after_s)
+
+    def halve(self, now: float) -> None:
+        """Take note of a request that took too long; those of one moment count as one."""
+        if now >= self._next_refusal_at:
             self._slow_start = False
+            self._next_refusal_at = now + self._mean_rtt_s
             self._set(self._value / 2)
-            self._halves_at = now + max(self._baseline_rtt_s.values(), default=0.01)
+
+    def pause(self, now: float, rng: Random, retry_after_s: float | None = None) -> None:
+        """Leave the server alone, for as long as it says, or by the RTT; then for twice as long."""
+        if retry_after_s is not None:
+            self.paused_until = now + retry_after_s
+        elif now >= self.paused_until:
+            self._refusals += 1
+            self.paused_until = now + back_off_s(self._refusals, rng, self._mean_rtt_s)
 
     def _baseline(self, rtt_s: float, size: int, probed_at: float | None) -> float:
         """Return the baseline RTT of requests of a size, after another RTT."""

@@ -24,11 +24,6 @@ def _instance(text: str, *types: type) -> Callable[[Any], str | None]:
     return lambda value: None if isinstance(value, types) else text
 
 
-def _optional(*types: type) -> Callable[[Any], str | None]:
-    names = ", ".join(t.__name__ for t in types)
-    return _instance(f"{names} or None", *types, type(None))
-
-
 def _choice(*choices: Any) -> Callable[[Any], str | None]:
     text = "one of " + ", ".join(str(c) for c in choices)
     return lambda value: None if value in choices else text
@@ -58,7 +53,7 @@ def _positive_or_none(value: Any) -> str | None:
     return None if value is None else _positive(value)
 
 
-_file = _optional(str, Path)
+_file = _instance("str, Path or None", str, Path, type(None))
 _headers = _instance("a mapping of names to values", Mapping)
 _source = _instance("a path, a function or None", str, Path, Callable, type(None))  # type: ignore[arg-type]
 

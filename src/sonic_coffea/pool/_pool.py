@@ -11,7 +11,7 @@ from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._deadline import NEVER, Deadline
-from sonic_coffea.pool._engine import ContractWaiter, Engine
+from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._request import ModelKey, RequestSlice
 from sonic_coffea.pool._watch import ServersFile
 from sonic_coffea.reporting import tables
@@ -195,7 +195,7 @@ class Pool:
         if known is not None:
             return known
         self._open()
-        return self._engine.contract(ContractWaiter(key, deadline), anew=anew)
+        return self._engine.contract(key, deadline, anew=anew)
 
     def submit(self, call: Call) -> None:
         """Queue a call; its requests leave as soon as there is room for them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -40,12 +40,18 @@ class RequestSlice:
     ----------
     start, stop, nbytes : int
         Places of the rows in the call, and the bytes of their tensors.
-    order : int
-        Slices leave in this order; one that is sent again keeps its place.
-    retries : int
-        How often it was queued again.
+    order : tuple of int
+        Slices leave in this order; one that is sent again, or a part of it, keeps its place.
+    retries, losses : int
+        How often it was queued again, and how often it was lost by servers that answer others.
+    retry_at : float
+        It is not sent before.
+    inference_failures : int
+        How often a server failed on it.
     last_url : str or None
         The endpoint that lost it last.
+    queued : bool
+        Whether it waits to be sent.
     delivered : bool
         Whether a response is there; attempts that end later change nothing.
     over : bool
@@ -56,12 +62,16 @@ class RequestSlice:
     start: int
     stop: int
     nbytes: int
-    order: int = 0
+    order: tuple[int, int] = (0, 0)
     queued_at: float = 0.0
     begun_at: float = 0.0
     retries: int = 0
+    losses: int = 0
+    retry_at: float = 0.0
+    inference_failures: int = 0
     first_failed_at: float | None = None
     last_url: str | None = None
+    queued: bool = False
     delivered: bool = False
     over: bool = False
     attempts: list[Attempt] = field(default_factory=list)
@@ -70,6 +80,22 @@ class RequestSlice:
     def rows(self) -> int:
         """How many rows it has."""
         return self.stop - self.start
+
+    def halves(self) -> tuple[RequestSlice, RequestSlice]:
+        """Return its rows as two slices that stand where it stood."""
+        middle = (self.start + self.stop) // 2
+        nbytes = self.nbytes * (middle - self.start) // self.rows
+        order, _ = self.order
+        return (
+            replace(self, stop=middle, nbytes=nbytes, order=(order, self.start), attempts=[]),
+            replace(
+                self,
+                start=middle,
+                nbytes=self.nbytes - nbytes,
+                order=(order, middle),
+                attempts=[],
+            ),
+        )
 
     @property
     def key(self) -> ModelKey:

@@ -16,7 +16,7 @@ from sonic_coffea.errors import CancelledError, RequestError, ServerLostError, S
 from sonic_coffea.pool._events import Answered, Failed, Unsendable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._events import Event
@@ -63,33 +63,32 @@ class Transmission:
 class Sender:
     """The connections to an endpoint, and the thread that sends requests over them.
 
-    Parameters
-    ----------
-    connections : sequence of Connection
-        One, or several for a balancer that leads each of them to another server.
-    post : callable
-        Takes the events: what became of the requests.
+    There are several connections for a balancer that leads each of them to another server.
     """
 
-    def __init__(self, connections: Sequence[Connection], post: Callable[[Event], None]) -> None:
-        self.connections = connections
+    def __init__(
+        self, connect: Callable[[], Connection], channels: int, post: Callable[[Event], None]
+    ) -> None:
+        self.connections = [connect() for _ in range(channels)]
+        self._connect = connect
         self._post = post
         self._inbox: SimpleQueue[tuple[Call, Transmission] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def send(self, call: Call, transmission: Transmission) -> None:
-        """Have an attempt be packed and sent.
-
-        Raises
-        ------
-        RuntimeError
-            If the system has no more threads.
-        """
+        """Have an attempt be packed and sent; a RuntimeError if the system has no more threads."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="sonic-send", daemon=True)
             thread.start()
             self._thread = thread
         self._inbox.put((call, transmission))
+
+    def renew(self, channel: int) -> Connection | None:
+        """Make a connection anew, and return the old one, which is to be closed."""
+        if channel >= len(self.connections):  # that one was never used
+            return None
+        old, self.connections[channel] = self.connections[channel], self._connect()
+        return old
 
     def close(self) -> None:
         """Send nothing more, and close the connections; this may block."""
@@ -140,6 +139,8 @@ class Sender:
                 times = transmission.packing_at, transmission.sent_at
                 self._post(Answered(attempt, outcome, *times, time.monotonic()))
 
+        if attempt.channel == len(self.connections):
+            self.connections.append(self._connect())
         return self.connections[attempt.channel].infer(
             call.contract,
             inputs,

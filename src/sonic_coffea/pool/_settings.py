@@ -12,7 +12,7 @@ from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.pool._options import OPTIONS
-from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls
+from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, TokenFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +150,9 @@ class Settings:
         """
         token_file = options.pop("token_file", None)
         if token_file is not None:
+            if not isinstance(token_file, (str, Path)) or not str(token_file):
+                got = type(token_file).__name__
+                raise ConfigError(f"token_file: expected a path, got {got}")
             options["token"] = Path(token_file).expanduser()
         if isinstance(servers, Path):
             options["servers_file"] = str(servers.expanduser().absolute())
@@ -169,6 +172,7 @@ class Settings:
         own |= {group: _GROUPS[group](**values) for group, values in groups.items()}
         settings = cls(servers=urls, **own)
         settings._check_tls()
+        settings.connection_options()
         return settings
 
     def _check_tls(self) -> None:
@@ -244,20 +248,7 @@ class Settings:
 
     def connection_options(self) -> ConnectionOptions:
         """Return what the transport needs to know."""
-        token = self.token
-        if isinstance(token, Path):
-            path = token
-
-            def token() -> str:
-                try:
-                    return path.read_text(encoding="utf-8").strip()
-                except OSError as error:
-                    reason = error.strerror
-                except UnicodeDecodeError:
-                    # Its own words quote the token.
-                    reason = "expected text, got bytes that are not UTF-8"
-                raise ConfigError(f"cannot read the token file {str(path)!r}: {reason}")
-
+        token = TokenFile(self.token) if isinstance(self.token, Path) else self.token
         return ConnectionOptions(
             token=token,
             headers=self.headers,

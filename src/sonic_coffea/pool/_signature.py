@@ -25,23 +25,22 @@ VALID_S = 5.0
 
 
 class Signatures:
-    """What an endpoint has said of its models: valid, rejected, or not known yet."""
+    """What an endpoint has said of its models: valid, rejected, or not known yet.
 
-    __slots__ = ("_rejected", "_valid", "_validating")
+    Attributes
+    ----------
+    valid : dict
+        When the endpoint was last known to have each model that it has.
+    validating : dict
+        What is expected of each model that it is being asked for, and since when it is.
+    """
+
+    __slots__ = ("_rejected", "valid", "validating")
 
     def __init__(self) -> None:
-        self._valid: dict[ModelKey, float] = {}
+        self.valid: dict[ModelKey, float] = {}
         self._rejected: dict[ModelKey, tuple[float, SonicError]] = {}
-        self._validating: dict[ModelKey, Contract | None] = {}
-
-    @property
-    def models(self) -> list[ModelKey]:
-        """The models that the endpoint is known to have."""
-        return list(self._valid)
-
-    def valid(self, key: ModelKey) -> bool:
-        """Whether the endpoint has the model that is meant."""
-        return key in self._valid
+        self.validating: dict[ModelKey, tuple[Contract | None, float]] = {}
 
     def rejection(self, key: ModelKey, now: float) -> SonicError | None:
         """Return why the endpoint cannot serve a model, if that was found lately."""
@@ -50,36 +49,24 @@ class Signatures:
 
     def due(self, key: ModelKey, now: float) -> bool:
         """Whether the endpoint has to be asked for a model."""
-        known = key in self._valid or key in self._validating
+        known = key in self.valid or key in self.validating
         return not known and self.rejection(key, now) is None
-
-    def validating(self, key: ModelKey) -> bool:
-        """Whether the endpoint is being asked for a model."""
-        return key in self._validating
-
-    def begin(self, key: ModelKey, expected: Contract | None) -> None:
-        """Take note that the endpoint is asked for a model, and what waits for it expects."""
-        self._validating[key] = expected
-
-    def end(self, key: ModelKey) -> Contract | None:
-        """Take note that it has said so, and return what was expected."""
-        return self._validating.pop(key, None)
 
     def accept(self, key: ModelKey, now: float) -> None:
         """Take note that the endpoint has the model."""
         self._rejected.pop(key, None)
-        self._valid[key] = now
+        self.valid[key] = now
 
     def reject(self, key: ModelKey, error: SonicError, now: float) -> None:
         """Take note that the endpoint does not have the model, or another one of this name."""
-        self._valid.pop(key, None)
+        self.valid.pop(key, None)
         self._rejected[key] = now + REJECTED_S, error
 
     def doubt(self, now: float, *, all_of_them: bool) -> None:
         """Have models validated again, as the endpoint failed: it may come back as another one."""
-        for key, at in list(self._valid.items()):
+        for key, at in list(self.valid.items()):
             if all_of_them or now - at > VALID_S:
-                del self._valid[key]
+                del self.valid[key]
 
 
 def serves(actual: Contract, expected: Contract) -> bool:

@@ -20,16 +20,7 @@ INTERVAL_S = 1.0
 class ServersFile:
     """Watches a file of servers on a thread of its own: a file system may hang.
 
-    Parameters
-    ----------
-    path : str
-        The file.
-    servers : sequence of str
-        What it held when it was read first.
-    changed : callable
-        Takes the new servers; what it raises leaves them as they are.
-    closing : threading.Event
-        Ends the thread.
+    `changed` takes the new servers, and what it raises leaves them as they are.
     """
 
     def __init__(

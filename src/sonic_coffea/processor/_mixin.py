@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -36,22 +35,6 @@ class Scores(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         raise FieldError(f"acquire sent nothing to a model {name!r}; {nearest(name, self)}")
-
-
-@dataclass(slots=True)
-class _Block:
-    """Events whose scores are requested, and the processor that works on them."""
-
-    owner: SonicProcessor
-    events: Any
-    pending: dict[str, Pending]
-    scores: Scores
-    first: bool
-
-    def cancel(self) -> None:
-        """Cancel the requests that are not answered yet."""
-        for pending in self.pending.values():
-            pending.cancel()
 
 
 class SonicProcessor(Carrier):
@@ -120,59 +103,57 @@ class SonicProcessor(Carrier):
 
     def process(self, events: Any) -> Any:
         """Score a chunk: coffea calls this."""
-        started: deque[_Block] = deque()
+        started: deque[Generator[Any]] = deque()
         outputs: list[Any] = []
         try:
-            for owner, block_events in _blocks(self, events):
-                first = not started and not outputs
-                started.append(SonicProcessor._start(owner, block_events, first=first))
+            for number, (owner, block) in enumerate(_blocks(self, events)):
+                started.append(SonicProcessor._score(owner, block, chunks=int(number == 0)))
+                next(started[-1])
                 if len(started) > 1:
-                    block = started.popleft()
-                    outputs.append(SonicProcessor._finish(block.owner, block))
-            outputs += [SonicProcessor._finish(block.owner, block) for block in started]
+                    outputs.append(next(started.popleft()))
+            outputs += [next(scoring) for scoring in started]
         finally:
-            for block in started:
-                block.cancel()
+            for scoring in started:
+                scoring.close()
         if len(outputs) == 1:
             return outputs[0]
         from coffea.processor import accumulate
 
         return accumulate(outputs)
 
-    def _start(self, events: Any, *, first: bool) -> _Block:
-        """Send a block's requests, and do the work that needs no scores."""
-        block = _Block(self, events, {}, Scores(), first)
+    def _produce(self, events: Any, scores: Scores) -> Any:
+        return self.produce(events, scores)
+
+    def _score(self, events: Any, *, chunks: int) -> Generator[Any]:
+        """Send a block's requests and do the work that needs no scores, then yield its output.
+
+        Yields None in between. Closed, or on an error, it cancels what is not answered yet.
+        """
+        pending: dict[str, Pending] = {}
+        scores = Scores()
         try:
             with _nearest_fields_named():
                 sent = self.acquire(events)
             _check(self, sent)
             for name, objects in sent.items():
-                block.pending[name] = self.models[name].submit(objects, on_error=self.on_error)
+                model = self.models[name]
+                pending[name] = model.submit(objects, on_error=self.on_error)
             with _nearest_fields_named():
-                block.scores.overlap = self.overlap(events)
-        except BaseException:
-            block.cancel()
-            raise
-        return block
-
-    def _finish(self, block: _Block) -> Any:
-        """Wait for a block's scores, and produce its output."""
-        try:
-            for name, pending in block.pending.items():
-                block.scores[name] = pending.result()
+                scores.overlap = self.overlap(events)
+            yield None
+            for name, one in pending.items():
+                scores[name] = one.result()
             with _nearest_fields_named():
-                output = self._produce(block.events, block.scores)
+                output = self._produce(events, scores)
         finally:
-            block.cancel()
-        if type(output) is not dict or _has_no_data(block.events):
-            return output
-        statistics = Statistics(chunks=int(block.first), events=len(block.events))
-        for pending in block.pending.values():
-            statistics += pending.statistics
-        return {**output, STATISTICS_KEY: statistics.to_plain()}
-
-    def _produce(self, events: Any, scores: Scores) -> Any:
-        return self.produce(events, scores)
+            for one in pending.values():
+                one.cancel()
+        if type(output) is dict and not _has_no_data(events):
+            statistics = Statistics(chunks=chunks, events=len(events))
+            for one in pending.values():
+                statistics += one.statistics
+            output = {**output, STATISTICS_KEY: statistics.to_plain()}
+        yield output
 
 
 def _blocks(processor: SonicProcessor, events: Any) -> Iterator[tuple[SonicProcessor, Any]]:
@@ -228,7 +209,6 @@ def _nearest_fields_named() -> Iterator[None]:
         # awkward names the missing field, not the others.
         if not isinstance(error.obj, ak.Array) or not error.name:
             raise
-        missing = f"there is no field {error.name!r}; {nearest(error.name, error.obj.fields)}"
-    else:
-        return
-    raise FieldError(missing)
+        raise FieldError(
+            f"there is no field {error.name!r}; {nearest(error.name, error.obj.fields)}"
+        ) from None

@@ -23,15 +23,7 @@ _NETWORK = 2.0
 def advise(
     statistics: Statistics, timings: Mapping[tuple[str, str], ModelStatistics]
 ) -> Iterator[str]:
-    """Say what is bad about a run, and what would help.
-
-    Parameters
-    ----------
-    statistics : Statistics
-        The clients' numbers.
-    timings : mapping
-        The servers' own, by server and model, where they are known.
-    """
+    """Say what is bad about a run, by its clients and its servers, and what would help."""
     s, total = statistics, statistics.total()
     if s.masked:
         yield (
@@ -46,8 +38,10 @@ def advise(
         )
     there = s.truncated + s.elements
     if there and s.truncated / there > _MUCH_TRUNCATED:
-        share = f"{s.truncated / there:.0%}"
-        yield f"{share} of the constituents are truncated: a longer length keeps them"
+        yield (
+            f"{s.truncated / there:.0%} of the constituents are truncated: a longer length keeps "
+            "them"
+        )
     if total.requests and total.retries / total.requests > _MANY_RETRIES:
         yield (
             f"{total.retries / total.requests:.0%} of the requests were sent again: servers are "

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from sonic_coffea.transport import ModelStatistics
 
 
+@dataclass(eq=False, repr=False)
 class Report:
     """The requests of a run; shows as a table in a terminal and in a notebook.
 
@@ -37,16 +37,10 @@ class Report:
         The servers' own account, by server and model, over all of their clients; where it is known.
     """
 
-    def __init__(
-        self,
-        statistics: Statistics,
-        *,
-        wall_s: float | None = None,
-        timings: Mapping[tuple[str, str], ModelStatistics] = MappingProxyType({}),
-    ) -> None:
-        self.statistics = statistics
-        self.wall_s = wall_s
-        self.timings = timings
+    statistics: Statistics
+    _: KW_ONLY
+    wall_s: float | None = None
+    timings: Mapping[tuple[str, str], ModelStatistics] = field(default_factory=dict)
 
     @property
     def advice(self) -> list[str]:
@@ -59,8 +53,8 @@ class Report:
             {"server": server, "model": model, **asdict(timings)}
             for (server, model), timings in self.timings.items()
         ]
-        of_run = {"wall_s": self.wall_s, "servers": servers, "advice": self.advice}
-        return {**self.statistics.to_dict(), **of_run}
+        numbers = self.statistics.to_dict()
+        return {**numbers, "wall_s": self.wall_s, "servers": servers, "advice": self.advice}
 
     def plot(self) -> Figure:
         """Draw where the time of requests went, how long they took, and when they were in flight.
@@ -95,13 +89,14 @@ class Report:
 
         figure = io.StringIO()
         self.plot().savefig(figure, format="svg")
-        drawing = figure.getvalue().partition("<svg")
+        drawing = figure.getvalue()
+        drawing = drawing[drawing.index("<svg") :]
         return (
             '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Scoring</title>'
             "<style>body{font-family:sans-serif;margin:2em;max-width:70em}"
             "table{border-collapse:collapse;margin-bottom:1em}tr{border-bottom:1px solid #ddd}"
             "svg{max-width:100%;height:auto}</style></head>"
-            f"<body>{self._repr_html_()}{drawing[1]}{drawing[2]}</body></html>\n"
+            f"<body>{self._repr_html_()}{drawing}</body></html>\n"
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -109,8 +104,10 @@ class Report:
 
         del console, options
         header, rows = self._server_rows()
-        yield _rich_table("Scoring", self._summary_rows())
-        yield _rich_table(_SERVERS_TITLE, rows, header, section=len(_STAGES))
+        yield _rich_table("Scoring", ["", ""], self._summary_rows())
+        servers = _rich_table(_SERVERS_TITLE, header, rows)
+        servers.rows[len(_STAGES) - 1].end_section = True
+        yield servers
         for advice in self.advice:
             yield Text(f"• {advice}", style="yellow")
 
@@ -146,7 +143,7 @@ class Report:
 
     def _server_rows(self) -> tuple[list[str], list[list[str]]]:
         """Return a header and rows: a column for each model and server, after the labels."""
-        served = sorted(self.statistics.tallies.items())
+        served = sorted(self.statistics)
         header = ["", *(f"{model} v{version}\n{server}" for (server, model, version), _ in served)]
         rows = [[label, *(value(tally) for _, tally in served)] for label, value in _STAGES]
         accounts = [self.timings.get((server, model)) for (server, model, _), _ in served]
@@ -178,9 +175,8 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     statistics = _statistics_of(source)
     if statistics is not None:
         asked = source if pool is None else pool
-        of_versions = asked.timings() if hasattr(asked, "timings") else {}
         timings: dict[tuple[str, str], ModelStatistics] = {}
-        for (server, (model, _)), of_version in of_versions.items():
+        for (server, (model, _)), of_version in getattr(asked, "timings", dict)().items():
             before = timings.get((server, model))
             timings[server, model] = of_version if before is None else before + of_version
         return Report(statistics, wall_s=wall_s, timings=timings)
@@ -204,21 +200,15 @@ def _statistics_of(source: Any) -> Statistics | None:
     return statistics.copy() if isinstance(statistics, Statistics) else None
 
 
-def _rich_table(
-    title: str,
-    rows: Sequence[Sequence[str]],
-    header: Sequence[str] = ("", ""),
-    *,
-    section: int = 0,
-) -> Table:
+def _rich_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     from rich.table import Table
 
     table = Table(title=title, show_header=any(header), title_justify="left")
     table.add_column(style="bold")
     for name in header[1:]:
         table.add_column(name, justify="right", overflow="fold")
-    for number, row in enumerate(rows, 1):
-        table.add_row(*row, end_section=number == section)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -23,31 +23,22 @@ def table(
     notes: Iterable[str] = (),
     numbers: bool = False,
 ) -> str:
-    """Return a table as HTML; everything in it is escaped.
+    """Return a table as HTML, with sentences below; everything in it is escaped.
 
-    Parameters
-    ----------
-    title : str
-        Stands above it.
-    rows : iterable of sequences
-        What stands in the cells.
-    header : sequence of str
-        Names of the columns.
-    notes : iterable of str
-        Sentences below.
-    numbers : bool
-        Whether all but the first column hold numbers, which are aligned.
+    With `numbers`, all but the first column hold numbers, which are aligned.
     """
 
     def line(tag: str, row: Sequence[Any]) -> str:
-        styles = [_LEFT, *([_RIGHT if numbers else _LEFT] * (len(row) - 1))]
-        cells = zip(styles, row, strict=True)
-        return f"<tr>{''.join(f'<{tag} {s}>{escape(str(cell))}</{tag}>' for s, cell in cells)}</tr>"
+        cells = "".join(
+            f"<{tag} {_RIGHT if numbers and place else _LEFT}>{escape(str(cell))}</{tag}>"
+            for place, cell in enumerate(row)
+        )
+        return f"<tr>{cells}</tr>"
 
-    lines = [f"<table><caption {_LEFT}><b>{escape(title)}</b></caption>"]
-    lines += [line("th", header)] if header else []
-    lines += [line("td", row) for row in rows]
-    return "".join([*lines, "</table>", notes_below(notes)])
+    head = line("th", header) if header else ""
+    body = "".join(line("td", row) for row in rows)
+    caption = f"<caption {_LEFT}><b>{escape(title)}</b></caption>"
+    return f"<table>{caption}{head}{body}</table>{notes_below(notes)}"
 
 
 def notes_below(sentences: Iterable[str]) -> str:

@@ -29,10 +29,6 @@ _MAX_SPANS = 500
 _SPAN = np.dtype([("begun", "<f8"), ("seconds", "<f8"), ("share", "<f4"), ("rows", "<u4")])
 
 
-def _no_latencies() -> NDArray[np.int64]:
-    return np.zeros(len(LATENCY_EDGES_S) + 1, np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """When a request was in flight.
@@ -89,7 +85,9 @@ class Tally:
     wait_s: float = 0.0
     trip_s: float = 0.0
     unpack_s: float = 0.0
-    latencies: NDArray[np.int64] = field(default_factory=_no_latencies, repr=False)
+    latencies: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(len(LATENCY_EDGES_S) + 1, np.int64), repr=False
+    )
 
     def __iadd__(self, other: Tally) -> Tally:
         for name in _SUMS:
@@ -117,12 +115,12 @@ class Tally:
 
     def to_dict(self) -> dict[str, float | None]:
         """Return plain numbers; quantiles of no round trips are None, as JSON has no NaN."""
-        answered = bool(self.latencies.any())
-        numbers: dict[str, float | None] = {name: getattr(self, name) for name in _SUMS}
-        for quantile in (0.5, 0.9, 0.99):
-            name = f"latency_p{quantile * 100:.0f}_s"
-            numbers[name] = self.latency_s(quantile) if answered else None
-        return numbers
+        answered = self.latencies.any()
+        quantiles = {
+            f"latency_p{percent}_s": self.latency_s(percent / 100) if answered else None
+            for percent in (50, 90, 99)
+        }
+        return {**{name: getattr(self, name) for name in _SUMS}, **quantiles}
 
 
 _SUMS = [f.name for f in fields(Tally) if f.name != "latencies"]
@@ -179,14 +177,14 @@ class Statistics:
     ) -> None:
         """Add to the tally of a model on a server, and keep when the request was in flight."""
         with self._lock:
-            self._add(server, model, version, tally)
+            self._add((server, model, version), tally)
             if span is not None and span.lot < self.spans_share:
                 self.spans.append(span)
                 if len(self.spans) > _MAX_SPANS:
                     self.spans, self.spans_share = _sample(self.spans, self.spans_share)
 
-    def _add(self, server: str, model: str, version: str, tally: Tally) -> None:
-        known = self.tallies.setdefault((server, model, version), Tally())
+    def _add(self, key: TallyKey, tally: Tally) -> None:
+        known = self.tallies.setdefault(key, Tally())
         known += tally
 
     def __iter__(self) -> Iterator[tuple[TallyKey, Tally]]:
@@ -220,7 +218,7 @@ class Statistics:
             if other.spans or share < self.spans_share:
                 self.spans, self.spans_share = _sample((*self.spans, *other.spans), share)
             for key, tally in other:
-                self._add(*key, tally)
+                self._add(key, tally)
         return self
 
     def __add__(self, other: Statistics) -> Statistics:
@@ -249,18 +247,14 @@ class Statistics:
             models = spans.setdefault(span.worker, {}).setdefault(span.server, {})
             record = np.array((span.begun, span.seconds, share, span.rows), _SPAN)
             models[span.model] = models.get(span.model, b"") + record.tobytes()
-        return {
-            **{name: getattr(now, name) for name in _COUNTS},
-            "served": served,
-            "spans": spans,
-        }
+        return {**{name: getattr(now, name) for name in _COUNTS}, "served": served, "spans": spans}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Statistics:
         """Return the inverse of `to_plain`, or of a sum of such dicts."""
         statistics = cls(**{name: plain.get(name, 0) for name in _COUNTS})
         for server, model, version, numbers in _leaves(plain["served"]):
-            statistics._add(server, model, version, Tally(**numbers))
+            statistics._add((server, model, version), Tally(**numbers))
         spans, shares = [], [1.0]
         for worker, server, model, packed in _leaves(plain["spans"]):
             for begun, seconds, share, rows in np.frombuffer(packed, _SPAN).tolist():
@@ -295,10 +289,9 @@ def _sample(
     return (drawn, share) if len(drawn) <= most else _sample(drawn, share / 2, most)
 
 
-def _leaves(tree: Mapping[str, Any], *above: str) -> Iterator[Any]:
+def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Any]]:
     """Yield the leaves of three levels, each after its keys."""
-    for key, below in tree.items():
-        if len(above) == 2:
-            yield *above, key, below
-        else:
-            yield from _leaves(below, *above, key)
+    for first, seconds in tree.items():
+        for second, thirds in seconds.items():
+            for third, leaf in thirds.items():
+                yield first, second, third, leaf

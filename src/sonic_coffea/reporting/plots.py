@@ -48,9 +48,8 @@ def draw_curve(curve: Any) -> Figure:
     line = f"{curve.launch_s * 1e3:.3g} ms and {curve.row_s * 1e6:.3g} µs a row"
     times.loglog(rows, seconds * 1e3, "o", label="one at a time")
     times.loglog(rows, (curve.launch_s + curve.row_s * rows) * 1e3, "-", color="gray", label=line)
-    times.set(
-        xlabel="rows of a request", ylabel="time (ms)", title=f"{curve.model} v{curve.version}"
-    )
+    title = f"{curve.model} v{curve.version}"
+    times.set(xlabel="rows of a request", ylabel="time (ms)", title=title)
     rates.loglog(rows, rows / seconds, "o-", label="one at a time")
     saturated = f"{curve.in_flight} at a time: {curve.rows_per_s:,.0f}"
     rates.axhline(curve.rows_per_s, color="C1", label=saturated)
@@ -71,11 +70,8 @@ def draw_plans(plans: Sequence[Any]) -> Figure:
     rates.plot(servers, [plan.events_per_s for plan in plans], color="gray", lw=4, alpha=0.4)
     waits = [(plan.servers, plan.request_s * 1e3) for plan in plans if plan.request_s is not None]
     times.plot(*zip(*waits, strict=True), "ko-")
-    rates.set(
-        xlabel="servers",
-        ylabel="events/s",
-        ylim=(0, 1.5 * max(plan.events_per_s for plan in plans)),
-    )
+    top = 1.5 * max(plan.events_per_s for plan in plans)
+    rates.set(xlabel="servers", ylabel="events/s", ylim=(0, top))
     times.set(xlabel="servers", ylabel="mean time of a request (ms)", xlim=rates.get_xlim(), ylim=0)
     rates.legend()
     return figure
@@ -110,7 +106,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _time(axes: Any, statistics: Statistics) -> None:
-    served = sorted(statistics.tallies.items())
+    served = sorted(statistics)
     names = [f"{model} v{version}\n{server}" for (server, model, version), _ in served]
     left = np.zeros(len(served))
     for (stage, label), color in zip(_STAGES.items(), _COLORS, strict=True):
@@ -125,15 +121,14 @@ def _time(axes: Any, statistics: Statistics) -> None:
 
 def _latency(axes: Any, statistics: Statistics) -> None:
     edges = 1e3 * LATENCY_EDGES_S
-    for (_, model, version), tally in sorted(statistics.tallies.items()):
+    for (_, model, version), tally in sorted(statistics):
         axes.stairs(tally.latencies[1:-1], edges, label=f"{model} v{version}")
     axes.set_xscale("log")
     there = np.flatnonzero(statistics.total().latencies[1:-1])
     if len(there):
         axes.set_xlim(edges[max(there[0] - 2, 0)], edges[min(there[-1] + 3, len(edges) - 1)])
         axes.legend(fontsize="x-small")
-    axes.set_xlabel("round trip [ms]")
-    axes.set_ylabel("requests")
+    axes.set(xlabel="round trip [ms]", ylabel="requests")
 
 
 def _timeline(axes: Any, statistics: Statistics) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sonic_coffea.reuse._cache import ScoreCache
-from sonic_coffea.reuse._part import Part, Reuse
+from sonic_coffea.reuse._part import Part
 from sonic_coffea.reuse._variations import Variations
 
-__all__ = ["Part", "Reuse", "ScoreCache", "Variations"]
+__all__ = ["Part", "ScoreCache", "Variations"]

@@ -10,7 +10,7 @@ import sqlite3
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -61,9 +61,7 @@ class ScoreCache:
     def get(self, keys: Sequence[bytes]) -> dict[bytes, dict[str, NDArray[Any]]]:
         """Return the scores that there are, by key: of each output, those of one row."""
         hits: dict[bytes, dict[str, NDArray[Any]]] = {}
-        with self._open() as database:
-            if database is None:
-                return hits
+        with self._failures_logged(), self._open() as database:
             now, broken, old = int(time.time()), [], []
             for start in range(0, len(keys), _AT_A_TIME):
                 some = keys[start : start + _AT_A_TIME]
@@ -89,67 +87,41 @@ class ScoreCache:
     def put(self, keys: Sequence[bytes], outputs: Mapping[str, NDArray[Any]]) -> None:
         """Keep the scores of some rows: ``outputs`` has one element for each key."""
         now = int(time.time())
-        with self._open() as database:
-            if database is None:
-                return
-            database.executemany(
-                "INSERT OR REPLACE INTO scores VALUES (?, ?, ?)",
-                [
-                    (key, scores, now)
-                    for key, scores in zip(keys, _encode(keys, outputs), strict=True)
-                ],
-            )
+        rows = [(key, scores, now) for key, scores in _encode(keys, outputs)]
+        with self._failures_logged(), self._open() as database:
+            database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows)
             self._shrink(database)
 
-    def __len__(self) -> int:
-        count = 0
-        with self._open() as database:
-            if database is not None:
-                (count,) = database.execute("SELECT count(*) FROM scores").fetchone()
-        return count
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._open() as database:
-            if database is not None:
-                database.execute("DELETE FROM scores")
-
     @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection | None]:
-        """Yield the database in a transaction, or None where it cannot be had."""
+    def _failures_logged(self) -> Iterator[None]:
+        """Go on without the file where it cannot be used; put it aside if it is broken."""
         try:
-            database = self._connect()
+            yield
         except (sqlite3.OperationalError, OSError) as error:
             logger.warning("scores are neither taken from %s nor kept: %s", self.path, error)
-            yield None
-            return
         except sqlite3.DatabaseError as error:
-            self._put_aside(error)
-            yield None
-            return
-        try:
-            with database:
-                yield database
-        except sqlite3.OperationalError as error:
-            logger.warning("%s is left as it is: %s", self.path, error)
-        except sqlite3.DatabaseError as error:
-            self._put_aside(error)
-        finally:
-            database.close()
+            aside = self.path.with_name(f"{self.path.name}.broken")
+            logger.warning("%s is broken (%s) and put aside as %s", self.path, error, aside.name)
+            with contextlib.suppress(OSError):
+                self.path.replace(aside)
+                for suffix in ("-wal", "-shm"):
+                    self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
-    def _connect(self) -> sqlite3.Connection:
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """Yield the database in a transaction."""
         if not self.path.exists():
             self._make()
-        database = sqlite3.connect(self.path, timeout=_WAIT_S)
-        try:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=_WAIT_S)) as database:
             (mark,) = database.execute("PRAGMA application_id").fetchone()
             (form,) = database.execute("PRAGMA user_version").fetchone()
             if (mark, form) != (_APPLICATION, _FORM):
-                self._refuse()
-        except BaseException:
-            database.close()
-            raise
-        return database
+                raise ConfigError(
+                    f"expected a file of scores, or none, at {self.path}, got another database; "
+                    "name another path as cache"
+                )
+            with database:
+                yield database
 
     def _make(self) -> None:
         """Make the file, whole, unless another process is first."""
@@ -158,29 +130,21 @@ class ScoreCache:
         file, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}-")
         os.close(file)
         try:
-            database = sqlite3.connect(name)
-            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            database.execute("PRAGMA journal_mode = WAL")
-            with database:
-                database.execute(
+            with contextlib.closing(sqlite3.connect(name)) as database:
+                database.executescript(
+                    "PRAGMA auto_vacuum = INCREMENTAL;"
+                    "PRAGMA journal_mode = WAL;"
                     "CREATE TABLE scores "
                     "(key BLOB PRIMARY KEY, scores BLOB NOT NULL, used INTEGER NOT NULL) "
-                    "WITHOUT ROWID"
+                    "WITHOUT ROWID;"
+                    "CREATE INDEX by_use ON scores (used);"
+                    f"PRAGMA application_id = {_APPLICATION};"
+                    f"PRAGMA user_version = {_FORM};"
                 )
-                database.execute("CREATE INDEX by_use ON scores (used)")
-                database.execute(f"PRAGMA application_id = {_APPLICATION}")
-                database.execute(f"PRAGMA user_version = {_FORM}")
-            database.close()
             with contextlib.suppress(FileExistsError):
                 os.link(name, self.path)
         finally:
             Path(name).unlink()
-
-    def _refuse(self) -> NoReturn:
-        raise ConfigError(
-            f"expected a file of scores, or none, at {self.path}, got another database; name "
-            "another path as cache"
-        )
 
     def _shrink(self, database: sqlite3.Connection) -> None:
         (size,) = database.execute("PRAGMA page_size").fetchone()
@@ -196,23 +160,17 @@ class ScoreCache:
         )
         database.execute("PRAGMA incremental_vacuum").fetchall()
 
-    def _put_aside(self, error: sqlite3.DatabaseError) -> None:
-        aside = self.path.with_name(f"{self.path.name}.broken")
-        logger.warning("%s is broken (%s) and put aside as %s", self.path, error, aside.name)
-        with contextlib.suppress(OSError):
-            self.path.replace(aside)
-            for suffix in ("-wal", "-shm"):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
-
-def _encode(keys: Sequence[bytes], outputs: Mapping[str, NDArray[Any]]) -> Iterator[bytes]:
-    """Yield the scores of each row: a check, what they are, and their bytes."""
+def _encode(
+    keys: Sequence[bytes], outputs: Mapping[str, NDArray[Any]]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each row's key and scores: a check, what they are, and their bytes."""
     about = {name: [array.dtype.str, array.shape[1:]] for name, array in outputs.items()}
     head = json.dumps(about).encode() + b"\n"
     rows = [np.ascontiguousarray(array).reshape(len(keys), -1) for array in outputs.values()]
     for number, key in enumerate(keys):
         body = head + b"".join(row[number].tobytes() for row in rows)
-        yield xxhash.xxh3_64_digest(key + body) + body
+        yield key, xxhash.xxh3_64_digest(key + body) + body
 
 
 def _decode(key: bytes, scores: bytes) -> dict[str, NDArray[Any]] | None:

@@ -70,12 +70,8 @@ class Duplicates:
         self._members = np.fromiter(keys, np.int64, len(keys))[order]
         self._sent_for = sent_for[order]
 
-    def members(self, rows: Int64) -> Int64:
-        """Return all rows that are equal to some that are sent, these included."""
-        return self.expand(rows)[0]
-
     def expand(self, rows: Int64) -> tuple[Int64, Int64]:
-        """Return the `members` of rows, and the place in `rows` of what is sent for each."""
+        """Return all rows that are equal to `rows`, and the place in `rows` of each one's equal."""
         start = np.searchsorted(self._sent_for, rows, "left")
         counts = np.searchsorted(self._sent_for, rows, "right") - start
         places = np.repeat(np.arange(len(rows)), counts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from typing import Any
 
 Fault = Callable[[Any, Any], None]
@@ -46,3 +48,22 @@ class Wrong:
     def without_data(answer: Any) -> None:
         """Leave all data out."""
         del answer.raw_output_contents[:]
+
+
+class FaultPlan:
+    """Which of the next requests have which fault."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._planned: list[Iterator[Fault | None]] = []
+
+    def add(self, fault: Fault, times: int, every: int) -> None:
+        """Give a fault to every n-th of the next requests, until `times` have had it."""
+        turns = (*repeat(None, every - 1), fault)
+        with self._lock:
+            self._planned.append(chain.from_iterable(repeat(turns, times)))
+
+    def next(self) -> Fault | None:
+        """Return the fault of the request that has just come, the oldest that is due."""
+        with self._lock:
+            return next(filter(None, (next(turns, None) for turns in self._planned)), None)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.server.in_process import EXTENSIONS, KServeServer, Received
-from sonic_coffea.testing._faults import status
+from sonic_coffea.testing._faults import FaultPlan, status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sonic_coffea.server.in_process import KServeModel
     from sonic_coffea.testing._faults import Fault
@@ -66,8 +65,7 @@ class FakeServer(KServeServer):
         )
         self.requests: list[Received] = []
         self.calls: list[tuple[str, dict[str, str]]] = []
-        self._planning = threading.Lock()
-        self._faults: list[Iterator[Fault | None]] = []
+        self._faults = FaultPlan()
         self._open = threading.Event()
         self._open.set()
         self._unloaded: set[str] = set()
@@ -88,9 +86,7 @@ class FakeServer(KServeServer):
         every : int
             Only every n-th of the next requests has it; the others are answered.
         """
-        turns = (*repeat(None, every - 1), fault)
-        with self._planning:
-            self._faults.append(chain.from_iterable(repeat(turns, times)))
+        self._faults.add(fault, times, every)
 
     def fail(self, code: Any, details: str = "", *, times: int = 1, every: int = 1) -> None:
         """Have inference requests fail.
@@ -163,8 +159,7 @@ class FakeServer(KServeServer):
     def receive(self, request: Received) -> Fault | None:
         """Keep the request; wait while answers are held; return what goes wrong with it."""
         self.requests.append(request)
-        with self._planning:  # the oldest fault that is due; the others take no notice
-            fault = next(filter(None, (next(turns, None) for turns in self._faults)), None)
+        fault = self._faults.next()
         self._open.wait()
         return fault
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sonic_coffea.pool import Settings
-    from sonic_coffea.tools._requests import Tensors
-    from sonic_coffea.transport import Connection, Contract
+    from sonic_coffea.transport import Response
 
 _MOST_ROWS = 16_384
 _MOST_BYTES = 32_000_000
@@ -136,7 +137,7 @@ def measure(
     """
     tell = progress or (lambda _: None)
     connection = connect_transport(settings.servers[0], options=settings.connection_options())
-    try:
+    with contextlib.closing(connection):
         contract = connection.contract(model, version)
         row = zeros(contract, 1, length)
         sent_bytes = sum(tensor.nbytes for tensor in row.values())
@@ -148,7 +149,7 @@ def measure(
         for rows in sizes:
             tell(f"requests of {rows} rows")
             tensors = zeros(contract, rows, length)
-            times.append(_median(connection, contract, version, tensors, seconds))
+            times.append(_median(partial(ask, connection, contract, version, tensors), seconds))
         best, best_in_flight, in_flight = 0.0, 1, 1
         while in_flight <= settings.limits.max_in_flight:
             tell(f"{in_flight} requests of {most} rows at a time")
@@ -161,8 +162,6 @@ def measure(
             if rate < best * _GAIN:
                 break
             best, best_in_flight, in_flight = rate, in_flight, in_flight * 2
-    finally:
-        connection.close()
     return Curve(
         model=model,
         version=contract.version,
@@ -176,15 +175,9 @@ def measure(
     )
 
 
-def _median(
-    connection: Connection,
-    contract: Contract,
-    version: str | None,
-    tensors: Tensors,
-    seconds: float,
-) -> float:
+def _median(request: Callable[[], tuple[Response, float]], seconds: float) -> float:
     times: list[float] = []
     until = time.monotonic() + seconds
     while len(times) < 5 or (time.monotonic() < until and len(times) < 200):
-        times.append(ask(connection, contract, version, tensors)[1])
+        times.append(request()[1])
     return statistics.median(times[1:])

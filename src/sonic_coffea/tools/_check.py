@@ -91,7 +91,7 @@ def check(
         Declarations that are compared with the server's models.
     """
     steps, failed = _Steps(settings, model, version), False
-    for name, step in steps.of(model, declared):
+    for name, step in steps.of(declared):
         if failed:
             yield Step(name=name, ok=None)
             continue
@@ -100,7 +100,8 @@ def check(
             detail, remedy = step(), ""
         except errors.SonicError as error:
             failed, detail = True, str(error)
-            remedy = getattr(error, "remedy", _REMEDIES.get(type(error), ""))
+            remedies = (_REMEDIES[kind] for kind in type(error).__mro__ if kind in _REMEDIES)
+            remedy = getattr(error, "remedy", next(remedies, ""))
         seconds = time.perf_counter() - begun
         yield Step(name=name, ok=not failed, detail=detail, remedy=remedy, seconds=seconds)
     steps.close()
@@ -115,29 +116,26 @@ class _Steps:
         self._settings = settings
         self._model, self._version = model or "", version
 
-    def of(
-        self, model: str | None, declared: Sequence[Model]
-    ) -> Iterator[tuple[str, Callable[[], str]]]:
+    def of(self, declared: Sequence[Model]) -> Iterator[tuple[str, Callable[[], str]]]:
         """Return the names of the steps, and the steps."""
         yield "name", self._resolve
         yield "connection", self._connect
         yield ("TLS", self._speak_tls) if self._address.tls else ("protocol", self._speak)
         yield "access", self._enter
         yield "readiness", self._ready
-        if model is None and not declared:
+        if not self._model and not declared:
             yield "models", self._list
         for declaration in declared:
             yield f"declaration of {declaration.name}", partial(self._compare, declaration)
-        if model is not None:
-            yield f"model {model}", self._describe
+        if self._model:
+            yield f"model {self._model}", self._describe
             yield "inference", self._infer
             yield "latency", self._latency
             yield "bandwidth", self._bandwidth
 
     @cached_property
     def _connection(self) -> Connection:
-        options = self._settings.connection_options()
-        return connect_transport(self._address, options=options)
+        return connect_transport(self._address, options=self._settings.connection_options())
 
     @cached_property
     def _contract(self) -> Contract:
@@ -260,8 +258,8 @@ class _Steps:
         return f"one row of zeros: {shapes} from version {answer.version}, {took_s * 1e3:.1f} ms"
 
     def _ask(self, rows: int) -> tuple[Response, float]:
-        contract = self._contract
-        return ask(self._connection, contract, self._version, zeros(contract, rows))
+        tensors = zeros(self._contract, rows)
+        return ask(self._connection, self._contract, self._version, tensors)
 
     @cached_property
     def _latencies_s(self) -> list[float]:

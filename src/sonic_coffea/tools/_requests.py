@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
@@ -48,30 +48,21 @@ def ask(
 ) -> tuple[Response, float]:
     """Make requests, some in flight at a time; return the last answer and how long all took."""
     outputs = [spec.name for spec in contract.outputs]
-    room, over = threading.Semaphore(in_flight), threading.Event()
-    answers: list[Response] = []
-    failures: list[SonicError] = []
-
-    def done(outcome: Response | SonicError) -> None:
-        if isinstance(outcome, SonicError):
-            failures.append(outcome)
-        else:
-            answers.append(outcome)
-        if failures or len(answers) == requests:
-            over.set()
-        room.release()
-
+    outcomes: SimpleQueue[Response | SonicError] = SimpleQueue()
     begun = time.perf_counter()
-    for number in range(requests):
-        room.acquire()
-        if over.is_set():  # a request has failed
-            break
-        request_id = f"zeros-{number}"
-        connection.infer(
-            contract, tensors, outputs, version=version, request_id=request_id, done=done
-        )
-    over.wait()
-    took_s = time.perf_counter() - begun
-    if failures:
-        raise failures[0]
-    return answers[-1], took_s
+    for number in range(in_flight + requests):
+        if number >= in_flight:
+            outcome = outcomes.get()
+            if isinstance(outcome, SonicError):
+                raise outcome
+            answer = outcome
+        if number < requests:
+            connection.infer(
+                contract,
+                tensors,
+                outputs,
+                version=version,
+                request_id=f"zeros-{number}",
+                done=outcomes.put,
+            )
+    return answer, time.perf_counter() - begun

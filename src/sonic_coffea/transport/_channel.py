@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from sonic_coffea.errors import ConfigError, SonicError
+from sonic_coffea.transport._tokens import token_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,6 +46,7 @@ class Channel:
         else:
             self._grpc = grpc.insecure_channel(address.target, options=_CHANNEL_OPTIONS)
         self.close: Callable[[], None] = self._grpc.close
+        self.in_flight: set[Any] = set()
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._grpc)
         # Requests are serialized by `with_contents`, which saves three copies of every tensor.
         self.infer = self._grpc.unary_unary(
@@ -66,22 +67,5 @@ def call_metadata(
     """
     headers = {**secret, **options.headers}
     if options.token is not None:
-        token = _token_of(options.token) if callable(options.token) else options.token
-        if not token.isprintable():
-            raise ConfigError("the token has characters, such as a line break, that none has")
-        headers["authorization"] = f"Bearer {token}"
+        headers["authorization"] = f"Bearer {token_of(options.token)}"
     return tuple((name.lower(), value) for name, value in headers.items())
-
-
-def _token_of(function: Callable[[], str]) -> str:
-    try:
-        token = function()
-    except SonicError:
-        raise
-    except Exception as error:  # noqa: BLE001  it is the user's
-        message = f"the function that token= names failed: {type(error).__name__}"
-    else:
-        if isinstance(token, str):
-            return token
-        message = f"the function that token= names returned {type(token).__name__}, expected str"
-    raise ConfigError(message)

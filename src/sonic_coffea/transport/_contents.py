@@ -62,6 +62,14 @@ def checked(
     }
 
 
+def describe(request: Any, inputs: Mapping[str, NDArray[Any]], outputs: Iterable[str]) -> None:
+    """Write into a request what its inputs are, and which outputs are wanted."""
+    for name, tensor in inputs.items():
+        request.inputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
+    for name in outputs:
+        request.outputs.add(name=name)
+
+
 def with_contents(request: Any, tensors: Iterable[NDArray[Any]]) -> bytes:
     """Return the serialized request, with the bytes of tensors copied once into it.
 

@@ -1,8 +1,9 @@
-"""The one place where gRPC's failures become ours."""
+"""The one place where gRPC's failures become ours: a table, from the most to the least special."""
 
 from __future__ import annotations
 
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 
@@ -10,65 +11,177 @@ from sonic_coffea.errors import (
     AccessError,
     CancelledError,
     DeadlineError,
+    InferenceError,
     ModelNotFoundError,
+    ModelNotReadyError,
     OverloadError,
     RequestError,
+    RequestTooLargeError,
+    RouteTimeoutError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 Code = grpc.StatusCode
+_NONE: Mapping[str, str] = MappingProxyType({})
 
-_BY_CODE: dict[Any, type[SonicError]] = {
-    Code.CANCELLED: CancelledError,
-    Code.UNKNOWN: RequestError,
-    Code.INVALID_ARGUMENT: RequestError,
-    Code.DEADLINE_EXCEEDED: DeadlineError,
-    Code.NOT_FOUND: ModelNotFoundError,
-    Code.ALREADY_EXISTS: RequestError,
-    Code.PERMISSION_DENIED: AccessError,
-    Code.RESOURCE_EXHAUSTED: OverloadError,
-    Code.FAILED_PRECONDITION: RequestError,
-    Code.ABORTED: ServerLostError,
-    Code.OUT_OF_RANGE: RequestError,
-    Code.UNIMPLEMENTED: RequestError,
-    Code.INTERNAL: RequestError,
-    Code.UNAVAILABLE: ServerLostError,
-    Code.DATA_LOSS: ServerLostError,
-    Code.UNAUTHENTICATED: AccessError,
-}
 
-# Envoy's words for a route that takes longer than it may.
-_ROUTE_CUT = "upstream request timeout"
+class Failure(NamedTuple):
+    """A way in which a call fails, and the error that it is.
 
-# Triton has one status for several things; only its words tell them apart.
-_BY_WORDS: tuple[tuple[Any, str, type[SonicError]], ...] = (
-    (Code.UNAVAILABLE, "this protocol is restricted", AccessError),
-    (Code.UNAVAILABLE, "certificate_verify_failed", AccessError),
-    (Code.UNAVAILABLE, "hostname verification check failed", AccessError),
-    (Code.UNAVAILABLE, "alert_certificate_required", AccessError),
-    (Code.UNAVAILABLE, "alert_unknown_ca", AccessError),
-    (Code.UNAVAILABLE, _ROUTE_CUT, OverloadError),
-    (Code.DEADLINE_EXCEEDED, _ROUTE_CUT, OverloadError),
-    (Code.UNAVAILABLE, "exceeds maximum queue size", OverloadError),
-    (Code.UNAVAILABLE, "request for unknown model", ModelNotFoundError),
-    (Code.INVALID_ARGUMENT, "request for unknown model", ModelNotFoundError),
-    (Code.INVALID_ARGUMENT, "requested model", ModelNotFoundError),
-    (Code.RESOURCE_EXHAUSTED, "message larger than max", RequestError),
+    Attributes
+    ----------
+    phase : str
+        Where it comes up: the "connection", before the request leaves; the "stream", while request
+        or response are on their way; a "proxy" that answers in place of the server; the "server".
+    error : type
+        The class of the error, which decides what is done.
+    codes : tuple of grpc.StatusCode
+        The status is one of these; none: any.
+    words : str
+        The status's details have these, in lower case; `SILENT`: there are none.
+    trailer : str
+        The response has this trailer.
+    hint : str
+        What helps, for the message.
+    undelivered : bool
+        Whether no server can have got the request.
+    """
+
+    phase: str
+    error: type[SonicError]
+    codes: tuple[Any, ...] = ()
+    words: str = ""
+    trailer: str = ""
+    hint: str = ""
+    undelivered: bool = False
+
+
+SILENT = "(no words)"
+_NO_ROUTE = "the proxy has no such route, or not yet; check the URL's host and port"
+_LARGE = "let requests be smaller: max_request_bytes"
+_HTTP = "received http2 header with status: "
+_BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.ABORTED)
+_FAILED = (Code.INTERNAL, Code.UNKNOWN)
+_PUSHBACK = "grpc-retry-pushback-ms"
+
+
+def _unreached(phase: str, words: str) -> Failure:
+    return Failure(phase, ServerLostError, (Code.UNAVAILABLE,), words, undelivered=True)
+
+
+# The first row that fits counts. Where a status has several meanings, only the words tell.
+FAILURES: tuple[Failure, ...] = (
+    Failure("proxy", OverloadError, trailer="x-envoy-overloaded"),
+    Failure("server", OverloadError, _BUSY, trailer=_PUSHBACK),
+    # gRPC says "Stream removed" of what ended below it, under whatever status.
+    Failure("stream", DeadlineError, (), "stream removed (deadline exceeded)"),
+    Failure("stream", OverloadError, (), "rst_stream with error code 11"),
+    Failure("stream", InferenceError, (), "metadata size exceeds"),
+    Failure("stream", ServerLostError, (), "rst_stream with error code 7", undelivered=True),
+    # Not "socket closed (goaway received": that server had the request.
+    Failure("stream", ServerLostError, (), "stream removed (goaway", undelivered=True),
+    Failure("stream", ServerLostError, (), "stream removed"),
+    Failure("stream", ServerLostError, (Code.UNKNOWN,), "no status received"),
+    Failure("connection", AccessError, (Code.UNAVAILABLE,), "certificate_verify_failed"),
+    Failure("connection", AccessError, (Code.UNAVAILABLE,), "hostname verification check failed"),
+    # What the server has against this side's certificate: in TLS 1.2, and in TLS 1.3.
+    Failure("connection", AccessError, (Code.UNAVAILABLE,), "_alert_"),
+    Failure("connection", AccessError, (Code.UNAVAILABLE,), "unwrap failed"),
+    Failure(
+        "connection",
+        ServerLostError,
+        (Code.UNAVAILABLE,),
+        "trying to connect an http1.x server",
+        hint="the port does not speak gRPC, which Triton does at 8001 by default",
+        undelivered=True,
+    ),
+    _unreached("connection", "connections to all backends failing"),
+    _unreached("connection", "errors resolving"),
+    _unreached("proxy", "remote connection failure"),
+    _unreached("proxy", "reset reason: connection timeout"),
+    _unreached("proxy", "no healthy upstream"),
+    _unreached("proxy", f"{_HTTP}503"),
+    Failure("proxy", AccessError, (), f"{_HTTP}302", hint="a login page answers in its place"),
+    Failure("proxy", ServerLostError, (), f"{_HTTP}404", hint=_NO_ROUTE),
+    # Envoy says so of a call without a route; a server says of which method it speaks.
+    Failure("proxy", ServerLostError, (Code.UNIMPLEMENTED,), SILENT, hint=_NO_ROUTE),
+    Failure("proxy", ServerLostError, (), f"{_HTTP}408"),
+    Failure("proxy", RequestTooLargeError, (), f"{_HTTP}413", hint=_LARGE),
+    Failure("proxy", RequestTooLargeError, (), "payload too large", hint=_LARGE),
+    Failure("proxy", OverloadError, (), f"{_HTTP}429"),
+    Failure("proxy", RouteTimeoutError, (), f"{_HTTP}504", hint=_LARGE),
+    Failure("proxy", RequestError, (Code.INTERNAL, Code.UNKNOWN), f"{_HTTP}4"),
+    Failure("proxy", RouteTimeoutError, (), "upstream request timeout", hint=_LARGE),
+    Failure("proxy", RouteTimeoutError, (), "stream timeout", hint=_LARGE),
+    Failure("proxy", OverloadError, (), "reset reason: overflow"),
+    Failure("proxy", OverloadError, (), "envoy overloaded"),
+    Failure("proxy", OverloadError, (), "local_rate_limited"),
+    Failure("proxy", TokenExpiredError, (Code.UNAUTHENTICATED,), "expired"),
+    Failure("server", AccessError, (Code.UNAVAILABLE,), "this protocol is restricted"),
+    Failure("server", OverloadError, (Code.UNAVAILABLE,), "exceeds maximum queue size"),
+    Failure("server", OverloadError, (Code.UNAVAILABLE,), "request timeout expired"),
+    Failure("server", ModelNotReadyError, (), "has no available versions"),
+    Failure("server", ModelNotReadyError, (), "not at ready state"),
+    Failure("server", ModelNotFoundError, (), "request for unknown model"),
+    Failure("server", ModelNotFoundError, (Code.INVALID_ARGUMENT,), "requested model"),
+    Failure("server", RequestTooLargeError, (), "message larger than max", hint=_LARGE),
+    Failure("server", RequestTooLargeError, (Code.INVALID_ARGUMENT,), "batch-size must be <="),
+    Failure("server", RequestTooLargeError, _FAILED, "out of memory", hint=_LARGE),
+    Failure("server", RequestTooLargeError, _FAILED, "failed to allocate", hint=_LARGE),
+    Failure("server", RequestTooLargeError, _FAILED, "unable to allocate", hint=_LARGE),
+    Failure("server", ServerLostError, (), "unable to find shared memory region"),
+    Failure("server", ServerLostError, (Code.UNAVAILABLE, Code.ABORTED, Code.DATA_LOSS)),
+    Failure("server", ServerLostError, (Code.CANCELLED,)),
+    Failure("server", OverloadError, (Code.RESOURCE_EXHAUSTED,)),
+    Failure("server", DeadlineError, (Code.DEADLINE_EXCEEDED,)),
+    Failure("server", ModelNotFoundError, (Code.NOT_FOUND,)),
+    Failure("server", AccessError, (Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)),
+    Failure("server", InferenceError, _FAILED),
+    Failure("server", RequestError),
 )
 
 _MEANING: dict[type[SonicError], str] = {
     AccessError: "the server and this client do not trust each other; check token and certificates",
     CancelledError: "the request was cancelled",
     DeadlineError: "the server did not answer in time",
+    InferenceError: "the server failed on the request",
     ModelNotFoundError: "the server does not have the model",
+    ModelNotReadyError: "the server cannot serve the model now",
     OverloadError: "the server is overloaded",
     RequestError: "the server rejected the request",
+    RequestTooLargeError: "the request is larger than the server takes at once",
+    RouteTimeoutError: "a proxy cut the request, which took longer than its route may",
     ServerLostError: "the connection to the server was lost",
+    TokenExpiredError: "the token has expired",
 }
 
 
-def translate(code: Any, details: str, *, closing: bool = False, **context: Any) -> SonicError:
+def failure_of(code: Any, details: str, trailers: Mapping[str, str] = _NONE) -> Failure:
+    """Return the row of the table that fits a failed call."""
+    words = details.strip().lower() or SILENT
+    return next(
+        row
+        for row in FAILURES
+        if (not row.codes or code in row.codes)
+        and row.words in words
+        and (not row.trailer or row.trailer in trailers)
+    )
+
+
+def translate(
+    code: Any,
+    details: str,
+    trailers: Mapping[str, str] = _NONE,
+    *,
+    closing: bool = False,
+    early: bool = False,
+    **context: Any,
+) -> SonicError:
     """Return our error for a gRPC status.
 
     Parameters
@@ -77,19 +190,31 @@ def translate(code: Any, details: str, *, closing: bool = False, **context: Any)
         The status.
     details : str
         What the server says.
+    trailers : mapping
+        The trailing metadata.
     closing : bool
         Whether this side cancelled; a CANCELLED that it did not ask for is a lost server.
+    early : bool
+        Whether a deadline passed that is not this side's: a proxy has a shorter one.
     **context
         server, model, version, request.
     """
-    kind = _BY_CODE.get(code, RequestError)
-    lowered = details.lower()
-    for at, words, meant in _BY_WORDS:
-        if code == at and words in lowered:
-            kind = meant
-    if kind is CancelledError and not closing:
-        kind = ServerLostError
+    row = failure_of(code, details, trailers)
+    kind, hint = row.error, row.hint
+    if code == Code.CANCELLED and closing:
+        kind = CancelledError
+    elif kind is DeadlineError and early:
+        kind, hint = RouteTimeoutError, _LARGE
     reason = details.strip().splitlines()[0] if details.strip() else code.name
-    if _ROUTE_CUT in lowered:
-        reason += "; if a single request takes too long, let it be smaller: max_request_bytes"
-    return kind(f"{_MEANING[kind]}: {reason}", **context)
+    error = kind(f"{_MEANING[kind]}: {reason}{hint and f'; {hint}'}", **context)
+    if isinstance(error, OverloadError):
+        error.retry_after_s = _pushback_s(trailers)
+    elif isinstance(error, ServerLostError):
+        error.undelivered = row.undelivered
+    return error
+
+
+def _pushback_s(trailers: Mapping[str, str]) -> float | None:
+    """Return how long the server asks to wait; a negative number says no time."""
+    milliseconds = trailers.get(_PUSHBACK, "")
+    return int(milliseconds) / 1000 if milliseconds.isdecimal() else None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -12,16 +14,17 @@ from tritonclient.grpc import service_pb2
 from sonic_coffea.errors import (
     AccessError,
     CancelledError,
-    DeadlineError,
+    InferenceError,
     ModelNotFoundError,
     OverloadError,
+    RequestError,
     ResponseError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
 from sonic_coffea.transport._channel import Channel, call_metadata
-from sonic_coffea.transport._contents import checked, tensors_of, with_contents
-from sonic_coffea.transport._datatypes import kserve_name
+from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._loopback import LocalPeer
 from sonic_coffea.transport._metadata import (
@@ -54,6 +57,12 @@ _COMPRESSIONS = {
 }
 # A live server responds to a probe at once, however busy it is.
 _LIVE_TIMEOUT_S = 2.0
+# A deadline that passes before this part of a request's own time is a proxy's.
+_EARLY = 0.9
+_TRIES = 3
+# Triton's extensions, which other servers lack: gRPC's own servers say so without words.
+_OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})
+_NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
 
 
 class RpcHandle(Protocol):
@@ -88,9 +97,10 @@ class Connection:
         self._options = options
         self._opening = threading.Lock()
         self._closed = False
+        self._process = os.getpid()
         self._channel: Channel | None = None
+        self._replaced: list[Channel] = []
         self._peer = LocalPeer(address)
-        self._in_flight: set[Any] = set()
         self._shared: SharedMemory | None = None
         if shares(address, wanted=options.shared_memory):
             demanded = options.shared_memory is True
@@ -128,17 +138,17 @@ class Connection:
             return
 
         def finished(call: Any) -> None:
-            code, details = call.code(), call.details()
-            if code == grpc.StatusCode.OK:
+            if call.code() == grpc.StatusCode.OK:
                 done(None)
-            elif code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            elif call.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._replace(channel)
                 message = (
                     "the server has requests in flight, and did not respond to a liveness probe "
                     f"within {_LIVE_TIMEOUT_S:g} s"
                 )
                 done(ServerLostError(message, server=where))
             else:
-                error = self._failure(code, details, secret, server=where)
+                error = self._failure(call, secret, server=where)
                 done(error if isinstance(error, ServerLostError) else None)
 
         future.add_done_callback(finished)
@@ -155,7 +165,7 @@ class Connection:
         try:
             index = self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         except ServerLostError as error:
-            if not error.message.endswith(grpc.StatusCode.CANCELLED.name):
+            if not error.message.endswith((grpc.StatusCode.CANCELLED.name, _NO_MESSAGE)):
                 raise
             # The admission of SuperSONIC's proxy, which has no other way of saying so.
             raise OverloadError(
@@ -179,23 +189,28 @@ class Connection:
             except SonicError:
                 raise error from None
             raise not_found(model, version, index, server=str(self.address)) from None
-        try:
-            config = self._config(model, version)
-        except ServerLostError:
-            # A balancer that has not noticed yet which server is dead may lead each second call
-            # there.
-            config = self._config(model, version)
-        return contract_of(model, version, metadata, config)
+        return contract_of(model, version, metadata, self._config(model, version))
 
     def _config(self, model: str, version: str | None) -> Any:
         """Return the model's configuration, or None from a server that has none."""
         request = service_pb2.ModelConfigRequest(name=model, version=version or "")
-        try:
-            return self._call("ModelConfig", request, model=model).config
-        except (ServerLostError, OverloadError, DeadlineError):
-            raise  # the server may have one, with the size of its batches
-        except SonicError as error:
-            logger.info("%s gives no configuration of %s: %s", self.address, model, error)
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._call("ModelConfig", request, model=model).config
+            except (InferenceError, ModelNotFoundError, ServerLostError) as error:
+                # A balancer may lead this call to another server than the one before, which is
+                # dead, or does not have the model.
+                if tries < _TRIES:
+                    continue
+                if not isinstance(error, InferenceError):
+                    raise
+                failure: SonicError = error
+            except (AccessError, RequestError) as error:
+                failure = error
+            # Of any other failure, nothing follows: there may be one, with the size of its batches.
+            logger.info("%s gives no configuration of %s: %s", self.address, model, failure)
             return None
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
@@ -230,13 +245,11 @@ class Connection:
         request = service_pb2.ModelInferRequest(
             model_name=contract.model, model_version=version or "", id=request_id
         )
-        for name, tensor in inputs.items():
-            request.inputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
-        for name in outputs:
-            request.outputs.add(name=name)
+        describe(request, inputs, outputs)
         region = None if self._shared is None else self._shared.place(inputs, request.inputs)
         try:
             message = with_contents(request, () if region else inputs.values())
+            sent_at = time.monotonic()
             future = channel.infer.future(
                 message,
                 timeout=self._options.timeouts.request_s,
@@ -245,19 +258,25 @@ class Connection:
             )
         except BaseException as error:  # a token that cannot be had, a closed channel
             self._release(region, reusable=True)
-            if isinstance(error, ValueError) and self._closed:
+            if not isinstance(error, ValueError):
+                raise
+            if self._closed:
                 raise CancelledError("the connection is closed", **context) from None
-            raise
+            if channel is self._channel:
+                raise
+            return self.infer(
+                contract, inputs, outputs, version=version, request_id=request_id, done=done
+            )
         sent_bytes = len(message) + (sum(t.nbytes for t in inputs.values()) if region else 0)
-        self._in_flight.add(future)
+        channel.in_flight.add(future)
 
         def finished(call: Any) -> None:
             # gRPC would only log what is raised here, and the rows would wait for ever.
-            self._in_flight.discard(call)
+            channel.in_flight.discard(call)
             answered = not call.cancelled() and call.code() == grpc.StatusCode.OK
             self._release(region, reusable=answered)
             try:
-                outcome = self._outcome(call, contract, sent_bytes, secret, context)
+                outcome = self._outcome(call, contract, sent_bytes, secret, sent_at, context)
             except ResponseError as error:
                 outcome = error
             except Exception as error:  # noqa: BLE001
@@ -281,14 +300,18 @@ class Connection:
         contract: Contract,
         sent_bytes: int,
         secret: Mapping[str, str],
+        sent_at: float,
         context: Mapping[str, Any],
     ) -> Response | SonicError:
         if call.cancelled():
             code, details = grpc.StatusCode.CANCELLED, "cancelled by this client"
             return translate(code, details, closing=True, **context)
         if call.code() != grpc.StatusCode.OK:
-            return self._failure(call.code(), call.details(), secret, **context)
+            early = time.monotonic() - sent_at < _EARLY * self._options.timeouts.request_s
+            return self._failure(call, secret, early=early, **context)
         message = call.result()
+        if message is None:
+            return ServerLostError(_NO_MESSAGE, **context)
         tensors = tensors_of(message)
         if tensors is None:
             return ResponseError("the server's response has outputs without data", **context)
@@ -304,15 +327,19 @@ class Connection:
 
         May block for a moment while the server unregisters shared memory.
         """
+        if os.getpid() != self._process:  # a forked child: it is its parent's
+            return
         with self._opening:
             closed, self._closed = self._closed, True
+        for channel in self._replaced:
+            channel.close()
         if closed:
             return
         if self._channel is None or self._shared is None:
             self._shut()
             return
         # The channel stays open for the server to unregister what these requests used.
-        for future in list(self._in_flight):
+        for future in list(self._channel.in_flight):
             future.cancel()
         self._shared.close(done=self._shut)
 
@@ -320,6 +347,21 @@ class Connection:
         if self._channel is not None:
             self._channel.close()
         self._peer.close()
+
+    def _replace(self, channel: Channel) -> None:
+        """Open another channel for all that follows: to the network, this one may not be there.
+
+        What is in flight on it may still be answered, if it was the server behind it that hangs.
+        """
+        with self._opening:
+            if channel is not self._channel or self._closed:
+                return
+            self._channel = None
+            over = [known for known in self._replaced if not known.in_flight]
+            self._replaced = [known for known in self._replaced if known.in_flight]
+            self._replaced.append(channel)
+        for known in over:
+            known.close()
 
     def _open(self) -> tuple[Channel, Mapping[str, str]]:
         """Return the channel, opened by the first call, and the secret of a local server."""
@@ -334,7 +376,7 @@ class Connection:
                 if self._closed:
                     raise CancelledError("the connection is closed", server=str(self.address))
                 if self._channel is not None:
-                    self._channel.close()
+                    self._replaced.append(self._channel)
                 self._channel = Channel(address, self._options.tls)
             return self._channel, secret
 
@@ -345,27 +387,44 @@ class Connection:
         context["server"] = str(self.address)
         channel, secret = self._open()
         try:
-            return getattr(channel.stub, method)(
+            response = getattr(channel.stub, method)(
                 request,
                 timeout=timeout_s or self._options.timeouts.metadata_s,
                 metadata=call_metadata(self._options, secret),
             )
         except grpc.RpcError as error:
-            failure = self._failure(error.code(), error.details(), secret, **context)
+            failure = self._failure(error, secret, optional=method in _OPTIONAL, **context)
         except ValueError as error:  # a closed channel
             failure = CancelledError(str(error), **context)
+        else:
+            if response is not None:
+                return response
+            failure = ServerLostError(_NO_MESSAGE, **context)
         raise failure
 
     def _failure(
-        self, code: Any, details: str | None, secret: Mapping[str, str], **context: Any
+        self,
+        call: Any,
+        secret: Mapping[str, str],
+        *,
+        optional: bool = False,
+        early: bool = False,
+        **context: Any,
     ) -> SonicError:
-        """Return our error for a call that was made with a local server's `secret`."""
-        error = translate(code, details or "", closing=self._closed, **context)
+        """Return our error for a failed call that was made with a local server's `secret`."""
+        code, details = call.code(), call.details() or ""
+        if optional and code == grpc.StatusCode.UNIMPLEMENTED:
+            details = details or "the server has no such method"
+        trailers = dict(call.trailing_metadata() or ())
+        error = translate(code, details, trailers, closing=self._closed, early=early, **context)
         if self._shared is not None:
             if unknown_region(details):
-                error = ServerLostError(f"the server was started anew: {details}", **context)
-            if isinstance(error, ServerLostError):
+                error = ServerLostError(self._shared.unknown(details), **context)
+                error.undelivered = True
+            elif isinstance(error, ServerLostError):
                 self._shared.forget()
+        if isinstance(error, TokenExpiredError) and not callable(self._options.token):
+            error = AccessError(f"{error.message}; token_file= reads a new one", **context)
         if not isinstance(error, (AccessError, ServerLostError)):
             return error
         # A local server that was started anew has another secret, which is recorded a moment after

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError
+from sonic_coffea.transport._tokens import check_header, token_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,6 +93,11 @@ class ConnectionOptions:
         if it can.
     timeouts : Timeouts
         Deadlines of calls.
+
+    Raises
+    ------
+    ConfigError
+        If gRPC does not take the token or a header.
     """
 
     token: str | Callable[[], str] | None = field(default=None, repr=False)
@@ -100,3 +106,9 @@ class ConnectionOptions:
     compression: str | None = None
     shared_memory: bool | str = "auto"
     timeouts: Timeouts = field(default_factory=Timeouts)
+
+    def __post_init__(self) -> None:
+        for name, value in self.headers.items():
+            check_header(name, value)
+        if self.token is not None and not callable(self.token):
+            token_of(self.token)

@@ -15,6 +15,7 @@ import logging
 import math
 import mmap
 import os
+import re
 import sys
 import threading
 import time
@@ -59,6 +60,12 @@ _CALL_TIMEOUT_S = 2.0
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.01, 1.0
 # `close` waits for the first, as the process may end; then a thread waits for the second.
 _CLOSES_WITHIN_S, _LINGERS_S = 0.5, 60.0
+
+# A server that was started anew, or of which there are two, is noticed within this time.
+_SETTLED_S = 60.0
+# So many calls reach each of the few servers behind a balancer of this machine.
+_ENOUGH_CALLS = 16
+_NUMBERED = re.compile(rf"{PREFIX}-[\d-]*-(\d+)")
 
 Call = Callable[[str, Any, float], Any]
 
@@ -116,6 +123,9 @@ class SharedMemory:
         self._unwanted: set[str] = set()
         self._unregistering = False
         self._usable: bool | None = None
+        self._reason = ""
+        self._renewed = (-1, -math.inf)
+        self._servers = 1
         self._paths: set[Path] = set()
         # However this process ends, short of being killed, no file is left.
         self._finalizer = weakref.finalize(self, _unlink, self._paths, os.getpid())
@@ -131,23 +141,27 @@ class SharedMemory:
             If the server cannot use shared memory and it was demanded.
         """
         nbytes = sum(_padded(t.nbytes) for t in tensors.values())
-        if nbytes < WORTH_BYTES or self._usable is False:
+        if nbytes < WORTH_BYTES:
             return None
-        try:
-            region = self._take(nbytes) or self._new(nbytes)
-        except (ServerLostError, DeadlineError):
-            return None  # the request itself will tell
-        except (SonicError, OSError) as error:
-            self._give_up(error)
-            return None
-        region.fill(inputs, tensors)
+        region = None
+        if self._usable is not False:
+            try:
+                region = self._take(nbytes) or self._new(nbytes)
+            except (ServerLostError, DeadlineError):
+                return None  # the request itself will tell
+            except (SonicError, OSError) as error:
+                self._give_up(str(error))
+        if region is not None:
+            region.fill(inputs, tensors)
+        elif self._demanded:
+            raise ConfigError(f"shared_memory=True, but {self._reason}")
         return region
 
     def release(self, region: Region) -> None:
         """Use a region again, which the server does not read any more."""
         with self._changed:
             kept = sum(r.nbytes for r in self._free) + region.nbytes <= _KEPT_BYTES
-            if kept and not self._closed:
+            if kept and self._usable and not self._closed:
                 self._free.append(region)
                 return
         self.discard(region)
@@ -165,6 +179,28 @@ class SharedMemory:
             free, self._free = self._free, []
         for region in free:
             self.discard(region)
+
+    def unknown(self, details: str) -> str:
+        """Discard all regions, as the server does not know one; return what that means.
+
+        It was started anew, if it is the first time; it is another one, behind a balancer, if it
+        does not know a region either that was registered since then.
+        """
+        number = int(match[1]) if (match := _NUMBERED.search(details)) else -1
+        begun, at = self._renewed
+        now = time.monotonic()
+        # Only one of the servers that a balancer leads to has to unregister a region.
+        self._servers = _ENOUGH_CALLS
+        if number < begun:  # in flight when the server was started anew
+            return f"the server was started anew: {details}"
+        if now - at > _SETTLED_S:
+            self._renewed = next(_numbers), now
+            self.forget()
+            return f"the server was started anew: {details}"
+        self._give_up("a region is known to one server behind the URL, and not to another")
+        self._renewed = (sys.maxsize, now)
+        self.forget()
+        return f"the server is not the one that has the tensors: {details}"
 
     def close(self, done: Callable[[], None]) -> None:
         """Discard all regions, after the requests in flight have been cancelled.
@@ -272,7 +308,8 @@ class SharedMemory:
                 return
             request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
             try:
-                self._call("SystemSharedMemoryUnregister", request, timeout_s)
+                for _ in range(self._servers):
+                    self._call("SystemSharedMemoryUnregister", request, timeout_s)
             except DeadlineError:  # the others would take as long
                 return
             except (ServerLostError, CancelledError):
@@ -283,13 +320,11 @@ class SharedMemory:
             with self._changed:
                 self._unwanted.discard(name)
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, why: str) -> None:
         """Use messages from now on: a container or a tunnel does not see this machine's memory."""
-        reason = f"{self._address} cannot use shared memory: {error}"
-        if self._demanded:
-            raise ConfigError(f"shared_memory=True, but {reason}") from None
-        self._usable = False
-        logger.info("%s; tensors travel in messages", reason)
+        self._usable, self._reason = False, f"{self._address} cannot use shared memory: {why}"
+        if not self._demanded:
+            logger.info("%s; tensors travel in messages", self._reason)
 
 
 def shares(address: Address, *, wanted: bool | str) -> bool:

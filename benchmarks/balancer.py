@@ -1,0 +1,401 @@
+"""What a client gets through one URL, behind which a real Envoy has several Tritons in trouble.
+
+The peer is a bare client that sends prebuilt tensors and resends at once whatever is refused, with
+as many requests in flight as were best. Envoy has the settings of SuperSONIC's chart: it neither
+asks after the health of what is behind it, nor retries. Rows are short, so that the machine's two
+cores do not limit how many there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import accelerator
+import awkward as ak
+import numpy as np
+import tritonclient.grpc as triton
+from distributed import Client, LocalCluster, as_completed
+from harness import Results, finish, parser
+from layouts import FIELDS, collection
+from matplotlib.figure import Figure
+
+import sonic_coffea as sonic
+from sonic_coffea.pool import Pool, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ROOT = Path(__file__).parents[1]
+LENGTH = 8
+ROWS = accelerator.MAX_ROWS
+# A model whose queue is soon full: it takes few rows at a time, and 20 ms for them.
+QUEUED, QUEUED_ROWS, QUEUED_S, QUEUE = "queued", 8, 0.02, 4
+# What a process keeps going: two calls, of some dozen requests each.
+THREADS, REQUESTS_A_CALL = 2, 32
+IN_FLIGHT = (4, 16)
+BARE, OURS = "bare clients that resend at once", "sonic-coffea"
+HEALTH_CHECK = {
+    "timeout": "0.5s",
+    "interval": "0.5s",
+    "no_traffic_interval": "0.5s",
+    "unhealthy_threshold": 1,
+    "healthy_threshold": 1,
+    "grpc_health_check": {},
+}
+
+
+def model(name: str) -> sonic.Model:
+    """Return one of the models."""
+    return sonic.Model(name, {"x": sonic.Padded(FIELDS, LENGTH)}, {"y": ["a", "b"]})
+
+
+def jets_of(rows: int) -> ak.Array:
+    """Return what one call scores."""
+    return collection(REQUESTS_A_CALL * rows, fields=FIELDS, mean=2)
+
+
+def check(scores: ak.Array, jets: ak.Array) -> None:
+    """Compare what came back with what the model makes of what was sent."""
+    first = ak.fill_none(ak.firsts(jets, axis=2), dict.fromkeys(FIELDS, 0.0))
+    assert ak.all(scores.a == first.f0)
+    assert ak.all(scores.b == first.f1)
+
+
+def fails(scorer: sonic.Model, jets: ak.Array, pool: Pool) -> bool:
+    """Whether a call raises; if it does not, its scores are checked."""
+    try:
+        check(scorer(jets, pool=pool), jets)
+    except sonic.errors.SonicError:
+        return True
+    return False
+
+
+def bare(url: str, name: str, rows: int, in_flight: int, seconds: float) -> tuple[float, float]:
+    """Send prebuilt tensors, and again at once whatever is not answered.
+
+    Returns
+    -------
+    tuple of float
+        Rows per second, and the longest time until a request was answered.
+    """
+    client = triton.InferenceServerClient(url.removeprefix("grpc://"))
+    tensor = triton.InferInput("x", (rows, len(FIELDS), LENGTH), "FP32")
+    tensor.set_data_from_numpy(np.zeros((rows, len(FIELDS), LENGTH), np.float32))
+    ended = threading.Semaphore(0)
+    answers: list[tuple[float, float]] = []
+    until = time.perf_counter() + seconds
+
+    def send(begun: float) -> None:
+        client.async_infer(name, [tensor], partial(done, begun))
+
+    def done(begun: float, result: Any, error: Any) -> None:
+        del result
+        now = time.perf_counter()
+        if error is None:
+            answers.append((now, now - begun))
+            begun = now
+        if now < until:
+            send(begun)
+        else:
+            ended.release()
+
+    try:
+        start = time.perf_counter()
+        for _ in range(in_flight):
+            send(start)
+        for _ in range(in_flight):
+            ended.acquire()
+    finally:
+        client.close()
+    rate = rows * sum(at < until for at, _ in answers) / seconds
+    return rate, max((took for _, took in answers), default=seconds)
+
+
+class Load:
+    """Calls of some pools, in several threads each, one after the other, while it is entered."""
+
+    def __init__(self, scorer: sonic.Model, jets: ak.Array, pools: Sequence[Pool]) -> None:
+        self._scorer, self._jets, self._pools = scorer, jets, pools
+        self._over = threading.Event()
+        threads = THREADS if len(pools) == 1 else 1
+        self._threads = [
+            threading.Thread(target=self._run, args=[pool])
+            for pool in pools
+            for _ in range(threads)
+        ]
+        self._calls: list[tuple[float, float]] = []
+        self.failures: list[Exception] = []
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, pool: Pool) -> None:
+        while not self._over.is_set():
+            begun = time.perf_counter()
+            try:
+                self._scorer(self._jets, pool=pool)
+            except sonic.errors.SonicError as error:
+                self.failures.append(error)
+            ended = time.perf_counter()
+            self._calls.append((ended, ended - begun))
+
+    def rate(self, seconds: float) -> float:
+        """Let it run, and return the rows per second."""
+        start, before = time.perf_counter(), self._rows()
+        time.sleep(seconds)
+        return (self._rows() - before) / (time.perf_counter() - start)
+
+    def longest_s(self, since: float = 0.0) -> float:
+        """Return the duration of the longest call that ended since then."""
+        return max((took for ended, took in self._calls if ended >= since), default=0.0)
+
+    def _rows(self) -> int:
+        return sum(pool.statistics.total().rows for pool in self._pools)
+
+
+def score(seed: int) -> float:
+    """Score what one task of dask scores, and return how long that took."""
+    jets = collection(REQUESTS_A_CALL * ROWS, fields=FIELDS, mean=2, seed=seed)
+    begun = time.perf_counter()
+    check(model("accelerator")(jets), jets)
+    return time.perf_counter() - begun
+
+
+class Bed:
+    """Tritons, before which Envoys are put.
+
+    Parameters
+    ----------
+    results : Results
+        Where the figures go.
+    tritons : sequence
+        All there are.
+    folder : Path
+        Where Envoys keep their files.
+    seconds, turns : float and int
+        How long each way is measured, and how often.
+    """
+
+    def __init__(
+        self, results: Results, tritons: Sequence[Any], folder: Path, seconds: float, turns: int
+    ) -> None:
+        self.results, self.tritons, self.folder = results, tritons, folder
+        self.seconds, self.turns = seconds, turns
+        self.rates: dict[str, dict[str, float]] = {}
+
+    @contextlib.contextmanager
+    def envoy(self, number: int, **settings: Any) -> Iterator[str]:
+        """Run an Envoy before some of the Tritons, all of which run."""
+        from tests.network.envoy import envoy
+
+        for one in self.tritons:
+            one.restore()
+        with (
+            tempfile.TemporaryDirectory(dir=self.folder) as folder,
+            envoy(self.tritons[:number], Path(folder), **settings) as running,
+        ):
+            yield running.url
+
+    def compare(
+        self,
+        name: str,
+        tritons: int = 2,
+        *,
+        dead: int = 0,
+        clients: int = 1,
+        served: str = "accelerator",
+        rows: int = ROWS,
+        **settings: Any,
+    ) -> None:
+        """Compare the rows per second with those of bare clients, in turns.
+
+        Parameters
+        ----------
+        tritons, dead : int
+            How many stand behind the Envoy, and how many of them die once the pool is warm.
+        clients : int
+            How many pools or bare clients there are.
+        served, rows : str and int
+            The model, and the rows of its requests.
+        settings : Any
+            Of the Envoy.
+        """
+        scorer, jets = model(served), jets_of(rows)
+        ours: list[float] = []
+        peers: dict[int, list[float]] = {n: [] for n in IN_FLIGHT}
+        longest, longest_bare, failures = [], [], 0
+        with contextlib.ExitStack() as stack:
+            url = stack.enter_context(self.envoy(tritons, **settings))
+            setting = Settings.make(url, shared_memory=False)
+            pools = [stack.enter_context(Pool(setting)) for _ in range(clients)]
+            for pool in pools:
+                check(scorer(jets, pool=pool), jets)
+            for one in self.tritons[:dead]:
+                one.kill()
+            for _ in range(self.turns):
+                for number, found in peers.items():
+                    rate, took = self._bare(url, served, rows, number, clients)
+                    found.append(rate)
+                    longest_bare.append(took)
+                with Load(scorer, jets, pools) as load:
+                    ours.append(load.rate(self.seconds))
+                longest.append(load.longest_s())
+                failures += len(load.failures)
+            failures += sum(fails(scorer, jets, pool) for pool in pools)
+            retries = sum(pool.statistics.total().retries for pool in pools)
+        rate, peer = float(np.median(ours)), max(float(np.median(r)) for r in peers.values())
+        self._note(name, rate, peer, max(longest), at_least=0.9)
+        self.results.note(f"{name}: longest request of {BARE}, s", max(longest_bare))
+        self.results.note(f"{name}: requests sent again", retries)
+        self.results.note(f"{name}: calls that failed", failures, at_most=0)
+
+    def hang(self, name: str, tritons: int, **settings: Any) -> None:
+        """Stop one of several Tritons in mid-run, and compare with the share of the others."""
+        scorer, jets = model("accelerator"), jets_of(ROWS)
+        with (
+            self.envoy(tritons, **settings) as url,
+            Pool(Settings.make(url, shared_memory=False)) as pool,
+        ):
+            check(scorer(jets, pool=pool), jets)
+            with Load(scorer, jets, [pool]) as load:
+                healthy = load.rate(self.seconds)
+                self.tritons[0].stop()
+                stopped = time.perf_counter()
+                time.sleep(5.0)
+                after = load.rate(2 * self.seconds)
+                self.tritons[0].go_on()
+            failures = len(load.failures) + fails(scorer, jets, pool)
+        share = healthy * (tritons - 1) / tritons
+        self.results.note(f"{name}: rows/s 5 s later", after)
+        self.results.note(f"{name}: the same over the others' share", after / share, at_least=0.8)
+        self.results.note(f"{name}: longest call, s", load.longest_s(stopped))
+        self.results.note(f"{name}: calls that failed", failures, at_most=0)
+        self.rates[name] = {BARE: share, OURS: after}
+        print(f"{name}: {after:,.0f} rows/s, the others' share: {share:,.0f}", file=sys.stderr)
+
+    def cluster(self, name: str, tritons: int, **settings: Any) -> None:
+        """Compare the tasks of a dask cluster with bare clients, while one Triton is dead."""
+        with (
+            self.envoy(tritons, **settings) as url,
+            LocalCluster(
+                n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+            ) as cluster,
+            Client(cluster) as client,
+            sonic.connect(url, client=client, shared_memory=False),
+        ):
+            client.gather(client.map(score, range(4)))
+            self.tritons[0].kill()
+            peer, _ = self._bare(url, "accelerator", ROWS, max(IN_FLIGHT), 1)
+            took: list[float] = []
+            failures, begun = 0, time.perf_counter()
+            running = as_completed(client.map(score, range(4, 12)))
+            for task in running:
+                try:
+                    took.append(task.result())
+                except sonic.errors.SonicError:
+                    failures += 1
+                if time.perf_counter() < begun + self.turns * self.seconds:
+                    running.add(client.submit(score, 12 + len(took) + failures))
+            rate = len(took) * REQUESTS_A_CALL * ROWS / (time.perf_counter() - begun)
+        self._note(name, rate, peer, max(took), at_least=None)
+        self.results.note(f"{name}: tasks that failed", failures, at_most=0)
+
+    def _bare(
+        self, url: str, served: str, rows: int, in_flight: int, clients: int
+    ) -> tuple[float, float]:
+        """Run bare clients, and return the rows per second of all, and their longest request."""
+        with ThreadPoolExecutor(clients) as executor:
+            runs = [
+                executor.submit(bare, url, served, rows, max(1, in_flight // clients), self.seconds)
+                for _ in range(clients)
+            ]
+            found = [run.result() for run in runs]
+        return sum(rate for rate, _ in found), max(took for _, took in found)
+
+    def _note(
+        self, name: str, rate: float, peer: float, longest_s: float, *, at_least: float | None
+    ) -> None:
+        self.results.note(f"{name}: rows/s", rate)
+        self.results.note(f"{name}: rows/s of {BARE}", peer)
+        self.results.note(f"{name}: rows/s over those of {BARE}", rate / peer, at_least=at_least)
+        self.results.note(f"{name}: longest call, s", longest_s, at_most=2.0)
+        self.rates[name] = {BARE: peer, OURS: rate}
+        print(f"{name}: {rate:,.0f} rows/s, {BARE}: {peer:,.0f}", file=sys.stderr)
+
+
+def draw(found: dict[str, Any]) -> Figure:
+    """Draw the rows per second of both, case by case."""
+    rates = found["rows a second"]
+    figure = Figure(figsize=(7, 1 + 0.4 * len(rates)), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(rates))[::-1]
+    for shift, way in ((0.2, BARE), (-0.2, OURS)):
+        axes.barh(places + shift, [one[way] for one in rates.values()], height=0.4, label=way)
+    axes.set_yticks(places, list(rates))
+    axes.set(xlabel="rows a second", xscale="log", xlim=100)
+    figure.legend(loc="outside upper right", ncols=2, fontsize="small")
+    return figure
+
+
+def cases(bed: Bed) -> None:
+    """Measure each of the troubles."""
+    bed.compare("all well")
+    for policy in ("LEAST_REQUEST", "ROUND_ROBIN"):
+        for tritons in (2, 4):
+            bed.compare(f"1 of {tritons} dead, {policy}", tritons, dead=1, policy=policy)
+    checked = {"health_checks": [HEALTH_CHECK]}
+    bed.compare("1 of 2 dead, health checks", dead=1, cluster=checked)
+    bed.compare("max_requests: 4", circuit_breakers={"max_requests": 4})
+    bed.compare(f"8 clients, a queue of {QUEUE}", 1, clients=8, served=QUEUED, rows=QUEUED_ROWS)
+    for policy in ("LEAST_REQUEST", "ROUND_ROBIN"):
+        bed.hang(f"1 of 2 hangs, {policy}", 2, policy=policy)
+    bed.cluster("dask, 1 of 2 dead", 2)
+
+
+def main() -> None:
+    """Run it."""
+    options = parser(__doc__ or "").parse_args()
+    sys.path.insert(0, str(ROOT))
+    from tests.network.tritons import tritons
+
+    # What it says of each failure is not news here.
+    logging.getLogger("sonic_coffea").setLevel(logging.ERROR)
+    results = Results("Balancer: stand-in accelerators behind the one URL of a real Envoy")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        repository = accelerator.write(folder / "repository", length=LENGTH)
+        accelerator.write(
+            repository,
+            name=QUEUED,
+            launch_s=QUEUED_S,
+            row_s=0.0,
+            max_rows=QUEUED_ROWS,
+            length=LENGTH,
+            max_queue_size=QUEUE,
+        )
+        with tritons(repository, folder, 4) as running:
+            seconds, turns = (0.3, 1) if options.quick else (3.0, 3)
+            bed = Bed(results, running, folder, seconds, turns)
+            cases(bed)
+        results.numbers["rows a second"] = bed.rates
+    finish(results, options, draw)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The connections to an endpoint: which one a request takes, and when one is made anew."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+# A connection whose requests are all overdue may be led to a server that hangs.
+SILENT_S = 1.0
+# A pod takes from ten seconds to some minutes to be there again.
+FIRST_RENEWAL_S, LAST_RENEWAL_S = 15.0, 240.0
+
+
+@dataclass(slots=True)
+class Channel:
+    """A connection.
+
+    Attributes
+    ----------
+    in_flight : int
+        Requests that it carries.
+    silent_since : float or None
+        Since when requests on it are overdue, and none is answered.
+    renew_at, renew_after_s : float
+        When it is to be made anew, and how long after that once more.
+    """
+
+    in_flight: int = 0
+    silent_since: float | None = None
+    renew_at: float = math.inf
+    renew_after_s: float = FIRST_RENEWAL_S
+
+    def cost(self, now: float) -> tuple[bool, bool, int]:
+        """Return what is against a request on it."""
+        return self.silent_since is not None, self.renew_at <= now, self.in_flight
+
+
+class Channels:
+    """As many connections as are wanted, and one more while requests are sent again.
+
+    A connection may be bound to one of several servers, by a balancer that knows nothing of
+    requests. So a request that is sent again takes another one.
+    """
+
+    __slots__ = ("_all", "_wanted")
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self._all = [Channel() for _ in range(wanted)]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def take(self, used: Collection[int], now: float) -> int:
+        """Return the connection that a request takes: if possible, none that it has used."""
+        free = [n for n in range(len(self._all)) if n not in used]
+        if not free and len(self._all) == self._wanted:
+            free = [self._wanted]
+            self._all.append(Channel())
+        channels = self._all
+        number = min(
+            free or range(len(channels)), key=lambda n: (channels[n].cost(now), n == self._wanted)
+        )
+        channels[number].in_flight += 1
+        return number
+
+    def leave(self, number: int) -> None:
+        """Take note that a request has ended."""
+        self._all[number].in_flight -= 1
+
+    def answered(self, number: int) -> None:
+        """Take note of a response."""
+        self._all[number].silent_since = None
+
+    def silent(self, number: int, now: float) -> None:
+        """Take note that a request is overdue."""
+        if self._all[number].silent_since is None:
+            self._all[number].silent_since = now
+
+    def plan_renewals(self, now: float) -> None:
+        """Plan to make all anew, as one of the servers behind a balancer was lost.
+
+        Connections to it were led to others, and would stay there when it is back.
+        """
+        for channel in self._all if self._wanted > 1 else ():
+            if channel.renew_at == math.inf:
+                channel.renew_at = now + channel.renew_after_s
+
+    def take_renewals(self, now: float) -> list[int]:
+        """Return the connections that are to be made anew now; they carry nothing."""
+        due = [n for n, channel in enumerate(self._all) if self._renews(channel, now)]
+        for number in due:
+            channel = self._all[number]
+            channel.silent_since = None
+            if channel.renew_at <= now:
+                channel.renew_at = now + channel.renew_after_s
+                channel.renew_after_s = min(2 * channel.renew_after_s, LAST_RENEWAL_S)
+        return due
+
+    @staticmethod
+    def _renews(channel: Channel, now: float) -> bool:
+        silent = channel.silent_since is not None and now - channel.silent_since >= SILENT_S
+        return channel.in_flight == 0 and (silent or channel.renew_at <= now)

@@ -1,0 +1,55 @@
+"""What the log says of lost requests: at once, then at most every 10 s, with their number."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sonic_coffea.errors import SonicError
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 10.0
+
+
+class LossLog:
+    """Tells of an endpoint's requests that are sent again, and how many there were."""
+
+    __slots__ = ("_due_at", "_last_error", "_number", "_told_lost")
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._last_error: SonicError | None = None
+        self._due_at = -math.inf
+        self._told_lost = False
+
+    def count(self, error: SonicError, now: float) -> None:
+        """Count a request that is sent again."""
+        self._number += 1
+        self._last_error = error
+        self.tell(now)
+
+    def tell(self, now: float) -> None:
+        """Say how many there were, if the last time was long ago."""
+        if self._number and now >= self._due_at:
+            requests = "1 request is" if self._number == 1 else f"{self._number} requests are"
+            logger.warning("%s; %s sent again", self._last_error, requests)
+            self._number, self._due_at = 0, now + INTERVAL_S
+
+    def wakes_at(self) -> float:
+        """Return when there is something to say."""
+        return self._due_at if self._number else math.inf
+
+    def lost(self, error: SonicError, now: float) -> None:
+        """Say that nothing gets through to the endpoint any more."""
+        if now >= self._due_at:
+            logger.warning("%s; nothing gets through at the moment", error)
+            self._told_lost, self._due_at = True, now + INTERVAL_S
+
+    def found(self, url: str) -> None:
+        """Say that it answers again, if it was said that it does not."""
+        if self._told_lost:
+            self._told_lost = False
+            logger.warning("%s answers again", url)

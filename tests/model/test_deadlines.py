@@ -1,0 +1,165 @@
+"""`timeout_s` is that of the whole call, whichever part of it is slow.
+
+Each part is slow for real, and would be for far longer than the call may take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import pytest
+from tests.network.fault_server import FaultServer, silent
+from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+# What is slow takes 30 s at least, so that this tells a call that waits for it from one that does
+# not, also on a busy machine.
+TIMEOUT_S, MOST_S = 1.0, 15.0
+
+
+def double(inputs: Any) -> dict[str, Any]:
+    return {"y": 2 * inputs["x"]}
+
+
+def jets(*numbers: float) -> ak.Array:
+    return ak.zip({"pt": np.asarray(numbers, np.float32)})
+
+
+@pytest.fixture
+def server() -> Iterator[FaultServer]:
+    with FaultServer({"m": FakeModel.of(MODEL, double)}) as running:
+        with Pool(Settings.make(running.url)) as pool:
+            MODEL(jets(1), pool=pool)  # compiles
+        yield running
+
+
+@pytest.fixture
+def cached(server: FakeServer, tmp_path: Path) -> Iterator[Pool]:
+    options = {"cache_trusts_versions": True, "metadata_timeout_s": 60}
+    settings = Settings.make(server.url, cache=tmp_path / "scores", **options)
+    with Pool(settings) as pool:
+        assert MODEL(jets(1), pool=pool).twice.tolist() == [2]
+        yield pool
+
+
+@contextlib.contextmanager
+def in_time() -> Iterator[None]:
+    """Fail if the block waits for what is slow."""
+    begun = time.monotonic()
+    yield
+    assert time.monotonic() - begun < MOST_S
+
+
+@contextlib.contextmanager
+def locked(path: Path, *pragmas: str) -> Iterator[None]:
+    """Keep others from a file, as a process does that hangs meanwhile: they wait for 30 s."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        for pragma in pragmas:
+            database.execute(pragma)
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("UPDATE scores SET used = used")
+        yield
+        database.execute("ROLLBACK")
+
+
+def kept(path: Path) -> int:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        return int(database.execute("SELECT count(*) FROM scores").fetchone()[0])
+
+
+def test_a_cache_that_cannot_be_read(cached: Pool, tmp_path: Path) -> None:
+    with locked(tmp_path / "scores", "PRAGMA locking_mode = EXCLUSIVE"):
+        with in_time(), pytest.raises(errors.DeadlineError, match="was not read within 1 s"):
+            MODEL(jets(1, 2), pool=cached, timeout_s=TIMEOUT_S)
+        # It is the call's time that is over, so that there is nothing to be masked.
+        with in_time(), pytest.raises(errors.DeadlineError):
+            MODEL(jets(1, 2), pool=cached, timeout_s=TIMEOUT_S, on_error="mask")
+    assert MODEL(jets(1, 2), pool=cached, timeout_s=60).twice.tolist() == [2, 4]
+
+
+def test_a_cache_that_cannot_be_written(cached: Pool, tmp_path: Path) -> None:
+    """The scores are there: they are returned, and kept when that is possible."""
+    with locked(tmp_path / "scores"), in_time():
+        scores = MODEL(jets(1, 2), pool=cached, timeout_s=TIMEOUT_S)
+    assert scores.twice.tolist() == [2, 4]
+    until(lambda: kept(tmp_path / "scores") == 2)
+
+
+def test_a_server_that_does_not_say_what_it_has(server: FaultServer) -> None:
+    server.misbehave(silent, times=1000, method="ModelMetadata")
+    with (
+        Pool(Settings.make(server.url, metadata_timeout_s=60)) as pool,
+        in_time(),
+        pytest.raises(errors.DeadlineError, match="no server has said within 1 s"),
+    ):
+        MODEL(jets(1), pool=pool, timeout_s=TIMEOUT_S)
+
+
+def test_a_server_that_does_not_say_what_it_had(server: FaultServer, cached: Pool) -> None:
+    """It is asked again before scores are kept, as the model may have changed meanwhile."""
+
+    def fall_silent(inputs: Any) -> dict[str, Any]:
+        server.misbehave(silent, times=1000, method="ModelMetadata")
+        return double(inputs)
+
+    server.models["m"] = FakeModel.of(MODEL, fall_silent)
+    with in_time():
+        scores = MODEL(jets(1, 2), pool=cached, timeout_s=TIMEOUT_S)
+    assert scores.twice.tolist() == [2, 4]
+
+
+def test_a_fallback_that_is_slow_to_start(server: FakeServer) -> None:
+    starting, go_on = threading.Event(), threading.Event()
+
+    def start() -> str:
+        starting.set()
+        go_on.wait(60)
+        return server.url
+
+    settings = Settings.make(
+        "grpc://127.0.0.1:9", fallback=start, fallback_after_s=0.1, retry_timeout_s=120
+    )
+    with Pool(settings) as pool:
+        with in_time(), pytest.raises(errors.DeadlineError, match="no server has said within 1 s"):
+            MODEL(jets(1), pool=pool, timeout_s=TIMEOUT_S)
+        assert starting.is_set()
+        go_on.set()
+        assert MODEL(jets(1), pool=pool, timeout_s=60).twice.tolist() == [2]
+
+
+def test_a_fallback_that_is_slow_to_take_over(server: FakeServer) -> None:
+    """The model is known, and its server is lost."""
+    starting, go_on = threading.Event(), threading.Event()
+
+    def start() -> str:
+        starting.set()
+        go_on.wait(60)
+        return server.url
+
+    settings = {"fallback": start, "fallback_after_s": 0.1, "retry_timeout_s": 120}
+    with (
+        FakeServer(server.models) as lost,
+        Pool(Settings.make(lost.url, **settings)) as pool,
+    ):
+        assert MODEL(jets(1), pool=pool).twice.tolist() == [2]
+        lost.stop()
+        with in_time(), pytest.raises(errors.DeadlineError, match="not all of 1 rows"):
+            MODEL(jets(1), pool=pool, timeout_s=TIMEOUT_S)
+        until(starting.is_set)
+        go_on.set()
+        assert MODEL(jets(1), pool=pool, timeout_s=60).twice.tolist() == [2]

@@ -1,0 +1,271 @@
+"""What goes wrong with calls on real networks: how to make it, and what it is to be taken for.
+
+The words of servers and proxies are theirs, letter by letter: of Triton 2.60, Envoy 1.40, nginx
+1.22, HAProxy 2.6 and gRPC 1.85; those of gRPC itself come up by breaking the protocol.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from h2.errors import ErrorCodes
+from tests.network.fault_server import (
+    disconnect,
+    dribble,
+    garbage,
+    garbled,
+    goaway,
+    goaway_and_end,
+    hang_up,
+    hang_up_by_reset,
+    http_status,
+    large_headers,
+    no_message,
+    no_status,
+    no_trailers,
+    reset,
+    silent,
+    status,
+    truncated,
+)
+
+from sonic_coffea.errors import (
+    AccessError,
+    DeadlineError,
+    InferenceError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    OverloadError,
+    RequestError,
+    RequestTooLargeError,
+    RouteTimeoutError,
+    ServerLostError,
+    SonicError,
+    TokenExpiredError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.network.fault_server import CallFault, ConnectionFault, FaultServer
+
+Code = grpc.StatusCode
+# Where an answer ends; see `fault_server.reset`.
+AFTER = ("headers", "request", "start", "half", "message")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A fault, what gRPC makes of it, and what this package has to.
+
+    Parameters
+    ----------
+    name : str
+        Of the test.
+    fault : callable
+        What happens to a call, or to a connection.
+    code : grpc.StatusCode
+        What gRPC says; OK if it takes no notice.
+    words : str
+        A part of gRPC's details.
+    kind : type
+        The error that follows.
+    connects : bool
+        Whether it is a fault of the connection.
+    timeout_s : float
+        The request's own deadline.
+    undelivered : bool
+        Whether no server has got the request.
+    """
+
+    name: str
+    fault: CallFault | ConnectionFault
+    code: Any
+    words: str
+    kind: type[SonicError]
+    connects: bool = False
+    timeout_s: float = 20.0
+    undelivered: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    def happen(self, server: FaultServer, *, times: int = 1, method: str = "ModelInfer") -> None:
+        """Have it happen to the next calls, or connections."""
+        if self.connects:
+            server.connect_badly(self.fault, times=times)  # type: ignore[arg-type]
+        else:
+            server.misbehave(self.fault, times=times, method=method)  # type: ignore[arg-type]
+
+
+def _said() -> Iterator[Case]:
+    """What a server or a proxy says in gRPC's own words."""
+    upstream = "upstream connect error or disconnect/reset before headers. reset reason: "
+    refused = "remote connection failure, transport failure reason: delayed connect error: 111"
+    unknown = "Request for unknown model: 'tagger' "
+    node = "Non-zero status code returned while running Conv node. Name:'c' Status Message: "
+    batch = "[request id: 1] inference request batch-size must be <= 64 for 'tagger'"
+    region = "Unable to find shared memory region: 'sonic-1'"
+    overloaded, pushback = ("x-envoy-overloaded", "true"), ("grpc-retry-pushback-ms", "20")
+    for origin, code, words, kind, *trailers in (
+        # A server behind the proxy is dead, is going, or has just come.
+        ("Envoy", Code.UNAVAILABLE, upstream + refused, ServerLostError),
+        ("Envoy", Code.UNAVAILABLE, f"{upstream}connection termination", ServerLostError),
+        ("Envoy", Code.UNAVAILABLE, f"{upstream}connection timeout", ServerLostError),
+        ("Envoy", Code.UNAVAILABLE, f"{upstream}remote refused stream reset", ServerLostError),
+        ("Envoy", Code.UNAVAILABLE, "no healthy upstream", ServerLostError),
+        ("Envoy", Code.UNIMPLEMENTED, "", ServerLostError),
+        ("Envoy", Code.UNAVAILABLE, "", ServerLostError),
+        ("Triton", Code.NOT_FOUND, region, ServerLostError),
+        ("SuperSONIC", Code.CANCELLED, "", ServerLostError),
+        ("Triton", Code.UNAVAILABLE, f"{unknown}has no available versions", ModelNotReadyError),
+        (
+            "Triton",
+            Code.UNAVAILABLE,
+            f"{unknown}version 1 is not at ready state",
+            ModelNotReadyError,
+        ),
+        ("Triton", Code.NOT_FOUND, f"{unknown}is not found", ModelNotFoundError),
+        ("Triton", Code.UNAVAILABLE, f"{unknown}is not found", ModelNotFoundError),
+        ("a Python server", Code.NOT_FOUND, "Model tagger not found", ModelNotFoundError),
+        ("a server", Code.INVALID_ARGUMENT, "requested model 'x' is gone", ModelNotFoundError),
+        # Too much at once.
+        ("Envoy", Code.UNAVAILABLE, f"{upstream}overflow", OverloadError),
+        ("Envoy", Code.UNAVAILABLE, "no words for it", OverloadError, overloaded),
+        ("Envoy", Code.UNAVAILABLE, "envoy overloaded", OverloadError),
+        ("Envoy", Code.UNAVAILABLE, "local_rate_limited", OverloadError),
+        ("Envoy", Code.RESOURCE_EXHAUSTED, "", OverloadError),
+        ("Triton", Code.UNAVAILABLE, "Exceeds maximum queue size", OverloadError),
+        ("Triton", Code.UNAVAILABLE, "Request timeout expired", OverloadError),
+        ("a server", Code.UNAVAILABLE, "come back later", OverloadError, pushback),
+        # Too much in one request.
+        ("Envoy", Code.UNKNOWN, "Payload Too Large", RequestTooLargeError),
+        (
+            "gRPC",
+            Code.RESOURCE_EXHAUSTED,
+            "Received message larger than max (8000130 vs. 4194304)",
+            RequestTooLargeError,
+        ),
+        ("Triton", Code.INTERNAL, f"{node}CUDA out of memory", RequestTooLargeError),
+        ("Triton", Code.INTERNAL, f"{node}Failed to allocate memory", RequestTooLargeError),
+        ("a Python model", Code.INTERNAL, "Unable to allocate 3.7 GiB", RequestTooLargeError),
+        ("Triton", Code.INVALID_ARGUMENT, batch, RequestTooLargeError),
+        ("Envoy", Code.UNAVAILABLE, "upstream request timeout", RouteTimeoutError),
+        ("Envoy", Code.DEADLINE_EXCEEDED, "upstream request timeout", RouteTimeoutError),
+        ("Envoy", Code.UNAVAILABLE, "stream timeout", RouteTimeoutError),
+        # What another server may not do.
+        ("Triton", Code.INTERNAL, f"{node}CUDNN_STATUS_EXECUTION_FAILED", InferenceError),
+        ("a Python server", Code.UNKNOWN, "Unexpected <class 'KeyError'>: 'x'", InferenceError),
+        # What is so for ever.
+        ("Triton", Code.INVALID_ARGUMENT, "unexpected shape for input 'x'", RequestError),
+        ("Envoy", Code.UNAUTHENTICATED, "Jwt is missing", AccessError),
+        ("Envoy", Code.UNAUTHENTICATED, "Jwt is expired", TokenExpiredError),
+        ("Envoy", Code.PERMISSION_DENIED, "RBAC: access denied", AccessError),
+        ("Triton", Code.UNAVAILABLE, "This protocol is restricted", AccessError),
+    ):
+        said = words.removeprefix(upstream).removeprefix(node) or "no words"
+        name = f"{origin} {code.name} {said} {' '.join(dict(trailers))}".strip()
+        unreached = said.startswith(("remote connection", "connection timeout", "no healthy"))
+        fault = status(code, words, *trailers)
+        yield Case(name, fault, code, words, kind, undelivered=unreached)
+
+
+def _web() -> Iterator[Case]:
+    """What web servers and ingresses answer, who know no gRPC."""
+    for number, code, kind in (
+        (302, Code.UNKNOWN, AccessError),
+        (400, Code.INTERNAL, RequestError),
+        (401, Code.UNAUTHENTICATED, AccessError),
+        (403, Code.PERMISSION_DENIED, AccessError),
+        (404, Code.UNIMPLEMENTED, ServerLostError),
+        (408, Code.UNKNOWN, ServerLostError),
+        (413, Code.UNKNOWN, RequestTooLargeError),
+        (429, Code.UNAVAILABLE, OverloadError),
+        (431, Code.UNKNOWN, RequestError),
+        (500, Code.UNKNOWN, InferenceError),
+        (502, Code.UNAVAILABLE, ServerLostError),
+        (503, Code.UNAVAILABLE, ServerLostError),
+        (504, Code.UNAVAILABLE, RouteTimeoutError),
+    ):
+        page = f"<html><head><title>{number}</title></head><body>nginx</body></html>"
+        words = f"Received http2 header with status: {number}"
+        # A request that is too large is refused before it has arrived.
+        answer = http_status(number, page, early=number == 413)
+        yield Case(f"HTTP {number}", answer, code, words, kind, undelivered=number == 503)
+
+
+def _streams() -> Iterator[Case]:
+    """Streams that are reset: gRPC's rst_after_header, rst_during_data, rst_after_data."""
+    shown = {
+        ErrorCodes.NO_ERROR: Code.INTERNAL,
+        ErrorCodes.PROTOCOL_ERROR: Code.INTERNAL,
+        ErrorCodes.INTERNAL_ERROR: Code.INTERNAL,
+        ErrorCodes.REFUSED_STREAM: Code.UNAVAILABLE,
+        ErrorCodes.CANCEL: Code.CANCELLED,
+        ErrorCodes.ENHANCE_YOUR_CALM: Code.RESOURCE_EXHAUSTED,
+        ErrorCodes.INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
+    }
+    for sent, code in shown.items():
+        kind = OverloadError if sent == ErrorCodes.ENHANCE_YOUR_CALM else ServerLostError
+        words = f"Received RST_STREAM with error code {int(sent)}"
+        for after in AFTER if sent == ErrorCodes.INTERNAL_ERROR else ("half",):
+            name, unused = f"{sent.name} after {after}", sent == ErrorCodes.REFUSED_STREAM
+            yield Case(name, reset(sent, after), code, words, kind, undelivered=unused)
+
+
+def _broken() -> Iterator[Case]:
+    """Connections that end, and answers that are none."""
+    lost = ServerLostError
+    for after in AFTER:
+        closed, broken = disconnect(after), disconnect(after, by_reset=True)
+        yield Case(f"FIN after {after}", closed, Code.UNAVAILABLE, "Stream removed (", lost)
+        yield Case(f"RST after {after}", broken, Code.UNAVAILABLE, "Stream removed (", lost)
+    for number in (ErrorCodes.NO_ERROR, ErrorCodes.INTERNAL_ERROR, ErrorCodes.PROTOCOL_ERROR):
+        ends = goaway(number, b"maximum age")
+        name, words = f"GOAWAY {number.name}", "GOAWAY received"
+        yield Case(name, ends, Code.UNAVAILABLE, words, lost, undelivered=True)
+    yield Case("GOAWAY, then FIN", goaway_and_end, Code.UNAVAILABLE, "GOAWAY received", lost)
+    ended = "Data frame with END_STREAM flag received"
+    page = http_status(200, "<html>The site is being maintained</html>")
+    yield Case("HTML with status 200", page, Code.UNKNOWN, ended, lost)
+    yield Case("no trailers", no_trailers, Code.UNKNOWN, ended, lost)
+    yield Case("no grpc-status", no_status, Code.UNKNOWN, "No status received", lost)
+    yield Case("no message", no_message, Code.OK, "", lost)
+    yield Case("half a message", truncated, Code.OK, "", lost)
+    yield Case("no protobuf", garbled, Code.INTERNAL, "Exception deserializing", InferenceError)
+    large, shown = large_headers(20_000), "metadata size exceeds"
+    yield Case("large headers", large, Code.RESOURCE_EXHAUSTED, shown, InferenceError)
+
+
+def _connections() -> Iterator[Case]:
+    """Connections that are never made."""
+    for name, fault, words in (
+        ("hangs up", hang_up, "connect"),
+        ("hangs up by RST", hang_up_by_reset, "connect"),
+        ("SSH", garbage(b"SSH-2.0-OpenSSH_9.2\r\n"), "Failed parsing HTTP/2"),
+        ("HTTP/1", garbage(b"HTTP/1.1 503 Service Unavailable\r\n\r\n"), "http1.x server"),
+    ):
+        yield Case(
+            name,
+            fault,
+            Code.UNAVAILABLE,
+            words,
+            ServerLostError,
+            connects=True,
+            undelivered=True,
+        )
+
+
+def _hanging() -> Iterator[Case]:
+    """Answers that come too late; a proxy's deadline is shorter than the request's own."""
+    late, error = Code.DEADLINE_EXCEEDED, DeadlineError
+    yield Case("no answer", silent, late, "Deadline Exceeded", error, timeout_s=0.2)
+    slow = dribble(1, 20.0)
+    yield Case("a slow answer", slow, late, "Stream removed (Deadline", error, timeout_s=1.0)
+    cut = status(late, "Deadline Exceeded")
+    yield Case("a proxy's deadline", cut, late, "Deadline Exceeded", RouteTimeoutError)
+
+
+CASES = [*_hanging(), *_said(), *_web(), *_streams(), *_broken(), *_connections()]

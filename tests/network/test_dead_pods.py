@@ -1,0 +1,142 @@
+"""One URL, behind which some Tritons are dead: what is refused says nothing of the URL."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.network.haproxy import needs_haproxy
+from tests.network.nginx import needs_nginx
+from tests.network.watching import circuits
+from tests.waiting import until
+
+from sonic_coffea.pool import Pool, Settings
+
+if TYPE_CHECKING:
+    from tests.network.tritons import Triton
+
+    import sonic_coffea as sonic
+
+OPEN = "open"
+
+
+@pytest.mark.parametrize("policy", ["LEAST_REQUEST", "ROUND_ROBIN"])
+@pytest.mark.parametrize("number", [2, 4])
+def test_one_of_several_is_dead(
+    four_tritons: list[Triton],
+    envoy: Any,
+    tagger: sonic.Model,
+    jets: Any,
+    direct: list[Any],
+    compare: Any,
+    policy: str,
+    number: int,
+) -> None:
+    with (
+        envoy(four_tritons[:number], policy=policy) as running,
+        Pool(Settings.make(running.url)) as pool,
+    ):
+        compare(tagger(jets, pool=pool).top, direct)
+        four_tritons[0].kill()
+        with circuits(pool) as seen:
+            pendings = [tagger.submit(jets, pool=pool) for _ in range(3)]
+            for pending in pendings:
+                compare(pending.result(timeout_s=60).top, direct)
+        total = pool.statistics.total()
+        assert total.failures == 0
+        assert total.retries > 0
+        assert OPEN not in seen
+
+
+def test_a_pool_that_finds_one_of_several_dead(
+    two_tritons: list[Triton],
+    envoy: Any,
+    tagger: sonic.Model,
+    jets: Any,
+    direct: list[Any],
+    compare: Any,
+) -> None:
+    """Its first calls, of metadata, are refused as any others."""
+    with envoy(two_tritons) as running:
+        two_tritons[0].kill()
+        for _ in range(4):
+            with Pool(Settings.make(running.url)) as pool, circuits(pool) as seen:
+                compare(tagger(jets, pool=pool).top, direct)
+                assert pool.statistics.total().failures == 0
+            assert OPEN not in seen
+
+
+@needs_nginx
+def test_nginx_before_a_dead_one(
+    two_tritons: list[Triton],
+    nginx: Any,
+    tagger: sonic.Model,
+    jets: Any,
+    direct: list[Any],
+    compare: Any,
+) -> None:
+    """It answers 502 for each request that it leads there, as it does not count failures."""
+    with (
+        nginx(two_tritons, upstream="max_fails=0") as running,
+        Pool(Settings.make(running.url)) as pool,
+    ):
+        compare(tagger(jets, pool=pool).top, direct)
+        two_tritons[0].kill()
+        with circuits(pool) as seen:
+            compare(tagger(jets, pool=pool).top, direct)
+        total = pool.statistics.total()
+        assert (total.failures, total.retries > 0) == (0, True)
+        assert OPEN not in seen
+
+
+@needs_haproxy
+def test_haproxy_before_a_dead_one(
+    two_tritons: list[Triton],
+    haproxy: Any,
+    tagger: sonic.Model,
+    jets: Any,
+    direct: list[Any],
+    compare: Any,
+) -> None:
+    """It answers 503 for each request that it leads there, as it does not check."""
+    with (
+        haproxy(two_tritons, mode="http", check="", backend="retries 0") as running,
+        Pool(Settings.make(running.url)) as pool,
+    ):
+        compare(tagger(jets, pool=pool).top, direct)
+        two_tritons[0].kill()
+        with circuits(pool) as seen:
+            compare(tagger(jets, pool=pool).top, direct)
+        total = pool.statistics.total()
+        assert (total.failures, total.retries > 0) == (0, True)
+        assert OPEN not in seen
+
+
+def test_all_of_them_die_and_one_comes_back(
+    two_tritons: list[Triton],
+    envoy: Any,
+    tagger: sonic.Model,
+    jets: Any,
+    direct: list[Any],
+    compare: Any,
+) -> None:
+    """While nothing gets through, the circuit is open, and few requests are spent on it."""
+    with (
+        envoy(two_tritons) as running,
+        Pool(Settings.make(running.url, retry_timeout_s=60)) as pool,
+    ):
+        compare(tagger(jets, pool=pool).top, direct)
+        for triton in two_tritons:
+            triton.kill()
+        pending = tagger.submit(jets, pool=pool)
+        until(lambda: pool.servers[0].circuit == OPEN, what="an open circuit")
+        before = running.statistic("http.ingress.downstream_rq_total")
+        back = threading.Thread(target=two_tritons[1].start)
+        back.start()
+        back.join()
+        spent = running.statistic("http.ingress.downstream_rq_total") - before
+        compare(pending.result(timeout_s=60).top, direct)
+        assert pool.statistics.total().failures == 0
+        # Triton has taken 2 s to start, or more.
+        assert spent < 200

@@ -1,0 +1,94 @@
+"""One URL, behind which a Triton hangs: others answer what it does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.network.haproxy import needs_haproxy
+
+from sonic_coffea.pool import Pool, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.network.tritons import Triton
+
+    import sonic_coffea as sonic
+
+
+@pytest.fixture(autouse=True)
+def going_on(two_tritons: list[Triton]) -> Iterator[None]:
+    """Have what a test stops go on after it."""
+    yield
+    for triton in two_tritons:
+        triton.go_on()
+
+
+@pytest.mark.parametrize("policy", ["LEAST_REQUEST", "ROUND_ROBIN"])
+def test_one_of_two_hangs_in_mid_run(
+    two_tritons: list[Triton],
+    envoy: Any,
+    tagger: sonic.Model,
+    jets: Any,
+    direct: list[Any],
+    compare: Any,
+    policy: str,
+) -> None:
+    with envoy(two_tritons, policy=policy) as running, Pool(Settings.make(running.url)) as pool:
+        compare(tagger(jets, pool=pool).top, direct)
+        pendings = [tagger.submit(jets, pool=pool) for _ in range(2)]
+        two_tritons[0].stop()
+        pendings.append(tagger.submit(jets, pool=pool))
+        for pending in pendings:
+            compare(pending.result(timeout_s=40).top, direct)
+        # It is known by now, and does not cost that much again.
+        compare(tagger.submit(jets, pool=pool).result(timeout_s=20).top, direct)
+        assert pool.statistics.total().failures == 0
+        two_tritons[0].go_on()
+        compare(tagger.submit(jets, pool=pool).result(timeout_s=20).top, direct)
+        total = pool.statistics.total()
+        assert total.failures == 0
+        assert total.rows == 5 * sum(score is not None for event in direct for score in event)
+
+
+def test_a_pool_that_finds_one_of_two_hanging(
+    two_tritons: list[Triton],
+    envoy: Any,
+    tagger: sonic.Model,
+    jets: Any,
+    direct: list[Any],
+    compare: Any,
+) -> None:
+    """Its first calls, of metadata, may be led to the one that hangs."""
+    with envoy(two_tritons, policy="ROUND_ROBIN") as running:
+        two_tritons[0].stop()
+        with Pool(Settings.make(running.url)) as pool:
+            compare(tagger.submit(jets, pool=pool).result(timeout_s=40).top, direct)
+            assert pool.statistics.total().failures == 0
+
+
+@needs_haproxy
+@pytest.mark.parametrize("channels", [1, 4])
+def test_the_one_at_the_end_of_a_connection_hangs(
+    two_tritons: list[Triton],
+    haproxy: Any,
+    tagger: sonic.Model,
+    jets: Any,
+    direct: list[Any],
+    compare: Any,
+    channels: int,
+) -> None:
+    """A balancer of connections leads all that is sent on one to the same Triton."""
+    # It takes connections while it hangs, so that the balancer's check does not find out.
+    with (
+        haproxy(two_tritons, check="") as running,
+        Pool(Settings.make(running.url, channels=channels)) as pool,
+    ):
+        before = {triton: triton.requests("tagger") for triton in two_tritons}
+        compare(tagger(jets, pool=pool).top, direct)
+        max(two_tritons, key=lambda triton: triton.requests("tagger") - before[triton]).stop()
+        pendings = [tagger.submit(jets, pool=pool) for _ in range(2)]
+        for pending in pendings:
+            compare(pending.result(timeout_s=40).top, direct)
+        assert pool.statistics.total().failures == 0

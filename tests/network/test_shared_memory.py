@@ -1,0 +1,90 @@
+"""Shared memory with a URL on this machine behind which there are several servers."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.network.tritons import tritons
+from tests.transport.test_shared_memory import check, model, objects, ours, wide
+from tests.waiting import until
+from tritonclient.grpc import InferenceServerClient
+
+from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.network.tritons import Triton
+
+__all__ = ["wide"]
+
+
+@pytest.fixture(scope="module")
+def wide_tritons(
+    wide: Path, installation: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Triton]]:
+    with tritons(wide, tmp_path_factory.mktemp("tritons"), 2) as running:
+        yield running
+
+
+def registered(tritons: list[Triton]) -> list[str]:
+    names: list[str] = []
+    for triton in tritons:
+        with InferenceServerClient(triton.url.removeprefix("grpc://")) as client:
+            names += client.get_system_shared_memory_status().regions
+    return names
+
+
+@pytest.mark.parametrize("policy", ["ROUND_ROBIN", "LEAST_REQUEST"])
+def test_tensors_travel_in_messages_through_a_balancer(
+    wide_tritons: list[Triton], envoy: Any, caplog: pytest.LogCaptureFixture, policy: str
+) -> None:
+    """Neither server knows what was registered with the other."""
+    caplog.set_level(logging.INFO)
+    sent = objects(40_000)
+    with envoy(wide_tritons, policy=policy) as running, Pool(Settings.make(running.url)) as pool:
+        for _ in range(3):
+            check(model()(sent, pool=pool), sent)
+        assert pool.statistics.total().failures == 0
+        said = [r.message for r in caplog.records if "cannot use shared memory" in r.message]
+        assert len(said) == 1
+        assert "known to one server behind the URL, and not to another" in said[0]
+        assert ours() == []
+        retries = pool.statistics.total().retries
+        check(model()(sent, pool=pool), sent)
+        assert pool.statistics.total().retries == retries
+        until(lambda: registered(wide_tritons) == [])
+
+
+def test_shared_memory_that_is_demanded_through_a_balancer(
+    wide_tritons: list[Triton], envoy: Any
+) -> None:
+    sent = objects(40_000)
+    with envoy(wide_tritons) as running:
+        settings = Settings.make(running.url, shared_memory=True)
+        with Pool(settings) as pool:
+            with pytest.raises(errors.ConfigError) as caught:
+                until(lambda: model()(sent, pool=pool) is None)
+            assert "shared_memory=True, but " in str(caught.value)
+            assert "known to one server behind the URL" in str(caught.value)
+
+
+def test_a_server_that_is_started_anew_twice_keeps_shared_memory(
+    wide_tritons: list[Triton], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonic_coffea.transport._shared_memory._SETTLED_S", 0.01)
+    triton = wide_tritons[0]
+    triton.restore()
+    sent = objects(40_000)
+    with Pool(Settings.make(triton.url, retry_timeout_s=60.0)) as pool:
+        for _ in range(3):
+            check(model()(sent, pool=pool), sent)
+            assert ours()
+            triton.kill()
+            triton.start()
+        check(model()(sent, pool=pool), sent)
+        assert ours()

@@ -1,0 +1,92 @@
+"""Tokens that expire, before a real Envoy that checks them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.waiting import until
+
+from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.network.tritons import Triton
+
+    import sonic_coffea as sonic
+
+_KEY = b"a key of tests, of 32 characters"
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+JWKS = {"keys": [{"kty": "oct", "alg": "HS256", "kid": "1", "k": _encoded(_KEY)}]}
+
+
+def token(valid_s: float) -> str:
+    """Return a token that expires so long from now; Envoy allows for 60 s."""
+    header = {"alg": "HS256", "typ": "JWT", "kid": "1"}
+    payload = {"iss": "tests", "exp": int(time.time() + valid_s)}
+    signed = ".".join(_encoded(json.dumps(part).encode()) for part in (header, payload))
+    return f"{signed}.{_encoded(hmac.digest(_KEY, signed.encode(), hashlib.sha256))}"
+
+
+EXPIRED_S = -100.0
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_expired_token_is_read_again(
+    two_tritons: list[Triton],
+    envoy: Any,
+    tagger: sonic.Model,
+    jets: Any,
+    direct: list[Any],
+    compare: Any,
+    tmp_path: Path,
+    first: bool,
+) -> None:
+    """By the first call, which asks for the model, and by one whose token has expired meanwhile."""
+    path = tmp_path / "token"
+    path.write_text(token(EXPIRED_S if first else 1000.0))
+    with (
+        envoy(two_tritons, jwks=JWKS) as running,
+        Pool(Settings.make(running.url, token_file=path, retry_timeout_s=60.0)) as pool,
+    ):
+        if not first:
+            compare(tagger(jets, pool=pool).top, direct)
+            path.write_text(token(EXPIRED_S))
+        scores: list[Any] = []
+        scoring = threading.Thread(target=lambda: scores.append(tagger(jets, pool=pool)))
+        scoring.start()
+        until(lambda: running.statistic("http.ingress.jwt_authn.denied") >= 3)
+        path.write_text(token(1000.0))
+        scoring.join(60)
+        compare(scores[0].top, direct)
+        assert pool.statistics.total().failures == 0
+
+
+def test_a_token_that_stays_expired_is_an_error_that_says_so(
+    two_tritons: list[Triton], envoy: Any, tagger: sonic.Model, jets: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "token"
+    path.write_text(token(EXPIRED_S))
+    with envoy(two_tritons, jwks=JWKS) as running:
+        settings = Settings.make(running.url, token_file=path, retry_timeout_s=0.5)
+        with Pool(settings) as pool, pytest.raises(errors.TokenExpiredError, match="Jwt is expire"):
+            tagger(jets, pool=pool)
+        # Nobody renews a token that was given as text.
+        settings = Settings.make(running.url, token=token(EXPIRED_S), retry_timeout_s=60.0)
+        begun = time.monotonic()
+        with Pool(settings) as pool, pytest.raises(errors.AccessError, match="token_file="):
+            tagger(jets, pool=pool)
+        assert time.monotonic() - begun < 30.0

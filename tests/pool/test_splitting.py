@@ -1,0 +1,107 @@
+"""What a slice becomes that is too large, takes too long, or is failed on: on virtual time."""
+
+from __future__ import annotations
+
+import pytest
+from tests.pool.scenario import ONE, TWO, Scenario, contract
+
+from sonic_coffea import errors
+
+TOO_LARGE = errors.RequestTooLargeError("too large: Payload Too Large", server=ONE)
+CUT = errors.RouteTimeoutError("cut: upstream request timeout", server=ONE)
+FAILED = errors.InferenceError("the server failed: CUDA error", server=ONE)
+EXPIRED = errors.TokenExpiredError("the token has expired: Jwt is expired", server=ONE)
+
+
+def rows_of(scenario: Scenario) -> list[tuple[int, int]]:
+    return sorted((part.start, part.stop) for part in scenario.delivered)
+
+
+@pytest.mark.parametrize("error", [TOO_LARGE, CUT])
+def test_a_request_that_is_too_large_is_split(error: errors.SonicError) -> None:
+    scenario = Scenario(ONE)
+    scenario.submit(rows=8, nbytes=801)
+    (attempt,) = scenario.in_flight
+    scenario.fail(attempt, error)
+    scenario.wait(1.0)
+    first, second = scenario.in_flight
+    assert [a.slice.nbytes for a in (first, second)] == [400, 401]
+    scenario.fail(second, error)
+    scenario.wait(3.0)
+    scenario.answer_all()
+    assert rows_of(scenario) == [(0, 4), (4, 6), (6, 8)]
+    assert scenario.failed == {}
+
+
+def test_what_is_known_to_be_too_large_is_not_sent_whole_until_some_time_has_passed() -> None:
+    scenario = Scenario(ONE, TWO)
+    scenario.served = dict.fromkeys((ONE, TWO), contract(max_rows=64))
+    scenario.submit(rows=8, nbytes=800)
+    (attempt,) = scenario.in_flight
+    scenario.fail(attempt, TOO_LARGE)
+    scenario.answer_all()
+    for _ in range(2):  # one at each server: the other may take it
+        scenario.submit(rows=8, nbytes=800)
+        scenario.submit(rows=4, nbytes=400)
+        sizes = {url: sorted(a.slice.nbytes for a in scenario.at(url)) for url in (ONE, TWO)}
+        assert 800 not in sizes[attempt.url]
+        scenario.answer_all()
+    scenario.wait(61.0)
+    scenario.submit(2, rows=8, nbytes=800)
+    assert [a.slice.nbytes for a in scenario.at(attempt.url)] == [800]
+
+
+def test_a_single_row_that_is_too_large_is_an_error_that_says_so() -> None:
+    scenario = Scenario(ONE)
+    (request,) = scenario.submit(rows=1, nbytes=100)
+    scenario.fail(scenario.in_flight[0], TOO_LARGE)
+    assert isinstance(scenario.failed[request], errors.RequestTooLargeError)
+    assert "a single row of 100 bytes" in str(scenario.failed[request])
+    scenario.submit(rows=1, nbytes=100)
+    scenario.answer_all()
+    assert len(scenario.delivered) == 1
+
+
+def test_parts_keep_the_place_of_the_whole() -> None:
+    scenario = Scenario(ONE, max_in_flight=1)
+    scenario.submit(3, rows=4, nbytes=400)
+    scenario.fail(scenario.in_flight[0], TOO_LARGE)
+    order = []
+    while scenario.in_flight:
+        order.append(scenario.in_flight[0].slice.start)
+        scenario.answer(scenario.in_flight[0])
+    assert order == [0, 2, 4, 6, 8, 10]
+
+
+def test_a_failed_inference_is_tried_once_more_elsewhere() -> None:
+    scenario = Scenario()
+    (request,) = scenario.submit()
+    (first,) = scenario.in_flight
+    scenario.fail(first, FAILED)
+    (second,) = scenario.in_flight
+    assert {first.url, second.url} == {ONE, TWO}
+    scenario.fail(second, FAILED)
+    assert isinstance(scenario.failed[request], errors.InferenceError)
+    assert "tried 2 times" in str(scenario.failed[request])
+    assert not scenario.endpoint(ONE).breaker.lost
+
+
+def test_an_expired_token_is_asked_for_again_for_a_while() -> None:
+    scenario = Scenario(ONE, retry_timeout_s=5.0)
+    (request,) = scenario.submit()
+    begun, tries = scenario.now, 0
+    while request not in scenario.failed:
+        if scenario.in_flight:
+            tries += 1
+            scenario.fail(scenario.in_flight[0], EXPIRED)
+        scenario.wait(0.01)
+    assert 5.0 <= scenario.now - begun <= 7.1
+    assert 4 <= tries <= 12
+    scenario.submit()
+    while not scenario.in_flight:
+        scenario.wait(0.01)
+    scenario.fail(scenario.in_flight[0], EXPIRED)
+    while not scenario.in_flight:
+        scenario.wait(0.01)
+    scenario.answer_all()
+    assert len(scenario.delivered) == 1
