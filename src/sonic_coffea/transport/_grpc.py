@@ -26,9 +26,10 @@ from sonic_coffea.errors import (
     SonicError,
     TokenExpiredError,
 )
-from sonic_coffea.transport._channel import Channel, call_metadata, local_secret
+from sonic_coffea.transport._channel import Channel, call_metadata
 from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
 from sonic_coffea.transport._failures import translate
+from sonic_coffea.transport._loopback import LocalPeer
 from sonic_coffea.transport._metadata import (
     ModelEntry,
     Response,
@@ -112,7 +113,7 @@ class Connection:
         self._process = os.getpid()
         self._channel: Channel | None = None
         self._replaced: list[Channel] = []
-        self._secret: Mapping[str, str] = {}
+        self._peer = LocalPeer(address)
         self._shared: SharedMemory | None = None
         if shares(address, wanted=options.shared_memory):
             demanded = options.shared_memory is True
@@ -386,15 +387,20 @@ class Connection:
             closed, self._closed = self._closed, True
         for channel in self._replaced:
             channel.close()
-        if closed or self._channel is None:
+        if closed:
             return
-        if self._shared is None:
-            self._channel.close()
+        if self._channel is None or self._shared is None:
+            self._shut()
             return
         # The channel stays open for the server to unregister what these requests used.
         for future in list(self._channel.in_flight):
             future.cancel()
-        self._shared.close(done=self._channel.close)
+        self._shared.close(done=self._shut)
+
+    def _shut(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._peer.close()
 
     def _replace(self, channel: Channel) -> None:
         """Open another channel for all that follows: to the network, this one may not be there.
@@ -414,12 +420,19 @@ class Connection:
     def _open(self) -> tuple[Channel, Mapping[str, str]]:
         """Return the channel, opened by the first call, and the secret of a local server."""
         with self._opening:
-            if self._channel is None:
+            try:
+                secret, address = self._peer.secret(), self._peer.address
+            except ServerLostError:
+                if self._shared is not None:
+                    self._shared.forget()
+                raise
+            if self._channel is None or self._channel.address != address:
                 if self._closed:
                     raise CancelledError("the connection is closed", server=str(self.address))
-                self._channel = Channel(self.address, self._options.tls)
-                self._secret = local_secret(self.address)
-            return self._channel, self._secret
+                if self._channel is not None:
+                    self._replaced.append(self._channel)
+                self._channel = Channel(address, self._options.tls)
+            return self._channel, secret
 
     def _call(
         self, method: str, request: Any, timeout_s: float | None = None, **context: Any
@@ -475,8 +488,7 @@ class Connection:
             return error
         # A local server that was started anew has another secret, which is recorded a moment after
         # it answers; to the rows, it is a server that was lost and comes back.
-        recorded = local_secret(self.address)
-        self._secret = recorded or self._secret
+        recorded = self._peer.look_up()
         if isinstance(error, AccessError) and recorded != secret:
             return ServerLostError(f"the local server was started anew: {details}", **context)
         return error
