@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dask.config
+
+from sonic_coffea.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +132,9 @@ class ServersView:
         oldest = min((c.rows_per_s[0][0] for c in courses if c.rows_per_s), default=now)
         self.rates.x_range.start = max(-_SHOWN_S, min(oldest - now, -10.0))
         self.rates.legend.visible = self.stages.legend.visible = bool(courses)
-        names = [f"{model} v{version} at {server}" for (server, model, version), _ in items]
+        names = [
+            _literal(f"{model} v{version} at {server}") for (server, model, version), _ in items
+        ]
         self._lines.data = {
             "t": [[at - now for at, _ in c.rows_per_s] for c in courses],
             "rows_s": [[rate for _, rate in c.rows_per_s] for c in courses],
@@ -139,6 +144,11 @@ class ServersView:
         self.stages.y_range.factors = names[::-1]
         stages = [_stages_ms(course) for course in courses]
         self._bars.data = {"name": names, **{part: [s[part] for s in stages] for part in _STAGES}}
+
+
+def _literal(text: str) -> str:
+    """Return what Bokeh draws as it is: where a formula would begin is a space without width."""
+    return re.sub(r"(\$|\\)(?=[$(\[])", "\\1\u200b", printable(text))
 
 
 def _stages_ms(course: Course) -> dict[str, float]:
@@ -159,8 +169,8 @@ def _ms(seconds: float | None) -> str:
 
 # The title, the width, and what a row shows.
 _COLUMNS: dict[str, tuple[str, int, Callable[[ServedVersion, Course], str]]] = {
-    "server": ("Server", 240, lambda served, _: served[0]),
-    "model": ("Model", 160, lambda served, _: f"{served[1]} v{served[2]}"),
+    "server": ("Server", 240, lambda served, _: printable(served[0])),
+    "model": ("Model", 160, lambda served, _: printable(f"{served[1]} v{served[2]}")),
     "state": ("State", 170, lambda _, c: _state(c)),
     "rows_s": ("Rows/s", 80, lambda _, c: f"{c.rows_per_s[-1][1]:,.0f}" if c.rows_per_s else ""),
     "in_flight": ("In flight", 80, lambda _, c: str(c.in_flight)),
