@@ -262,6 +262,8 @@ class Connection:
                     raise
                 failure: SonicError = error
             except (AccessError, RequestError) as error:
+                if isinstance(error, TokenExpiredError):
+                    raise
                 failure = error
             # Of any other failure, nothing follows: there may be one, with the size of its batches.
             logger.info("%s gives no configuration of %r: %s", self.address, model, failure)
