@@ -89,10 +89,10 @@ class CircuitBreaker:
             return Circuit.OPEN
         return Circuit.CLOSED if self.failing_since is None else Circuit.HALF_OPEN
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether the retry budget is used up."""
-        return self._budget <= 0.0
+    def exhausted(self, now: float) -> bool:
+        """Whether the retry budget is used up, or nothing has got through for too long."""
+        since = self._losing_since
+        return self._budget <= 0.0 or (since is not None and now - since >= MAX_RUN_S)
 
     @property
     def lost(self) -> bool:
@@ -118,9 +118,9 @@ class CircuitBreaker:
         self._budget = max(self._budget - 1.0, 0.0)
 
     def fail(self, error: SonicError, now: float, *, hopeless: bool = True) -> bool:
-        """Take note of a loss, and return whether it is that of the endpoint, and a new one.
+        """Take note of a loss, and return whether the endpoint is lost by it.
 
-        `hopeless` says that nothing is in flight which may still be answered.
+        `hopeless` says that nothing else is in flight which may still be answered.
         """
         self.last_error = error
         if now < self.retry_at:  # one of several losses of the same moment
@@ -128,10 +128,8 @@ class CircuitBreaker:
         if self._losing_since is None:
             self._losing_since = now
         self.spend()
-        lasting = now - self._losing_since >= MAX_RUN_S
-        if not (hopeless and (self.exhausted or lasting or self.ejected)):
-            return False
-        return self.open(error, now)
+        over = self.exhausted(now) or self.ejected
+        return hopeless and over and self.open(error, now)
 
     def open(self, error: SonicError, now: float) -> bool:
         """Open the circuit, and return whether the endpoint was not lost before."""

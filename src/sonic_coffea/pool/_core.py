@@ -28,6 +28,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import Circuit, back_off_s
+from sonic_coffea.pool._channels import SILENT_S
 from sonic_coffea.pool._discovery import Discovery
 from sonic_coffea.pool._endpoint import EndpointRegistry
 from sonic_coffea.pool._fallback import FallbackPolicy
@@ -61,6 +62,7 @@ class PoolCore:
         self._order = itertools.count()
         self._in_flight_bytes = 0
         self._contracts: dict[ModelKey, Contract] = {}
+        self._seen: set[ModelKey] = set()
         self._discoveries: dict[ModelKey, Discovery] = {}
         self._starts_at = -math.inf
         self._not_compared: set[str] = set()
@@ -88,6 +90,7 @@ class PoolCore:
         if waiting:
             times += [x.in_flight.wakes_at(now) for x in self.endpoints]
             due += [x.breaker.retry_at for x in self.endpoints]
+            due += [x.signatures.retry_at(key) for x in self.endpoints for key in waiting]
         if self._settings.retry.hedge_after_s is not None:
             due += [self._hedged_at(attempt) for attempt in self._attempts()]
         times += [at for at in due if at > now]
@@ -220,9 +223,9 @@ class PoolCore:
         if endpoint is None:
             return
         # A server that answers late, or for a discovery, must have the model that is known by now.
-        expected, asked_at = endpoint.signatures.validating.pop(key, (None, now))
-        expected = expected or self._contracts.get(key)
+        expected = endpoint.signatures.validating.pop(key, None) or self._contracts.get(key)
         if not isinstance(outcome, SonicError):
+            self._seen.add(key)
             endpoint.liveness.hear(now)
             if expected is None or serves(outcome, expected):
                 endpoint.signatures.accept(key, now)
@@ -231,12 +234,15 @@ class PoolCore:
                 self._reject(endpoint, key, outcome, expected, now)
         elif isinstance(outcome, ModelNotFoundError):
             endpoint.liveness.hear(now)
-            endpoint.signatures.reject(key, outcome, now)
+            endpoint.signatures.lack(key, now)
+            self._give_up_if_hopeless(key, event.url, outcome, now)
         elif isinstance(outcome, OverloadError):
             endpoint.liveness.hear(now)
             endpoint.in_flight.limit(key).pause(now, self._rng, outcome.retry_after_s)
         elif not isinstance(outcome, CancelledError):  # as its connection was made anew
-            endpoint.failed(outcome, asked_at, now)
+            if isinstance(outcome, DeadlineError):
+                endpoint.in_flight.channels.silent(0, now - SILENT_S)
+            endpoint.failed(outcome, now)
             self._give_up_if_hopeless(key, event.url, outcome, now)
 
     def _requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
@@ -325,12 +331,12 @@ class PoolCore:
                 passes = endpoint.breaker.circuit(now) is not Circuit.OPEN
                 waits = not passes or endpoint.draining or endpoint.in_flight.paused(key, now)
                 if not waits and endpoint.signatures.due(key, now):
-                    self._validate(endpoint, key, now)
+                    self._validate(endpoint, key)
 
-    def _validate(self, endpoint: Endpoint, key: ModelKey, now: float) -> None:
+    def _validate(self, endpoint: Endpoint, key: ModelKey) -> None:
         queue = self._queues.get(key)
         expected = queue[0][1].call.contract if queue else None
-        endpoint.signatures.validating[key] = expected, now
+        endpoint.signatures.validating[key] = expected
         self._instructions.append(e.Validate(endpoint.url, key))
 
     def _next(self, now: float) -> Attempt | None:
@@ -388,20 +394,18 @@ class PoolCore:
         """Give up what no endpoint can take any more."""
         for key, queue in self._queues.items():
             if queue and not self._may_be_served(key, now):
-                error = self._unroutable(key, now)
+                gone = ModelNotFoundError(f"no server has model {key.name!r} any more")
+                error = self._unroutable(key, now, gone)
                 self._instructions += [e.Fail(request, error) for request in self._take_out(key)]
 
     def _may_be_served(self, key: ModelKey, now: float) -> bool:
         there = self.endpoints.that_may_have(key, now)
         return bool(there) or self._fallback.awaited(key, now)
 
-    def _unroutable(self, key: ModelKey, now: float) -> SonicError:
+    def _unroutable(self, key: ModelKey, now: float, error: SonicError) -> SonicError:
         """Return why no endpoint can take a model: another model counts more than none."""
         reasons = [x.signatures.rejection(key, now) for x in self.endpoints.active]
-        for reason in reasons:
-            if isinstance(reason, ContractError):
-                return reason
-        return ModelNotFoundError(f"no server has model {key.name!r} any more")
+        return next((reason for reason in reasons if reason is not None), error)
 
     # Discovery
 
@@ -415,19 +419,19 @@ class PoolCore:
                 self._start_fallback()
                 discovery.next_round_at = math.inf
             elif discovery.next_round_at <= now or discovery.next_round_at == math.inf:
-                self._begin_round(discovery, now)
+                self._begin_round(discovery)
         elif discovery.complete(now):
             if discovery.contracts:
                 self._conclude(discovery, now)
             else:
                 self._ask_again(discovery, now)
 
-    def _begin_round(self, discovery: Discovery, now: float) -> None:
+    def _begin_round(self, discovery: Discovery) -> None:
         endpoints = self.endpoints.active
         discovery.begin_round(endpoint.url for endpoint in endpoints)
         for endpoint in endpoints:
             if discovery.key not in endpoint.signatures.validating:
-                self._validate(endpoint, discovery.key, now)
+                self._validate(endpoint, discovery.key)
 
     def _conclude(self, discovery: Discovery, now: float) -> None:
         key = discovery.key
@@ -461,17 +465,23 @@ class PoolCore:
         if since is None:
             since = discovery.failing_since
         retries = [
-            max(x.breaker.retry_at, x.in_flight.limit(key).paused_until)
+            max(
+                x.breaker.retry_at,
+                x.in_flight.limit(key).paused_until,
+                x.signatures.retry_at(key),
+            )
             for x in self.endpoints.that_may_have(key, now)
         ]
+        # A model that was there is being loaded, or its server was started anew.
+        transient = discovery.transient or key in self._seen
         due_at = self._fallback.due_at(key, now)
-        if due_at <= now:
+        if due_at <= now or (due_at < math.inf and not transient):
             self._start_fallback()
         if self._fallback.starting:
             discovery.next_round_at = math.inf
             return
         expired = now - since >= self._settings.retry.timeout_s
-        if due_at == math.inf and (expired or not discovery.transient):
+        if due_at == math.inf and (expired or not transient):
             self._resolve(discovery, discovery.nobody_has_it(self._servers))
             return
         discovery.next_round_at = min([*retries, due_at], default=now)
@@ -495,9 +505,8 @@ class PoolCore:
         assert endpoint is not None  # noqa: S101  it is removed when nothing is in flight to it
         match error:
             case ModelNotFoundError():
-                endpoint.signatures.reject(attempt.key, error, now)
-                self._forget(attempt.key)
-                return self._may_be_served(attempt.key, now)
+                self._missed(endpoint, attempt.key, now)
+                return failing_s < self._settings.retry.timeout_s
             case OverloadError():
                 if isinstance(error, RouteTimeoutError):
                     endpoint.too_large(error, request, now)
@@ -521,11 +530,18 @@ class PoolCore:
                 return failing_s < self._settings.retry.timeout_s
         return False
 
+    def _missed(self, endpoint: Endpoint, key: ModelKey, now: float) -> None:
+        """Learn that a server lacks a model: others behind its URL may have it."""
+        endpoint.liveness.hear(now)
+        endpoint.signatures.miss(key, now)
+        if key not in endpoint.signatures.valid:
+            self._forget(key)
+
     def _retries_lost(
         self, attempt: Attempt, endpoint: Endpoint, error: SonicError, now: float
     ) -> bool:
         request, timeout_s = attempt.slice, self._settings.retry.timeout_s
-        endpoint.failed(error, attempt.begun_at, now)
+        endpoint.failed(error, now)
         others_pass = endpoint.breaker.answered_at > (request.first_failed_at or now)
         if others_pass and not getattr(error, "undelivered", False):
             # These rows may be what is killing servers.
@@ -548,9 +564,14 @@ class PoolCore:
     def _give_up_if_hopeless(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
         lost_since = self._lost_since(key, now)
-        passing = isinstance(error, (ServerLostError, DeadlineError, TokenExpiredError))
+        passing = isinstance(
+            error, (ServerLostError, DeadlineError, ModelNotFoundError, TokenExpiredError)
+        )
         patience_s = self._settings.retry.timeout_s if passing else 0.0
         if lost_since is not None and now - lost_since >= patience_s:
+            if isinstance(error, ModelNotFoundError):
+                self._forget(key)
+                error = self._unroutable(key, now, error)
             for request in self._take_out(key):
                 self._give_up(request, url, error)
 

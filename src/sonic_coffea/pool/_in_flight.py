@@ -171,7 +171,7 @@ class InFlight:
         """Learn from a response."""
         if attempt.begun_at > self._answered_from:
             self._answered_from = attempt.begun_at
-            if self.older_than(attempt.begun_at):
+            if self.overtaken(next(iter(self.attempts), attempt)):
                 # What it has overtaken may be overdue.
                 self._late_at = min(self._late_at, max(self._looked_at + SCAN_S, now))
         self.channels.answered(attempt.channel)
@@ -192,11 +192,6 @@ class InFlight:
     def overtaken(self, attempt: Attempt) -> bool:
         """Whether a request that was sent later has been answered."""
         return attempt.begun_at < self._answered_from
-
-    def older_than(self, at: float) -> bool:
-        """Whether something is in flight since before a time, and may still be answered."""
-        oldest = next(iter(self.attempts), None)
-        return oldest is not None and oldest.begun_at < at
 
     # Overdue responses
 

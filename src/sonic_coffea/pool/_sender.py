@@ -12,7 +12,7 @@ import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.errors import CancelledError, RequestError, SonicError
+from sonic_coffea.errors import CancelledError, RequestError, ServerLostError, SonicError
 from sonic_coffea.pool._events import Answered, Failed, Unsendable
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ class Sender:
             return
         try:
             handle = self._send(call, transmission)
+        except ServerLostError as error:
+            self._post(Failed(attempt, error))
         except SonicError as error:
             self._post(Unsendable(attempt, error))
         except Exception as error:
