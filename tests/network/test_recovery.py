@@ -229,6 +229,15 @@ def test_a_connection_that_is_half_open(healthy: FakeServer) -> None:
         assert proxy.connections == 2
 
 
+@pytest.mark.parametrize("fault", [fault_server.deaf, fault_server.mute])
+def test_a_first_connection_that_hangs(faulty: FaultServer, fault: Any) -> None:
+    """It was accepted, by a host or a balancer that is not there any more."""
+    faulty.connect_badly(fault)
+    with pool_of(faulty) as pool:
+        assert_right(MODEL(JETS, pool=pool))
+    assert faulty.connections == 2
+
+
 def test_a_request_that_is_never_answered(faulty: FaultServer) -> None:
     """Its deadline says nothing of a server that answers others."""
     with pool_of(faulty, request_timeout_s=0.5) as pool:
