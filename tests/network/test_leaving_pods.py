@@ -1,0 +1,258 @@
+"""Servers that leave, and that have a model, or a version of it, only for a time."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from tests.network.tritons import tritons
+from tests.waiting import until
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.network.tritons import Triton
+
+    import sonic_coffea as sonic
+
+EXPLICIT = ["--model-control-mode=explicit", "--load-model=tagger"]
+
+
+@pytest.fixture(scope="module")
+def controlled(
+    small_batches: Path, installation: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Triton]]:
+    """Two Tritons whose models are loaded and unloaded when they are told to."""
+    folder = tmp_path_factory.mktemp("tritons")
+    with tritons(small_batches, folder, 2, arguments=EXPLICIT) as running:
+        yield running
+
+
+@pytest.fixture
+def loaded(controlled: list[Triton]) -> list[Triton]:
+    """The same, running, with the model."""
+    for triton in controlled:
+        triton.restore()
+        tell(triton, "Load")
+    return controlled
+
+
+def tell(triton: Triton, what: str, model: str = "tagger") -> None:
+    """Have a Triton load or unload the model."""
+    request = getattr(service_pb2, f"RepositoryModel{what}Request")(model_name=model)
+    with grpc.insecure_channel(triton.url.removeprefix("grpc://")) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        getattr(stub, f"RepositoryModel{what}")(request, timeout=60)
+
+
+@contextlib.contextmanager
+def calls(score: Callable[[], None]) -> Iterator[list[BaseException]]:
+    """Have three threads call again and again; yield what they fail with."""
+    over = threading.Event()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        while not over.is_set():
+            try:
+                score()
+            except BaseException as error:  # noqa: BLE001
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield failures
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture
+def scored(tagger: sonic.Model, jets: Any, direct: list[Any], compare: Any) -> Any:
+    """What scores some jets by a pool, and compares."""
+    return lambda pool: compare(tagger(jets[:200], pool=pool).top, direct[:200])
+
+
+def answered(pool: Pool, more: int = 100) -> None:
+    """Return after some more requests were answered."""
+    before = pool.statistics.total().requests
+    until(lambda: pool.statistics.total().requests >= before + more, what="answers")
+
+
+@pytest.mark.parametrize("policy", ["LEAST_REQUEST", "ROUND_ROBIN"])
+def test_one_of_two_is_terminated_and_comes_back(
+    two_tritons: list[Triton], envoy: Any, scored: Any, policy: str
+) -> None:
+    """It unloads its models while it answers, then it is gone."""
+    with (
+        envoy(two_tritons, policy=policy) as running,
+        Pool(Settings.make(running.url)) as pool,
+        calls(lambda: scored(pool)) as failures,
+    ):
+        answered(pool)
+        two_tritons[0].terminate()
+        until(lambda: not two_tritons[0].running, timeout_s=60)
+        answered(pool)
+        two_tritons[0].start()
+        before = running.requests_of(two_tritons[0])
+        until(lambda: running.requests_of(two_tritons[0]) > before + 20)
+    assert not failures
+    assert pool.statistics.total().failures == 0
+
+
+def test_all_are_terminated_one_after_the_other(
+    two_tritons: list[Triton], envoy: Any, scored: Any
+) -> None:
+    with (
+        envoy(two_tritons) as running,
+        Pool(Settings.make(running.url)) as pool,
+        calls(lambda: scored(pool)) as failures,
+    ):
+        answered(pool)
+        for triton in two_tritons:
+            triton.terminate()
+            until(lambda triton=triton: not triton.running, timeout_s=60)
+            triton.start()
+            answered(pool)
+    assert not failures
+
+
+def test_a_lone_server_is_started_anew(two_tritons: list[Triton], scored: Any) -> None:
+    triton = two_tritons[0]
+    triton.restore()
+    with (
+        Pool(Settings.make(triton.url, retry_timeout_s=60)) as pool,
+        calls(lambda: scored(pool)) as failures,
+    ):
+        answered(pool)
+        triton.terminate()
+        until(lambda: not triton.running, timeout_s=60)
+        triton.start()
+        answered(pool)
+    assert not failures
+
+
+def test_one_of_two_unloads_the_model(loaded: list[Triton], envoy: Any, scored: Any) -> None:
+    """It says NOT_FOUND to each second request; new pools find the model, too."""
+    with (
+        envoy(loaded, policy="ROUND_ROBIN") as running,
+        Pool(Settings.make(running.url)) as pool,
+        calls(lambda: scored(pool)) as failures,
+    ):
+        answered(pool)
+        tell(loaded[0], "Unload")
+        before = pool.statistics.total().retries
+        answered(pool, 300)
+        assert pool.statistics.total().retries > before
+        for _ in range(10):
+            with Pool(Settings.make(running.url)) as new:
+                scored(new)
+        tell(loaded[0], "Load")
+        answered(pool)
+    assert not failures
+
+
+def test_both_unload_the_model_for_a_while(loaded: list[Triton], envoy: Any, scored: Any) -> None:
+    with (
+        envoy(loaded) as running,
+        Pool(Settings.make(running.url)) as pool,
+        calls(lambda: scored(pool)) as failures,
+    ):
+        answered(pool)
+        for triton in loaded:
+            tell(triton, "Unload")
+        loading = threading.Timer(2.0, lambda: [tell(triton, "Load") for triton in loaded])
+        loading.start()
+        # A worker that is new asks for the model while nobody has it.
+        with Pool(Settings.make(running.url)) as new:
+            scored(new)
+        loading.join()
+        answered(pool)
+    assert not failures
+
+
+def test_a_server_is_back_before_its_model(loaded: list[Triton], scored: Any) -> None:
+    """In 30 s of failed calls, "no server has the model any more", it was loaded long ago."""
+    triton = loaded[0]
+    tell(triton, "Unload")
+    with Pool(Settings.make(triton.url)) as pool:
+        with pytest.raises(errors.ModelNotFoundError, match="does not have model 'taggr'"):
+            pool.contract("taggr", None)
+        loading = threading.Timer(2.0, tell, [triton, "Load"])
+        loading.start()
+        scored(pool)
+        loading.join()
+        tell(triton, "Unload")
+        loading = threading.Timer(2.0, tell, [triton, "Load"])
+        loading.start()
+        scored(pool)
+        loading.join()
+
+
+def test_a_model_that_stays_away_is_given_up_in_time(loaded: list[Triton], scored: Any) -> None:
+    triton = loaded[0]
+    with Pool(Settings.make(triton.url, retry_timeout_s=2)) as pool:
+        scored(pool)
+        tell(triton, "Unload")
+        for _ in range(2):
+            with pytest.raises(errors.ModelNotFoundError, match="tagger"):
+                scored(pool)
+        # At once, not after the 30 s for which a server with another model is left alone.
+        tell(triton, "Load")
+        scored(pool)
+
+
+@pytest.fixture
+def versions(
+    small_batches: Path, installation: Any, tmp_path: Path
+) -> Iterator[tuple[Path, list[Triton]]]:
+    """Two Tritons, and their repository, where a second version may appear."""
+    repository = tmp_path / "repository"
+    shutil.copytree(small_batches, repository)
+    with tritons(repository, tmp_path, 2, arguments=EXPLICIT) as running:
+        yield repository, running
+
+
+def roll_over(repository: Path, *running: Triton) -> None:
+    """Have Tritons serve version 2 in the place of version 1."""
+    new = repository / "tagger" / "2"
+    if not new.exists():
+        shutil.copytree(repository / "tagger" / "1", repository / "tagger" / "new")
+        (repository / "tagger" / "new").rename(new)
+    for triton in running:
+        tell(triton, "Load")
+
+
+def test_servers_roll_over_one_after_the_other(
+    versions: tuple[Path, list[Triton]], envoy: Any, scored: Any, tagger: sonic.Model, jets: Any
+) -> None:
+    repository, running = versions
+    seen = set()
+
+    def score() -> None:
+        seen.add(tagger(jets[:200], pool=pool).attrs["sonic"]["version"])
+
+    with (
+        envoy(running, policy="ROUND_ROBIN") as balancer,
+        Pool(Settings.make(balancer.url)) as pool,
+        calls(score) as failures,
+    ):
+        answered(pool)
+        for triton in running:
+            roll_over(repository, triton)
+            answered(pool, 300)
+        until(lambda: tagger(jets[:20], pool=pool).attrs["sonic"]["version"] == "2")
+    assert not failures
+    assert seen >= {"1", "2"}
