@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
+import awkward as ak
 import grpc
 import pytest
 from tests.network.tritons import tritons
 from tests.waiting import until
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.network.tritons import Triton
-
-    import sonic_coffea as sonic
 
 EXPLICIT = ["--model-control-mode=explicit", "--load-model=tagger"]
 
@@ -216,29 +215,24 @@ def test_a_model_that_stays_away_is_given_up_in_time(loaded: list[Triton], score
 
 @pytest.fixture
 def versions(
-    small_batches: Path, installation: Any, tmp_path: Path
-) -> Iterator[tuple[Path, list[Triton]]]:
-    """Two Tritons, and their repository, where a second version may appear."""
+    tagger_path: Path, installation: Any, tmp_path: Path
+) -> Iterator[tuple[Callable[[], None], list[Triton]]]:
+    """Two Tritons that serve the latest version, and what writes version 2 beside version 1."""
+    options: dict[str, Any] = {"max_batch_size": 16, "versions": "latest"}
     repository = tmp_path / "repository"
-    shutil.copytree(small_batches, repository)
+    sonic.build_repository(repository, {"tagger": tagger_path}, **options)
+
+    def write() -> None:
+        sonic.build_repository(repository, {"tagger": tagger_path}, version=2, **options)
+
     with tritons(repository, tmp_path, 2, arguments=EXPLICIT) as running:
-        yield repository, running
-
-
-def roll_over(repository: Path, *running: Triton) -> None:
-    """Have Tritons serve version 2 in the place of version 1."""
-    new = repository / "tagger" / "2"
-    if not new.exists():
-        shutil.copytree(repository / "tagger" / "1", repository / "tagger" / "new")
-        (repository / "tagger" / "new").rename(new)
-    for triton in running:
-        tell(triton, "Load")
+        yield write, running
 
 
 def test_servers_roll_over_one_after_the_other(
-    versions: tuple[Path, list[Triton]], envoy: Any, scored: Any, tagger: sonic.Model, jets: Any
+    versions: tuple[Callable[[], None], list[Triton]], envoy: Any, tagger: sonic.Model, jets: Any
 ) -> None:
-    repository, running = versions
+    write, running = versions
     seen = set()
 
     def score() -> None:
@@ -250,9 +244,64 @@ def test_servers_roll_over_one_after_the_other(
         calls(score) as failures,
     ):
         answered(pool)
+        write()
         for triton in running:
-            roll_over(repository, triton)
+            tell(triton, "Load")
             answered(pool, 300)
         until(lambda: tagger(jets[:20], pool=pool).attrs["sonic"]["version"] == "2")
     assert not failures
     assert seen >= {"1", "2"}
+
+
+@pytest.fixture
+def many(jets: Any, direct: list[Any]) -> tuple[Any, list[Any]]:
+    """Jets of which one call has some thousand requests, and their scores."""
+    return ak.concatenate([jets] * 20), direct * 20
+
+
+def test_a_call_has_one_version_while_a_server_rolls_over(
+    versions: tuple[Callable[[], None], list[Triton]],
+    envoy: Any,
+    tagger: sonic.Model,
+    many: tuple[Any, list[Any]],
+    compare: Any,
+) -> None:
+    """Requests for version 1 that reach the other server are sent again."""
+    write, running = versions
+    objects, expected = many
+    write()
+    with (
+        envoy(running, policy="ROUND_ROBIN") as balancer,
+        Pool(Settings.make(balancer.url)) as pool,
+    ):
+        pending = tagger.submit(objects, pool=pool)
+        answered(pool)
+        tell(running[1], "Load")
+        assert not pending.done()
+        scores = pending.result(timeout_s=60)
+        compare(scores.top, expected)
+        total = pool.statistics.total()
+        assert (total.failures, total.retries > 0) == (0, True)
+    assert scores.attrs["sonic"]["version"] == "1"
+
+
+def test_a_version_that_all_servers_replace_is_said(
+    versions: tuple[Callable[[], None], list[Triton]],
+    tagger: sonic.Model,
+    many: tuple[Any, list[Any]],
+    compare: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write, (triton, _) = versions
+    objects, expected = many
+    write()
+    with Pool(Settings.make(triton.url)) as pool:
+        pending = tagger.submit(objects, pool=pool)
+        answered(pool)
+        tell(triton, "Load")
+        assert not pending.done()
+        scores = pending.result(timeout_s=60)
+        compare(scores.top, expected)
+    assert scores.attrs["sonic"]["version"] == "1, 2"
+    said = [message for message in caplog.messages if "no server has version 1" in message]
+    assert len(said) == 1
