@@ -19,8 +19,8 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool._hooks import wait_for
-from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.pool._pin import VersionPin
+from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.reporting import Statistics
 
 if TYPE_CHECKING:
