@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
@@ -17,6 +18,7 @@ import grpc
 import pytest
 from distributed import Client, as_completed
 from distributed.batched import BatchedSend
+from tests.dask.browser import browser
 from tests.dask.conftest import MODEL, jets, local_cluster, twice
 from tests.waiting import until
 from tornado.ioloop import PeriodicCallback
@@ -455,14 +457,15 @@ def test_figures_are_where_dask_shows_them(
         assert rows == 60
 
 
-def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path) -> None:
+@pytest.mark.parametrize("page", ["sonic", "individual-sonic"])
+def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path, page: str) -> None:
     from bokeh.client import pull_session
     from bokeh.models import DataTable
 
     client = one_worker
     with sonic.LocalServer(slow_repository) as server, sonic.connect(server, client=client):
         futures = client.map(chunk, range(60))
-        url = client.dashboard_link.replace("/status", "/sonic")
+        url = client.dashboard_link.replace("/status", f"/{page}")
         assert urlopen(url).status == 200  # noqa: S310
 
         def row() -> dict[str, str]:
@@ -481,6 +484,30 @@ def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path) ->
         assert float(shown["model_ms"]) > 45
         assert float(shown["rtt_ms"]) > 45
         assert (shown["retries"], shown["failures"]) == ("0", "0")
+
+
+@pytest.mark.parametrize("prefix", ["", "/behind/a-proxy"])
+def test_jupyterlab_finds_the_pane(prefix: str) -> None:
+    """dask's extension asks for the list, and shows a page of it beside the notebook."""
+    with (
+        dask.config.set({"distributed.scheduler.http.prefix": prefix}),
+        local_cluster(0, processes=False) as cluster,
+        Client(cluster) as client,
+        sonic.connect("grpc://127.0.0.1:1", client=client),
+    ):
+        root = f"http://127.0.0.1:{cluster.scheduler.services['dashboard'].port}{prefix}"
+        plots = json.load(urlopen(f"{root}/individual-plots.json"))  # noqa: S310
+        assert plots["Individual Inference Servers"] == "/individual-sonic"
+        assert len(plots) > 10  # dask's own
+        assert urlopen(root + plots["Individual Inference Servers"]).status == 200  # noqa: S310
+
+
+def test_the_pane_in_a_browser(one_worker: Client, slow_server: sonic.LocalServer) -> None:
+    client = one_worker
+    with sonic.connect(slow_server, client=client), browser() as show:
+        client.gather(client.map(chunk, range(10)))
+        text = show(client.dashboard_link.replace("/status", "/individual-sonic"))
+        until(lambda: slow_server.url in text() and "double v1" in text())
 
 
 def test_the_table_of_the_page_is_drawn_anew() -> None:

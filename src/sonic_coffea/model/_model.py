@@ -20,6 +20,7 @@ from sonic_coffea.errors import (
     ModelNotFoundError,
     ServerError,
     nearest,
+    printable,
 )
 from sonic_coffea.layouts import (
     Layout,
@@ -146,7 +147,8 @@ class Model(Carrier):
         )
         version = f", version {self.version}" if self.version else ""
         return (
-            f"Model({self.name!r}{version}, inputs: {', '.join(self.inputs)}; outputs: {outputs})"
+            f"Model({self.name!r}{version}, inputs: {printable(', '.join(self.inputs))}; "
+            f"outputs: {printable(outputs)})"
         )
 
     def _repr_html_(self) -> str:
@@ -440,7 +442,7 @@ class _How(NamedTuple):
 def _say_that_nothing_is_kept(model: str, version: str) -> None:
     """Warn, once in a process rather than at every chunk."""
     logger.warning(
-        "scores of %s are not kept: its servers do not all say what file version %s is (a fallback "
+        "scores of %r are not kept: its servers do not all say what file version %r is (a fallback "
         "never does); cache_trusts_versions=True takes the number's word for it",
         model,
         version,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from awkward.contents import RecordArray
 
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import DeadlineError
+from sonic_coffea.errors import DeadlineError, printable
 from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes
 from sonic_coffea.reporting import Statistics, tables
@@ -58,7 +58,7 @@ class Pending:
 
     def __repr__(self) -> str:
         varied = f" under {', '.join(self.lengths)}" if self.lengths else ""
-        return f"<Pending {self._model}{varied}: {len(self._rows)} rows, {self._state}>"
+        return f"<Pending {printable(self._model)}{varied}: {len(self._rows)} rows, {self._state}>"
 
     def _repr_html_(self) -> str:
         s, total = self.statistics, self.statistics.total()
@@ -205,7 +205,7 @@ class Pending:
                 yield from super().get_renderables()
 
         columns = (
-            "{task.description}",
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(),
             "{task.completed:,.0f} of {task.total:,.0f} rows",
             progress.TimeElapsedColumn(),
@@ -216,7 +216,7 @@ class Pending:
         # In a notebook, a bar that goes away would leave a gap below its cell.
         transient = not console.is_jupyter
         with Bar(*columns, console=console, transient=transient, refresh_per_second=5) as bar:
-            bar.add_task(self._model, total=len(self._rows))
+            bar.add_task(printable(self._model), total=len(self._rows))
             yield
 
     def _too_late(self, deadline: Deadline) -> DeadlineError:
@@ -242,7 +242,7 @@ class Deferred(Pending):
         return Statistics()
 
     def __repr__(self) -> str:
-        return f"<Deferred {self._model}: {self._scores!r}>"
+        return f"<Deferred {printable(self._model)}: {self._scores!r}>"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"

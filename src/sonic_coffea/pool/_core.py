@@ -28,6 +28,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import Circuit, back_off_s
+from sonic_coffea.pool._channels import SILENT_S
 from sonic_coffea.pool._discovery import Discovery
 from sonic_coffea.pool._endpoint import EndpointRegistry
 from sonic_coffea.pool._fallback import FallbackPolicy
@@ -222,8 +223,7 @@ class PoolCore:
         if endpoint is None:
             return
         # A server that answers late, or for a discovery, must have the model that is known by now.
-        expected, asked_at = endpoint.signatures.validating.pop(key, (None, now))
-        expected = expected or self._contracts.get(key)
+        expected = endpoint.signatures.validating.pop(key, None) or self._contracts.get(key)
         if not isinstance(outcome, SonicError):
             self._seen.add(key)
             endpoint.liveness.hear(now)
@@ -240,6 +240,8 @@ class PoolCore:
             endpoint.liveness.hear(now)
             endpoint.in_flight.limit(key).pause(now, self._rng, outcome.retry_after_s)
         elif not isinstance(outcome, CancelledError):  # as its connection was made anew
+            if isinstance(outcome, DeadlineError):
+                endpoint.in_flight.channels.silent(0, now - SILENT_S)
             endpoint.failed(outcome, now)
             self._give_up_if_hopeless(key, event.url, outcome, now)
 
@@ -329,12 +331,12 @@ class PoolCore:
                 passes = endpoint.breaker.circuit(now) is not Circuit.OPEN
                 waits = not passes or endpoint.draining or endpoint.in_flight.paused(key, now)
                 if not waits and endpoint.signatures.due(key, now):
-                    self._validate(endpoint, key, now)
+                    self._validate(endpoint, key)
 
-    def _validate(self, endpoint: Endpoint, key: ModelKey, now: float) -> None:
+    def _validate(self, endpoint: Endpoint, key: ModelKey) -> None:
         queue = self._queues.get(key)
         expected = queue[0][1].call.contract if queue else None
-        endpoint.signatures.validating[key] = expected, now
+        endpoint.signatures.validating[key] = expected
         self._instructions.append(e.Validate(endpoint.url, key))
 
     def _next(self, now: float) -> Attempt | None:
@@ -417,24 +419,24 @@ class PoolCore:
                 self._start_fallback()
                 discovery.next_round_at = math.inf
             elif discovery.next_round_at <= now or discovery.next_round_at == math.inf:
-                self._begin_round(discovery, now)
+                self._begin_round(discovery)
         elif discovery.complete(now):
             if discovery.contracts:
                 self._conclude(discovery, now)
             else:
                 self._ask_again(discovery, now)
 
-    def _begin_round(self, discovery: Discovery, now: float) -> None:
+    def _begin_round(self, discovery: Discovery) -> None:
         endpoints = self.endpoints.active
         discovery.begin_round(endpoint.url for endpoint in endpoints)
         for endpoint in endpoints:
             if discovery.key not in endpoint.signatures.validating:
-                self._validate(endpoint, discovery.key, now)
+                self._validate(endpoint, discovery.key)
 
     def _conclude(self, discovery: Discovery, now: float) -> None:
         key = discovery.key
         for url in discovery.awaited:
-            logger.warning("%s has not said in time what model %s is", url, key.name)
+            logger.warning("%s has not said in time what model %r is", url, key.name)
         try:
             contract = merge(discovery.contracts)
         except ContractError as error:
@@ -613,7 +615,7 @@ class PoolCore:
             self._not_compared.add(actual.model)
             logger.warning(
                 "the fallback %s cannot be compared with the servers: not all of them say which "
-                "file model %s is",
+                "file model %r is",
                 endpoint.url,
                 actual.model,
             )

@@ -144,8 +144,12 @@ class Endpoint:
 
     def failed(self, error: SonicError, now: float) -> None:
         """Learn from a request that was lost: of the endpoint it says something if all are."""
-        if self.breaker.fail(error, now, hopeless=not self.in_flight.attempts):
+        hopeless = not self.in_flight.attempts
+        if self.breaker.fail(error, now, hopeless=hopeless):
             self._lost(error, now)
+        elif hopeless and not getattr(error, "undelivered", False):
+            # The only server there may have been started anew, with another model.
+            self.signatures.doubt(now, all_of_them=True)
         self.in_flight.channels.plan_renewals(now)
 
     def silent(self, error: SonicError, now: float) -> None:
@@ -169,14 +173,12 @@ class Endpoint:
 
     def too_large(self, error: SonicError, request: RequestSlice, now: float) -> None:
         """Learn from a refusal for a request's size: for some time, requests are smaller."""
-        if self.takes(request, now):
-            logger.warning(
-                "%s; requests for model %s are of less than %d bytes",
-                error,
-                request.key.name,
-                request.nbytes,
-            )
-            self._refused_bytes[request.key] = request.nbytes, now + REFUSED_S
+        if not self.takes(request, now):
+            return
+        _, until = self._refused_bytes.get(request.key, (0, -math.inf))
+        level = logging.DEBUG if now < until else logging.WARNING
+        logger.log(level, "%s; requests of %d bytes are split", error, request.nbytes)
+        self._refused_bytes[request.key] = request.nbytes, now + REFUSED_S
 
     def takes(self, request: RequestSlice, now: float) -> bool:
         """Whether no request of this size was refused lately."""

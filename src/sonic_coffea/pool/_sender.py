@@ -12,7 +12,13 @@ import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.errors import CancelledError, ModelNotFoundError, RequestError, SonicError
+from sonic_coffea.errors import (
+    CancelledError,
+    ModelNotFoundError,
+    RequestError,
+    ServerLostError,
+    SonicError,
+)
 from sonic_coffea.pool._events import Answered, Failed, Unsendable
 
 if TYPE_CHECKING:
@@ -114,6 +120,8 @@ class Sender:
             return
         try:
             handle = self._send(call, transmission)
+        except ServerLostError as error:
+            self._post(Failed(attempt, error))
         except SonicError as error:
             self._post(Unsendable(attempt, error))
         except Exception as error:

@@ -51,7 +51,7 @@ class Signatures:
     valid : dict
         When the endpoint was last known to have each model that it has.
     validating : dict
-        What is expected of each model that it is being asked for, and since when it is.
+        What is expected of each model that it is being asked for.
     """
 
     __slots__ = ("_misses", "_missing", "_rejected", "_rng", "valid", "validating")
@@ -62,7 +62,7 @@ class Signatures:
         self._missing: dict[ModelKey, Missing] = {}
         self.valid: dict[ModelKey, float] = {}
         self._rejected: dict[ModelKey, tuple[float, SonicError]] = {}
-        self.validating: dict[ModelKey, tuple[Contract | None, float]] = {}
+        self.validating: dict[ModelKey, Contract | None] = {}
 
     def rejection(self, key: ModelKey, now: float) -> SonicError | None:
         """Return in what its model differs from the one that is meant, if that was found lately."""
@@ -153,7 +153,7 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
             )
         if actual.version != expected.version:
             logger.warning(
-                "%s has version %s of model %s, %s version %s; scores may depend on the server, "
+                "%s has version %r of model %r, %s version %r; scores may depend on the server, "
                 "pin a version to avoid it",
                 first,
                 expected.version,

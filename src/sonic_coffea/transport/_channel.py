@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from sonic_coffea.transport import _local_state as local_state
 from sonic_coffea.transport._tokens import token_of
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ class Channel:
     """A gRPC channel and its methods; opening it reads certificates, closing it cancels calls."""
 
     def __init__(self, address: Address, tls: Tls) -> None:
+        self.address = address
         if address.tls:
             root, cert, key = tls.read()
             credentials = grpc.ssl_channel_credentials(root, key, cert)
@@ -69,9 +69,3 @@ def call_metadata(
     if options.token is not None:
         headers["authorization"] = f"Bearer {token_of(options.token)}"
     return tuple((name.lower(), value) for name, value in headers.items())
-
-
-def local_secret(address: Address) -> dict[str, str]:
-    """Return the header that a local server of this user demands, from its owner's files."""
-    record = local_state.lookup(address.url)
-    return {} if record is None else record.headers

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -24,9 +26,10 @@ from sonic_coffea.errors import (
     SonicError,
     TokenExpiredError,
 )
-from sonic_coffea.transport._channel import Channel, call_metadata, local_secret
+from sonic_coffea.transport._channel import Channel, call_metadata
 from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
 from sonic_coffea.transport._failures import translate
+from sonic_coffea.transport._loopback import LocalPeer
 from sonic_coffea.transport._metadata import (
     ModelEntry,
     Response,
@@ -76,6 +79,12 @@ class RpcHandle(Protocol):
         """Cancel the request, here and on the server. Never blocks."""
 
 
+# Calls that change nothing. A server that hangs may have got one, behind a balancer with others
+# that answer at once: it is made again after so long, and after as long again.
+_READS = ("ServerMetadata", "RepositoryIndex", "ModelMetadata", "ModelConfig", "ModelStatistics")
+_ASK_AGAIN_S = (1.0, 2.0)
+
+
 class Connection:
     """A channel to one server.
 
@@ -104,7 +113,7 @@ class Connection:
         self._process = os.getpid()
         self._channel: Channel | None = None
         self._replaced: list[Channel] = []
-        self._secret: Mapping[str, str] = {}
+        self._peer = LocalPeer(address)
         self._shared: SharedMemory | None = None
         if shares(address, wanted=options.shared_memory):
             demanded = options.shared_memory is True
@@ -253,9 +262,11 @@ class Connection:
                     raise
                 failure: SonicError = error
             except (AccessError, RequestError) as error:
+                if isinstance(error, TokenExpiredError):
+                    raise
                 failure = error
             # Of any other failure, nothing follows: there may be one, with the size of its batches.
-            logger.info("%s gives no configuration of %s: %s", self.address, model, failure)
+            logger.info("%s gives no configuration of %r: %s", self.address, model, failure)
             return None
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
@@ -378,15 +389,20 @@ class Connection:
             closed, self._closed = self._closed, True
         for channel in self._replaced:
             channel.close()
-        if closed or self._channel is None:
+        if closed:
             return
-        if self._shared is None:
-            self._channel.close()
+        if self._channel is None or self._shared is None:
+            self._shut()
             return
         # The channel stays open for the server to unregister what these requests used.
         for future in list(self._channel.in_flight):
             future.cancel()
-        self._shared.close(done=self._channel.close)
+        self._shared.close(done=self._shut)
+
+    def _shut(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._peer.close()
 
     def _replace(self, channel: Channel) -> None:
         """Open another channel for all that follows: to the network, this one may not be there.
@@ -406,12 +422,19 @@ class Connection:
     def _open(self) -> tuple[Channel, Mapping[str, str]]:
         """Return the channel, opened by the first call, and the secret of a local server."""
         with self._opening:
-            if self._channel is None:
+            try:
+                secret, address = self._peer.secret(), self._peer.address
+            except ServerLostError:
+                if self._shared is not None:
+                    self._shared.forget()
+                raise
+            if self._channel is None or self._channel.address != address:
                 if self._closed:
                     raise CancelledError("the connection is closed", server=str(self.address))
-                self._channel = Channel(self.address, self._options.tls)
-                self._secret = local_secret(self.address)
-            return self._channel, self._secret
+                if self._channel is not None:
+                    self._replaced.append(self._channel)
+                self._channel = Channel(address, self._options.tls)
+            return self._channel, secret
 
     def _call(
         self, method: str, request: Any, timeout_s: float | None = None, **context: Any
@@ -419,20 +442,24 @@ class Connection:
         """Make a call without tensors, and wait for the response."""
         context["server"] = str(self.address)
         channel, secret = self._open()
+        metadata = call_metadata(self._options, secret)
+        until = time.monotonic() + (timeout_s or self._options.timeouts.metadata_s)
+
+        def begin() -> Any:
+            timeout_s = until - time.monotonic()
+            return getattr(channel.stub, method).future(request, timeout_s, metadata)
+
         try:
-            response = getattr(channel.stub, method)(
-                request,
-                timeout=timeout_s or self._options.timeouts.metadata_s,
-                metadata=call_metadata(self._options, secret),
-            )
-        except grpc.RpcError as error:
-            failure = self._failure(error, secret, optional=method in _OPTIONAL, **context)
+            call = _first(begin, _ASK_AGAIN_S if method in _READS else ())
         except ValueError as error:  # a closed channel
-            failure = CancelledError(str(error), **context)
+            failure: SonicError = CancelledError(str(error), **context)
         else:
-            if response is not None:
+            if call.cancelled() or call.code() != grpc.StatusCode.OK:
+                failure = self._failure(call, secret, optional=method in _OPTIONAL, **context)
+            elif (response := call.result()) is not None:
                 return response
-            failure = ServerLostError(_NO_MESSAGE, **context)
+            else:
+                failure = ServerLostError(_NO_MESSAGE, **context)
         raise failure
 
     def _failure(
@@ -452,7 +479,8 @@ class Connection:
         error = translate(code, details, trailers, closing=self._closed, early=early, **context)
         if self._shared is not None:
             if unknown_region(details):
-                error = ServerLostError(self._shared.unknown(details), **context)
+                meaning = self._shared.unknown(details)
+                error = ServerLostError(meaning, **context)
                 error.undelivered = True
             elif isinstance(error, ServerLostError):
                 self._shared.forget()
@@ -462,8 +490,34 @@ class Connection:
             return error
         # A local server that was started anew has another secret, which is recorded a moment after
         # it answers; to the rows, it is a server that was lost and comes back.
-        recorded = local_secret(self.address)
-        self._secret = recorded or self._secret
+        recorded = self._peer.look_up()
         if isinstance(error, AccessError) and recorded != secret:
             return ServerLostError(f"the local server was started anew: {details}", **context)
         return error
+
+
+def _first(begin: Callable[[], Any], ask_again_s: Sequence[float]) -> Any:
+    """Make a call, and again if it takes long; return what was answered first, or failed last."""
+    responses: SimpleQueue[Any] = SimpleQueue()
+    calls: list[Any] = []
+    failed: list[Any] = []
+    try:
+        for wait_s in (*ask_again_s, math.inf):
+            calls.append(begin())
+            calls[-1].add_done_callback(responses.put)
+            until = time.monotonic() + wait_s
+            while len(failed) < len(calls):
+                left_s = None if until == math.inf else max(0.0, until - time.monotonic())
+                try:
+                    call = responses.get(timeout=left_s)
+                except Empty:
+                    break
+                if call.code() == grpc.StatusCode.OK:
+                    return call
+                failed.append(call)
+            else:
+                break
+    finally:
+        for call in calls:
+            call.cancel()
+    return failed[-1]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, ServerStartError, nearest
-from sonic_coffea.transport import DATATYPES, TYPED_CONTENTS, kserve_name
+from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.transport import DATATYPES, TYPED_CONTENTS, HeldPort, kserve_name, local_state
 
 if TYPE_CHECKING:
     from typing import Self
@@ -276,6 +276,7 @@ class KServeServer:
         self._counting = threading.Lock()
         self._port = port or 0
         self._server: Any = None
+        self._held: HeldPort
 
     def __enter__(self) -> Self:
         return self.start()
@@ -299,15 +300,13 @@ class KServeServer:
             If another program has the port.
         """
         if self._server is None:
-            options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
+            self._held = HeldPort.claim(self._port)
+            self._port = self._held.number
+            local_state.remove(self.url)
+            options = [("grpc.so_reuseport", 1), ("grpc.max_receive_message_length", -1)]
             server = grpc.server(ThreadPoolExecutor(self._threads), options=options)
             service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Servicer(self), server)
-            try:
-                self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
-            except RuntimeError:
-                raise ServerStartError(
-                    f"port {self._port} is in use by another program; leave port out for a free one"
-                ) from None
+            server.add_insecure_port(f"127.0.0.1:{self._port}")
             server.start()
             self._server = server
         return self
@@ -319,6 +318,7 @@ class KServeServer:
             stopped = server.stop(grace=None)
             self.stopping()
             stopped.wait()
+            self._held.release()
 
     def serving(self, model: str, version: str) -> KServeModel | None:
         """Return a model, if it is there in a version."""
