@@ -25,6 +25,7 @@ def shown(outcome: Outcome) -> Table:
     faults = ", ".join(f"{number} {kind}" for kind, number in outcome.faults.most_common())
     table = Table(title=f"Chaos, seed {outcome.seed}", show_header=False, title_justify="left")
     for label, value in (
+        ("options", ", ".join(f"{name}={value}" for name, value in outcome.options.items())),
         ("calls of threads", f"{outcome.calls:,}, and {outcome.cancelled:,} cancelled"),
         ("tasks of workers", f"{outcome.tasks:,}"),
         ("rows, each as by direct inference", f"{outcome.rows:,}"),

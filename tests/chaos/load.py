@@ -18,8 +18,6 @@ import sonic_coffea as sonic
 from sonic_coffea.errors import CancelledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from distributed import Client
 
 LENGTH, EVENTS = 64, 4000
@@ -91,19 +89,20 @@ class Load:
         Which events are scored.
     longest_s : float
         A call that takes longer is wrong.
-    failed : callable
-        Called with what is wrong.
+    problems : list of str
+        What is wrong is added to it.
     """
 
     seed: int
     longest_s: float
-    failed: Callable[[str], None]
+    problems: list[str]
     calls: int = 0
     tasks: int = 0
     cancelled: int = 0
     rows: int = 0
     longest_call_s: float = 0.0
     over: threading.Event = field(default_factory=threading.Event)
+    aborted: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _began: dict[str, float] = field(default_factory=dict)
 
@@ -152,6 +151,11 @@ class Load:
             took_s = time.monotonic() - begun
             if took_s > self.longest_s:
                 self.failed(f"a call of {name} takes more than {took_s:.0f} s")
+
+    def failed(self, problem: str) -> None:
+        """Note what is wrong, but for what comes of ending a run that failed."""
+        if not self.aborted.is_set():
+            self.problems.append(problem)
 
     def _count(self, start: int, stop: int, took_s: float, scores: ak.Array) -> None:
         wrong = difference(scores, start, stop)

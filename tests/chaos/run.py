@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import threading
 import time
 from collections import Counter
@@ -48,7 +49,9 @@ class Outcome:
     Attributes
     ----------
     seed : int
-        Of the faults and of the calls.
+        Of the faults, of the calls, and of the pool's options.
+    options : dict
+        Of the pool.
     problems : list of str
         What is wrong; nothing if the run is good.
     timeline : list of str
@@ -62,6 +65,7 @@ class Outcome:
     """
 
     seed: int
+    options: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     timeline: list[str] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
@@ -87,19 +91,17 @@ def run(seed: int, seconds: float, folder: Path, show: Callable[[Outcome, float]
     show : callable
         Called with the outcome so far and the part of the time that is over.
     """
-    outcome = Outcome(seed)
+    outcome = Outcome(seed, _options(random.Random(seed)))
     expected()
     with dask.config.set(_CONFIG), World(folder) as world:
         before = _warm(world)
         with (
             _cluster(folder, WORKERS) as client,
-            sonic.connect(
-                world.servers_file, client=client, retry_timeout_s=LONGEST_CALL_S
-            ) as pool,
+            sonic.connect(world.servers_file, client=client, **outcome.options) as pool,
         ):
             world.dask = client
             _calm(world, outcome)
-            load = Load(seed, LONGEST_CALL_S, outcome.problems.append)
+            load = Load(seed, LONGEST_CALL_S, outcome.problems)
             with ThreadPoolExecutor(THREADS + 1) as threads:
                 calls = [threads.submit(load.call, number) for number in range(THREADS)]
                 calls.append(threads.submit(load.compute, client))
@@ -111,6 +113,7 @@ def run(seed: int, seconds: float, folder: Path, show: Callable[[Outcome, float]
                         load.check_time()
                         time.sleep(0.05)
                     if outcome.problems:
+                        load.aborted.set()
                         pool.close()
                         client.close()
             outcome.calls, outcome.tasks, outcome.cancelled = load.calls, load.tasks, load.cancelled
@@ -123,6 +126,18 @@ def run(seed: int, seconds: float, folder: Path, show: Callable[[Outcome, float]
             _look_for_leaks(world, before, outcome)
     outcome.problems += [f"a leak of a process: {child}" for child in children()]
     return outcome
+
+
+def _options(chance: random.Random) -> dict[str, Any]:
+    """Return options of a pool: those by default, or others."""
+    others = {
+        "balance": chance.choice(["load", "load", "priority"]),
+        "channels": chance.choice([1, 1, 2]),
+        "hedge_after_s": chance.choice([None, None, 0.5]),
+        "shared_memory": chance.choice(["auto", "auto", False]),
+    }
+    # An outage lasts for as long as four Tritons take to start on a busy machine.
+    return {**others, "retry_timeout_s": LONGEST_CALL_S}
 
 
 def _warm(world: World) -> Held:
