@@ -198,6 +198,11 @@ class AdaptiveLimit:
             # No response will say when there is room again.
             self.pause(now, rng, retry_after_s)
 
+    def restart(self) -> None:
+        """Begin with few requests again, and grow by one in a round trip."""
+        self._slow_start = False
+        self._set(min(self._value, _MIN_IN_FLIGHT))
+
     def halve(self, now: float) -> None:
         """Take note of a request that took too long; those of one moment count as one."""
         if now >= self._next_refusal_at:
