@@ -529,8 +529,7 @@ class PoolCore:
     ) -> bool:
         request, timeout_s = attempt.slice, self._settings.retry.timeout_s
         endpoint.failed(error, now)
-        others_pass = endpoint.breaker.answered_at > (request.first_failed_at or now)
-        if others_pass and not getattr(error, "undelivered", False):
+        if not getattr(error, "undelivered", False):
             request.losses += 1
             if request.losses >= SUSPECT_LOSSES:
                 back_offs = request.losses - SUSPECT_LOSSES + 1

@@ -134,7 +134,7 @@ class Endpoint:
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
         """Learn from a response: the endpoint does its work."""
         self.liveness.hear(now)
-        if self.breaker.succeed(now):
+        if self.breaker.succeed():
             self.losses.found(self.url)
         self.in_flight.answered(attempt, rtt_s, now)
 
