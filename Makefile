@@ -14,11 +14,13 @@ endif
 RESULTS ?= sonic-bench
 # Tests wait for servers about as long as they compute: three processes keep two cores busy.
 PROCESSES ?= 3
+# For how long `make chaos` breaks things.
+SECONDS ?= 30
 PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
 BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow failover cluster facility
 
-.PHONY: help demo quick test lint types unit pytest test-lazy docs bench bench-quick bench-page \
+.PHONY: help demo quick test lint types unit pytest test-lazy chaos docs bench bench-quick bench-page \
 	sample tagger clean
 
 help:
@@ -26,6 +28,8 @@ help:
 	@echo "make quick    style, types and the tests that need no server: for every change"
 	@echo "make test     style, types and the test suite, against the real Triton"
 	@echo "make test-lazy  the tests of dask-awkward support, in an environment of their own"
+	@echo "make chaos    break servers, proxies and workers while they score, and check all rows;"
+	@echo "              SECONDS=600 SEED=7 for longer, and for the faults of a run that failed"
 	@echo "make docs     build the documentation as a site, in docs/_build"
 	@echo "make bench    measure, against peers and limits; tables, JSON and figures in $(RESULTS)/"
 	@echo "make bench-quick  the same with little: shows that all of it runs, not how fast"
@@ -75,6 +79,10 @@ test-lazy: $(LAZY)/.installed
 	$(LAZY)/bin/sonic-coffea server install
 	$(LAZY)/bin/python -m pytest tests/lazy \
 		"tests/docs/test_documentation.py::test_page_runs[docs/how-to/use-dask-awkward.md]"
+
+chaos: $(VENV)/.dev-installed
+	$(BIN)/sonic-coffea server install
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 docs: $(VENV)/.dev-installed
 	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build

@@ -60,6 +60,7 @@ __all__ = [
     "TokenExpiredError",
     "find",
     "nearest",
+    "printable",
 ]
 
 
@@ -89,7 +90,7 @@ class SonicError(Exception):
         events: tuple[int, int] | None = None,
         rows: tuple[int, int] | None = None,
     ) -> None:
-        self.message = message
+        self.message = printable(message, lines=True)
         self.server = server
         self.model = model
         self.version = version
@@ -111,7 +112,7 @@ class SonicError(Exception):
             where.append(f"{name} {shown}")
         # A message of several lines is a table; the context stands below.
         between = "\n" if "\n" in self.message else " "
-        return f"{self.message}{between}[{', '.join(where)}]" if where else self.message
+        return f"{self.message}{between}[{printable(', '.join(where))}]" if where else self.message
 
     def at(self, **context: Any) -> SonicError:
         """Return the same error with more of its context filled in; what is known stays."""
@@ -235,6 +236,20 @@ def find(error: BaseException) -> SonicError | None:
         seen.add(id(current))
         current = current.__cause__ or current.__context__
     return None
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""Return text whose control characters are written out, as ``\x1b``.
+
+    Names and messages of others may clear a terminal, forge a line of a log, or turn around what
+    is read. With `lines`, ends of lines and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -277,10 +277,10 @@ class Envoy:
             said: str = answer.read().decode()
             return said
 
-    def statistic(self, name: str) -> int:
-        """Return one of its counters, such as ``cluster.tritons.upstream_rq_total``."""
-        lines = self.ask(f"stats?filter=^{name}$").splitlines()
-        return int(lines[0].rpartition(":")[2]) if lines else 0
+    def statistic(self, pattern: str) -> int:
+        """Return the sum of its counters of such names: ``cluster.tritons.upstream_rq_total``."""
+        lines = self.ask(f"stats?filter=^{pattern}$").splitlines()
+        return sum(int(line.rpartition(":")[2]) for line in lines)
 
     def requests_of(self, triton: Triton) -> int:
         """Return how many requests it has led to a Triton."""

@@ -167,7 +167,9 @@ def _said() -> Iterator[Case]:
     ):
         said = words.removeprefix(upstream).removeprefix(node) or "no words"
         name = f"{origin} {code.name} {said} {' '.join(dict(trailers))}".strip()
-        unreached = said.startswith(("remote connection", "connection timeout", "no healthy"))
+        unreached = said.startswith(
+            ("remote connection", "connection timeout", "no healthy", "Unable to find shared")
+        )
         fault = status(code, words, *trailers)
         yield Case(name, fault, code, words, kind, undelivered=unreached)
 

@@ -61,10 +61,9 @@ def test_a_pool_that_finds_one_of_several_dead(
     with envoy(two_tritons) as running:
         two_tritons[0].kill()
         for _ in range(4):
-            with Pool(Settings.make(running.url)) as pool, circuits(pool) as seen:
+            with Pool(Settings.make(running.url)) as pool:
                 compare(tagger(jets, pool=pool).top, direct)
                 assert pool.statistics.total().failures == 0
-            assert OPEN not in seen
 
 
 @needs_nginx

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.network.processes import Kept
 from tests.ports import held_port
+from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient
 
 from sonic_coffea.server import ensure
@@ -114,6 +115,11 @@ class Triton:
     def terminate(self) -> None:
         """Ask it to end in good order, and do not wait."""
         self.send(signal.SIGTERM)
+
+    def leave(self) -> None:
+        """Ask it to end in good order, and wait until it has: it answers while it unloads."""
+        self.terminate()
+        until(lambda: not self.running, what="the end of a Triton")
 
     def send(self, number: signal.Signals) -> None:
         assert self._kept is not None

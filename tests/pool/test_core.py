@@ -17,12 +17,22 @@ from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import EJECTED_S, HALF_OPEN_LOSSES, MAX_LOSSES
 from sonic_coffea.pool._discovery import OTHERS_S
 from sonic_coffea.pool._liveness import SILENCE_S
-from sonic_coffea.pool._signature import REJECTED_S
 
 PURE = (
     "_batching _breaker _channels _core _discovery _endpoint _events _fallback _in_flight _limits "
     "_liveness _losses _request _signature"
 )
+
+
+UNLOADED = errors.ModelNotFoundError("unloaded")
+
+
+def miss_all(scenario: Scenario) -> None:
+    """Fail what is in flight, and what is sent then, as servers do that lack the model."""
+    for _ in range(1000):
+        if not scenario.in_flight:
+            return
+        scenario.fail(scenario.in_flight[0], UNLOADED)
 
 
 @pytest.mark.parametrize("module", PURE.split())
@@ -325,13 +335,11 @@ def test_a_wrong_model_is_told_rather_than_a_missing_one() -> None:
     """Rows that may become None must not, where a server has another model of the name."""
     scenario = Scenario(ONE, TWO)
     slices = scenario.submit(20)
-    scenario.served = {ONE: contract(width=2), TWO: errors.ModelNotFoundError("unloaded")}
-    for attempt in list(scenario.in_flight):
-        scenario.fail(attempt, errors.ModelNotFoundError("unloaded"))
-    scenario.now += REJECTED_S
-    (late,) = scenario.submit(1)
-    assert isinstance(scenario.failed[late], errors.ContractError)
-    assert len(scenario.failed) == len(slices) + 1
+    scenario.served = {ONE: contract(width=2), TWO: UNLOADED}
+    miss_all(scenario)
+    scenario.wait(11)
+    assert {type(error) for error in scenario.failed.values()} == {errors.ContractError}
+    assert set(scenario.failed) == set(slices)
 
 
 def test_rows_for_a_model_that_has_been_replaced_fail() -> None:
@@ -361,23 +369,96 @@ def test_rows_for_a_model_that_one_server_has_replaced_fail_while_another_is_sil
 
 def test_a_server_without_the_model_is_asked_again_later() -> None:
     scenario = Scenario()
-    scenario.served[ONE] = errors.ModelNotFoundError("no such model")
+    scenario.served[ONE] = UNLOADED
     scenario.submit(8)
     assert not scenario.at(ONE)
+    scenario.answer_all()
     scenario.served[ONE] = contract()
-    scenario.wait(REJECTED_S - 1)
-    assert not scenario.at(ONE)
-    scenario.wait(2)
-    scenario.submit(8)
+    scenario.wait(2.1)
+    scenario.submit(100)
     assert scenario.at(ONE)
 
 
 def test_a_model_that_no_server_has_any_more_fails_what_waits() -> None:
     scenario = Scenario(ONE)
     slices = scenario.submit(1000)
-    for attempt in list(scenario.in_flight):
-        scenario.fail(attempt, errors.ModelNotFoundError("unloaded"))
+    scenario.served[ONE] = UNLOADED
+    miss_all(scenario)
+    scenario.wait(9.8)
+    assert not scenario.failed
+    scenario.wait(2.1)
+    assert {type(error) for error in scenario.failed.values()} == {errors.ModelNotFoundError}
     assert set(scenario.failed) == set(slices)
+    # A runner that tries again learns at once that it is still gone, and at once that it is back.
+    again = scenario.ask()
+    assert isinstance(again.outcome, errors.ModelNotFoundError)
+    scenario.served[ONE] = contract()
+    assert scenario.ask().outcome == contract()
+
+
+def test_a_model_that_is_loaded_again_costs_time_only() -> None:
+    scenario = Scenario(ONE)
+    slices = scenario.submit(100)
+    scenario.served[ONE] = UNLOADED
+    miss_all(scenario)
+    scenario.wait(7)
+    waiter = scenario.ask()
+    assert waiter.outcome is None
+    scenario.served[ONE] = contract()
+    scenario.wait(2.1)
+    assert waiter.outcome == contract()
+    scenario.answer_all()
+    assert set(scenario.delivered) == set(slices)
+    assert not scenario.failed
+
+
+def test_a_server_behind_a_url_that_lacks_the_model_costs_no_time() -> None:
+    """Rows that it refused are sent again at once, and find one that has it."""
+    scenario = Scenario(ONE)
+    slices = scenario.submit(200)
+    began, number = scenario.now, 0
+    while scenario.in_flight:
+        number += 1
+        attempt = scenario.in_flight[0]
+        if number % 4:
+            scenario.fail(attempt, UNLOADED)
+        else:
+            scenario.answer(attempt, rtt_s=0.001)
+    assert set(scenario.delivered) == set(slices)
+    assert scenario.now == began
+
+
+def test_a_server_that_never_finds_what_it_says_to_have_is_given_up() -> None:
+    scenario = Scenario(ONE)
+    slices = scenario.submit(4)
+    for _ in range(100):
+        miss_all(scenario)
+        scenario.wait(0.2)
+    assert {type(error) for error in scenario.failed.values()} == {errors.ModelNotFoundError}
+    assert set(scenario.failed) == set(slices)
+    assert scenario.retries < 2_000
+
+
+def test_a_model_that_was_never_there_is_refused_at_once() -> None:
+    scenario = Scenario(ONE)
+    scenario.served[ONE] = UNLOADED
+    assert isinstance(scenario.ask().outcome, errors.ModelNotFoundError)
+
+
+@pytest.mark.parametrize(
+    "passing", [LOST, errors.ModelNotReadyError("loading"), errors.OverloadError("busy")]
+)
+def test_a_server_may_come_back_before_its_model_does(passing: errors.SonicError) -> None:
+    scenario = Scenario(ONE)
+    scenario.served[ONE] = passing
+    waiter = scenario.ask()
+    scenario.wait(3)
+    scenario.served[ONE] = UNLOADED
+    scenario.wait(3)
+    assert waiter.outcome is None
+    scenario.served[ONE] = contract()
+    scenario.wait(2.1)
+    assert waiter.outcome == contract()
 
 
 def test_what_a_returning_server_refuses_is_said() -> None:

@@ -196,7 +196,7 @@ def test_what_cannot_help_is_not_tried_again(
 def test_a_model_that_is_unloaded_is_found_elsewhere(servers: dict[str, ScriptedServer]) -> None:
     (one, two) = servers.values()
     one.behaviour = lambda _: errors.ModelNotFoundError("unloaded")
-    with pool_of(*servers) as pool:
+    with pool_of(*servers, retry_timeout_s=1) as pool:
         assert doubled(MODEL(objects(100), pool=pool)) == list(range(100))
         two.behaviour = lambda _: errors.ModelNotFoundError("unloaded")
         with pytest.raises(errors.ModelNotFoundError):
@@ -212,7 +212,7 @@ def test_thousands_of_requests_whose_model_is_gone_are_given_up(
     (one, _) = servers.values()
     one.gate.clear()
     one.behaviour = lambda _: errors.ModelNotFoundError("unloaded")
-    with pool_of("grpc://s1:8001", max_in_flight=2) as pool:
+    with pool_of("grpc://s1:8001", max_in_flight=2, retry_timeout_s=1) as pool:
         pending = MODEL.submit(objects(12_000), pool=pool, on_error="mask")
         until(lambda: one.out == 2)
         one.lacks = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
+import random
 import sqlite3
 import stat
 import threading
@@ -428,6 +429,69 @@ def test_a_broken_file_is_put_aside(
     assert "is broken" in caplog.text
     assert (tmp_path / "scores.broken").exists()
     assert kept(tmp_path) == 1
+
+
+def cut(data: bytearray, rng: random.Random) -> None:
+    del data[rng.randrange(100, len(data)) :]
+
+
+def empty(data: bytearray, rng: random.Random) -> None:
+    data.clear()
+
+
+def zero(data: bytearray, rng: random.Random) -> None:
+    start = rng.randrange(0, len(data), PAGE)
+    data[start : start + PAGE] = bytes(PAGE)
+
+
+def swap(data: bytearray, rng: random.Random) -> None:
+    one, other = (rng.randrange(PAGE, len(data), PAGE) for _ in range(2))
+    parts = data[one : one + PAGE], data[other : other + PAGE]
+    data[one : one + PAGE], data[other : other + PAGE] = parts[::-1]
+
+
+def shift(data: bytearray, rng: random.Random) -> None:
+    data.insert(rng.randrange(len(data)), 0)
+
+
+def flip(data: bytearray, rng: random.Random) -> None:
+    for _ in range(rng.choice((1, 20, 500))):
+        data[rng.randrange(PAGE, len(data))] ^= 1 << rng.randrange(8)
+
+
+def unmark(data: bytearray, rng: random.Random) -> None:
+    data[68 + rng.randrange(4)] ^= 0xFF  # application_id
+
+
+def rename(data: bytearray, rng: random.Random) -> None:
+    """As what SQLite says of a damaged schema is no UTF-8, Python raises a UnicodeDecodeError."""
+    place = data.index(b"CREATE TABLE")
+    data[place : place + 8] = bytes(rng.randrange(0xC0, 0x100) for _ in range(8))
+
+
+PAGE = 4096
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("damage", [cut, empty, zero, swap, shift, flip, unmark, rename])
+def test_a_damaged_file_is_a_miss(
+    shared: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Any, seed: int
+) -> None:
+    settings = shared.settings.with_options(cache=tmp_path / "scores", cache_trusts_versions=True)
+    array = objects([[[number, 1]] for number in range(300)])
+    with Pool(settings) as pool:
+        expected = PADDED(array, pool=pool).tolist()
+        data = bytearray((tmp_path / "scores").read_bytes())
+        damage(data, random.Random(seed))
+        (tmp_path / "scores").write_bytes(data)
+        for _ in range(2):
+            assert PADDED(array, pool=pool).tolist() == expected
+        caplog.clear()
+        pending = PADDED.submit(array, pool=pool)
+        assert pending.result().tolist() == expected
+        if damage is not swap:  # which may hide rows from SQLite for good
+            assert pending.statistics.cache_hits == 300
+        assert not caplog.records
 
 
 def test_a_database_of_others_is_left_alone(server: FakeServer, tmp_path: Path) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 
 import pytest
 from tests.ports import held_port
+from tests.waiting import until
 
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server.launch import _local as local
 from sonic_coffea.transport import local_state
 
 from .support import broken, shared_memory
@@ -77,12 +78,12 @@ def test_a_port_in_use_is_said(repository, serve):
             assert server.url == f"grpc://127.0.0.1:{port}"
 
 
-def test_a_port_lost_in_a_race_is_replaced(repository, serve, monkeypatch):
-    free = local._free_port
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        ports = iter([taken.getsockname()[1]])
-        monkeypatch.setattr(local, "_free_port", lambda: next(ports, None) or free())
-        with serve(repository, models=[]) as server:
-            assert server.port != taken.getsockname()[1]
+def test_its_port_is_not_lost_while_it_is_down(light, serve):
+    with serve(light) as server:
+        port = server.port
+        os.kill(server.pid, signal.SIGKILL)
+        until(lambda: not server.running, what="the end of the server")
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", port))
+        assert server.start().port == port
+    socket.create_server(("127.0.0.1", port)).close()

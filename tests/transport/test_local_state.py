@@ -9,6 +9,7 @@ import pickle
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -151,18 +152,40 @@ def test_a_damaged_record_is_ignored(content, caplog):
     assert str(path) in caplog.text
 
 
-def test_the_record_of_a_dead_server_is_removed():
+def test_a_server_that_has_ended_by_itself_stays_on_record():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        path = local_state.register(record(process.pid))
+        local_state.register(record(process.pid))
         assert local_state.lookup(URL).pid == process.pid
     assert local_state.lookup(URL) is None
-    assert not path.exists()
+    assert local_state.records() == []
+    assert local_state.find(URL).pid == process.pid
+    local_state.remove(URL)
+    assert local_state.find(URL) is None
 
 
 def test_a_process_number_that_was_used_again_is_noticed():
-    path = local_state.register(record(start_ticks=1))
+    local_state.register(record(start_ticks=1))
     assert local_state.records() == []
-    assert not path.exists()
+    assert local_state.lookup(URL) is None
+
+
+def test_old_records_of_servers_that_have_ended_go(state):
+    old, recent, running = (f"grpc://127.0.0.1:{port}" for port in (4712, 4713, 4714))
+    for url in (old, recent):
+        local_state.register(record(url=url, start_ticks=1))
+    local_state.register(record(url=running))
+    then = time.time() - 40 * 86400
+    for url in (old, running):
+        os.utime(local_state.record_path(url), (then, then))
+    local_state.register(record())
+    assert local_state.find(old) is None
+    assert local_state.find(recent) is not None
+    assert local_state.lookup(running) is not None
+
+
+def test_the_other_loopback_address_has_other_ports():
+    local_state.register(record())
+    assert local_state.lookup("grpc://[::1]:4711") is None
 
 
 def test_records_of_other_machines_on_a_shared_disk_are_left_alone(state):

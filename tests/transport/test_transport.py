@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.ports import held_port
+from tests.waiting import until
 from tritonclient.grpc import service_pb2
 
 import sonic_coffea as sonic
@@ -169,13 +170,29 @@ def test_a_server_that_is_started_anew_has_another_secret(repository: Path) -> N
     with held_port() as port:
         with sonic.LocalServer(repository, port=port) as first:
             connection = connect_transport(first.url)
-            connection._open()  # type: ignore[attr-defined]  # which no call has used yet
+            before = (first.headers, connection.info())
         with sonic.LocalServer(repository, port=port) as second:
-            with pytest.raises(errors.ServerLostError, match="was started anew") as caught:
-                connection.info()
-            assert caught.value.server == second.url
-            assert connection.info().name == "triton"
+            until(connection.ready, what="the connection to the second")
+            assert before[1] == connection.info()
+            assert before[0] != second.headers
             connection.close()
+
+
+def test_a_server_whose_secret_is_recorded_a_moment_later(server: sonic.LocalServer) -> None:
+    record = local_state.lookup(server.url)
+    assert record is not None
+    local_state.remove(server.url)
+    connection = connect_transport(server.url)
+    try:
+        with pytest.raises(errors.AccessError, match="restricted"):
+            connection.info()
+    finally:
+        local_state.register(record)
+    with pytest.raises(errors.ServerLostError, match="was started anew") as caught:
+        connection.info()
+    assert caught.value.server == server.url
+    assert connection.info().name == "triton"
+    connection.close()
 
 
 def test_a_wrong_shape_is_the_request_s_fault(server: sonic.LocalServer) -> None:

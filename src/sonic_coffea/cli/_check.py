@@ -16,15 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from sonic_coffea.cli._options import AsJson, Headers, Pem, TokenFile, Url, settings_of
+from sonic_coffea.cli._output import literal, tensors
 from sonic_coffea.errors import ConfigError, SonicError
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sonic_coffea.model import Model
     from sonic_coffea.tools import Step
-    from sonic_coffea.transport import Contract, ModelEntry, TensorSpec
+    from sonic_coffea.transport import Contract, ModelEntry
 
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}
 
@@ -61,10 +60,10 @@ def check(
     with console.status("trying"):
         for step in tools.check(settings, model, version, declared):
             steps.append(step)
-            console.print(f"{_MARKS[step.ok]} {step.name}: ", end="")
-            console.print(step.detail or "not tried", markup=False, highlight=False)
+            console.print(_MARKS[step.ok], literal(f"{step.name}:"), end=" ")
+            console.print(literal(step.detail or "not tried", lines=True))
             if step.remedy:
-                console.print(f"  → {step.remedy}", markup=False, highlight=False)
+                console.print(literal(f"  → {step.remedy}"))
     ok = all(step.ok for step in steps)
     if as_json:
         tried = [dataclasses.asdict(step) for step in steps]
@@ -132,23 +131,19 @@ def models(
     if as_json:
         typer.echo(json.dumps([_described(entry, contract) for entry, contract in listed]))
         return
-    table = Table(title=f"models of {settings.servers[0]}", title_justify="left")
+    table = Table(title=literal(f"models of {settings.servers[0]}"), title_justify="left")
     for column in ("model", "version", "state", "inputs", "outputs", "most rows"):
         table.add_column(column, no_wrap=column not in ("model", "state"), overflow="fold")
     for entry, contract in listed:
-        tensors = ("", "", "")
+        described = [literal(t) for t in (entry.name, entry.version, entry.reason or entry.state)]
         if contract is not None:
-            most = "any" if contract.max_rows is None else str(contract.max_rows)
-            tensors = (_shown(contract.inputs), _shown(contract.outputs), most)
-        table.add_row(entry.name, entry.version, entry.reason or entry.state, *tensors)
+            described += [
+                tensors((s.name, s.datatype, s.shape) for s in specs)
+                for specs in (contract.inputs, contract.outputs)
+            ]
+            described.append(literal(str(contract.max_rows or "any")))
+        table.add_row(*described)
     Console().print(table)
-
-
-def _shown(specs: Sequence[TensorSpec]) -> str:
-    return "\n".join(
-        f"{s.name} {s.datatype} \\[{', '.join(str(n) if n >= 0 else '?' for n in s.shape)}]"
-        for s in specs
-    )
 
 
 def _described(entry: ModelEntry, contract: Contract | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from sonic_coffea.cli._options import AsJson
+from sonic_coffea.cli._output import literal
 
 
 def demo(
@@ -48,10 +49,12 @@ def demo(
         )
     plots = ", ".join(_shown(p) for p in result.plots)
     console.print(
-        f"{result.n_scored:,} jets of {result.events:,} events were scored in "
-        f"{result.wall_s:.1f} s. The scored jets are in {_shown(result.jets)}, "
-        f"{f'the plots are {plots}' if plots else 'there is nothing to plot'}, the report is "
-        f"{_shown(result.directory / 'report.html')}.",
+        literal(
+            f"{result.n_scored:,} jets of {result.events:,} events were scored in "
+            f"{result.wall_s:.1f} s. The scored jets are in {_shown(result.jets)}, "
+            f"{f'the plots are {plots}' if plots else 'there is nothing to plot'}, the report is "
+            f"{_shown(result.directory / 'report.html')}."
+        ),
         soft_wrap=True,
     )
 

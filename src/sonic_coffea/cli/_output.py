@@ -1,4 +1,4 @@
-"""Files that commands write: whether they can be is tried before anything is measured."""
+"""What commands show and write: names as they are, and files that are tried before they matter."""
 
 from __future__ import annotations
 
@@ -6,11 +6,28 @@ import contextlib
 import tempfile
 from typing import TYPE_CHECKING
 
-from sonic_coffea.errors import ConfigError
+from rich.text import Text
+
+from sonic_coffea.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+
+
+def literal(text: str, *, lines: bool = False) -> Text:
+    """Return text that rich shows as it is, be there markup in it; with `lines`, of several."""
+    return Text(printable(text, lines=lines))
+
+
+def tensors(specs: Iterable[tuple[str, str, Sequence[int | str]]]) -> Text:
+    """Return names, types and shapes of tensors, a line each; ``?`` is any length."""
+    return Text(
+        "\n".join(
+            printable(f"{name} {dtype} [{', '.join('?' if n == -1 else str(n) for n in shape)}]")
+            for name, dtype, shape in specs
+        )
+    )
 
 
 @contextlib.contextmanager

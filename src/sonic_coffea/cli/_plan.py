@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sonic_coffea.cli._options import AsJson, Headers, Pem, TokenFile, Url, settings_of
-from sonic_coffea.cli._output import make_place, writing
+from sonic_coffea.cli._output import literal, make_place, writing
 from sonic_coffea.errors import ConfigError
 
 
@@ -66,7 +66,8 @@ def bench(
     if as_json:
         typer.echo(json.dumps(asdict(curve)))
         return
-    table = Table(title=f"{curve.model} v{curve.version} on {curve.server}", title_justify="left")
+    title = literal(f"{curve.model} v{curve.version} on {curve.server}")
+    table = Table(title=title, title_justify="left")
     for column in ("rows", "time [ms]", "rows/s"):
         table.add_column(column, justify="right")
     for rows, took_s in zip(curve.rows, curve.seconds, strict=True):

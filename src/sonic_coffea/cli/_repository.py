@@ -11,10 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from sonic_coffea.cli._options import AsJson
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.cli._output import literal, tensors
+from sonic_coffea.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from rich.text import Text
 
     from sonic_coffea.server import ModelVersion
 
@@ -103,7 +106,7 @@ def show(path: Root, *, as_json: AsJson = False) -> None:
     _print(entries, as_json=as_json)
     changes = [change for entry in entries for change in entry.changes]
     if changes:
-        typer.echo(f"error: {'; '.join(changes)} since it was built", err=True)
+        typer.echo(printable(f"error: {'; '.join(changes)} since it was built"), err=True)
         raise typer.Exit(1)
 
 
@@ -140,26 +143,26 @@ def _print(entries: Sequence[ModelVersion], *, as_json: bool) -> None:
         return
     table = Table("model", "version", "kind", "inputs", "outputs", "built", "files")
     for entry in entries:
-        manifest = entry.manifest
+        manifest, name = entry.manifest, literal(entry.model)
         if manifest is None:
-            table.add_row(entry.model, str(entry.version), *["?"] * 4, "no manifest")
+            table.add_row(name, str(entry.version), *["?"] * 4, "no manifest")
             continue
+        built = f"{manifest['built'][:16].replace('T', ' ')} {manifest.get('user') or ''}".strip()
         table.add_row(
-            entry.model,
+            name,
             str(entry.version),
-            manifest["kind"],
+            literal(manifest["kind"]),
             _tensors(manifest["inputs"]),
             _tensors(manifest["outputs"]),
-            f"{manifest['built'][:16].replace('T', ' ')} {manifest.get('user') or ''}".strip(),
+            literal(built),
             f"{len(entry.changes)} changed" if entry.changes else "as built",
             style="red" if entry.changes else "",
         )
     Console().print(table)
 
 
-def _tensors(tensors: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(f"{t['name']} {t['dtype']} \\[{_shape(t['shape'])}]" for t in tensors)
+def _tensors(declared: Sequence[Mapping[str, Any]]) -> Text:
+    def shape(first: int, *others: int) -> list[int | str]:
+        return ["N" if first < 0 else first, *others]
 
-
-def _shape(lengths: Sequence[int]) -> str:
-    return ", ".join(str(n) if n >= 0 else "?" if i else "N" for i, n in enumerate(lengths))
+    return tensors((t["name"], t["dtype"], shape(*t["shape"])) for t in declared)

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 
 from sonic_coffea.cli._options import AsJson
-from sonic_coffea.errors import ServerError
+from sonic_coffea.cli._output import literal
+from sonic_coffea.errors import ServerError, printable
 
 server_app = typer.Typer(no_args_is_help=True, help="The real Triton that local servers run.")
 
@@ -50,7 +51,7 @@ def serve(
                 runtime=runtime,
                 image=image,
                 restart=True,
-                progress=status.update,
+                progress=lambda text: status.update(literal(text)),
             )
         server.start()
     with server:
@@ -58,7 +59,8 @@ def serve(
         if as_json:
             typer.echo(json.dumps({"url": server.url, "models": models}))
         else:
-            typer.echo(f"{', '.join(models) or 'no model'} at {server.url}; Ctrl-C stops it")
+            shown = printable(", ".join(models)) or "no model"
+            typer.echo(f"{shown} at {server.url}; Ctrl-C stops it")
         if isinstance(server, InProcessServer):
             while True:  # Ctrl-C that is pressed as a wait begins is heard when that ends
                 time.sleep(0.2)
@@ -85,11 +87,11 @@ def install(
 
     errors = Console(stderr=True)
     with errors.status("installing Triton") as status:
-        installed = ensure(progress=status.update, extras=extras or ())
+        installed = ensure(progress=lambda text: status.update(literal(text)), extras=extras or ())
     if as_json:
         extras = list(installed.extras)
         result = {"version": installed.version, "root": str(installed.root), "extras": extras}
         typer.echo(json.dumps(result))
     else:
         added = f" with {', '.join(installed.extras)}" if installed.extras else ""
-        typer.echo(f"Triton {installed.version}{added} is in {installed.root}")
+        typer.echo(printable(f"Triton {installed.version}{added} is in {installed.root}"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sonic_coffea.cli._options import AsJson
-from sonic_coffea.errors import ServerError, SonicError, nearest
+from sonic_coffea.errors import ServerError, SonicError, nearest, printable
 from sonic_coffea.transport import ConnectionOptions, Timeouts, connect_transport, local_state
 
 if TYPE_CHECKING:
@@ -45,8 +45,10 @@ def status(
         # Not a table: paths are to be copied, and a terminal is narrow.
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(server["started"]))
         models = ", ".join(server["models"]) if server["ready"] else "(not ready)"
-        typer.echo(f"{server['url']}  pid {server['pid']}, since {since}\n  models      {models}")
-        typer.echo(f"  repository  {server['repository']}\n  log         {server['log']}")
+        typer.echo(f"{server['url']}  pid {server['pid']}, since {since}")
+        typer.echo(f"  models      {printable(models)}")
+        typer.echo(f"  repository  {printable(server['repository'])}")
+        typer.echo(f"  log         {printable(server['log'])}")
     if not servers:
         typer.echo("no local server of yours runs on this machine")
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import sonic_coffea as sonic
 from sonic_coffea import provenance
 from sonic_coffea.demo.samples import DATA, sample_files
-from sonic_coffea.errors import ConfigError, FieldError, find, nearest
+from sonic_coffea.errors import ConfigError, FieldError, find, nearest, printable
 
 if TYPE_CHECKING:
     import os
@@ -224,12 +224,16 @@ def _description(fileset: dict[str, Any], network: str) -> str:
 
 @contextlib.contextmanager
 def _server(console: Console) -> Iterator[sonic.LocalServer]:
+    from rich.markup import escape
+
     with tempfile.TemporaryDirectory(prefix="sonic-demo-") as scratch:
         repository = Path(scratch) / "repository"
         models = {name: DATA / f"{name}.onnx" for name in ("toptagger", "substructure")}
         sonic.build_repository(repository, models, threads=1)
         with console.status("starting Triton") as status:
-            server = sonic.LocalServer(repository, progress=status.update)
+            server = sonic.LocalServer(
+                repository, progress=lambda text: status.update(escape(printable(text)))
+            )
             server.start()
         with server:
             console.print(f"Triton {server.metadata.version} is ready at {server.url}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from functools import partial
 from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -10,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from awkward.contents import RecordArray
 
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import DeadlineError
+from sonic_coffea.errors import DeadlineError, printable
 from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes
 from sonic_coffea.reporting import Statistics, tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     from rich.console import RenderableType
 
@@ -58,7 +60,7 @@ class Pending:
 
     def __repr__(self) -> str:
         varied = f" under {', '.join(self.lengths)}" if self.lengths else ""
-        return f"<Pending {self._model}{varied}: {len(self._rows)} rows, {self._state}>"
+        return f"<Pending {printable(self._model)}{varied}: {len(self._rows)} rows, {self._state}>"
 
     def _repr_html_(self) -> str:
         s, total = self.statistics, self.statistics.total()
@@ -100,6 +102,28 @@ class Pending:
         """Abandon what is not answered yet, here and on the servers."""
         for part in self.parts:
             part.call.cancel()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for `result` in an event loop, which goes on meanwhile; cancelled, it cancels."""
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Any:
+        loop = asyncio.get_running_loop()
+
+        def end(over: asyncio.Event) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+                loop.call_soon_threadsafe(over.set)
+
+        try:
+            for part in self.parts:
+                over = asyncio.Event()
+                part.call.on_end(partial(end, over))
+                await over.wait()
+            # On a thread, as scores are put together, and may be kept in a cache.
+            return await loop.run_in_executor(None, self.result)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
 
     def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Any:
         """Return the scores, in the structure of the objects.
@@ -205,7 +229,7 @@ class Pending:
                 yield from super().get_renderables()
 
         columns = (
-            "{task.description}",
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(),
             "{task.completed:,.0f} of {task.total:,.0f} rows",
             progress.TimeElapsedColumn(),
@@ -216,7 +240,7 @@ class Pending:
         # In a notebook, a bar that goes away would leave a gap below its cell.
         transient = not console.is_jupyter
         with Bar(*columns, console=console, transient=transient, refresh_per_second=5) as bar:
-            bar.add_task(self._model, total=len(self._rows))
+            bar.add_task(printable(self._model), total=len(self._rows))
             yield
 
     def _too_late(self, deadline: Deadline) -> DeadlineError:
@@ -242,7 +266,7 @@ class Deferred(Pending):
         return Statistics()
 
     def __repr__(self) -> str:
-        return f"<Deferred {self._model}: {self._scores!r}>"
+        return f"<Deferred {printable(self._model)}: {self._scores!r}>"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"

@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 # Rows that servers lose while they answer others may be what is killing them. By chance, where each
 # second server is dead, one request of 16 is lost as often as that.
 SUSPECT_LOSSES = MAX_RETRIES = 4
+# A request that a route cuts is split into eighths, while others are in flight beside it.
+MAX_SPLITS = 3
 
 
 class PoolCore:
@@ -63,6 +65,7 @@ class PoolCore:
         self._order = itertools.count()
         self._in_flight_bytes = 0
         self._contracts: dict[ModelKey, Contract] = {}
+        self._seen: set[ModelKey] = set()
         self._discoveries: dict[ModelKey, Discovery] = {}
         self._starts_at = -math.inf
         self._not_compared: set[str] = set()
@@ -90,6 +93,7 @@ class PoolCore:
         if waiting:
             times += [x.in_flight.wakes_at(now) for x in self.endpoints]
             due += [x.breaker.retry_at for x in self.endpoints]
+            due += [x.signatures.retry_at(key) for x in self.endpoints for key in waiting]
         if self._settings.retry.hedge_after_s is not None:
             due += [self._hedged_at(attempt) for attempt in self._attempts()]
         times += [at for at in due if at > now]
@@ -176,13 +180,23 @@ class PoolCore:
         request.last_url = attempt.url
         if not request.queued:
             request.retries += 1
-            if request.rows > 1 and isinstance(error, (RequestTooLargeError, RouteTimeoutError)):
+            if self._splits(attempt, error):
                 self._split(request, now)
             else:
                 self._queue(request, now)
         if endpoint is not None:
             endpoint.losses.count(error, now)
         self._instructions.append(e.Count(attempt, error, retried=True))
+
+    @staticmethod
+    def _splits(attempt: Attempt, error: SonicError) -> bool:
+        """Whether a request may pass in parts that did not pass as a whole."""
+        request = attempt.slice
+        if isinstance(error, RouteTimeoutError):
+            # Others' requests may be why it took long; then small ones take as long.
+            alone = attempt.in_flight == 1
+            return request.rows > 1 and (alone or request.splits < MAX_SPLITS)
+        return request.rows > 1 and isinstance(error, RequestTooLargeError)
 
     def _split(self, request: RequestSlice, now: float) -> None:
         parts = request.halves()
@@ -224,6 +238,7 @@ class PoolCore:
         # A server that answers late, or for a discovery, must have the model that is known by now.
         expected = endpoint.signatures.validating.pop(key, None) or self._contracts.get(key)
         if not isinstance(outcome, SonicError):
+            self._seen.add(key)
             endpoint.liveness.hear(now)
             if expected is None or serves(outcome, expected):
                 endpoint.signatures.accept(key, now)
@@ -232,7 +247,8 @@ class PoolCore:
                 self._reject(endpoint, key, outcome, expected, now)
         elif isinstance(outcome, ModelNotFoundError):
             endpoint.liveness.hear(now)
-            endpoint.signatures.reject(key, outcome, now)
+            endpoint.signatures.lack(key, now)
+            self._give_up_if_hopeless(key, event.url, outcome, now)
         elif isinstance(outcome, OverloadError):
             endpoint.liveness.hear(now)
             endpoint.in_flight.limit(key).pause(now, self._rng, outcome.retry_after_s)
@@ -391,20 +407,18 @@ class PoolCore:
         """Give up what no endpoint can take any more."""
         for key, queue in self._queues.items():
             if queue and not self._may_be_served(key, now):
-                error = self._unroutable(key, now)
+                gone = ModelNotFoundError(f"no server has model {key.name!r} any more")
+                error = self._unroutable(key, now, gone)
                 self._instructions += [e.Fail(request, error) for request in self._take_out(key)]
 
     def _may_be_served(self, key: ModelKey, now: float) -> bool:
         there = self.endpoints.that_may_have(key, now)
         return bool(there) or self._fallback.awaited(key, now)
 
-    def _unroutable(self, key: ModelKey, now: float) -> SonicError:
+    def _unroutable(self, key: ModelKey, now: float, error: SonicError) -> SonicError:
         """Return why no endpoint can take a model: another model counts more than none."""
         reasons = [x.signatures.rejection(key, now) for x in self.endpoints.active]
-        for reason in reasons:
-            if isinstance(reason, ContractError):
-                return reason
-        return ModelNotFoundError(f"no server has model {key.name!r} any more")
+        return next((reason for reason in reasons if reason is not None), error)
 
     # Discovery
 
@@ -435,7 +449,7 @@ class PoolCore:
     def _conclude(self, discovery: Discovery, now: float) -> None:
         key = discovery.key
         for url in discovery.awaited:
-            logger.warning("%s has not said in time what model %s is", url, key.name)
+            logger.warning("%s has not said in time what model %r is", url, key.name)
         try:
             contract = merge(discovery.contracts)
         except ContractError as error:
@@ -464,17 +478,23 @@ class PoolCore:
         if since is None:
             since = discovery.failing_since
         retries = [
-            max(x.breaker.retry_at, x.in_flight.limit(key).paused_until)
+            max(
+                x.breaker.retry_at,
+                x.in_flight.limit(key).paused_until,
+                x.signatures.retry_at(key),
+            )
             for x in self.endpoints.that_may_have(key, now)
         ]
+        # A model that was there is being loaded, or its server was started anew.
+        transient = discovery.transient or key in self._seen
         due_at = self._fallback.due_at(key, now)
-        if due_at <= now:
+        if due_at <= now or (due_at < math.inf and not transient):
             self._start_fallback()
         if self._fallback.starting:
             discovery.next_round_at = math.inf
             return
         expired = now - since >= self._settings.retry.timeout_s
-        if due_at == math.inf and (expired or not discovery.transient):
+        if due_at == math.inf and (expired or not transient):
             self._resolve(discovery, discovery.nobody_has_it(self._servers))
             return
         discovery.next_round_at = min([*retries, due_at], default=now)
@@ -498,11 +518,10 @@ class PoolCore:
         assert endpoint is not None  # noqa: S101  it is removed when nothing is in flight to it
         match error:
             case ModelNotFoundError():
-                endpoint.signatures.reject(attempt.key, error, now)
-                self._forget(attempt.key)
-                return self._may_be_served(attempt.key, now)
+                self._missed(endpoint, attempt.key, now)
+                return failing_s < self._settings.retry.timeout_s
             case OverloadError():
-                if isinstance(error, RouteTimeoutError):
+                if self._splits(attempt, error):
                     endpoint.too_large(error, request, now)
                 endpoint.overloaded(error, attempt.key, now)
                 return failing_s < self._settings.timeouts.request_s
@@ -523,6 +542,13 @@ class PoolCore:
                 endpoint.in_flight.limit(attempt.key).pause(now, self._rng)
                 return failing_s < self._settings.retry.timeout_s
         return False
+
+    def _missed(self, endpoint: Endpoint, key: ModelKey, now: float) -> None:
+        """Learn that a server lacks a model: others behind its URL may have it."""
+        endpoint.liveness.hear(now)
+        endpoint.signatures.miss(key, now)
+        if key not in endpoint.signatures.valid:
+            self._forget(key)
 
     def _retries_lost(
         self, attempt: Attempt, endpoint: Endpoint, error: SonicError, now: float
@@ -551,9 +577,15 @@ class PoolCore:
     def _give_up_if_hopeless(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
         lost_since = self._lost_since(key, now)
-        passing = isinstance(error, (ServerLostError, DeadlineError, TokenExpiredError))
+        passing = isinstance(
+            error,
+            (ServerLostError, DeadlineError, InferenceError, ModelNotFoundError, TokenExpiredError),
+        )
         patience_s = self._settings.retry.timeout_s if passing else 0.0
         if lost_since is not None and now - lost_since >= patience_s:
+            if isinstance(error, ModelNotFoundError):
+                self._forget(key)
+                error = self._unroutable(key, now, error)
             for request in self._take_out(key):
                 self._give_up(request, url, error)
 
@@ -597,7 +629,7 @@ class PoolCore:
             self._not_compared.add(actual.model)
             logger.warning(
                 "the fallback %s cannot be compared with the servers: not all of them say which "
-                "file model %s is",
+                "file model %r is",
                 endpoint.url,
                 actual.model,
             )

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from sonic_coffea.errors import (
     CancelledError,
     DeadlineError,
+    InferenceError,
     ModelNotFoundError,
+    ModelNotReadyError,
     OverloadError,
     ServerLostError,
     SonicError,
@@ -25,7 +27,15 @@ if TYPE_CHECKING:
 
 # Once a server has answered, the others have so long: one that hangs must not hold up the rest.
 OTHERS_S = 1.0
-_TRANSIENT = (CancelledError, DeadlineError, OverloadError, ServerLostError, TokenExpiredError)
+_TRANSIENT = (
+    CancelledError,
+    DeadlineError,
+    InferenceError,
+    ModelNotReadyError,
+    OverloadError,
+    ServerLostError,
+    TokenExpiredError,
+)
 
 
 @dataclass(slots=True)
@@ -54,12 +64,14 @@ class Discovery:
     awaited: set[str] = field(default_factory=set)
     _failures: list[SonicError] = field(default_factory=list)
     _failures_before: list[SonicError] = field(default_factory=list)
+    _passing: bool = False
     _grace_until: float = math.inf
 
     def begin_round(self, urls: Iterable[str]) -> None:
         """Take note that these servers are asked."""
         self.next_round_at = None
         self.awaited = set(urls)
+        self._passing = self.transient
         self._failures_before, self._failures = self.failures, []
         self.contracts, self._grace_until = {}, math.inf
 
@@ -91,8 +103,11 @@ class Discovery:
 
     @property
     def transient(self) -> bool:
-        """Whether another round may find what this one did not."""
-        return any(isinstance(failure, _TRANSIENT) for failure in self.failures)
+        """Whether another round may find what this one did not.
+
+        So it is after a round in which a server was lost: it may be back before its model is.
+        """
+        return self._passing or any(isinstance(failure, _TRANSIENT) for failure in self.failures)
 
     def nobody_has_it(self, servers: Iterable[str]) -> SonicError:
         """Return the error for a model that no server has."""

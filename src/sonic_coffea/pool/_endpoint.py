@@ -93,12 +93,17 @@ class Endpoint:
         self.breaker = CircuitBreaker(rng)
         self.liveness = Liveness()
         self.losses = LossLog()
-        self.signatures = Signatures()
+        self.signatures = Signatures(rng)
         self.in_flight = InFlight(settings.limits.max_in_flight, settings.channels)
 
     def may_have(self, key: ModelKey, now: float) -> bool:
         """Whether it has a model, as far as is known."""
         return not self.draining and self.signatures.rejection(key, now) is None
+
+    def lost_since(self, key: ModelKey, now: float) -> float | None:
+        """Return since when it is lost, or lacks a model; None if neither is so."""
+        since = self.breaker.lost_since(now), self.signatures.missing_since(key)
+        return min((at for at in since if at is not None), default=None)
 
     def usable(self, key: ModelKey, now: float) -> bool:
         """Whether requests for a model may be sent to it."""
@@ -136,6 +141,7 @@ class Endpoint:
         self.liveness.hear(now)
         if self.breaker.succeed():
             self.losses.found(self.url)
+        self.signatures.answered(attempt.key)
         self.in_flight.answered(attempt, rtt_s, now)
 
     def failed(self, error: SonicError, now: float) -> None:
@@ -171,14 +177,12 @@ class Endpoint:
 
     def too_large(self, error: SonicError, request: RequestSlice, now: float) -> None:
         """Learn from a refusal for a request's size: for some time, requests are smaller."""
-        if self.takes(request, now):
-            logger.warning(
-                "%s; requests for model %s are of less than %d bytes",
-                error,
-                request.key.name,
-                request.nbytes,
-            )
-            self._refused_bytes[request.key] = request.nbytes, now + REFUSED_S
+        if not self.takes(request, now):
+            return
+        _, until = self._refused_bytes.get(request.key, (0, -math.inf))
+        level = logging.DEBUG if now < until else logging.WARNING
+        logger.log(level, "%s; requests of %d bytes are split", error, request.nbytes)
+        self._refused_bytes[request.key] = request.nbytes, now + REFUSED_S
 
     def takes(self, request: RequestSlice, now: float) -> bool:
         """Whether no request of this size was refused lately."""
@@ -258,8 +262,8 @@ class EndpointRegistry:
         return [endpoint for endpoint in self if endpoint.may_have(key, now)]
 
     def all_lost_since(self, key: ModelKey, now: float) -> float | None:
-        """Return since when the last endpoint that may have a model is lost; None if one is not."""
-        since = [endpoint.breaker.lost_since(now) for endpoint in self.that_may_have(key, now)]
+        """Return since when the last endpoint of a model is lost, or lacks it."""
+        since = [endpoint.lost_since(key, now) for endpoint in self.that_may_have(key, now)]
         lost = [at for at in since if at is not None]
         return max(lost, default=-math.inf) if len(lost) == len(since) else None
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ContractError
+from sonic_coffea.pool._breaker import back_off_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from random import Random
 
     from sonic_coffea.errors import SonicError
     from sonic_coffea.pool._request import ModelKey
@@ -17,15 +20,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# After so long, a server may have loaded a model that it did not have.
+# After so long, a server may have loaded the model that is meant in the place of another one.
 REJECTED_S = 30.0
+# So many requests in a row that find no model are those of the endpoint: one of four servers that
+# has it is found in 99 % of the cases.
+MAX_MISSES = 16
 # A balancer that does not know yet which server is dead may lead each second request there: what
 # was validated this recently need not be again, or nothing else would ever be sent.
 VALID_S = 5.0
 
 
+@dataclass(slots=True)
+class Missing:
+    """A model that an endpoint has lacked since it was asked for it, or answered for it, last."""
+
+    since: float
+    at: float = 0.0
+    times: int = 0
+    retry_at: float = 0.0
+
+
 class Signatures:
-    """What an endpoint has said of its models: valid, rejected, or not known yet.
+    """What an endpoint has said of its models: valid, missing, rejected, or not known yet.
+
+    A server that lacks a model says so of itself: others behind the same endpoint may have it, and
+    it may be loaded soon. One that has another model of the name is left alone for a while.
 
     Attributes
     ----------
@@ -35,30 +54,66 @@ class Signatures:
         What is expected of each model that it is being asked for.
     """
 
-    __slots__ = ("_rejected", "valid", "validating")
+    __slots__ = ("_misses", "_missing", "_rejected", "_rng", "valid", "validating")
 
-    def __init__(self) -> None:
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._misses: dict[ModelKey, int] = {}
+        self._missing: dict[ModelKey, Missing] = {}
         self.valid: dict[ModelKey, float] = {}
         self._rejected: dict[ModelKey, tuple[float, SonicError]] = {}
         self.validating: dict[ModelKey, Contract | None] = {}
 
     def rejection(self, key: ModelKey, now: float) -> SonicError | None:
-        """Return why the endpoint cannot serve a model, if that was found lately."""
+        """Return in what its model differs from the one that is meant, if that was found lately."""
         until, error = self._rejected.get(key, (0.0, None))
         return error if now < until else None
 
     def due(self, key: ModelKey, now: float) -> bool:
         """Whether the endpoint has to be asked for a model."""
-        known = key in self.valid or key in self.validating
+        known = key in self.valid or key in self.validating or now < self.retry_at(key)
         return not known and self.rejection(key, now) is None
+
+    def retry_at(self, key: ModelKey) -> float:
+        """Return when the endpoint may be asked again for a model that it lacked."""
+        return self._missing[key].retry_at if key in self._missing else -math.inf
+
+    def missing_since(self, key: ModelKey) -> float | None:
+        """Return since when the endpoint lacks a model; None if it has it, as far as is known."""
+        if key in self.valid or key not in self._missing:
+            return None
+        return self._missing[key].since
 
     def accept(self, key: ModelKey, now: float) -> None:
         """Take note that the endpoint has the model."""
         self._rejected.pop(key, None)
+        self._misses.pop(key, None)
         self.valid[key] = now
+        # One that says so, and lacks it in each request, has lacked it all the time.
+        if key in self._missing and now - self._missing[key].at > VALID_S:
+            del self._missing[key]
+
+    def answered(self, key: ModelKey) -> None:
+        """Take note of an answer: at least one of its servers has the model."""
+        self._misses.pop(key, None)
+        self._missing.pop(key, None)
+
+    def miss(self, key: ModelKey, now: float) -> None:
+        """Take note that a request found no model; another one may find it, on another server."""
+        self._misses[key] = self._misses.get(key, 0) + 1
+        if key in self.valid and self._misses[key] >= MAX_MISSES:
+            self.lack(key, now)
+
+    def lack(self, key: ModelKey, now: float) -> None:
+        """Take note that the endpoint does not have the model, and is to be asked again soon."""
+        self.valid.pop(key, None)
+        self._misses.pop(key, None)
+        missing = self._missing.setdefault(key, Missing(now))
+        missing.times += 1
+        missing.at, missing.retry_at = now, now + back_off_s(missing.times, self._rng)
 
     def reject(self, key: ModelKey, error: SonicError, now: float) -> None:
-        """Take note that the endpoint does not have the model, or another one of this name."""
+        """Take note that the endpoint has another model of this name."""
         self.valid.pop(key, None)
         self._rejected[key] = now + REJECTED_S, error
 
@@ -71,8 +126,7 @@ class Signatures:
 
 def serves(actual: Contract, expected: Contract) -> bool:
     """Return whether a server has the model that requests are made for."""
-    tensors = (actual.inputs, actual.outputs) == (expected.inputs, expected.outputs)
-    if not tensors or _other_file(actual, expected):
+    if not _same_tensors(actual, expected) or _other_file(actual, expected):
         return False
     if actual.max_rows is None:
         return True
@@ -87,10 +141,11 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
     ContractError
         If two servers have different models of this name: scores would depend on the server.
     """
-    (first, expected), *others = contracts.items()
+    # One that lists its tensors stands for those that do not.
+    ordered = sorted(contracts.items(), key=lambda item: not item[1].lists_tensors)
+    (first, expected), *others = ordered
     for url, actual in others:
-        same = (actual.inputs, actual.outputs) == (expected.inputs, expected.outputs)
-        if not same or _other_file(actual, expected):
+        if not _same_tensors(actual, expected) or _other_file(actual, expected):
             raise ContractError(
                 f"{first} and {url} have different models of this name; pin a version, or connect "
                 "to one of them",
@@ -98,7 +153,7 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
             )
         if actual.version != expected.version:
             logger.warning(
-                "%s has version %s of model %s, %s version %s; scores may depend on the server, "
+                "%s has version %r of model %r, %s version %r; scores may depend on the server, "
                 "pin a version to avoid it",
                 first,
                 expected.version,
@@ -116,6 +171,12 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
         max_rows=min(limits, default=None),
         preferred_rows=tuple(sorted(preferred)),
     )
+
+
+def _same_tensors(actual: Contract, expected: Contract) -> bool:
+    """Whether two descriptions list the same tensors, or one of them lists none."""
+    both = (actual.inputs, expected.inputs), (actual.outputs, expected.outputs)
+    return all(not one or not other or one == other for one, other in both)
 
 
 def _other_file(actual: Contract, expected: Contract) -> bool:

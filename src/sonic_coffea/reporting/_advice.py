@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sonic_coffea.errors import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -58,7 +60,8 @@ def advise(
             "length, would help; more servers would not"
         )
     for (server, model, _), tally in statistics:
-        yield from _of_server(server, model, tally, timings.get((server, model)))
+        account = timings.get((server, model))
+        yield from _of_server(printable(server), printable(model), tally, account)
 
 
 def _of_server(

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, printable
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._advice import advise
 from sonic_coffea.reporting._tally import STATISTICS_KEY, Statistics, Tally
@@ -144,7 +144,8 @@ class Report:
     def _server_rows(self) -> tuple[list[str], list[list[str]]]:
         """Return a header and rows: a column for each model and server, after the labels."""
         served = sorted(self.statistics)
-        header = ["", *(f"{model} v{version}\n{server}" for (server, model, version), _ in served)]
+        names = (map(printable, key) for key, _ in served)
+        header = ["", *(f"{model} v{version}\n{server}" for server, model, version in names)]
         rows = [[label, *(value(tally) for _, tally in served)] for label, value in _STAGES]
         accounts = [self.timings.get((server, model)) for (server, model, _), _ in served]
         if any(accounts):
@@ -202,11 +203,12 @@ def _statistics_of(source: Any) -> Statistics | None:
 
 def _rich_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, show_header=any(header), title_justify="left")
     table.add_column(style="bold")
     for name in header[1:]:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(Text(name), justify="right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

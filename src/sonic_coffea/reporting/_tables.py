@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from sonic_coffea.errors import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -30,17 +32,21 @@ def table(
 
     def line(tag: str, row: Sequence[Any]) -> str:
         cells = "".join(
-            f"<{tag} {_RIGHT if numbers and place else _LEFT}>{escape(str(cell))}</{tag}>"
+            f"<{tag} {_RIGHT if numbers and place else _LEFT}>{_escaped(cell)}</{tag}>"
             for place, cell in enumerate(row)
         )
         return f"<tr>{cells}</tr>"
 
     head = line("th", header) if header else ""
     body = "".join(line("td", row) for row in rows)
-    caption = f"<caption {_LEFT}><b>{escape(title)}</b></caption>"
+    caption = f"<caption {_LEFT}><b>{escape(printable(title))}</b></caption>"
     return f"<table>{caption}{head}{body}</table>{notes_below(notes)}"
 
 
 def notes_below(sentences: Iterable[str]) -> str:
     """Return sentences as paragraphs that stand below a table."""
-    return "".join(f"<p {_NOTE}>{escape(sentence)}</p>" for sentence in sentences)
+    return "".join(f"<p {_NOTE}>{_escaped(sentence)}</p>" for sentence in sentences)
+
+
+def _escaped(content: Any) -> str:
+    return escape(printable(str(content), lines=True))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, printable
 from sonic_coffea.reporting._tally import LATENCY_EDGES_S
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def draw_curve(curve: Any) -> Figure:
     line = f"{curve.launch_s * 1e3:.3g} ms and {curve.row_s * 1e6:.3g} µs a row"
     times.loglog(rows, seconds * 1e3, "o", label="one at a time")
     times.loglog(rows, (curve.launch_s + curve.row_s * rows) * 1e3, "-", color="gray", label=line)
-    title = f"{curve.model} v{curve.version}"
+    title = _literal(f"{curve.model} v{curve.version}")
     times.set(xlabel="rows of a request", ylabel="time (ms)", title=title)
     rates.loglog(rows, rows / seconds, "o-", label="one at a time")
     saturated = f"{curve.in_flight} at a time: {curve.rows_per_s:,.0f}"
@@ -105,9 +105,18 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def _literal(text: str) -> str:
+    """Return what matplotlib draws as it is: no formula, and no label that it leaves out."""
+    shown = printable(text).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
 def _time(axes: Any, statistics: Statistics) -> None:
     served = sorted(statistics)
-    names = [f"{model} v{version}\n{server}" for (server, model, version), _ in served]
+    names = [
+        f"{_literal(f'{model} v{version}')}\n{_literal(server)}"
+        for (server, model, version), _ in served
+    ]
     left = np.zeros(len(served))
     for (stage, label), color in zip(_STAGES.items(), _COLORS, strict=True):
         means = [1e3 * getattr(t, stage) / max(t.requests, 1) for _, t in served]
@@ -122,7 +131,7 @@ def _time(axes: Any, statistics: Statistics) -> None:
 def _latency(axes: Any, statistics: Statistics) -> None:
     edges = 1e3 * LATENCY_EDGES_S
     for (_, model, version), tally in sorted(statistics):
-        axes.stairs(tally.latencies[1:-1], edges, label=f"{model} v{version}")
+        axes.stairs(tally.latencies[1:-1], edges, label=_literal(f"{model} v{version}"))
     axes.set_xscale("log")
     there = np.flatnonzero(statistics.total().latencies[1:-1])
     if len(there):
@@ -143,9 +152,9 @@ def _timeline(axes: Any, statistics: Statistics) -> None:
                 (place - 0.4, 0.8),
                 color=f"C{number}",
                 alpha=0.4,
-                label=model if place == 0 else None,
+                label=_literal(model) if place == 0 else None,
             )
-    axes.set_yticks(range(len(workers)), workers, fontsize="x-small")
+    axes.set_yticks(range(len(workers)), map(_literal, workers), fontsize="x-small")
     axes.set_xlabel("requests in flight (a sample), by worker [s]")
     if len(models) > 1:
         axes.legend(fontsize="x-small")

@@ -26,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 # What sets a file of this package apart from other databases, and its form.
 _APPLICATION, _FORM = 0x50434143, 1
+_TABLE = (
+    "CREATE TABLE scores (key BLOB PRIMARY KEY, scores BLOB NOT NULL, used INTEGER NOT NULL) "
+    "WITHOUT ROWID"
+)
 _WAIT_S = 30.0
 _AT_A_TIME = 500
 _CHECK_BYTES = 8
@@ -71,6 +75,8 @@ class ScoreCache:
                     some,
                 )
                 for key, scores, used in rows:
+                    if (type(key), type(scores), type(used)) != (bytes, bytes, int):
+                        raise sqlite3.DatabaseError("it has rows of other types")
                     row = _decode(key, scores)
                     if row is None:
                         broken.append((key,))
@@ -99,7 +105,7 @@ class ScoreCache:
             yield
         except (sqlite3.OperationalError, OSError) as error:
             logger.warning("scores are neither taken from %s nor kept: %s", self.path, error)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, ValueError) as error:  # one of its own messages, at times
             aside = self.path.with_name(f"{self.path.name}.broken")
             logger.warning("%s is broken (%s) and put aside as %s", self.path, error, aside.name)
             with contextlib.suppress(OSError):
@@ -115,7 +121,12 @@ class ScoreCache:
         with contextlib.closing(sqlite3.connect(self.path, timeout=_WAIT_S)) as database:
             (mark,) = database.execute("PRAGMA application_id").fetchone()
             (form,) = database.execute("PRAGMA user_version").fetchone()
-            if (mark, form) != (_APPLICATION, _FORM):
+            query = "SELECT count(*) FROM sqlite_master WHERE sql = ?"
+            (tables,) = database.execute(query, (_TABLE,)).fetchone()
+            ours = (mark, form) == (_APPLICATION, _FORM)
+            if ours != bool(tables) or self.path.stat().st_size == 0:
+                raise sqlite3.DatabaseError("its header or its table is damaged")
+            if not ours:
                 raise ConfigError(
                     f"expected a file of scores, or none, at {self.path}, got another database; "
                     "name another path as cache"
@@ -134,9 +145,7 @@ class ScoreCache:
                 database.executescript(
                     "PRAGMA auto_vacuum = INCREMENTAL;"
                     "PRAGMA journal_mode = WAL;"
-                    "CREATE TABLE scores "
-                    "(key BLOB PRIMARY KEY, scores BLOB NOT NULL, used INTEGER NOT NULL) "
-                    "WITHOUT ROWID;"
+                    f"{_TABLE};"
                     "CREATE INDEX by_use ON scores (used);"
                     f"PRAGMA application_id = {_APPLICATION};"
                     f"PRAGMA user_version = {_FORM};"

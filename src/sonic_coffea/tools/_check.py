@@ -34,6 +34,7 @@ _REMEDIES: dict[type[errors.SonicError], str] = {
     errors.ContractError: "change the declaration, or pin the version that it was made for "
     "(--version)",
     errors.DeadlineError: "the server is slow or overloaded; try again later, or ask its operator",
+    errors.OverloadError: "the server is overloaded; try again later, or ask its operator",
     errors.RequestError: "the server's log says more; the model may not take a row of zeros",
     errors.ServerLostError: "the server broke the connection; its log says why",
     errors.ConfigError: "use another model, or other options",
@@ -129,6 +130,8 @@ class _Steps:
             yield f"declaration of {declaration.name}", partial(self._compare, declaration)
         if self._model:
             yield f"model {self._model}", self._describe
+            if not self._contract.lists_tensors:
+                return
             yield "inference", self._infer
             yield "latency", self._latency
             yield "bandwidth", self._bandwidth
@@ -223,7 +226,8 @@ class _Steps:
 
     def _enter(self) -> str:
         info = self._connection.info()
-        return f"{info.name} {info.version}: {', '.join(info.extensions) or 'no extensions'}"
+        extensions = ", ".join(info.extensions) or "no extensions"
+        return errors.printable(f"{info.name} {info.version}: {extensions}")
 
     def _ready(self) -> str:
         if not self._connection.ready():
@@ -238,24 +242,27 @@ class _Steps:
             entries = self._connection.models()
         except errors.SonicError as error:
             return f"the server does not list them ({error.message})"
-        return ", ".join(f"{e.name} v{e.version} {e.state}".strip() for e in entries) or "none"
+        models = ", ".join(f"{e.name} v{e.version} {e.state}".strip() for e in entries)
+        return errors.printable(models) or "none"
 
     def _compare(self, declared: Model) -> str:
         contract = self._connection.contract(declared.name, declared.version)
         declared.compare(contract, server=str(self._address))
-        return f"fits version {contract.version}"
+        return errors.printable(f"fits version {contract.version}")
 
     def _describe(self) -> str:
         contract = self._contract
         specs = (*contract.inputs, *contract.outputs)
         tensors = "; ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs)
+        tensors = tensors or "it lists no tensors, so that it cannot be tried without a declaration"
         most = "any number of" if contract.max_rows is None else f"at most {contract.max_rows}"
-        return f"version {contract.version}; {tensors}; {most} rows"
+        return errors.printable(f"version {contract.version}; {tensors}; {most} rows")
 
     def _infer(self) -> str:
         answer, took_s = self._ask(1)
         shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in answer.outputs.items())
-        return f"one row of zeros: {shapes} from version {answer.version}, {took_s * 1e3:.1f} ms"
+        shown = errors.printable(f"{shapes} from version {answer.version}")
+        return f"one row of zeros: {shown}, {took_s * 1e3:.1f} ms"
 
     def _ask(self, rows: int) -> tuple[Response, float]:
         tensors = zeros(self._contract, rows)

@@ -10,6 +10,7 @@ from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._contract import Contract, TensorSpec
 from sonic_coffea.transport._datatypes import DATATYPES, TYPED_CONTENTS, kserve_name
 from sonic_coffea.transport._local_state import ServerRecord
+from sonic_coffea.transport._loopback import HeldPort
 from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, Response, ServerInfo
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
 from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls
@@ -28,6 +29,7 @@ __all__ = [
     "Address",
     "ConnectionOptions",
     "Contract",
+    "HeldPort",
     "ModelEntry",
     "ModelStatistics",
     "Response",

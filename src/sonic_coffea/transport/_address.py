@@ -62,7 +62,7 @@ class Address:
             port = parts.port
         except ValueError as error:
             raise ConfigError(f"cannot read the server's address {url!r}: {error}") from None
-        if not parts.hostname:
+        if not parts.hostname or not parts.hostname.isprintable():
             raise ConfigError(f"expected a server as {scheme}://host:port, got {url!r}")
         if parts.username or parts.password:
             raise ConfigError("a server's URL must not hold a secret; use token= or headers=")

@@ -134,7 +134,7 @@ FAILURES: tuple[Failure, ...] = (
     Failure("server", RequestTooLargeError, _FAILED, "out of memory", hint=_LARGE),
     Failure("server", RequestTooLargeError, _FAILED, "failed to allocate", hint=_LARGE),
     Failure("server", RequestTooLargeError, _FAILED, "unable to allocate", hint=_LARGE),
-    Failure("server", ServerLostError, (), "unable to find shared memory region"),
+    Failure("server", ServerLostError, (), "unable to find shared memory region", undelivered=True),
     Failure("server", ServerLostError, (Code.UNAVAILABLE, Code.ABORTED, Code.DATA_LOSS)),
     Failure("server", ServerLostError, (Code.CANCELLED,)),
     Failure("server", OverloadError, (Code.RESOURCE_EXHAUSTED,)),
@@ -144,6 +144,21 @@ FAILURES: tuple[Failure, ...] = (
     Failure("server", InferenceError, _FAILED),
     Failure("server", RequestError),
 )
+
+# What the pool does, for the page of the documentation that shows the table.
+ACTIONS: Mapping[type[SonicError], str] = {
+    AccessError: "the error",
+    DeadlineError: "resends it if the URL answers others meanwhile; else the error",
+    InferenceError: "once more, elsewhere if there is another server; then the error",
+    ModelNotFoundError: "asks other servers, and this one later",
+    ModelNotReadyError: "asks other servers, and this one later",
+    OverloadError: "slows down: fewer requests at a time, and a back-off",
+    RequestError: "the error",
+    RequestTooLargeError: "splits it; the error if it is a single row",
+    RouteTimeoutError: "slows down, and splits it",
+    ServerLostError: "resends it, elsewhere or to the same URL",
+    TokenExpiredError: "reads the token again, for `retry_timeout_s`; the error if it is a text",
+}
 
 _MEANING: dict[type[SonicError], str] = {
     AccessError: "the server and this client do not trust each other; check token and certificates",

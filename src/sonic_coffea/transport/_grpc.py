@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from itertools import count
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +19,7 @@ from sonic_coffea.errors import (
     CancelledError,
     InferenceError,
     ModelNotFoundError,
+    ModelNotReadyError,
     OverloadError,
     RequestError,
     ResponseError,
@@ -25,14 +27,17 @@ from sonic_coffea.errors import (
     SonicError,
     TokenExpiredError,
 )
-from sonic_coffea.transport._channel import Channel, call_metadata, local_secret
+from sonic_coffea.transport._channel import Channel, call_metadata
 from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
 from sonic_coffea.transport._failures import translate
+from sonic_coffea.transport._loopback import LocalPeer
 from sonic_coffea.transport._metadata import (
     ModelEntry,
     Response,
     ServerInfo,
+    agree,
     contract_of,
+    newest_of,
     not_found,
     statistics_of,
 )
@@ -61,6 +66,8 @@ _LIVE_TIMEOUT_S = 2.0
 # A deadline that passes before this part of a request's own time is a proxy's.
 _EARLY = 0.9
 _TRIES = 3
+# So many servers behind a balancer are asked for a model before it is said not to be there.
+_SERVERS = 5
 # Triton's extensions, which other servers lack: gRPC's own servers say so without words.
 _OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})
 _NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
@@ -74,7 +81,8 @@ class RpcHandle(Protocol):
 
 
 # Calls that change nothing. A server that hangs may have got one, behind a balancer with others
-# that answer at once: it is made again after so long, and after as long again.
+# that answer at once: it is made again after so long, and after as long again. The last one goes
+# over another connection, if nothing has come over the first: it may be the connection that hangs.
 _READS = ("ServerMetadata", "RepositoryIndex", "ModelMetadata", "ModelConfig", "ModelStatistics")
 _ASK_AGAIN_S = (1.0, 2.0)
 
@@ -107,7 +115,7 @@ class Connection:
         self._process = os.getpid()
         self._channel: Channel | None = None
         self._replaced: list[Channel] = []
-        self._secret: Mapping[str, str] = {}
+        self._peer = LocalPeer(address)
         self._shared: SharedMemory | None = None
         if shares(address, wanted=options.shared_memory):
             demanded = options.shared_memory is True
@@ -181,22 +189,63 @@ class Connection:
                 server=str(self.address),
             ) from None
         return [
-            ModelEntry(name=m.name, version=m.version, state=m.state, reason=m.reason)
+            ModelEntry(
+                name=m.name,
+                version=m.version,
+                # MLServer says "State.READY".
+                state=m.state.rpartition(".")[2],
+                reason=m.reason,
+            )
             for m in index.models
         ]
 
     def contract(self, model: str, version: str | None) -> Contract:
-        """Ask for a model's inputs, outputs and limits. Blocks for a few times ``metadata_s``."""
-        request = service_pb2.ModelMetadataRequest(name=model, version=version or "")
-        try:
-            metadata = self._call("ModelMetadata", request, model=model, version=version)
-        except ModelNotFoundError as error:
+        """Ask for a model's inputs, outputs and limits. Blocks for a few times ``metadata_s``.
+
+        Raises
+        ------
+        ModelNotReadyError
+            If a server has it, or is to have it soon.
+        ModelNotFoundError
+            If it has to be made, or mended, first.
+        """
+        tries = 0
+        while True:
+            tries += 1
+            metadata = self._metadata(model, version)
+            newest = version or newest_of(metadata.versions)
             try:
-                index = self.models()
-            except SonicError:
-                raise error from None
-            raise not_found(model, version, index, server=str(self.address)) from None
-        return contract_of(model, version, metadata, self._config(model, version))
+                config = self._config(model, newest or None)
+            except ModelNotFoundError:
+                if tries < _TRIES:
+                    continue
+                raise
+            if config is None or agree(metadata, config):
+                return contract_of(model, newest, metadata, config)
+            # A balancer has asked two servers, of which one has been updated.
+            if tries == _TRIES:
+                message = "its metadata and its configuration do not fit; is it being replaced?"
+                raise ModelNotReadyError(
+                    message, server=str(self.address), model=model, version=version
+                )
+
+    def _metadata(self, model: str, version: str | None) -> Any:
+        """Return the model's metadata."""
+        request = service_pb2.ModelMetadataRequest(name=model, version=version or "")
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._call("ModelMetadata", request, model=model, version=version)
+            except ModelNotFoundError as error:
+                # Another server behind a balancer may have it.
+                if tries < _SERVERS:
+                    continue
+                try:
+                    index = self.models()
+                except SonicError:
+                    raise error from None
+                raise not_found(model, version, index, server=str(self.address)) from None
 
     def _config(self, model: str, version: str | None) -> Any:
         """Return the model's configuration, or None from a server that has none."""
@@ -215,9 +264,11 @@ class Connection:
                     raise
                 failure: SonicError = error
             except (AccessError, RequestError) as error:
+                if isinstance(error, TokenExpiredError):
+                    raise
                 failure = error
             # Of any other failure, nothing follows: there may be one, with the size of its batches.
-            logger.info("%s gives no configuration of %s: %s", self.address, model, failure)
+            logger.info("%s gives no configuration of %r: %s", self.address, model, failure)
             return None
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
@@ -280,14 +331,15 @@ class Connection:
         def finished(call: Any) -> None:
             # gRPC would only log what is raised here, and the rows would wait for ever.
             channel.in_flight.discard(call)
-            answered = not call.cancelled() and call.code() == grpc.StatusCode.OK
-            self._release(region, reusable=answered)
+            answered = channel.answered(call)
             try:
                 outcome = self._outcome(call, contract, sent_bytes, secret, sent_at, context)
             except ResponseError as error:
                 outcome = error
             except Exception as error:  # noqa: BLE001
                 outcome = ResponseError(f"cannot read the server's response: {error!r}", **context)
+            # Not before it is known whether there are several servers that have to unregister it.
+            self._release(region, reusable=answered)
             done(outcome)
 
         future.add_done_callback(finished)
@@ -340,15 +392,20 @@ class Connection:
             closed, self._closed = self._closed, True
         for channel in self._replaced:
             channel.close()
-        if closed or self._channel is None:
+        if closed:
             return
-        if self._shared is None:
-            self._channel.close()
+        if self._channel is None or self._shared is None:
+            self._shut()
             return
         # The channel stays open for the server to unregister what these requests used.
         for future in list(self._channel.in_flight):
             future.cancel()
-        self._shared.close(done=self._channel.close)
+        self._shared.close(done=self._shut)
+
+    def _shut(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._peer.close()
 
     def _replace(self, channel: Channel) -> None:
         """Open another channel for all that follows: to the network, this one may not be there.
@@ -368,12 +425,19 @@ class Connection:
     def _open(self) -> tuple[Channel, Mapping[str, str]]:
         """Return the channel, opened by the first call, and the secret of a local server."""
         with self._opening:
-            if self._channel is None:
+            try:
+                secret, address = self._peer.secret(), self._peer.address
+            except ServerLostError:
+                if self._shared is not None:
+                    self._shared.forget()
+                raise
+            if self._channel is None or self._channel.address != address:
                 if self._closed:
                     raise CancelledError("the connection is closed", server=str(self.address))
-                self._channel = Channel(self.address, self._options.tls)
-                self._secret = local_secret(self.address)
-            return self._channel, self._secret
+                if self._channel is not None:
+                    self._replaced.append(self._channel)
+                self._channel = Channel(address, self._options.tls)
+            return self._channel, secret
 
     def _call(
         self, method: str, request: Any, timeout_s: float | None = None, **context: Any
@@ -382,9 +446,15 @@ class Connection:
         context["server"] = str(self.address)
         channel, secret = self._open()
         metadata = call_metadata(self._options, secret)
-        until = time.monotonic() + (timeout_s or self._options.timeouts.metadata_s)
+        asked_at = time.monotonic()
+        until = asked_at + (timeout_s or self._options.timeouts.metadata_s)
+        tries = count(1)
 
         def begin() -> Any:
+            nonlocal channel
+            if next(tries) == len(_ASK_AGAIN_S) + 1 and channel.heard_at < asked_at:
+                self._replace(channel)
+                channel, _ = self._open()
             timeout_s = until - time.monotonic()
             return getattr(channel.stub, method).future(request, timeout_s, metadata)
 
@@ -393,7 +463,7 @@ class Connection:
         except ValueError as error:  # a closed channel
             failure: SonicError = CancelledError(str(error), **context)
         else:
-            if call.cancelled() or call.code() != grpc.StatusCode.OK:
+            if not channel.answered(call):
                 failure = self._failure(call, secret, optional=method in _OPTIONAL, **context)
             elif (response := call.result()) is not None:
                 return response
@@ -418,7 +488,8 @@ class Connection:
         error = translate(code, details, trailers, closing=self._closed, early=early, **context)
         if self._shared is not None:
             if unknown_region(details):
-                error = ServerLostError(self._shared.unknown(details), **context)
+                meaning = self._shared.unknown(details)
+                error = ServerLostError(meaning, **context)
                 error.undelivered = True
             elif isinstance(error, ServerLostError):
                 self._shared.forget()
@@ -428,8 +499,7 @@ class Connection:
             return error
         # A local server that was started anew has another secret, which is recorded a moment after
         # it answers; to the rows, it is a server that was lost and comes back.
-        recorded = local_secret(self.address)
-        self._secret = recorded or self._secret
+        recorded = self._peer.look_up()
         if isinstance(error, AccessError) and recorded != secret:
             return ServerLostError(f"the local server was started anew: {details}", **context)
         return error

@@ -17,6 +17,7 @@ import platform
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,7 +26,9 @@ import platformdirs
 logger = logging.getLogger(__name__)
 
 STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+# Not ::1: local servers listen at 127.0.0.1, and the other port may be anybody's.
+_LOOPBACK = frozenset({"127.0.0.1", "localhost"})
+_KEPT_FOR_S = 30 * 86400.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 
@@ -90,6 +93,7 @@ def register(record: ServerRecord) -> Path | None:
         )
         return None
     try:
+        _prune(path.parent)
         _write_private(path, json.dumps(dataclasses.asdict(record)).encode())
     except OSError as error:
         logger.warning("cannot write the record of %s: %s", record.url, error)
@@ -107,22 +111,28 @@ def remove(url: str) -> None:
             (folder / _file_name(port)).unlink()
 
 
-def lookup(url: str) -> ServerRecord | None:
-    """Return the record of the local server at `url`, or None.
+def find(url: str) -> ServerRecord | None:
+    """Return the record of the local server at `url`, or None if no server was started there.
 
-    URLs that are not on loopback are answered without touching the disk. A record whose server is
-    gone is removed; one that another user could have written is ignored with a logged warning.
+    The server runs, or it has ended by itself; one that was stopped is not on record. URLs that are
+    not on loopback are answered without touching the disk. A record that another user could have
+    written is ignored with a logged warning.
     """
     port = _local_port(url)
     if port is None:
         return None
-    return next(filter(None, (_read_live(f / _file_name(port)) for f in _folders())), None)
+    return next(filter(None, (_read(f / _file_name(port)) for f in _folders())), None)
+
+
+def lookup(url: str) -> ServerRecord | None:
+    """Return the record of the local server that runs at `url`, or None."""
+    record = find(url)
+    return record if record is not None and record.alive else None
 
 
 def records() -> list[ServerRecord]:
     """Return the records of this user's servers that run on this machine."""
-    paths = [p for folder in _folders() for p in sorted(folder.glob(f"{machine()}-*.json"))]
-    return [record for record in map(_read_live, paths) if record is not None]
+    return [record for folder in _folders() for _, record in _recorded(folder) if record.alive]
 
 
 def directory() -> Path | None:
@@ -242,15 +252,18 @@ def _file_name(port: int) -> str:
     return f"{machine()}-{port}.json"
 
 
-def _read_live(path: Path) -> ServerRecord | None:
-    record = _read(path)
-    if record is None or record.alive:
-        return record
-    logger.debug("the server at %s is gone; removing its record", record.url)
-    with contextlib.suppress(OSError):
-        path.unlink()
-    remove_shared_memory(record.shm_prefix)
-    return None
+def _recorded(folder: Path) -> Iterator[tuple[Path, ServerRecord]]:
+    for path in sorted(folder.glob(f"{machine()}-*.json")):
+        record = _read(path)
+        if record is not None:
+            yield path, record
+
+
+def _prune(folder: Path) -> None:
+    """Remove old records of servers that have ended by themselves."""
+    for path, record in _recorded(folder):
+        if not record.alive and path.stat().st_mtime < time.time() - _KEPT_FOR_S:
+            path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> ServerRecord | None:
@@ -268,7 +281,10 @@ def _read(path: Path) -> ServerRecord | None:
             return None
         content = file.read()
     try:
-        return ServerRecord(**json.loads(content))
+        record = ServerRecord(**json.loads(content))
     except (ValueError, TypeError) as error:
         logger.warning("ignoring %s: %s", path, error)
         return None
+    if not record.alive:
+        remove_shared_memory(record.shm_prefix)
+    return record

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.errors import ModelNotFoundError, nearest
+from sonic_coffea.errors import ModelNotFoundError, ModelNotReadyError, nearest
 from sonic_coffea.transport._contract import Contract, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
+
+# What the index says of a version that a server has, or will have again.
+_PASSING = ("READY", "LOADING", "UNLOADING")
+_UNLOADED = "unloaded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,29 +66,51 @@ class Response:
     received_bytes: int
 
 
-def contract_of(model: str, version: str | None, metadata: Any, config: Any) -> Contract:
+def newest_of(versions: Sequence[str]) -> str:
+    """Return the newest of some versions; nothing if there are none."""
+    return max(versions, key=_numeric, default="")
+
+
+def agree(metadata: Any, config: Any) -> bool:
+    """Whether metadata and configuration are of the same model."""
+    from tritonclient.grpc import model_config_pb2
+
+    rows = [-1] if config.max_batch_size > 0 else []
+    kinds = model_config_pb2.DataType.Name
+    return all(
+        {t.name: (t.datatype, list(t.shape)) for t in said}
+        == {t.name: (_kserve(kinds(t.data_type)), rows + list(t.dims)) for t in configured}
+        for said, configured in ((metadata.inputs, config.input), (metadata.outputs, config.output))
+        if configured
+    )
+
+
+def _kserve(kind: str) -> str:
+    return "BYTES" if kind == "TYPE_STRING" else kind.removeprefix("TYPE_")
+
+
+def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contract:
     """Return a model's contract.
 
     Parameters
     ----------
     model, version : str
-        What was asked for; without a version, it is the newest.
+        What was asked for, or the newest version.
     metadata : ModelMetadataResponse
         Its inputs, outputs and versions.
     config : ModelConfig or None
         Its configuration; None from a server that has none.
     """
-    resolved = version or max(metadata.versions, key=_numeric, default="")
     free = all(t.shape and t.shape[0] < 0 for t in metadata.inputs)
     max_rows = None if free else 1
     digest, preferred_rows = "", ()
     if config is not None:
         max_rows = config.max_batch_size if config.max_batch_size > 0 else max_rows
-        digest = config.parameters[f"sha256.{resolved}"].string_value
+        digest = config.parameters[f"sha256.{version}"].string_value
         preferred_rows = tuple(config.dynamic_batching.preferred_batch_size)
     return Contract(
         model=model,
-        version=resolved,
+        version=version,
         digest=digest,
         inputs=tuple(_tensor_spec(t) for t in metadata.inputs),
         outputs=tuple(_tensor_spec(t) for t in metadata.outputs),
@@ -126,14 +152,19 @@ def not_found(
 ) -> ModelNotFoundError:
     """Return the error for a model that a server does not have, with what it has instead."""
     entries = [entry for entry in index if entry.name == model]
+    meant = [entry for entry in entries if version in (None, entry.version)]
+    kind = ModelNotFoundError
     if not entries:
         hint = nearest(model, {entry.name for entry in index})
-    elif version is not None:
-        versions = sorted({entry.version for entry in entries if entry.version})
+    elif any(entry.state in _PASSING or entry.reason == _UNLOADED for entry in meant):
+        kind = ModelNotReadyError
+        hint = "it is listed, so another server has it, or it is being loaded or replaced"
+    elif version is not None and not meant:
+        versions = sorted({entry.version for entry in entries if entry.state == "READY"})
         hint = f"it has version {', '.join(versions) or '(none)'}"
     else:
-        reasons = {entry.reason for entry in entries if entry.reason}
-        hint = f"it is there but not ready: {'; '.join(reasons) or 'no reason given'}"
+        reasons = {entry.reason for entry in meant if entry.reason}
+        hint = f"it is there but not ready: {'; '.join(sorted(reasons)) or 'no reason given'}"
     asked = f"model {model!r}" + (f" version {version}" if version else "")
     message = f"the server does not have {asked}; {hint}"
-    return ModelNotFoundError(message, server=server, model=model, version=version)
+    return kind(message, server=server, model=model, version=version)

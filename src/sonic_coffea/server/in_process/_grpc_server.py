@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import ConfigError, ServerStartError, nearest
-from sonic_coffea.transport import DATATYPES, TYPED_CONTENTS, kserve_name
+from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.transport import DATATYPES, TYPED_CONTENTS, HeldPort, kserve_name, local_state
 
 if TYPE_CHECKING:
     from typing import Self
@@ -47,6 +47,8 @@ class KServeModel:
         The versions that there are; requests without one get the last.
     digest : str
         The checksum of the file that it is made of, where it has one.
+    lists_tensors : bool
+        Whether its metadata has inputs and outputs; some runtimes of other servers have none.
     """
 
     inputs: Mapping[str, tuple[Any, tuple[int, ...]]]
@@ -55,6 +57,7 @@ class KServeModel:
     max_rows: int = 64
     versions: tuple[str, ...] = ("1",)
     digest: str = ""
+    lists_tensors: bool = True
 
     def described(self, tensors: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return KServe's datatype and the shape of some tensors, as a server says them."""
@@ -109,7 +112,8 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         answer = service_pb2.ModelMetadataResponse(
             name=request.name, versions=model.versions, platform=self._server.name
         )
-        for tensors, specs in ((model.inputs, answer.inputs), (model.outputs, answer.outputs)):
+        listed = (model.inputs, answer.inputs), (model.outputs, answer.outputs)
+        for tensors, specs in listed if model.lists_tensors else ():
             for name, (datatype, shape) in model.described(tensors).items():
                 specs.add(name=name, datatype=datatype, shape=shape)
         return answer
@@ -272,6 +276,7 @@ class KServeServer:
         self._counting = threading.Lock()
         self._port = port or 0
         self._server: Any = None
+        self._held: HeldPort
 
     def __enter__(self) -> Self:
         return self.start()
@@ -295,15 +300,13 @@ class KServeServer:
             If another program has the port.
         """
         if self._server is None:
-            options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
+            self._held = HeldPort.claim(self._port)
+            self._port = self._held.number
+            local_state.remove(self.url)
+            options = [("grpc.so_reuseport", 1), ("grpc.max_receive_message_length", -1)]
             server = grpc.server(ThreadPoolExecutor(self._threads), options=options)
             service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Servicer(self), server)
-            try:
-                self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
-            except RuntimeError:
-                raise ServerStartError(
-                    f"port {self._port} is in use by another program; leave port out for a free one"
-                ) from None
+            server.add_insecure_port(f"127.0.0.1:{self._port}")
             server.start()
             self._server = server
         return self
@@ -315,6 +318,7 @@ class KServeServer:
             stopped = server.stop(grace=None)
             self.stopping()
             stopped.wait()
+            self._held.release()
 
     def serving(self, model: str, version: str) -> KServeModel | None:
         """Return a model, if it is there in a version."""

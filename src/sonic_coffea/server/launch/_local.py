@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,10 @@ from sonic_coffea.reporting import tables
 from sonic_coffea.server import _install as install
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
 from sonic_coffea.server.launch._logs import new_log
-from sonic_coffea.server.launch._run import PortTaken, Run
+from sonic_coffea.server.launch._run import Run
 from sonic_coffea.server.launch._watcher import Watcher
 from sonic_coffea.server.launch.runtimes import AUTO, Options, Runtime, Serving, choose
+from sonic_coffea.transport import HeldPort, local_state
 
 if TYPE_CHECKING:
     from typing import Self
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PORT_TRIES = 5
 _LOOK_S = 0.1
 
 
@@ -121,6 +120,8 @@ class LocalServer:
         self._arguments = [
             f"--model-repository={self.repository}",
             "--grpc-address=127.0.0.1",
+            # This process and clients hold the port, lest others take it when the server ends.
+            "--reuse-grpc-port=true",
             "--allow-http=false",
             f"--model-control-mode={self._control}",
             f"--exit-timeout-secs={max(1, int(stop_timeout_s) - 1)}",
@@ -142,6 +143,7 @@ class LocalServer:
         self._watcher: Watcher | None = None
         self._lock = threading.RLock()
         self._run: Run | None = None
+        self._held: HeldPort | None = None
         self._metrics_port: int | None = None
         self._owner = os.getpid()
 
@@ -176,11 +178,7 @@ class LocalServer:
             runtime = choose(self._runtime, self._options)
             runtime.prepare(self._progress)
             self._owner = os.getpid()
-            tries = _PORT_TRIES if self._port_wanted is None else 1
-            if not any(self._launch(runtime) for _ in range(tries)):
-                raise ServerStartError(
-                    f"port {self.port} is in use by another program; leave port out for a free one"
-                )
+            self._launch(runtime)
             logger.info("%s is ready after %.1f s", self, time.monotonic() - begun)
 
     def reason_against(self) -> str | None:
@@ -197,6 +195,10 @@ class LocalServer:
         if watcher is not None:
             watcher.stop()
         self._end()
+        with self._lock:
+            if self._held is not None:
+                self._held.release()
+            self._held = None
 
     def wait(self) -> None:
         """Return when the server has ended, and is not about to be started again."""
@@ -206,7 +208,6 @@ class LocalServer:
     def start_again(self) -> None:
         """Start a server that has ended by itself, at the port that clients know."""
         with self._lock:
-            self._port_wanted = self._run_or_raise().port
             self._begin()
 
     def _end(self) -> None:
@@ -340,12 +341,16 @@ class LocalServer:
             raise ServerError("expected a started server, got one that never was; start() it")
         return self._run
 
-    def _launch(self, runtime: Runtime) -> bool:
-        """Start the server; return whether nobody else had its port."""
-        port = _free_port() if self._port_wanted is None else self._port_wanted
-        self._metrics_port = _free_port() if self._metrics else None
+    def _launch(self, runtime: Runtime) -> None:
+        self._held = self._held or HeldPort.claim(self._port_wanted)
+        port = self._held.number
+        # What is said of one that ended here before is not true of the next.
+        local_state.remove(f"grpc://127.0.0.1:{port}")
         metrics = ["--allow-metrics=false"]
         if self._metrics:
+            free = HeldPort.hold()
+            free.release()
+            self._metrics_port = free.number
             metrics = ["--metrics-address=127.0.0.1", f"--metrics-port={self._metrics_port}"]
         serving = Serving(
             arguments=[f"--grpc-port={port}", *metrics, *self._arguments],
@@ -359,17 +364,6 @@ class LocalServer:
         self._run = Run(runtime, serving, port=port, log=log, grace_s=self._stop_timeout_s)
         try:
             self._run.wait_until_ready(self._startup_timeout_s)
-        except PortTaken:
-            self._end()
-            return False
         except BaseException:
             self._end()
             raise
-        return True
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

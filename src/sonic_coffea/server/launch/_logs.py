@@ -71,9 +71,3 @@ def error_lines(log: str) -> list[str]:
     if not errors:
         errors = [line for line in log.splitlines() if line.strip()][-5:]
     return [text.strip()[:_LONGEST] for text in dict.fromkeys(errors)]
-
-
-def port_is_taken(log: str) -> bool:
-    """Whether the server gave up because something else listens on its port."""
-    lowered = log.lower()
-    return "address already in use" in lowered or "failed to bind" in lowered

@@ -25,10 +25,6 @@ _HEADER = f"triton-grpc-protocol-{Serving.header}"
 _SCRIPT = Path(__file__).with_name("_supervisor.py")
 
 
-class PortTaken(Exception):  # noqa: N818  an outcome to act on, which no caller sees
-    """Something else listens on the port that was chosen."""
-
-
 class Run:
     """A supervisor process and, below it, a server.
 
@@ -106,19 +102,22 @@ class Run:
         deadline = time.monotonic() + timeout_s
         listening = f"Started GRPCInferenceService at 127.0.0.1:{self.port}"
         # Whatever else answers on the port is not this server, so ask only once it listens.
-        while listening not in self.read_log() or not is_ready(self.url, self.headers):
+        while (
+            self.server_pid is None
+            or listening not in self.read_log()
+            or not is_ready(self.url, self.headers)
+        ):
             if self._ended.wait(0.02):
                 raise self._failure(self._end_reason)
             if time.monotonic() > deadline:
                 raise self._failure(f"was not ready after {timeout_s:g} s")
-        pid = self.server_pid
-        ticks = None if pid is None else local_state.process_start_ticks(pid)
-        if pid is None or ticks is None:
+        ticks = local_state.process_start_ticks(self.server_pid)
+        if ticks is None:
             raise self._failure("ended as soon as it was ready")
         # By it this user's processes find the server.
         record = local_state.ServerRecord(
             url=self.url,
-            pid=pid,
+            pid=self.server_pid,
             start_ticks=ticks,
             supervisor_pid=self.supervisor_pid,
             header=_HEADER,
@@ -174,10 +173,7 @@ class Run:
             self._end_reason = f"cannot be started: {event['message']}"
 
     def _failure(self, end: str) -> Exception:
-        log = self.read_log()
-        if _logs.port_is_taken(log):
-            return PortTaken()
-        lines = _logs.error_lines(log.replace(self._serving.secret, "…"))
+        lines = _logs.error_lines(self.read_log().replace(self._serving.secret, "…"))
         quoted = "\n".join(f"  {line}" for text in lines for line in text.splitlines())
         return ServerStartError(
             f"the local server for {self._serving.repository} {end}. It said:\n"

@@ -45,7 +45,7 @@ def main() -> int:
     try:
         _watch(job, server, asked)
     finally:
-        _end(job, server)
+        _end(job, server, forget=bool(asked))
     _report(event="exited", code=server.returncode, asked=bool(asked))
     return 0
 
@@ -110,7 +110,7 @@ def _hide(secret: bytes) -> None:
                 memory.write(arguments.replace(secret, b"x" * len(secret)))
 
 
-def _end(job: dict[str, Any], server: subprocess.Popen[bytes]) -> None:
+def _end(job: dict[str, Any], server: subprocess.Popen[bytes], *, forget: bool) -> None:
     if server.poll() is None:
         server.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -129,6 +129,9 @@ def _end(job: dict[str, Any], server: subprocess.Popen[bytes]) -> None:
     for region in Path("/dev/shm").glob(f"{job['shm_prefix']}*"):  # noqa: S108
         with contextlib.suppress(OSError):
             region.unlink()
+    if not forget:
+        # Clients who come later are to know that what listens there is another.
+        return
     with contextlib.suppress(OSError, ValueError, TypeError):
         if json.loads(Path(job["record"]).read_bytes()).get("pid") == server.pid:
             Path(job["record"]).unlink()

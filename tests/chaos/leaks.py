@@ -1,0 +1,85 @@
+"""What processes hold, before and after: threads, files, children, memory, shared memory."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds.
+
+    Attributes
+    ----------
+    threads, files : Counter
+        Names of Python's threads, and kinds of open files.
+    natives : int
+        Threads, with those that Python does not know.
+    memory_bytes : int
+        Resident.
+    """
+
+    threads: Counter[str]
+    files: Counter[str]
+    natives: int
+    memory_bytes: int
+
+    @classmethod
+    def now(cls) -> Held:
+        """Look at this process."""
+        gc.collect()
+        process = psutil.Process()
+        return cls(
+            threads=Counter(thread.name for thread in threading.enumerate()),
+            files=Counter(map(_kind, Path("/proc/self/fd").iterdir())),
+            natives=process.num_threads(),
+            memory_bytes=process.memory_info().rss,
+        )
+
+    def leaked_since(self, before: Held, *, memory_bytes: int) -> list[str]:
+        """Say what there is more of than before."""
+        more = {
+            "threads": dict(self.threads - before.threads),
+            "open files": dict(self.files - before.files),
+            "threads of the kernel": max(0, self.natives - before.natives),
+        }
+        leaks = [f"{what}: {these}" for what, these in more.items() if these]
+        grown = self.memory_bytes - before.memory_bytes
+        if grown > memory_bytes:
+            leaks.append(f"memory: {grown / 1e6:.0f} MB more")
+        return leaks
+
+
+def children() -> list[str]:
+    """Return the processes below this one, but for the one that Python keeps for itself."""
+    below = psutil.Process().children(recursive=True)
+    lines = {child.pid: " ".join(child.cmdline()) for child in below}
+    return [f"{pid} {line[:100]}" for pid, line in lines.items() if "resource_tracker" not in line]
+
+
+def regions(pids: Iterable[int]) -> list[str]:
+    """Return the files in /dev/shm that clients made and that are still there."""
+    own = set(map(str, pids))
+    names = [path.name for path in _SHARED_MEMORY.glob("sonic-coffea-client-*")]
+    # The name goes on with user, namespace, process, its start, and a number.
+    return [name for name in names if name.split("-")[5] in own]
+
+
+def _kind(descriptor: Path) -> str:
+    try:
+        target = str(descriptor.readlink())
+    except OSError:  # that of the folder itself
+        return ""
+    return target.partition(":")[0] if ":[" in target else target

@@ -1,0 +1,145 @@
+"""The parts of the long test, by themselves: it would say so if something were wrong."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import awkward as ak
+import grpc
+import numpy as np
+import pytest
+from tests.chaos.leaks import Held, regions
+from tests.chaos.load import SUMS, Load, difference, expected, jets
+from tests.chaos.world import FAULTS, ROUTES, is_possible, plan
+from tests.network.names import NameServer
+
+import sonic_coffea as sonic
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.chaos.world import Fault
+
+
+def first(number: int, seed: int) -> list[Fault]:
+    return list(itertools.islice(plan(seed), number))
+
+
+def test_a_seed_says_which_faults_there_are() -> None:
+    assert first(200, 7) == first(200, 7) != first(200, 8)
+    assert {fault.kind for fault in first(1000, 7)} == set(FAULTS)
+
+
+def test_a_url_stays_whole_but_for_an_outage() -> None:
+    busy: set[str] = set()
+    for fault in first(1000, 3):
+        if not is_possible(fault, busy):
+            busy.clear()  # all others end before
+            assert is_possible(fault, busy)
+        assert busy.isdisjoint(fault.parts)
+        busy.update(fault.parts)
+        whole = [route for route, parts in ROUTES.items() if busy.isdisjoint(parts)]
+        assert whole or fault.kind == "outage"
+
+
+def sums(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    one, two = inputs["features"][:, 0], inputs["features"][:, 1]
+    return {"scores": np.stack([one.sum(axis=1), (one * two).sum(axis=1)], axis=1)}
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer({SUMS.name: FakeModel.of(SUMS, sums)}) as running, sonic.connect(running.url):
+        yield running
+
+
+def found_by_calls(server: FakeServer, *, until_calls: int) -> list[str]:
+    """Return what calls find wrong, until one of them does, or some were made."""
+    problems: list[str] = []
+    load = Load(1, 60.0, problems)
+    with ThreadPoolExecutor(1) as threads:
+        calls = threads.submit(load.call, 0)
+        while not calls.done() and not problems and load.calls < until_calls:
+            threading.Event().wait(0.01)
+        load.over.set()
+    return problems
+
+
+def test_right_scores_are_no_problem(server: FakeServer) -> None:
+    assert found_by_calls(server, until_calls=30) == []
+
+
+def test_a_wrong_row_is_found(server: FakeServer) -> None:
+    scores = ak.to_list(expected()[10:30])
+    last = next(event for event in reversed(scores) if event)
+    assert difference(ak.Array(scores), 10, 30) == ""
+    last[0]["product"] += 0.01
+    assert "1 wrong product" in difference(ak.Array(scores), 10, 30)
+    del last[0]
+    assert "another number of rows" in difference(ak.Array(scores), 10, 30)
+
+
+def test_an_error_is_found(server: FakeServer) -> None:
+    server.fail(grpc.StatusCode.INVALID_ARGUMENT, "no", times=99)
+    (problem,) = found_by_calls(server, until_calls=30)
+    assert "thread 0, events" in problem
+    assert "RequestError" in problem
+
+
+def test_a_call_that_hangs_is_found(server: FakeServer) -> None:
+    problems: list[str] = []
+    load, found = Load(1, 0.2, problems), threading.Event()
+    server.inject(lambda answer, context: found.wait(60) and None, times=99)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(load.call, 0)
+        while not problems:
+            load.check_time()
+        load.over.set()
+        found.set()
+    assert "a call of thread 0 takes more than 0 s" in problems
+
+
+def test_leaks_are_found() -> None:
+    before = Held.now()
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, name="left")
+    thread.start()
+    with socket.socket():
+        leaks = Held.now().leaked_since(before, memory_bytes=10**9)
+        memory = np.ones(10_000_000)
+        assert "memory: " in Held.now().leaked_since(before, memory_bytes=10**6)[-1]
+    end.set()
+    thread.join()
+    del memory
+    assert leaks[0] == "threads: {'left': 1}"
+    assert leaks[1] == "open files: {'socket': 1}"
+    assert Held.now().leaked_since(before, memory_bytes=10**9) == []
+
+
+def test_regions_of_a_process_are_found() -> None:
+    assert regions([1]) == []
+    assert len(jets()) == len(expected())
+
+
+def test_a_name_server_answers() -> None:
+    question = b"\x08tritons1\x04test\x00" + b"\x00\x01\x00\x01"
+    query = b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00" + question
+    with (
+        NameServer("tritons1.test", ["127.0.0.2"]) as names,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking,
+    ):
+        asking.settimeout(10)
+
+        def ask(what: bytes) -> bytes:
+            asking.sendto(what, ("127.0.0.1", names.port))
+            return asking.recv(512)
+
+        assert ask(query).endswith(b"\x00\x04\x7f\x00\x00\x02")
+        names.addresses = ()
+        assert ask(query)[3] == 0x80  # no error
+        assert ask(query.replace(b"tritons1", b"tritons2"))[3] == 0x83  # no such name

@@ -1,0 +1,207 @@
+"""Names that others choose are shown as they are, wherever they are shown, and do nothing else."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import grpc
+import matplotlib as mpl
+import pytest
+import rich
+from rich.console import Console
+from tests.commands import run
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.errors import printable
+from sonic_coffea.reporting import Span, Statistics, Tally
+from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.tools import Curve
+from sonic_coffea.transport import ModelStatistics
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAMES = {
+    "markup": "[red]m[/red]",
+    "end of no markup": "m[/]",
+    "half a formula": "m$x_",
+    "formula": "$x_{$",
+    "formula of Bokeh": r"$$x$$ \(y\) \[z\]",
+    "script": "<script>alert('m')</script>",
+    "comment": "--><b>&amp;",
+    "escapes": "\x1b[2J\x1b]0;m\x07",
+    "C1": "\x9b2Jm",
+    "line": "m\nERROR forged",
+    "carriage return": "m\rforged",
+    "right to left": "m\u202egpj",
+    "underscore": "_m",
+    "format": "{m} %s",
+}
+named = pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+
+
+def is_harmless(text: str) -> bool:
+    return all(c.isprintable() or c == "\n" for c in text) and "\nERROR" not in text
+
+
+def model_of(name: str) -> sonic.Model:
+    return sonic.Model(name, {"x": sonic.Row(["pt"])}, {"y": [f"label {name}"]})
+
+
+def report_of(name: str) -> sonic.Report:
+    """Return a report with a slow tail and a long queue, of which the advice names the server."""
+    statistics, tally = Statistics(objects=1000, elements=1), Tally(rows=1000, requests=100)
+    for number in range(100):
+        tally.record_trip(0.001 if number < 98 else 1.0)
+    span = Span(f"worker {name}", f"m {name}", f"s {name}", 1.0, 0.1, 10)
+    statistics.record(f"s {name}", f"m {name}", f"1 {name}", tally, span)
+    other = Span(f"worker {name}", "other", f"s {name}", 1.0, 0.1, 10)
+    statistics.record(f"s {name}", name, "1", Tally(rows=1, requests=1), other)
+    timings = {(f"s {name}", f"m {name}"): ModelStatistics(requests=10, queue_s=1.0, compute_s=0.1)}
+    return sonic.Report(statistics, wall_s=1.0, timings=timings)
+
+
+@named
+def test_the_table_in_a_terminal(name: str) -> None:
+    text = io.StringIO()
+    Console(file=text, width=400, color_system=None).print(report_of(name))
+    assert f"m {printable(name)} v1 {printable(name)}" in text.getvalue()
+    assert f"requests for m {printable(name)} wait on" in text.getvalue()
+    assert is_harmless(text.getvalue())
+
+
+@named
+def test_pages_and_files(name: str, tmp_path: Path) -> None:
+    report = report_of(name)
+    page = report._repr_html_()
+    assert f"m {printable(name)} v1 {printable(name)}" in html.unescape(page)
+    report.save(tmp_path / "report.html")
+    for shown in (page, (tmp_path / "report.html").read_text()):
+        assert "<script>" not in shown
+        assert "<b>&amp;" not in shown
+        assert is_harmless(shown)
+    report.save(tmp_path / "report.json")
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert [s["model"] for s in found["served"]] == sorted([f"m {name}", name])
+    assert is_harmless((tmp_path / "report.json").read_text())
+
+
+def drawn(figure: Any) -> str:
+    """Return the texts of a figure as they are drawn."""
+    page = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(page, format="svg")
+    return html.unescape(page.getvalue())
+
+
+@named
+def test_plots(name: str) -> None:
+    shown, text = drawn(report_of(name).plot()), printable(name)
+    assert shown.count(f"m {text} v1 {text}") >= 2  # of a bar, and in a legend
+    assert f"worker {text}" in shown
+    assert f"{text} v1</text>" in shown
+    curve = Curve(
+        model=name,
+        version=name,
+        server=name,
+        rows=(1, 2, 4),
+        seconds=(0.1, 0.2, 0.3),
+        rows_per_s=1.0,
+        in_flight=1,
+        row_bytes=1.0,
+    )
+    assert f"{text} v{text}" in drawn(curve.plot())
+
+
+@named
+def test_the_dashboard(name: str) -> None:
+    from sonic_coffea.dask._dashboard import ServersView
+    from sonic_coffea.dask._history import History
+
+    history = History()
+    history.report("worker", 1, [((f"s {name}", f"m {name}", "1"), [1, 1, 0, 0, 0.1])], [])
+    view = ServersView(history)
+    view.update()
+    cells = view.table.source.data
+    assert cells["server"] == [f"s {printable(name)}"]
+    assert cells["model"] == [f"m {printable(name)} v1"]
+    (factor,) = view.stages.y_range.factors
+    assert factor.replace("\u200b", "") == f"m {printable(name)} v1 at s {printable(name)}"
+    assert not any(begin in factor for begin in ("$$", r"\(", r"\["))
+
+
+@named
+def test_commands(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    with FakeServer({name: FakeModel.of(model_of(name))}) as server:
+        curve = str(tmp_path / "curve.json")
+        told = {
+            command[0]: run(*command)
+            for command in (
+                ["models", server.url],
+                ["check", server.url],
+                ["bench", "--seconds", "0.01", "--output", curve, "--", server.url, name],
+            )
+        }
+        step = run("check", "--", server.url, name)
+        as_json = {
+            "models": run("models", server.url, "--json"),
+            "bench": run("bench", "--seconds", "0.01", "--json", "--", server.url, name),
+            "check": run("check", "--json", "--", server.url, name),
+        }
+        missing = run("bench", "--", server.url, f"{name}?")
+    for done in (*told.values(), step):
+        assert done.returncode == 0, done.stderr
+        # A narrow table folds its title.
+        assert "".join(printable(name).split()) in "".join(done.stdout.split())
+        assert is_harmless(done.stdout)
+    found = {command: json.loads(done.stdout) for command, done in as_json.items()}
+    assert found["models"][0]["model"] == found["bench"]["model"] == name
+    assert f"model {name}" in [step["name"] for step in found["check"]["steps"]]
+    assert all(is_harmless(done.stdout) for done in as_json.values())
+    assert missing.returncode == 1
+    assert is_harmless(missing.stderr)
+
+
+@named
+def test_errors_and_logs(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    error = errors.RequestError(f"bad {name!r}: {name}", server=name, model=name, version=name)
+    assert is_harmless(str(error).replace(": m\nERROR", ""))
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert error.model == name
+    model = model_of(name)
+    with FakeServer({name: FakeModel.of(model)}) as server, sonic.connect(server.url):
+        server.fail(grpc.StatusCode.INVALID_ARGUMENT, name.replace("\n", " "), times=9)
+        model(ak.Array([[{"pt": 1.0}]]), on_error="mask")
+    assert printable(name) in caplog.text
+    assert all(is_harmless(message) for message in caplog.messages)
+
+
+@named
+def test_what_stands_in_a_notebook(name: str) -> None:
+    model, text = model_of(name), io.StringIO()
+    rich.reconfigure(file=text, width=300, force_terminal=True, color_system=None)
+    with FakeServer({name: FakeModel.of(model)}) as server, sonic.connect(server.url):
+        pending = model.submit(ak.Array([[{"pt": 1.0}]]))
+        pending.result(progress=True)
+    for thing in (model, pending):
+        assert is_harmless(repr(thing))
+        assert printable(name) in html.unescape(thing._repr_html_())
+        assert is_harmless(thing._repr_html_().replace("\n", " "))
+        assert "<script>" not in thing._repr_html_()
+    rich.reconfigure()
+    assert printable(name) in text.getvalue()
+    assert name.isprintable() or name not in text.getvalue()
+
+
+@pytest.mark.parametrize("host", ["tri\x07ton", "a\u202eb"])
+def test_a_host_has_a_name_that_can_be_read(host: str) -> None:
+    with pytest.raises(errors.ConfigError, match="expected a server as grpc://host:port") as raised:
+        sonic.connect(f"grpc://{host}:8001")
+    assert is_harmless(str(raised.value))
