@@ -108,6 +108,19 @@ def test_a_failed_inference_is_tried_once_more_elsewhere() -> None:
     assert not scenario.endpoint(ONE).breaker.lost
 
 
+def test_a_failed_inference_waits_for_the_other_server() -> None:
+    """The one that failed has room, and would fail again."""
+    scenario = Scenario(max_in_flight=1)
+    scenario.submit(2)
+    first, second = scenario.in_flight
+    scenario.fail(first, FAILED)
+    assert scenario.in_flight == [second]
+    scenario.answer(second)
+    (again,) = scenario.in_flight
+    assert again.url == second.url
+    assert again.slice is first.slice
+
+
 def test_an_expired_token_is_asked_for_again_for_a_while() -> None:
     scenario = Scenario(ONE, retry_timeout_s=5.0)
     (request,) = scenario.submit()

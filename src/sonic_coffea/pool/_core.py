@@ -365,7 +365,7 @@ class PoolCore:
             request = queue[0][1]
             if not self._fits(request):
                 return None
-            endpoint = self.endpoints.choose(request, now)
+            endpoint = self.endpoints.choose(request, now, but=self._failed_on(request, now))
             while endpoint is not None:
                 heapq.heappop(queue)
                 request.queued = False
@@ -376,6 +376,14 @@ class PoolCore:
             if self._fallback.due_at(key, now) <= now:
                 self._start_fallback()
         return None
+
+    def _failed_on(self, request: RequestSlice, now: float) -> list[str]:
+        """Return the server that failed on these rows, if there is another one for them."""
+        url = request.last_url
+        if request.inference_failures == 0 or url is None:
+            return []
+        others = (x for x in self.endpoints if x.url != url and x.usable(request.key, now))
+        return [url] if any(others) else []
 
     def _hedge(self, now: float) -> Attempt | None:
         """Send a request that takes long to another endpoint, too, or over another connection."""

@@ -461,7 +461,8 @@ class Connection:
         try:
             call = _first(begin, _ASK_AGAIN_S if method in _READS else ())
         except ValueError as error:  # a closed channel
-            failure: SonicError = CancelledError(str(error), **context)
+            lost = CancelledError if self._closed else ServerLostError
+            failure: SonicError = lost(str(error), **context)
         else:
             if not channel.answered(call):
                 failure = self._failure(call, secret, optional=method in _OPTIONAL, **context)
