@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from urllib.request import urlopen
 import dask
 import grpc
 import pytest
-from distributed import Client, as_completed
+from distributed import Client, LocalCluster, as_completed
 from distributed.batched import BatchedSend
 from tests.dask.browser import browser
 from tests.dask.conftest import MODEL, jets, local_cluster, twice
@@ -331,6 +332,23 @@ def test_what_cannot_be_reported_is_reported_later() -> None:
         client.sync(report)
         until(lambda: bool(answers))
         assert sum(answers) == pool.statistics.total().requests == 10
+
+
+def test_an_asynchronous_client(slow_server: sonic.LocalServer) -> None:
+    async def main() -> None:
+        options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
+        async with (
+            LocalCluster(**options, processes=False, asynchronous=True) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            pool = await sonic.connect(slow_server, client=client)
+            assert pool.settings.servers == (slow_server.url,)
+            (worker,) = cluster.workers.values()
+            assert SonicPlugin.name in worker.periodic_callbacks
+            assert SonicSchedulerPlugin.name in cluster.scheduler.plugins
+            assert (await client.submit(chunk, 1))[2] == [20.0, 22.0, 24.0]
+
+    asyncio.run(main())
 
 
 def test_connecting_again_keeps_what_is_out(one_worker: Client) -> None:

@@ -139,6 +139,19 @@ def test_a_server_that_fails_for_ever(case: Case, faulty: FaultServer) -> None:
         assert len(faulty.streams) < 40
 
 
+@pytest.mark.parametrize("case", FIRST.values(), ids=str)
+def test_a_fault_that_never_passes(case: Case, faulty: FaultServer) -> None:
+    with pool_of(faulty, retry_timeout_s=0.5, request_timeout_s=0.5) as pool:
+        MODEL(JETS, pool=pool)
+        case.happen(faulty, times=10**6)
+        if case.connects:
+            faulty.break_connections()
+        with pytest.raises(case.kind) as raised:
+            MODEL(JETS, pool=pool)
+        assert case.words in str(raised.value)
+        assert_named(raised.value, faulty)
+
+
 def larger_than(nbytes: int, fault: CallFault) -> CallFault:
     """Return a fault that only large requests have."""
 
@@ -227,6 +240,15 @@ def test_a_connection_that_is_half_open(healthy: FakeServer) -> None:
         proxy.find()
         assert_right(MODEL.submit(JETS, pool=pool).result(timeout_s=20))
         assert proxy.connections == 2
+
+
+@pytest.mark.parametrize("fault", [fault_server.deaf, fault_server.mute])
+def test_a_first_connection_that_hangs(faulty: FaultServer, fault: Any) -> None:
+    """It was accepted, by a host or a balancer that is not there any more."""
+    faulty.connect_badly(fault)
+    with pool_of(faulty) as pool:
+        assert_right(MODEL(JETS, pool=pool))
+    assert faulty.connections == 2
 
 
 def test_a_request_that_is_never_answered(faulty: FaultServer) -> None:

@@ -51,6 +51,28 @@ def test_what_is_known_to_be_too_large_is_not_sent_whole_until_some_time_has_pas
     assert [a.slice.nbytes for a in scenario.at(attempt.url)] == [800]
 
 
+def test_what_an_overloaded_route_cuts_is_not_split_without_end() -> None:
+    """Others' requests are why it takes long, and small ones take as long."""
+    scenario = Scenario(ONE)
+    scenario.served = dict.fromkeys((ONE, TWO), contract(max_rows=64))
+    scenario.lives = dict.fromkeys((ONE, TWO), True)
+    scenario.submit(rows=64, nbytes=6400)
+
+    def cut(rows: int, in_flight: int) -> None:
+        """Cut a request of so many rows, when it is there."""
+        while not (sent := [a for a in scenario.in_flight if a.slice.rows == rows]):
+            scenario.wait(0.01)
+        sent[0].in_flight = in_flight
+        scenario.fail(sent[0], CUT)
+
+    for rows in (64, 32, 16, 8, 8, 8):
+        cut(rows, 2)
+    cut(8, 1)
+    scenario.answer_all()
+    assert min(part.rows for part in scenario.delivered) == 4
+    assert sum(part.rows for part in scenario.delivered) == 64
+
+
 def test_a_single_row_that_is_too_large_is_an_error_that_says_so() -> None:
     scenario = Scenario(ONE)
     (request,) = scenario.submit(rows=1, nbytes=100)
