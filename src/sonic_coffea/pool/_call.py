@@ -19,6 +19,7 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool._hooks import wait_for
+from sonic_coffea.pool._pin import VersionPin
 from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.reporting import Statistics
 
@@ -113,6 +114,7 @@ class Call:
         self.outputs = outputs
         self.asked = tuple(asked)
         self.version = version
+        self.pin = VersionPin(contract.model, version)
         self.key = ModelKey(contract.model, version)
         self.statistics = Statistics(objects=len(inputs))
         self.failure: SonicError | None = None

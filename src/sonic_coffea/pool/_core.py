@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Rows that servers lose while they answer others may be what is killing them.
-MAX_RETRIES = 4
+# Rows that servers lose while they answer others may be what is killing them. By chance, where each
+# second server is dead, one request of 16 is lost as often as that.
+SUSPECT_LOSSES = MAX_RETRIES = 4
 # A request that a route cuts is split into eighths, while others are in flight beside it.
 MAX_SPLITS = 3
 
@@ -554,11 +555,11 @@ class PoolCore:
     ) -> bool:
         request, timeout_s = attempt.slice, self._settings.retry.timeout_s
         endpoint.failed(error, now)
-        others_pass = endpoint.breaker.answered_at > (request.first_failed_at or now)
-        if others_pass and not getattr(error, "undelivered", False):
-            # These rows may be what is killing servers.
+        if not getattr(error, "undelivered", False):
             request.losses += 1
-            request.retry_at = now + back_off_s(request.losses, self._rng)
+            if request.losses >= SUSPECT_LOSSES:
+                back_offs = request.losses - SUSPECT_LOSSES + 1
+                request.retry_at = now + back_off_s(back_offs, self._rng)
         lost_since = self._lost_since(attempt.key, now)
         if lost_since is not None:
             return now - lost_since < timeout_s

@@ -43,7 +43,7 @@ class RequestSlice:
     order : tuple of int
         Slices leave in this order; one that is sent again, or a part of it, keeps its place.
     retries, losses : int
-        How often it was queued again, and how often it was lost by servers that answer others.
+        How often it was queued again, and how often it was lost when a server may have had it.
     retry_at : float
         It is not sent before.
     inference_failures : int

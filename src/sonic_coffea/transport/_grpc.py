@@ -333,13 +333,14 @@ class Connection:
             # gRPC would only log what is raised here, and the rows would wait for ever.
             channel.in_flight.discard(call)
             answered = channel.answered(call)
-            self._release(region, reusable=answered)
             try:
                 outcome = self._outcome(call, contract, sent_bytes, secret, sent_at, context)
             except ResponseError as error:
                 outcome = error
             except Exception as error:  # noqa: BLE001
                 outcome = ResponseError(f"cannot read the server's response: {error!r}", **context)
+            # Not before it is known whether there are several servers that have to unregister it.
+            self._release(region, reusable=answered)
             done(outcome)
 
         future.add_done_callback(finished)
