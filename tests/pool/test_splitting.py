@@ -110,6 +110,18 @@ def test_what_a_server_failed_on_is_tried_once_more_elsewhere(error: errors.Soni
     assert not scenario.endpoint(ONE).breaker.lost
 
 
+def test_the_other_server_is_waited_for_with_what_one_failed_on() -> None:
+    scenario = Scenario(max_in_flight=1)
+    scenario.submit(2, rows=1)
+    (failed,), (other,) = scenario.at(ONE), scenario.at(TWO)
+    scenario.fail(failed, FAILED)
+    assert scenario.in_flight == [other]
+    scenario.answer(other)
+    assert scenario.at(TWO)[0].slice is failed.slice
+    scenario.answer_all()
+    assert len(scenario.delivered) == 2
+
+
 def test_an_expired_token_is_asked_for_again_for_a_while() -> None:
     scenario = Scenario(ONE, retry_timeout_s=5.0)
     (request,) = scenario.submit()

@@ -273,6 +273,9 @@ class EndpointRegistry:
         """Return the endpoint that is to get a slice, if one has room for it."""
         key = request.key
         usable = [e for e in self if e.usable(key, now) and e.url not in but]
+        if request.inference_failures:
+            # The one other try is another server's, though that may have no room at the moment.
+            usable = [e for e in usable if e.url != request.last_url] or usable
         if not usable:
             return None
         first = min([e.priority for e in usable])
