@@ -537,11 +537,11 @@ class PoolCore:
                 return self._retries_lost(attempt, endpoint, error, now)
             case DeadlineError() if endpoint.in_flight.overtaken(attempt):
                 return self._retries_lost(attempt, endpoint, error, now)
-            case RequestTooLargeError():
+            case RequestTooLargeError() if request.rows > 1:
                 endpoint.liveness.hear(now)
                 endpoint.too_large(error, request, now)
-                return request.rows > 1
-            case InferenceError():
+                return True
+            case RequestTooLargeError() | InferenceError():
                 endpoint.liveness.hear(now)
                 request.inference_failures += 1
                 return request.inference_failures == 1

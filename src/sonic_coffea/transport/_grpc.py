@@ -22,6 +22,7 @@ from sonic_coffea.errors import (
     ModelNotReadyError,
     OverloadError,
     RequestError,
+    RequestTooLargeError,
     ResponseError,
     ServerLostError,
     SonicError,
@@ -466,6 +467,8 @@ class Connection:
         else:
             if not channel.answered(call):
                 failure = self._failure(call, secret, optional=method in _OPTIONAL, **context)
+                if isinstance(failure, RequestTooLargeError):  # it is the server that has no room
+                    failure = InferenceError(f"{method} failed: {call.details()}", **context)
             elif (response := call.result()) is not None:
                 return response
             else:
