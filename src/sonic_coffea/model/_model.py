@@ -194,7 +194,7 @@ class Model(Carrier):
             If there is nothing to compare with.
         """
         pool = current() if pool is None else pool
-        contract = pool.contract(self.name, self.version)
+        contract = pool.contract(self.name, self.version, anew=True)
         self.compare(contract, server=", ".join(pool.settings.servers))
         return contract
 
