@@ -70,7 +70,9 @@ def test_nobody_is_asked_of_a_model_that_nobody_wants() -> None:
     assert scenario.ask().outcome == B
 
 
-@pytest.mark.parametrize("outcome", [LOST, errors.ModelNotFoundError("not now"), None])
+@pytest.mark.parametrize(
+    "outcome", [errors.OverloadError("not now"), errors.ModelNotFoundError("not now"), None]
+)
 def test_what_is_known_serves_while_servers_do_not_answer(outcome: object) -> None:
     scenario = scenario_of(ONE)
     scenario.served = {ONE: outcome}
@@ -78,6 +80,18 @@ def test_what_is_known_serves_while_servers_do_not_answer(outcome: object) -> No
     waiter = scenario.ask()
     scenario.wait(OTHERS_S)
     assert waiter.outcome == A
+
+
+def test_servers_that_are_all_lost_are_asked_until_one_is_back() -> None:
+    scenario = scenario_of(ONE)
+    scenario.served = {ONE: LOST}
+    scenario.wait(QUIET_S)
+    waiter = scenario.ask()
+    scenario.wait(3.0)
+    assert waiter.outcome is None
+    scenario.served = {ONE: B}
+    scenario.wait(5.0)
+    assert waiter.outcome == B
 
 
 def test_a_server_that_alone_has_another_model_gets_no_rows() -> None:

@@ -477,7 +477,10 @@ class PoolCore:
     def _ask_again(self, discovery: Discovery, now: float) -> None:
         """Plan another round, unless no server can have the model."""
         key = discovery.key
-        if (known := self._contracts.get(key)) is not None:
+        known, failures = self._contracts.get(key), discovery.failures
+        lost = bool(failures) and all(isinstance(error, ServerLostError) for error in failures)
+        # Servers that are all lost may come back with another model, and a fallback may not.
+        if known is not None and (self._settings.fallback.source is not None or not lost):
             self._resolve(discovery, known)
             return
         if discovery.failing_since is None:
