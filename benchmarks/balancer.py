@@ -320,9 +320,10 @@ class Bed:
         self, url: str, served: str, rows: int, in_flight: int, clients: int
     ) -> tuple[float, float]:
         """Run bare clients, and return the rows per second of all, and their longest request."""
+        clients = min(clients, in_flight)
         with ThreadPoolExecutor(clients) as executor:
             runs = [
-                executor.submit(bare, url, served, rows, max(1, in_flight // clients), self.seconds)
+                executor.submit(bare, url, served, rows, in_flight // clients, self.seconds)
                 for _ in range(clients)
             ]
             found = [run.result() for run in runs]

@@ -114,6 +114,7 @@ class _Server:
     accelerator: Accelerator
     queue: deque[tuple[_Worker, Attempt]] = field(default_factory=deque)
     busy: int = 0
+    requests: int = 0  # that the proxy has let pass, and that are not answered
 
 
 @dataclass(slots=True, eq=False)
@@ -138,12 +139,21 @@ class Simulation:
         What each worker does, without end.
     quotas : bool
         Whether there is a scheduler; without, each worker goes by its own limits.
+    max_requests : int or None
+        Requests that the proxy before each server lets pass at a time, before it refuses others;
+        Envoy's default is 1,024.
     seed : int
         Of what is left to chance.
     """
 
     def __init__(
-        self, servers: Sequence[Accelerator], work: Work, *, quotas: bool = True, seed: int = 1
+        self,
+        servers: Sequence[Accelerator],
+        work: Work,
+        *,
+        quotas: bool = True,
+        max_requests: int | None = None,
+        seed: int = 1,
     ) -> None:
         self.work = work
         self.answered: list[Answered] = []
@@ -159,6 +169,7 @@ class Simulation:
         self._order = itertools.count()
         self._numbers = itertools.count()
         self._random = random.Random(seed)
+        self._max_requests = math.inf if max_requests is None else max_requests
         self._allocator = Allocator() if quotas else None
         if quotas:
             self.at(0.0, self._end_round)
@@ -293,10 +304,12 @@ class Simulation:
     def _arrive(self, worker: _Worker, attempt: Attempt) -> None:
         server = self._servers[attempt.url]
         max_queue = server.accelerator.max_queue
-        if max_queue is not None and len(server.queue) >= max_queue:
+        full = max_queue is not None and len(server.queue) >= max_queue
+        if full or server.requests >= self._max_requests:
             refused = e.Failed(attempt, OverloadError("the queue is full"))
             self.at(self.now + self.work.network_s, partial(self._tell, worker, refused))
             return
+        server.requests += 1
         server.queue.append((worker, attempt))
         self._serve(server)
 
@@ -312,6 +325,7 @@ class Simulation:
 
     def _served(self, server: _Server, batch: list[tuple[_Worker, Attempt]]) -> None:
         server.busy -= 1
+        server.requests -= len(batch)
         at = self.now + self.work.network_s
         for worker, attempt in batch:
             sent_at = attempt.begun_at

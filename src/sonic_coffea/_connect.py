@@ -30,7 +30,8 @@ def connect(
         names under ``sonic.servers``, or ``DASK_SONIC__SERVERS``, or the load balancer of the job
         (``SONIC_LOCAL_BALANCER_HOST`` and ``_PORT``).
     client : distributed.Client, optional
-        Connect every present and future worker of its cluster too.
+        Connect every present and future worker of its cluster too; with an asynchronous client,
+        what is returned is to be awaited.
     profile : str, optional
         A facility's servers and options, from ``sonic.profiles`` of dask's configuration.
     **options
@@ -64,9 +65,9 @@ def connect(
             settings = settings.with_options(**options)
     else:
         settings = Settings.make(servers, **options)
-    pool = install(settings)
-    if client is not None:
-        from sonic_coffea.dask import register
+    if client is None:
+        return install(settings)
+    from sonic_coffea.dask import register
 
-        register(client, settings)
+    pool: Pool = client.sync(register, client, settings)
     return pool

@@ -13,7 +13,7 @@ import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 from numpy.typing import NDArray
 
-from sonic_coffea.errors import ConfigError, InputError, nearest
+from sonic_coffea.errors import ConfigError, ContractError, InputError, nearest
 from sonic_coffea.layouts import ByRow, Output, Segment, is_lazy, is_tracer, over_partitions
 from sonic_coffea.pool import Call, Carrier, Settings, rows_per_request, shared
 from sonic_coffea.transport import DATATYPES, Address
@@ -191,8 +191,7 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
             As `__call__`.
         """
         contract = self._contract()
-        served = {s.name: DATATYPES.get(s.datatype) for s in contract.inputs}
-        types = {name: np.dtype(served.get(name) or t.dtype) for name, t in input_dict.items()}
+        types = _types(contract, input_dict)
         for name, tensor in input_dict.items():
             _refuse_unusable(name, tensor)
         contract.check(
@@ -243,7 +242,8 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
                 s.name: np.empty((0, *(max(n, 0) for n in s.shape)), DATATYPES[s.datatype])
                 for s in contract.outputs
             }
-            return {name: nothing[name] for name in output_list}
+            unknown = np.empty(0, np.float32)
+            return {name: nothing.get(name, unknown) for name in output_list}
         outputs = {name: ByRow(name, Output(), len(inputs)) for name in output_list}
         call = Call(contract, inputs, outputs, list(outputs), version=self.version)
         pool.submit(call)
@@ -293,6 +293,13 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
         sent = {n: t[:0] for n, t in tensors.items()} if tracing else tensors
         scores = self.numpy_call(output_list, sent)
         specs = {s.name: s for s in self._contract().outputs}
+        unlisted = [name for name in scores if name not in specs]
+        if unlisted:
+            raise ContractError(
+                f"the server does not list what it gives, such as {unlisted[0]!r}, which lazy "
+                "arrays have to know; declare it by sonic_coffea.Model",
+                model=self.model,
+            )
         fields = {name: _with_lists(score, specs[name]) for name, score in scores.items()}
         record = ak.zip(fields, depth_limit=1)
         return ak.Array(record.layout.to_typetracer(forget_length=True)) if tracing else record
@@ -302,7 +309,7 @@ class _Tensors:
     """The rows of numpy arrays, as the pool takes them."""
 
     def __init__(self, contract: Contract, tensors: Mapping[str, Tensor]) -> None:
-        self._types = {s.name: np.dtype(DATATYPES[s.datatype]) for s in contract.inputs}
+        self._types = _types(contract, tensors)
         self._tensors = tensors
         self._rows = len(next(iter(tensors.values())))
         row_bytes = sum(
@@ -322,6 +329,12 @@ class _Tensors:
 
     def events_of(self, start: int, stop: int) -> None:
         """Return None: nobody knows here which events the rows are from."""
+
+
+def _types(contract: Contract, tensors: Mapping[str, Tensor]) -> dict[str, np.dtype[Any]]:
+    """Return the type that the model takes of each input; its own if the server does not say."""
+    served = {s.name: DATATYPES.get(s.datatype) for s in contract.inputs}
+    return {name: np.dtype(served.get(name) or t.dtype) for name, t in tensors.items()}
 
 
 def _as_numpy(arrays: Mapping[str, Any]) -> dict[str, Tensor]:

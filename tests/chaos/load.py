@@ -18,8 +18,6 @@ import sonic_coffea as sonic
 from sonic_coffea.errors import CancelledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from distributed import Client
 
 LENGTH, EVENTS = 64, 4000
@@ -71,6 +69,7 @@ def difference(scores: ak.Array, start: int, stop: int) -> str:
 def score(seed: int, number: int) -> tuple[int, int, float, ak.Array]:
     """Score some events, as a task; return which they are, how long it took, and the scores."""
     start, stop = _events(random.Random(f"{seed} {number}"))
+    expected()  # a new worker compiles first
     begun = time.monotonic()
     scores = SUMS(jets()[start:stop])
     return start, stop, time.monotonic() - begun, scores
@@ -91,20 +90,22 @@ class Load:
         Which events are scored.
     longest_s : float
         A call that takes longer is wrong.
-    failed : callable
-        Called with what is wrong.
+    problems : list of str
+        What is wrong is added to it.
     """
 
     seed: int
     longest_s: float
-    failed: Callable[[str], None]
+    problems: list[str]
     calls: int = 0
     tasks: int = 0
     cancelled: int = 0
     rows: int = 0
-    longest_call_s: float = 0.0
+    longest: tuple[float, str] = (0.0, "")
     over: threading.Event = field(default_factory=threading.Event)
+    aborted: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _made_at: float = field(default_factory=time.monotonic)
     _began: dict[str, float] = field(default_factory=dict)
 
     def call(self, thread: int) -> None:
@@ -125,7 +126,7 @@ class Load:
             except Exception as error:  # noqa: BLE001  no fault may become an error
                 self.failed(f"{name}, events {start} to {stop}: {type(error).__name__}: {error}")
                 return
-            self._count(start, stop, time.monotonic() - begun, scores)
+            self._count(name, start, stop, time.monotonic() - begun, scores)
             self.calls += 1
         self._began.pop(name, None)
 
@@ -137,7 +138,7 @@ class Load:
         )
         for task in tasks:
             try:
-                self._count(*task.result())
+                self._count("a task", *task.result())
             except Exception as error:  # noqa: BLE001
                 self.failed(f"a task: {type(error).__name__}: {error}")
                 return
@@ -153,10 +154,16 @@ class Load:
             if took_s > self.longest_s:
                 self.failed(f"a call of {name} takes more than {took_s:.0f} s")
 
-    def _count(self, start: int, stop: int, took_s: float, scores: ak.Array) -> None:
+    def failed(self, problem: str) -> None:
+        """Note what is wrong, but for what comes of ending a run that failed."""
+        if not self.aborted.is_set():
+            self.problems.append(problem)
+
+    def _count(self, who: str, start: int, stop: int, took_s: float, scores: ak.Array) -> None:
         wrong = difference(scores, start, stop)
         if wrong:
             self.failed(wrong)
         with self._lock:
             self.rows += int(ak.count(scores.one))
-            self.longest_call_s = max(self.longest_call_s, took_s)
+            ended_s = time.monotonic() - self._made_at
+            self.longest = max(self.longest, (took_s, f"{who}, which ended at {ended_s:.1f} s"))

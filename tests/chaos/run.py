@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import threading
 import time
 from collections import Counter
@@ -17,11 +18,11 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.utils import offload
 from tests.chaos.leaks import Held, children, regions
-from tests.chaos.load import Load, difference, expected, score
+from tests.chaos.load import SUMS, Load, difference, expected, jets, score
 from tests.chaos.world import FAULTS, World, is_possible, plan
 
 import sonic_coffea as sonic
-from sonic_coffea.pool import forget
+from sonic_coffea.pool import Pool, Settings, forget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +49,9 @@ class Outcome:
     Attributes
     ----------
     seed : int
-        Of the faults and of the calls.
+        Of the faults, of the calls, and of the pool's options.
+    options : dict
+        Of the pool.
     problems : list of str
         What is wrong; nothing if the run is good.
     timeline : list of str
@@ -57,11 +60,12 @@ class Outcome:
         By kind.
     calls, tasks, cancelled, rows, retries : int
         Of threads, of workers, and what they scored.
-    longest_call_s : float
-        From a call to its scores.
+    longest : tuple of float and str
+        Seconds from a call to its scores, and whose call it was.
     """
 
     seed: int
+    options: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     timeline: list[str] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
@@ -70,7 +74,7 @@ class Outcome:
     cancelled: int = 0
     rows: int = 0
     retries: int = 0
-    longest_call_s: float = 0.0
+    longest: tuple[float, str] = (0.0, "")
 
 
 def run(seed: int, seconds: float, folder: Path, show: Callable[[Outcome, float], Any]) -> Outcome:
@@ -87,19 +91,17 @@ def run(seed: int, seconds: float, folder: Path, show: Callable[[Outcome, float]
     show : callable
         Called with the outcome so far and the part of the time that is over.
     """
-    outcome = Outcome(seed)
+    outcome = Outcome(seed, _options(random.Random(seed)))
     expected()
     with dask.config.set(_CONFIG), World(folder) as world:
         before = _warm(world)
         with (
             _cluster(folder, WORKERS) as client,
-            sonic.connect(
-                world.servers_file, client=client, retry_timeout_s=LONGEST_CALL_S
-            ) as pool,
+            sonic.connect(world.servers_file, client=client, **outcome.options) as pool,
         ):
             world.dask = client
             _calm(world, outcome)
-            load = Load(seed, LONGEST_CALL_S, outcome.problems.append)
+            load = Load(seed, LONGEST_CALL_S, outcome.problems)
             with ThreadPoolExecutor(THREADS + 1) as threads:
                 calls = [threads.submit(load.call, number) for number in range(THREADS)]
                 calls.append(threads.submit(load.compute, client))
@@ -111,10 +113,11 @@ def run(seed: int, seconds: float, folder: Path, show: Callable[[Outcome, float]
                         load.check_time()
                         time.sleep(0.05)
                     if outcome.problems:
+                        load.aborted.set()
                         pool.close()
                         client.close()
             outcome.calls, outcome.tasks, outcome.cancelled = load.calls, load.tasks, load.cancelled
-            outcome.rows, outcome.longest_call_s = load.rows, load.longest_call_s
+            outcome.rows, outcome.longest = load.rows, load.longest
             outcome.retries = pool.statistics.total().retries
             if not outcome.problems:
                 _calm(world, outcome)
@@ -123,6 +126,18 @@ def run(seed: int, seconds: float, folder: Path, show: Callable[[Outcome, float]
             _look_for_leaks(world, before, outcome)
     outcome.problems += [f"a leak of a process: {child}" for child in children()]
     return outcome
+
+
+def _options(chance: random.Random) -> dict[str, Any]:
+    """Return options of a pool: those by default, or others."""
+    others = {
+        "balance": chance.choice(["load", "load", "priority"]),
+        "channels": chance.choice([1, 1, 2]),
+        "hedge_after_s": chance.choice([None, None, 0.5]),
+        "shared_memory": chance.choice(["auto", "auto", False]),
+    }
+    # An outage lasts for as long as four Tritons take to start on a busy machine.
+    return {**others, "retry_timeout_s": LONGEST_CALL_S}
 
 
 def _warm(world: World) -> Held:
@@ -221,6 +236,10 @@ def _break(
 
 def _look_for_leaks(world: World, before: Held, outcome: Outcome) -> None:
     """Wait until nothing is left; say what there still is after some time."""
+    # What a client left that was killed is for the next one.
+    for url in world.urls.values():
+        with Pool(Settings.make(url)) as pool:
+            SUMS(jets(), pool=pool)
     deadline = time.monotonic() + _SETTLES_S
     while True:
         leaks = Held.now().leaked_since(before, memory_bytes=MEMORY_BYTES)

@@ -61,7 +61,7 @@ def server() -> Iterator[FakeServer]:
 def found_by_calls(server: FakeServer, *, until_calls: int) -> list[str]:
     """Return what calls find wrong, until one of them does, or some were made."""
     problems: list[str] = []
-    load = Load(1, 60.0, problems.append)
+    load = Load(1, 60.0, problems)
     with ThreadPoolExecutor(1) as threads:
         calls = threads.submit(load.call, 0)
         while not calls.done() and not problems and load.calls < until_calls:
@@ -93,7 +93,7 @@ def test_an_error_is_found(server: FakeServer) -> None:
 
 def test_a_call_that_hangs_is_found(server: FakeServer) -> None:
     problems: list[str] = []
-    load, found = Load(1, 0.2, problems.append), threading.Event()
+    load, found = Load(1, 0.2, problems), threading.Event()
     server.inject(lambda answer, context: found.wait(60) and None, times=99)
     with ThreadPoolExecutor(1) as threads:
         threads.submit(load.call, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import os
 import pickle
@@ -15,8 +17,9 @@ from urllib.request import urlopen
 import dask
 import grpc
 import pytest
-from distributed import Client, as_completed
+from distributed import Client, LocalCluster, as_completed
 from distributed.batched import BatchedSend
+from tests.dask.browser import browser
 from tests.dask.conftest import MODEL, jets, local_cluster, twice
 from tests.waiting import until
 from tornado.ioloop import PeriodicCallback
@@ -331,6 +334,23 @@ def test_what_cannot_be_reported_is_reported_later() -> None:
         assert sum(answers) == pool.statistics.total().requests == 10
 
 
+def test_an_asynchronous_client(slow_server: sonic.LocalServer) -> None:
+    async def main() -> None:
+        options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
+        async with (
+            LocalCluster(**options, processes=False, asynchronous=True) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            pool = await sonic.connect(slow_server, client=client)
+            assert pool.settings.servers == (slow_server.url,)
+            (worker,) = cluster.workers.values()
+            assert SonicPlugin.name in worker.periodic_callbacks
+            assert SonicSchedulerPlugin.name in cluster.scheduler.plugins
+            assert (await client.submit(chunk, 1))[2] == [20.0, 22.0, 24.0]
+
+    asyncio.run(main())
+
+
 def test_connecting_again_keeps_what_is_out(one_worker: Client) -> None:
     served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})
 
@@ -455,14 +475,15 @@ def test_figures_are_where_dask_shows_them(
         assert rows == 60
 
 
-def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path) -> None:
+@pytest.mark.parametrize("page", ["sonic", "individual-sonic"])
+def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path, page: str) -> None:
     from bokeh.client import pull_session
     from bokeh.models import DataTable
 
     client = one_worker
     with sonic.LocalServer(slow_repository) as server, sonic.connect(server, client=client):
         futures = client.map(chunk, range(60))
-        url = client.dashboard_link.replace("/status", "/sonic")
+        url = client.dashboard_link.replace("/status", f"/{page}")
         assert urlopen(url).status == 200  # noqa: S310
 
         def row() -> dict[str, str]:
@@ -481,6 +502,30 @@ def test_the_page_of_the_dashboard(one_worker: Client, slow_repository: Path) ->
         assert float(shown["model_ms"]) > 45
         assert float(shown["rtt_ms"]) > 45
         assert (shown["retries"], shown["failures"]) == ("0", "0")
+
+
+@pytest.mark.parametrize("prefix", ["", "/behind/a-proxy"])
+def test_jupyterlab_finds_the_pane(prefix: str) -> None:
+    """dask's extension asks for the list, and shows a page of it beside the notebook."""
+    with (
+        dask.config.set({"distributed.scheduler.http.prefix": prefix}),
+        local_cluster(0, processes=False) as cluster,
+        Client(cluster) as client,
+        sonic.connect("grpc://127.0.0.1:1", client=client),
+    ):
+        root = f"http://127.0.0.1:{cluster.scheduler.services['dashboard'].port}{prefix}"
+        plots = json.load(urlopen(f"{root}/individual-plots.json"))  # noqa: S310
+        assert plots["Individual Inference Servers"] == "/individual-sonic"
+        assert len(plots) > 10  # dask's own
+        assert urlopen(root + plots["Individual Inference Servers"]).status == 200  # noqa: S310
+
+
+def test_the_pane_in_a_browser(one_worker: Client, slow_server: sonic.LocalServer) -> None:
+    client = one_worker
+    with sonic.connect(slow_server, client=client), browser() as show:
+        client.gather(client.map(chunk, range(10)))
+        text = show(client.dashboard_link.replace("/status", "/individual-sonic"))
+        until(lambda: slow_server.url in text() and "double v1" in text())
 
 
 def test_the_table_of_the_page_is_drawn_anew() -> None:

@@ -134,6 +134,11 @@ class FaultServer(FakeServer):
         self.connections += 1
         return self.connections
 
+    @property
+    def open_connections(self) -> int:
+        """How many connections there are."""
+        return len(self._alive)
+
     def forget(self, connection: Connection) -> None:
         """Take note that a connection has ended."""
         self._alive.discard(connection)

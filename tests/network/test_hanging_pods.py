@@ -49,7 +49,7 @@ def test_one_of_two_hangs_in_mid_run(
         compare(tagger.submit(jets, pool=pool).result(timeout_s=20).top, direct)
         total = pool.statistics.total()
         assert total.failures == 0
-        assert total.rows == 5 * sum(score is not None for event in direct for score in event)
+        assert total.rows == 6 * sum(score is not None for event in direct for score in event)
 
 
 def test_a_pool_that_finds_one_of_two_hanging(

@@ -1,157 +1,307 @@
-"""Tritons that leave, unload and come back behind one URL: no call fails of it."""
+"""Servers that leave, and that have a model, or a version of it, only for a time."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
+import awkward as ak
+import grpc
 import pytest
-from tests.network.tritons import tritons as run_tritons
+from tests.network.tritons import tritons
 from tests.waiting import until
-from tritonclient.grpc import InferenceServerClient
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+import sonic_coffea as sonic
+from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.network.tritons import Triton
 
-    import sonic_coffea as sonic
-
-
-class Calls:
-    """Calls in two threads, one after the other in each, from `start` until `finish`."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._run) for _ in range(2)]
-        self.failures: list[Exception] = []
-        self.done = 0
-
-    def __enter__(self) -> Calls:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self) -> None:
-        while not self._over.is_set() and not self.failures:
-            try:
-                self._call()
-            except Exception as error:  # noqa: BLE001  the test shows it
-                self.failures.append(error)
-            self.done += 1
-
-    def some(self, number: int = 3) -> None:
-        """Wait for some more calls, or a failed one."""
-        wanted = self.done + number
-        until(lambda: self.done >= wanted or bool(self.failures), 60, "some more calls")
-
-
-@pytest.fixture
-def calls(tagger: sonic.Model, jets: Any, direct: list[Any], compare: Any) -> Any:
-    """Return what calls by a pool, and compares, until it is left."""
-
-    @contextlib.contextmanager
-    def run(pool: Pool) -> Iterator[Calls]:
-        with Calls(lambda: compare(tagger(jets, pool=pool).top, direct)) as running:
-            yield running
-            running.some()
-        assert running.failures == []
-        assert pool.statistics.total().failures == 0
-
-    return run
+EXPLICIT = ["--model-control-mode=explicit", "--load-model=tagger"]
 
 
 @pytest.fixture(scope="module")
-def explicit_tritons(
+def controlled(
     small_batches: Path, installation: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Triton]]:
-    """Two whose model is loaded and unloaded by request."""
-    control = ["--model-control-mode=explicit", "--load-model=tagger", "--exit-timeout-secs=5"]
-    folder = tmp_path_factory.mktemp("explicit")
-    with run_tritons(small_batches, folder, 2, arguments=control) as running:
+    """Two Tritons whose models are loaded and unloaded when they are told to."""
+    folder = tmp_path_factory.mktemp("tritons")
+    with tritons(small_batches, folder, 2, arguments=EXPLICIT) as running:
         yield running
 
 
+@pytest.fixture
+def loaded(controlled: list[Triton]) -> list[Triton]:
+    """The same, running, with the model."""
+    for triton in controlled:
+        triton.restore()
+        tell(triton, "Load")
+    return controlled
+
+
+def tell(triton: Triton, what: str, model: str = "tagger") -> None:
+    """Have a Triton load or unload the model."""
+    request = getattr(service_pb2, f"RepositoryModel{what}Request")(model_name=model)
+    with grpc.insecure_channel(triton.url.removeprefix("grpc://")) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        getattr(stub, f"RepositoryModel{what}")(request, timeout=60)
+
+
+@contextlib.contextmanager
+def calls(score: Callable[[], None]) -> Iterator[list[BaseException]]:
+    """Have three threads call again and again; yield what they fail with."""
+    over = threading.Event()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        while not over.is_set():
+            try:
+                score()
+            except BaseException as error:  # noqa: BLE001
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield failures
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture
+def scored(tagger: sonic.Model, jets: Any, direct: list[Any], compare: Any) -> Any:
+    """What scores some jets by a pool, and compares."""
+    return lambda pool: compare(tagger(jets[:200], pool=pool).top, direct[:200])
+
+
+def answered(pool: Pool, more: int = 100) -> None:
+    """Return after some more requests were answered."""
+    before = pool.statistics.total().requests
+    until(lambda: pool.statistics.total().requests >= before + more, what="answers")
+
+
 @pytest.mark.parametrize("policy", ["LEAST_REQUEST", "ROUND_ROBIN"])
-def test_a_roll_over(two_tritons: list[Triton], envoy: Any, calls: Any, policy: str) -> None:
-    """One after the other is asked to end, and another takes its place."""
+def test_one_of_two_is_terminated_and_comes_back(
+    two_tritons: list[Triton], envoy: Any, scored: Any, policy: str
+) -> None:
+    """It unloads its models while it answers, then it is gone."""
     with (
         envoy(two_tritons, policy=policy) as running,
         Pool(Settings.make(running.url)) as pool,
-        calls(pool) as made,
+        calls(lambda: scored(pool)) as failures,
     ):
-        for triton in two_tritons:
-            made.some()
-            triton.leave()
-            made.some(1)
-            triton.start()
+        answered(pool)
+        two_tritons[0].terminate()
+        until(lambda: not two_tritons[0].running, timeout_s=60)
+        answered(pool)
+        two_tritons[0].start()
+        before = running.requests_of(two_tritons[0])
+        until(lambda: running.requests_of(two_tritons[0]) > before + 20)
+    assert not failures
+    assert pool.statistics.total().failures == 0
 
 
-def test_one_unloads_and_loads(explicit_tritons: list[Triton], envoy: Any, calls: Any) -> None:
-    """It says that the model has no versions, is not ready, or is not known."""
-    one = explicit_tritons[0]
+def test_all_are_terminated_one_after_the_other(
+    two_tritons: list[Triton], envoy: Any, scored: Any
+) -> None:
     with (
-        envoy(explicit_tritons, policy="ROUND_ROBIN") as running,
+        envoy(two_tritons) as running,
         Pool(Settings.make(running.url)) as pool,
-        contextlib.closing(InferenceServerClient(f"{one.address}:{one.port}")) as client,
-        calls(pool) as made,
+        calls(lambda: scored(pool)) as failures,
     ):
+        answered(pool)
+        for triton in two_tritons:
+            triton.terminate()
+            until(lambda triton=triton: not triton.running, timeout_s=60)
+            triton.start()
+            answered(pool)
+    assert not failures
+
+
+def test_a_lone_server_is_started_anew(two_tritons: list[Triton], scored: Any) -> None:
+    triton = two_tritons[0]
+    triton.restore()
+    with (
+        Pool(Settings.make(triton.url, retry_timeout_s=60)) as pool,
+        calls(lambda: scored(pool)) as failures,
+    ):
+        answered(pool)
+        triton.terminate()
+        until(lambda: not triton.running, timeout_s=60)
+        triton.start()
+        answered(pool)
+    assert not failures
+
+
+def test_one_of_two_unloads_the_model(loaded: list[Triton], envoy: Any, scored: Any) -> None:
+    """It says NOT_FOUND to each second request; new pools find the model, too."""
+    with (
+        envoy(loaded, policy="ROUND_ROBIN") as running,
+        Pool(Settings.make(running.url)) as pool,
+        calls(lambda: scored(pool)) as failures,
+    ):
+        answered(pool)
+        tell(loaded[0], "Unload")
+        before = pool.statistics.total().retries
+        answered(pool, 300)
+        assert pool.statistics.total().retries > before
+        for _ in range(10):
+            with Pool(Settings.make(running.url)) as new:
+                scored(new)
+        tell(loaded[0], "Load")
+        answered(pool)
+    assert not failures
+
+
+def test_both_unload_the_model_for_a_while(loaded: list[Triton], envoy: Any, scored: Any) -> None:
+    with (
+        envoy(loaded) as running,
+        Pool(Settings.make(running.url)) as pool,
+        calls(lambda: scored(pool)) as failures,
+    ):
+        answered(pool)
+        for triton in loaded:
+            tell(triton, "Unload")
+        loading = threading.Timer(2.0, lambda: [tell(triton, "Load") for triton in loaded])
+        loading.start()
+        # A worker that is new asks for the model while nobody has it.
+        with Pool(Settings.make(running.url)) as new:
+            scored(new)
+        loading.join()
+        answered(pool)
+    assert not failures
+
+
+def test_a_server_is_back_before_its_model(loaded: list[Triton], scored: Any) -> None:
+    """In 30 s of failed calls, "no server has the model any more", it was loaded long ago."""
+    triton = loaded[0]
+    tell(triton, "Unload")
+    with Pool(Settings.make(triton.url)) as pool:
+        with pytest.raises(errors.ModelNotFoundError, match="does not have model 'taggr'"):
+            pool.contract("taggr", None)
+        loading = threading.Timer(2.0, tell, [triton, "Load"])
+        loading.start()
+        scored(pool)
+        loading.join()
+        tell(triton, "Unload")
+        loading = threading.Timer(2.0, tell, [triton, "Load"])
+        loading.start()
+        scored(pool)
+        loading.join()
+
+
+def test_a_model_that_stays_away_is_given_up_in_time(loaded: list[Triton], scored: Any) -> None:
+    triton = loaded[0]
+    with Pool(Settings.make(triton.url, retry_timeout_s=2)) as pool:
+        scored(pool)
+        tell(triton, "Unload")
         for _ in range(2):
-            made.some()
-            client.unload_model("tagger")
-            until(lambda: not client.is_model_ready("tagger"), what="the end of the model")
-            made.some()
-            client.load_model("tagger")
+            with pytest.raises(errors.ModelNotFoundError, match="tagger"):
+                scored(pool)
+        # At once, not after the 30 s for which a server with another model is left alone.
+        tell(triton, "Load")
+        scored(pool)
 
 
-def test_a_pool_that_finds_it_unloaded_in_one(
-    explicit_tritons: list[Triton],
+@pytest.fixture
+def versions(
+    tagger_path: Path, installation: Any, tmp_path: Path
+) -> Iterator[tuple[Callable[[], None], list[Triton]]]:
+    """Two Tritons that serve the latest version, and what writes version 2 beside version 1."""
+    options: dict[str, Any] = {"max_batch_size": 16, "versions": "latest"}
+    repository = tmp_path / "repository"
+    sonic.build_repository(repository, {"tagger": tagger_path}, **options)
+
+    def write() -> None:
+        sonic.build_repository(repository, {"tagger": tagger_path}, version=2, **options)
+
+    with tritons(repository, tmp_path, 2, arguments=EXPLICIT) as running:
+        yield write, running
+
+
+def test_servers_roll_over_one_after_the_other(
+    versions: tuple[Callable[[], None], list[Triton]], envoy: Any, tagger: sonic.Model, jets: Any
+) -> None:
+    write, running = versions
+    seen = set()
+
+    def score() -> None:
+        seen.add(tagger(jets[:200], pool=pool).attrs["sonic"]["version"])
+
+    with (
+        envoy(running, policy="ROUND_ROBIN") as balancer,
+        Pool(Settings.make(balancer.url)) as pool,
+        calls(score) as failures,
+    ):
+        answered(pool)
+        write()
+        for triton in running:
+            tell(triton, "Load")
+            answered(pool, 300)
+        until(lambda: tagger(jets[:20], pool=pool).attrs["sonic"]["version"] == "2")
+    assert not failures
+    assert seen >= {"1", "2"}
+
+
+@pytest.fixture
+def many(jets: Any, direct: list[Any]) -> tuple[Any, list[Any]]:
+    """Jets of which one call has some thousand requests, and their scores."""
+    return ak.concatenate([jets] * 20), direct * 20
+
+
+def test_a_call_has_one_version_while_a_server_rolls_over(
+    versions: tuple[Callable[[], None], list[Triton]],
     envoy: Any,
     tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
+    many: tuple[Any, list[Any]],
     compare: Any,
 ) -> None:
-    """Its calls of metadata are led to those that have it, and to the one that has not."""
-    one = explicit_tritons[0]
+    """Requests for version 1 that reach the other server are sent again."""
+    write, running = versions
+    objects, expected = many
+    write()
     with (
-        envoy(explicit_tritons, policy="ROUND_ROBIN") as running,
-        contextlib.closing(InferenceServerClient(f"{one.address}:{one.port}")) as client,
+        envoy(running, policy="ROUND_ROBIN") as balancer,
+        Pool(Settings.make(balancer.url)) as pool,
     ):
-        client.unload_model("tagger")
-        until(lambda: not client.is_model_ready("tagger"), what="the end of the model")
-        try:
-            for _ in range(4):
-                with Pool(Settings.make(running.url)) as pool:
-                    compare(tagger(jets, pool=pool).top, direct)
-                    assert pool.statistics.total().failures == 0
-        finally:
-            client.load_model("tagger")
+        pending = tagger.submit(objects, pool=pool)
+        answered(pool)
+        tell(running[1], "Load")
+        assert not pending.done()
+        scores = pending.result(timeout_s=60)
+        compare(scores.top, expected)
+        total = pool.statistics.total()
+        assert (total.failures, total.retries > 0) == (0, True)
+    assert scores.attrs["sonic"]["version"] == "1"
 
 
-@pytest.mark.parametrize("behind", [True, False])
-def test_a_lone_one_is_started_again(
-    two_tritons: list[Triton], envoy: Any, calls: Any, behind: bool
+def test_a_version_that_all_servers_replace_is_said(
+    versions: tuple[Callable[[], None], list[Triton]],
+    tagger: sonic.Model,
+    many: tuple[Any, list[Any]],
+    compare: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """With a balancer before it, and without: a few seconds in which nothing gets through."""
-    alone = two_tritons[0]
-    with contextlib.ExitStack() as stack:
-        url = stack.enter_context(envoy([alone])).url if behind else alone.url
-        alone.restore()
-        pool = stack.enter_context(Pool(Settings.make(url)))
-        made = stack.enter_context(calls(pool))
-        made.some()
-        alone.leave()
-        time.sleep(0.5)  # as long as nobody listens, connections are refused
-        alone.start()
+    write, (triton, _) = versions
+    objects, expected = many
+    write()
+    with Pool(Settings.make(triton.url)) as pool:
+        pending = tagger.submit(objects, pool=pool)
+        answered(pool)
+        tell(triton, "Load")
+        assert not pending.done()
+        scores = pending.result(timeout_s=60)
+        compare(scores.top, expected)
+    assert scores.attrs["sonic"]["version"] == "1, 2"
+    said = [message for message in caplog.messages if "no server has version 1" in message]
+    assert len(said) == 1

@@ -94,9 +94,10 @@ def test_few_requests_at_a_time(
         total = pool.statistics.total()
         assert total.failures == 0
         assert OPEN not in seen
-        # It learns what passes. Which counter has what did not, depends on Envoy's version.
+        # It learns what passes, if it has not kept to that anyway. Which counter has what did not,
+        # depends on Envoy's version.
         refused = running.statistic("cluster.tritons.upstream_rq_(active|pending)_overflow")
-        assert 0 < refused < total.requests / 2
+        assert refused < total.requests / 2
 
 
 def test_many_clients_share_few_requests(

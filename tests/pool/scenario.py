@@ -17,6 +17,7 @@ from sonic_coffea.transport import Contract, Response, TensorSpec
 KEY = ModelKey("m", None)
 ONE, TWO = "grpc://s1:8001", "grpc://s2:8001"
 LOST = errors.ServerLostError("the connection to the server was lost: gone")
+LOST.undelivered = True
 
 
 def contract(*, width: int = 1, **options: Any) -> Contract:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 from sonic_coffea.dask._scheduler import SonicSchedulerPlugin
 from sonic_coffea.dask._worker import SonicPlugin
+from sonic_coffea.pool import install
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from sonic_coffea.pool import Settings
+    from sonic_coffea.pool import Pool, Settings
 
 __all__ = ["SonicPlugin", "SonicSchedulerPlugin", "register"]
 
 logger = logging.getLogger(__name__)
 
 
-def register(client: Client, settings: Settings) -> None:
-    """Give every present and future worker of a cluster its pool, and the scheduler its view."""
+async def register(client: Client, settings: Settings) -> Pool:
+    """Give this process and every present and future worker a pool, and the scheduler its view."""
+    # Not on the event loop: it closes the pool of other settings.
+    pool = await asyncio.get_running_loop().run_in_executor(None, install, settings)
     try:
-        client.register_plugin(SonicSchedulerPlugin())
+        await client.register_plugin(SonicSchedulerPlugin())
     except Exception as error:  # noqa: BLE001  whatever its environment lacks
         logger.warning(
             "the scheduler cannot load sonic-coffea (%s); each worker adapts its own limits", error
         )
-    client.register_plugin(SonicPlugin(settings))
+    await client.register_plugin(SonicPlugin(settings))
+    return pool

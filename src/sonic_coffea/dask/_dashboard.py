@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import posixpath
 import re
 import time
 from functools import partial
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_NAME = "Inference Servers"
+_PANE = "/individual-sonic"
 _UPDATE_MS = 1000
 _SHOWN_S = 300.0
 _STAGES = {"network and client": "#c6dbef", "queue": "#fdae6b", "model": "#31a354"}
@@ -28,7 +31,7 @@ _LINES = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e3
 
 
 def add_page(scheduler: Scheduler, history: History) -> None:
-    """Add ``/sonic`` to the scheduler's dashboard, if it has one."""
+    """Add ``/sonic`` to the scheduler's dashboard, if it has one, and a pane for JupyterLab."""
     try:
         from distributed.dashboard.core import BokehApplication
         from distributed.dashboard.scheduler import template_variables
@@ -36,31 +39,53 @@ def add_page(scheduler: Scheduler, history: History) -> None:
         logger.debug("no dashboard", exc_info=True)
         return
     variables = template_variables(scheduler)
-    entry = {"url": "sonic", "name": "Inference Servers"}
+    entry = {"url": "sonic", "name": _NAME}
     if entry not in variables["plots"]:
         variables["plots"].append(entry)
-
     prefix = str(dask.config.get("distributed.scheduler.http.prefix", "") or "")
-    application = BokehApplication(
-        {"/sonic": partial(_fill, history)}, scheduler, prefix=prefix, template_variables=variables
-    )
+    pages = {"/sonic": partial(_fill, history), _PANE: partial(_fill_pane, history)}
+    application = BokehApplication(pages, scheduler, prefix=prefix, template_variables=variables)
     scheduler.http_application.add_application(application)
     application.initialize(scheduler.loop)
     application.start()
+    _list_pane(scheduler, prefix)
+
+
+def _list_pane(scheduler: Scheduler, prefix: str) -> None:
+    """Name the pane where dask's JupyterLab extension asks; dask names those of its own only."""
+    from distributed.http.scheduler.info import IndividualPlots
+    from tornado.routing import PathMatches, Rule
+
+    class Plots(IndividualPlots):  # type: ignore[misc]
+        def write(self, chunk: Any) -> None:
+            is_list = isinstance(chunk, dict)  # and no error page
+            super().write({**chunk, f"Individual {_NAME}": _PANE} if is_list else chunk)
+
+    path = posixpath.join("/", prefix.strip("/"), "individual-plots.json")
+    rule = Rule(PathMatches(path), Plots, {"dask_server": scheduler})
+    # The first that matches counts.
+    scheduler.http_application.default_router.rules.insert(0, rule)
 
 
 def _fill(history: History, _: Scheduler, extra: dict[str, Any], document: Any) -> None:
+    """Fill the page, with dask's bar of links above."""
+    from distributed.dashboard.components.scheduler import env
+
+    _fill_pane(history, _, extra, document)
+    document.template = env.get_template("simple.html")
+    document.template_variables.update(extra)
+
+
+def _fill_pane(history: History, _: Scheduler, __: dict[str, Any], document: Any) -> None:
     """Fill a page with figures and a table, and keep them up to date."""
     from bokeh.layouts import column, row
-    from distributed.dashboard.components.scheduler import BOKEH_THEME, env
+    from distributed.dashboard.components.scheduler import BOKEH_THEME
 
     view = ServersView(history)
     view.update()
-    document.title = "Dask: Inference Servers"
+    document.title = f"Dask: {_NAME}"
     figures = row(view.rates, view.stages, sizing_mode="stretch_width")
     document.add_root(column(figures, view.table, sizing_mode="stretch_both"))
-    document.template = env.get_template("simple.html")
-    document.template_variables.update(extra)
     document.theme = BOKEH_THEME
     document.add_periodic_callback(view.update, _UPDATE_MS)
 

@@ -195,11 +195,15 @@ class Model(Carrier):
         """
         pool = current() if pool is None else pool
         contract = pool.contract(self.name, self.version, anew=True)
-        self.compare(contract, server=", ".join(pool.settings.servers))
-        return contract
+        return self.compare(contract, server=", ".join(pool.settings.servers))
 
-    def compare(self, contract: Contract, *, server: str) -> None:
+    def compare(self, contract: Contract, *, server: str) -> Contract:
         """Compare the declaration with what a server says of its model.
+
+        Returns
+        -------
+        Contract
+            What the server says, with the declared tensors where it lists none.
 
         Raises
         ------
@@ -216,11 +220,12 @@ class Model(Carrier):
                 model=self.name,
                 version=contract.version,
             )
-        contract.check(
-            declared(self.inputs),
-            {name: (o.width, o.dtype) for name, o in self.outputs.items()},
-            server=server,
-        )
+        inputs = declared(self.inputs)
+        outputs = {name: (o.width, o.dtype) for name, o in self.outputs.items()}
+        contract.check(inputs, outputs, server=server)
+        if not contract.lists_tensors:
+            _say_that_nothing_is_listed(self.name, server)
+        return contract.completed(inputs, outputs)
 
     def __call__(
         self,
@@ -365,7 +370,7 @@ class Model(Carrier):
         anew = pool.settings.cache.path is not None
         try:
             contract = pool.contract(self.name, version, anew=anew, deadline=deadline)
-            self.compare(contract, server=", ".join(pool.settings.servers))
+            contract = self.compare(contract, server=", ".join(pool.settings.servers))
         except (ServerError, DeadlineError) as problem:
             error = problem.at(events=rows.events_of(0, len(rows)))
             masked = mask and isinstance(error, MASKABLE) and not deadline.over
@@ -441,6 +446,17 @@ def _say_that_nothing_is_kept(model: str, version: str) -> None:
         "never does); cache_trusts_versions=True takes the number's word for it",
         model,
         version,
+    )
+
+
+@cache
+def _say_that_nothing_is_listed(model: str, server: str) -> None:
+    """Warn, once in a process."""
+    logger.warning(
+        "%s does not list what model %s takes and gives, so nobody has compared the declaration "
+        "with it",
+        server,
+        model,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from functools import partial
 from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from sonic_coffea.provenance import attributes
 from sonic_coffea.reporting import Statistics, tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     from rich.console import RenderableType
 
@@ -100,6 +102,28 @@ class Pending:
         """Abandon what is not answered yet, here and on the servers."""
         for part in self.parts:
             part.call.cancel()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for `result` in an event loop, which goes on meanwhile; cancelled, it cancels."""
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Any:
+        loop = asyncio.get_running_loop()
+
+        def end(over: asyncio.Event) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+                loop.call_soon_threadsafe(over.set)
+
+        try:
+            for part in self.parts:
+                over = asyncio.Event()
+                part.call.on_end(partial(end, over))
+                await over.wait()
+            # On a thread, as scores are put together, and may be kept in a cache.
+            return await loop.run_in_executor(None, self.result)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
 
     def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Any:
         """Return the scores, in the structure of the objects.

@@ -19,6 +19,7 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool._hooks import wait_for
+from sonic_coffea.pool._pin import VersionPin
 from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.reporting import Statistics
 
@@ -113,6 +114,7 @@ class Call:
         self.outputs = outputs
         self.asked = tuple(asked)
         self.version = version
+        self.pin = VersionPin(contract.model, version)
         self.key = ModelKey(contract.model, version)
         self.statistics = Statistics(objects=len(inputs))
         self.failure: SonicError | None = None
@@ -123,13 +125,14 @@ class Call:
         self._left = 0
         self._abandon: Callable[[Call, SonicError], None] = Call.end
         self._complete = threading.Event()
+        self._callbacks: list[Callable[[], Any]] = []
 
     def own(self, slices: int, abandon: Callable[[Call, SonicError], None]) -> None:
         """Take note of in how many requests its rows are sent, and of what ends it early."""
         self._abandon = abandon
         self._left = slices
         if slices == 0:
-            self._complete.set()
+            self._set_over()
 
     @property
     def over(self) -> bool:
@@ -144,6 +147,12 @@ class Call:
             self.cancel()
             raise
 
+    def on_end(self, callback: Callable[[], Any]) -> None:
+        """Call a function when it is over, from whichever thread ends it; now, if it is."""
+        self._callbacks.append(callback)
+        if self.over:
+            self._tell()
+
     def raise_failure(self) -> None:
         """Raise what went wrong, if something did."""
         if self.failure is not None:
@@ -157,6 +166,18 @@ class Call:
     def cancel(self) -> None:
         """Abandon what is not answered yet."""
         self.abandon(CancelledError("the call was cancelled"))
+
+    def _set_over(self) -> None:
+        self._complete.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop()
+            except IndexError:  # another thread does so at the same time
+                return
+            callback()
 
     # What its owner does
 
@@ -184,7 +205,7 @@ class Call:
             request.over = True
             self._left -= 1
             if self._left == 0:
-                self._complete.set()
+                self._set_over()
         return self._left == 0
 
     def fail(self, request: RequestSlice, error: SonicError) -> int:
@@ -213,7 +234,7 @@ class Call:
         """Give up the whole call."""
         if not self.over:
             self.failure = self._located(error, 0, len(self.inputs), rows=False)
-            self._complete.set()
+            self._set_over()
 
     def _located(self, error: SonicError, start: int, stop: int, *, rows: bool) -> SonicError:
         return error.at(

@@ -44,8 +44,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Rows that servers lose while they answer others may be what is killing them.
-MAX_RETRIES = 4
+# Rows that servers lose while they answer others may be what is killing them. By chance, where each
+# second server is dead, one request of 16 is lost as often as that.
+SUSPECT_LOSSES = MAX_RETRIES = 4
+# A request that a route cuts is split into eighths, while others are in flight beside it.
+MAX_SPLITS = 3
 
 
 class PoolCore:
@@ -179,13 +182,23 @@ class PoolCore:
         request.last_url = attempt.url
         if not request.queued:
             request.retries += 1
-            if request.rows > 1 and isinstance(error, (RequestTooLargeError, RouteTimeoutError)):
+            if self._splits(attempt, error):
                 self._split(request, now)
             else:
                 self._queue(request, now)
         if endpoint is not None:
             endpoint.losses.count(error, now)
         self._instructions.append(e.Count(attempt, error, retried=True))
+
+    @staticmethod
+    def _splits(attempt: Attempt, error: SonicError) -> bool:
+        """Whether a request may pass in parts that did not pass as a whole."""
+        request = attempt.slice
+        if isinstance(error, RouteTimeoutError):
+            # Others' requests may be why it took long; then small ones take as long.
+            alone = attempt.in_flight == 1
+            return request.rows > 1 and (alone or request.splits < MAX_SPLITS)
+        return request.rows > 1 and isinstance(error, RequestTooLargeError)
 
     def _split(self, request: RequestSlice, now: float) -> None:
         parts = request.halves()
@@ -361,7 +374,7 @@ class PoolCore:
             request = queue[0][1]
             if not self._fits(request):
                 return None
-            endpoint = self.endpoints.choose(request, now)
+            endpoint = self.endpoints.choose(request, now, but=self._failed_on(request, now))
             while endpoint is not None:
                 heapq.heappop(queue)
                 request.queued = False
@@ -372,6 +385,14 @@ class PoolCore:
             if self._fallback.due_at(key, now) <= now:
                 self._start_fallback()
         return None
+
+    def _failed_on(self, request: RequestSlice, now: float) -> list[str]:
+        """Return the server that failed on these rows, if there is another one for them."""
+        url = request.last_url
+        if request.inference_failures == 0 or url is None:
+            return []
+        others = (x for x in self.endpoints if x.url != url and x.usable(request.key, now))
+        return [url] if any(others) else []
 
     def _hedge(self, now: float) -> Attempt | None:
         """Send a request that takes long to another endpoint, too, or over another connection."""
@@ -546,7 +567,7 @@ class PoolCore:
                 self._missed(endpoint, attempt.key, now)
                 return failing_s < self._settings.retry.timeout_s
             case OverloadError():
-                if isinstance(error, RouteTimeoutError):
+                if self._splits(attempt, error):
                     endpoint.too_large(error, request, now)
                 endpoint.overloaded(error, attempt.key, now)
                 return failing_s < self._settings.timeouts.request_s
@@ -554,11 +575,11 @@ class PoolCore:
                 return self._retries_lost(attempt, endpoint, error, now)
             case DeadlineError() if endpoint.in_flight.overtaken(attempt):
                 return self._retries_lost(attempt, endpoint, error, now)
-            case RequestTooLargeError():
+            case RequestTooLargeError() if request.rows > 1:
                 endpoint.liveness.hear(now)
                 endpoint.too_large(error, request, now)
-                return request.rows > 1
-            case InferenceError():
+                return True
+            case RequestTooLargeError() | InferenceError():
                 endpoint.liveness.hear(now)
                 request.inference_failures += 1
                 return request.inference_failures == 1
@@ -581,11 +602,11 @@ class PoolCore:
         request, timeout_s = attempt.slice, self._settings.retry.timeout_s
         endpoint.failed(error, now)
         self._doubt()
-        others_pass = endpoint.breaker.answered_at > (request.first_failed_at or now)
-        if others_pass and not getattr(error, "undelivered", False):
-            # These rows may be what is killing servers.
+        if not getattr(error, "undelivered", False):
             request.losses += 1
-            request.retry_at = now + back_off_s(request.losses, self._rng)
+            if request.losses >= SUSPECT_LOSSES:
+                back_offs = request.losses - SUSPECT_LOSSES + 1
+                request.retry_at = now + back_off_s(back_offs, self._rng)
         lost_since = self._lost_since(attempt.key, now)
         if lost_since is not None:
             return now - lost_since < timeout_s
@@ -604,7 +625,8 @@ class PoolCore:
         """Fail what waits for a model, if it has had no server for too long."""
         lost_since = self._lost_since(key, now)
         passing = isinstance(
-            error, (ServerLostError, DeadlineError, ModelNotFoundError, TokenExpiredError)
+            error,
+            (ServerLostError, DeadlineError, InferenceError, ModelNotFoundError, TokenExpiredError),
         )
         patience_s = self._settings.retry.timeout_s if passing else 0.0
         if lost_since is not None and now - lost_since >= patience_s:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sonic_coffea.errors import (
     CancelledError,
     DeadlineError,
+    InferenceError,
     ModelNotFoundError,
     ModelNotReadyError,
     OverloadError,
@@ -29,6 +30,7 @@ OTHERS_S = 1.0
 _TRANSIENT = (
     CancelledError,
     DeadlineError,
+    InferenceError,
     ModelNotReadyError,
     OverloadError,
     ServerLostError,

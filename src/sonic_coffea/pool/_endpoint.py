@@ -12,7 +12,7 @@ from sonic_coffea.pool._breaker import Circuit, CircuitBreaker
 from sonic_coffea.pool._in_flight import InFlight
 from sonic_coffea.pool._liveness import Liveness
 from sonic_coffea.pool._losses import LossLog
-from sonic_coffea.pool._signature import Signatures
+from sonic_coffea.pool._signature import VALID_S, Signatures
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -70,6 +70,7 @@ class Endpoint:
     """
 
     __slots__ = (
+        "_doubts_at",
         "_refused_bytes",
         "_rng",
         "breaker",
@@ -85,6 +86,7 @@ class Endpoint:
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
         self.url = url
         self._rng = rng
+        self._doubts_at = 0.0
         self.priority = 0
         self.draining = False
         self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
@@ -137,7 +139,7 @@ class Endpoint:
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
         """Learn from a response: the endpoint does its work."""
         self.liveness.hear(now)
-        if self.breaker.succeed(now):
+        if self.breaker.succeed():
             self.losses.found(self.url)
         self.signatures.answered(attempt.key)
         self.in_flight.answered(attempt, rtt_s, now)
@@ -147,8 +149,10 @@ class Endpoint:
         hopeless = not self.in_flight.attempts
         if self.breaker.fail(error, now, hopeless=hopeless):
             self._lost(error, now)
-        elif hopeless and not getattr(error, "undelivered", False):
-            # The only server there may have been started anew, with another model.
+        elif hopeless and not getattr(error, "undelivered", False) and now >= self._doubts_at:
+            # The only server there may have been started anew, with another model. But a balancer
+            # may lead each second request to a dead one, and nothing else would ever be sent.
+            self._doubts_at = now + VALID_S
             self.signatures.doubt(now, all_of_them=True)
         self.in_flight.channels.plan_renewals(now)
 

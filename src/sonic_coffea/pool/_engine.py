@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Behind a URL, one of several servers may hang: if one of so many probes is answered, it lives.
+PROBES = 4
+
 CLOSED = "the pool has been closed; call sonic.connect again"
 
 T = TypeVar("T")
@@ -418,14 +421,21 @@ class Engine:
 
     def _probe(self, url: str) -> None:
         connection = self._senders[url].connections[0]
+        awaited = PROBES
+
+        def ended(error: SonicError | None) -> e.Event | None:
+            nonlocal awaited
+            was_awaited, awaited = awaited, awaited - 1 if error else 0
+            return e.Probed(url, error) if was_awaited and not awaited else None
 
         def answered(error: SonicError | None) -> None:
-            self.post(e.Probed(url, error))
+            self._inbox.put(lambda: ended(error))
 
         def failed(error: Exception) -> None:
             answered(ServerLostError(f"the server cannot be probed: {error!r}", server=url))
 
-        _apart("sonic-probe", lambda: connection.live(answered), failed)
+        for _ in range(PROBES):
+            _apart("sonic-probe", lambda: connection.live(answered), failed)
 
     def _validate(self, url: str, key: ModelKey) -> None:
         connection = self._senders[url].connections[0]

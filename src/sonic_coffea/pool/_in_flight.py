@@ -91,6 +91,7 @@ class InFlight:
         "_limits",
         "_looked_at",
         "_max_in_flight",
+        "_patient_s",
         "_quotas",
         "_rtt",
         "attempts",
@@ -108,6 +109,7 @@ class InFlight:
         self._rtt: defaultdict[ModelKey, RttStatistics] = defaultdict(RttStatistics)
         self._answered_from = 0.0
         self._caution = 1.0
+        self._patient_s = math.inf
         self._hangs_until = 0.0
         self._late_at = math.inf
         self._looked_at = 0.0
@@ -190,8 +192,8 @@ class InFlight:
         self._rtt[key].refused += 1
 
     def overtaken(self, attempt: Attempt) -> bool:
-        """Whether a request that was sent later has been answered."""
-        return attempt.begun_at < self._answered_from
+        """Whether a request that was sent later, or at the same time, has been answered."""
+        return attempt.begun_at <= self._answered_from
 
     # Overdue responses
 
@@ -202,7 +204,7 @@ class InFlight:
         if late_s is None:
             return UNKNOWN_S * 2.0 ** (sent - 1)
         if now < self._hangs_until:
-            late_s *= self._caution
+            late_s = min(late_s * self._caution, self._patient_s)
             return late_s if overtaken else UNTOLD_TIMES * late_s * 2.0 ** max(0, sent - MANY_SENT)
         late_s = max(HANGS_S, HANGS_TIMES * late_s)
         return late_s if overtaken else UNTOLD_TIMES * late_s * 2.0 ** (sent - 1)
@@ -229,6 +231,11 @@ class InFlight:
             else:
                 wait_s = SCAN_S if heard else HANGS_S
                 self._late_at = min(self._late_at, max(at, now + wait_s))
+        if overdue and now >= self._hangs_until:
+            # They have held places, and the limit has grown by them.
+            self._patient_s = max(now - attempt.begun_at for attempt in overdue)
+            for key in {attempt.key for attempt in overdue}:
+                self.limit(key).restart()
         for attempt in overdue:
             del self.attempts[attempt]
             self.overdue[attempt] = None

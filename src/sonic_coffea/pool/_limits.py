@@ -113,9 +113,12 @@ class AdaptiveLimit:
 
     def late_s(self, rows: int) -> float | None:
         """Return after how long a response is late, by the RTTs so far; None if there are none."""
-        baseline_s = self._baseline_rtt_s.get(rows.bit_length())
-        if baseline_s is None:
+        if not self._baseline_rtt_s:
             return None
+        size = rows.bit_length()
+        # Of other sizes: as long as twice the rows take, and no less than half of them.
+        known = min(self._baseline_rtt_s, key=lambda other: abs(other - size))
+        baseline_s = self._baseline_rtt_s[known] * 2.0 ** max(size - known, 0)
         ratio = self._rtt_ratio + _DEVIATIONS * self._deviation
         return max(max(ratio, _MIN_LATE_RATIO * self._rtt_ratio) * baseline_s, _MIN_LATE_S)
 
@@ -194,6 +197,11 @@ class AdaptiveLimit:
         if in_flight == 0 or retry_after_s is not None:
             # No response will say when there is room again.
             self.pause(now, rng, retry_after_s)
+
+    def restart(self) -> None:
+        """Begin with few requests again, and grow by one in a round trip."""
+        self._slow_start = False
+        self._set(min(self._value, _MIN_IN_FLIGHT))
 
     def halve(self, now: float) -> None:
         """Take note of a request that took too long; those of one moment count as one."""

@@ -43,11 +43,13 @@ class RequestSlice:
     order : tuple of int
         Slices leave in this order; one that is sent again, or a part of it, keeps its place.
     retries, losses : int
-        How often it was queued again, and how often it was lost by servers that answer others.
+        How often it was queued again, and how often it was lost when a server may have had it.
     retry_at : float
         It is not sent before.
     inference_failures : int
         How often a server failed on it.
+    splits : int
+        How often what it is a part of was split.
     last_url : str or None
         The endpoint that lost it last.
     queued : bool
@@ -69,6 +71,7 @@ class RequestSlice:
     losses: int = 0
     retry_at: float = 0.0
     inference_failures: int = 0
+    splits: int = 0
     first_failed_at: float | None = None
     last_url: str | None = None
     queued: bool = False
@@ -86,16 +89,10 @@ class RequestSlice:
         middle = (self.start + self.stop) // 2
         nbytes = self.nbytes * (middle - self.start) // self.rows
         order, _ = self.order
-        return (
-            replace(self, stop=middle, nbytes=nbytes, order=(order, self.start), attempts=[]),
-            replace(
-                self,
-                start=middle,
-                nbytes=self.nbytes - nbytes,
-                order=(order, middle),
-                attempts=[],
-            ),
-        )
+        first = replace(self, stop=middle, nbytes=nbytes, splits=self.splits + 1, attempts=[])
+        second = replace(first, start=middle, stop=self.stop, nbytes=self.nbytes - nbytes)
+        second.order, second.attempts = (order, middle), []
+        return first, second
 
     @property
     def key(self) -> ModelKey:

@@ -12,7 +12,13 @@ import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.errors import CancelledError, RequestError, ServerLostError, SonicError
+from sonic_coffea.errors import (
+    CancelledError,
+    ModelNotFoundError,
+    RequestError,
+    ServerLostError,
+    SonicError,
+)
 from sonic_coffea.pool._events import Answered, Failed, Unsendable
 
 if TYPE_CHECKING:
@@ -131,8 +137,13 @@ class Sender:
         transmission.packing_at = time.monotonic()
         inputs: Any = call.inputs.pack(request.start, request.stop)
         transmission.sent_at = time.monotonic()
+        version = call.pin.wanted
 
         def done(outcome: Response | SonicError) -> None:
+            if not isinstance(outcome, SonicError):
+                outcome = call.pin.answered(outcome.version) or outcome
+            if isinstance(outcome, ModelNotFoundError):
+                call.pin.missed(version)
             if isinstance(outcome, SonicError):
                 self._post(Failed(attempt, outcome))
             else:
@@ -145,7 +156,7 @@ class Sender:
             call.contract,
             inputs,
             call.asked,
-            version=call.version,
+            version=version,
             request_id=transmission.request_id,
             done=done,
         )

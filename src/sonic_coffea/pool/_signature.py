@@ -130,8 +130,7 @@ class Signatures:
 
 def serves(actual: Contract, expected: Contract) -> bool:
     """Return whether a server has the model that requests are made for."""
-    tensors = (actual.inputs, actual.outputs) == (expected.inputs, expected.outputs)
-    if not tensors or _other_file(actual, expected):
+    if not _same_tensors(actual, expected) or _other_file(actual, expected):
         return False
     if actual.max_rows is None:
         return True
@@ -146,10 +145,11 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
     ContractError
         If two servers have different models of this name: scores would depend on the server.
     """
-    (first, expected), *others = contracts.items()
+    # One that lists its tensors stands for those that do not.
+    ordered = sorted(contracts.items(), key=lambda item: not item[1].lists_tensors)
+    (first, expected), *others = ordered
     for url, actual in others:
-        same = (actual.inputs, actual.outputs) == (expected.inputs, expected.outputs)
-        if not same or _other_file(actual, expected):
+        if not _same_tensors(actual, expected) or _other_file(actual, expected):
             raise ContractError(
                 f"{first} and {url} have different models of this name; pin a version, or connect "
                 "to one of them",
@@ -175,6 +175,12 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
         max_rows=min(limits, default=None),
         preferred_rows=tuple(sorted(preferred)),
     )
+
+
+def _same_tensors(actual: Contract, expected: Contract) -> bool:
+    """Whether two descriptions list the same tensors, or one of them lists none."""
+    both = (actual.inputs, expected.inputs), (actual.outputs, expected.outputs)
+    return all(not one or not other or one == other for one, other in both)
 
 
 def _other_file(actual: Contract, expected: Contract) -> bool:

@@ -93,6 +93,7 @@ class Part:
         statistics.cache_hits = different - len(sent)
         if statistics.cache_hits:
             self.call.served_versions.add(contract.version)
+            self.call.pin.answered(contract.version)
         elements = sent.count_elements()
         statistics.elements, statistics.truncated, statistics.padding = elements
 

@@ -37,7 +37,7 @@ class FakeModel(KServeModel):
             mean of the row's numbers in the first input: the same rows have the same scores, and
             other rows have others.
         **options
-            `max_rows` and `versions`.
+            `max_rows`, `versions` and `lists_tensors`.
 
         Raises
         ------

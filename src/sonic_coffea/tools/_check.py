@@ -130,6 +130,8 @@ class _Steps:
             yield f"declaration of {declaration.name}", partial(self._compare, declaration)
         if self._model:
             yield f"model {self._model}", self._describe
+            if not self._contract.lists_tensors:
+                return
             yield "inference", self._infer
             yield "latency", self._latency
             yield "bandwidth", self._bandwidth
@@ -252,6 +254,7 @@ class _Steps:
         contract = self._contract
         specs = (*contract.inputs, *contract.outputs)
         tensors = "; ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs)
+        tensors = tensors or "it lists no tensors, so that it cannot be tried without a declaration"
         most = "any number of" if contract.max_rows is None else f"at most {contract.max_rows}"
         return errors.printable(f"version {contract.version}; {tensors}; {most} rows")
 

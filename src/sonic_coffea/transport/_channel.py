@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -35,7 +37,15 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
 
 
 class Channel:
-    """A gRPC channel and its methods; opening it reads certificates, closing it cancels calls."""
+    """A gRPC channel and its methods; opening it reads certificates, closing it cancels calls.
+
+    Attributes
+    ----------
+    in_flight : set
+        The inference requests that are in flight on it.
+    heard_at : float
+        When the last call was answered, by `time.monotonic`.
+    """
 
     def __init__(self, address: Address, tls: Tls) -> None:
         self.address = address
@@ -47,12 +57,20 @@ class Channel:
             self._grpc = grpc.insecure_channel(address.target, options=_CHANNEL_OPTIONS)
         self.close: Callable[[], None] = self._grpc.close
         self.in_flight: set[Any] = set()
+        self.heard_at = -math.inf
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._grpc)
         # Requests are serialized by `with_contents`, which saves three copies of every tensor.
         self.infer = self._grpc.unary_unary(
             "/inference.GRPCInferenceService/ModelInfer",
             response_deserializer=service_pb2.ModelInferResponse.FromString,
         )
+
+    def answered(self, call: Any) -> bool:
+        """Return whether a call that is over was answered, and take note of when."""
+        answered = not call.cancelled() and call.code() == grpc.StatusCode.OK
+        if answered:
+            self.heard_at = time.monotonic()
+        return answered
 
 
 def call_metadata(

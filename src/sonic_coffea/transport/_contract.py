@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ContractError, nearest
@@ -63,6 +63,32 @@ class Contract:
     platform: str = ""
     digest: str = ""
 
+    @property
+    def lists_tensors(self) -> bool:
+        """Whether the server lists inputs and outputs; some runtimes do not."""
+        return bool(self.inputs and self.outputs)
+
+    def completed(
+        self,
+        inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...] | None]],
+        outputs: Mapping[str, tuple[int | None, np.dtype[Any] | None]],
+    ) -> Contract:
+        """Return it with declared tensors, as for `check`, where the server lists none."""
+        takes = tuple(
+            TensorSpec(name=name, datatype=kserve_name(dtype), shape=shape or ())
+            for name, (dtype, shape) in inputs.items()
+        )
+        gives = tuple(
+            TensorSpec(
+                name=name,
+                datatype=kserve_name(dtype),
+                shape=() if labels is None else (labels,),
+            )
+            for name, (labels, dtype) in outputs.items()
+            if dtype is not None
+        )
+        return replace(self, inputs=self.inputs or takes, outputs=self.outputs or gives)
+
     def check(
         self,
         inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...] | None]],
@@ -70,7 +96,7 @@ class Contract:
         *,
         server: str,
     ) -> None:
-        """Compare the model with a declaration.
+        """Compare the model with a declaration, as far as the server lists its tensors.
 
         Parameters
         ----------
@@ -86,8 +112,11 @@ class Contract:
         ContractError
             With the two side by side.
         """
-        takes = {t.name: t for t in self.inputs}
-        gives = {t.name: t for t in self.outputs}
+        listed = self.completed(inputs, outputs)
+        takes = {t.name: t for t in listed.inputs}
+        gives = {t.name: t for t in listed.outputs}
+        if not self.outputs:
+            outputs = {name: outputs[name] for name in gives}
         problems = [
             f"the model has no input {name!r}; {nearest(name, takes)}"
             for name in inputs

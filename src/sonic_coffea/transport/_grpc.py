@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from itertools import count
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +22,7 @@ from sonic_coffea.errors import (
     ModelNotReadyError,
     OverloadError,
     RequestError,
+    RequestTooLargeError,
     ResponseError,
     ServerLostError,
     SonicError,
@@ -80,7 +82,8 @@ class RpcHandle(Protocol):
 
 
 # Calls that change nothing. A server that hangs may have got one, behind a balancer with others
-# that answer at once: it is made again after so long, and after as long again.
+# that answer at once: it is made again after so long, and after as long again. The last one goes
+# over another connection, if nothing has come over the first: it may be the connection that hangs.
 _READS = ("ServerMetadata", "RepositoryIndex", "ModelMetadata", "ModelConfig", "ModelStatistics")
 _ASK_AGAIN_S = (1.0, 2.0)
 
@@ -262,6 +265,8 @@ class Connection:
                     raise
                 failure: SonicError = error
             except (AccessError, RequestError) as error:
+                if isinstance(error, TokenExpiredError):
+                    raise
                 failure = error
             # Of any other failure, nothing follows: there may be one, with the size of its batches.
             logger.info("%s gives no configuration of %r: %s", self.address, model, failure)
@@ -327,14 +332,15 @@ class Connection:
         def finished(call: Any) -> None:
             # gRPC would only log what is raised here, and the rows would wait for ever.
             channel.in_flight.discard(call)
-            answered = not call.cancelled() and call.code() == grpc.StatusCode.OK
-            self._release(region, reusable=answered)
+            answered = channel.answered(call)
             try:
                 outcome = self._outcome(call, contract, sent_bytes, secret, sent_at, context)
             except ResponseError as error:
                 outcome = error
             except Exception as error:  # noqa: BLE001
                 outcome = ResponseError(f"cannot read the server's response: {error!r}", **context)
+            # Not before it is known whether there are several servers that have to unregister it.
+            self._release(region, reusable=answered)
             done(outcome)
 
         future.add_done_callback(finished)
@@ -441,19 +447,28 @@ class Connection:
         context["server"] = str(self.address)
         channel, secret = self._open()
         metadata = call_metadata(self._options, secret)
-        until = time.monotonic() + (timeout_s or self._options.timeouts.metadata_s)
+        asked_at = time.monotonic()
+        until = asked_at + (timeout_s or self._options.timeouts.metadata_s)
+        tries = count(1)
 
         def begin() -> Any:
+            nonlocal channel
+            if next(tries) == len(_ASK_AGAIN_S) + 1 and channel.heard_at < asked_at:
+                self._replace(channel)
+                channel, _ = self._open()
             timeout_s = until - time.monotonic()
             return getattr(channel.stub, method).future(request, timeout_s, metadata)
 
         try:
             call = _first(begin, _ASK_AGAIN_S if method in _READS else ())
         except ValueError as error:  # a closed channel
-            failure: SonicError = CancelledError(str(error), **context)
+            lost = CancelledError if self._closed else ServerLostError
+            failure: SonicError = lost(str(error), **context)
         else:
-            if call.cancelled() or call.code() != grpc.StatusCode.OK:
+            if not channel.answered(call):
                 failure = self._failure(call, secret, optional=method in _OPTIONAL, **context)
+                if isinstance(failure, RequestTooLargeError):  # it is the server that has no room
+                    failure = InferenceError(f"{method} failed: {call.details()}", **context)
             elif (response := call.result()) is not None:
                 return response
             else:

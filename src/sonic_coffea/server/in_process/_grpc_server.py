@@ -47,6 +47,8 @@ class KServeModel:
         The versions that there are; requests without one get the last.
     digest : str
         The checksum of the file that it is made of, where it has one.
+    lists_tensors : bool
+        Whether its metadata has inputs and outputs; some runtimes of other servers have none.
     """
 
     inputs: Mapping[str, tuple[Any, tuple[int, ...]]]
@@ -55,6 +57,7 @@ class KServeModel:
     max_rows: int = 64
     versions: tuple[str, ...] = ("1",)
     digest: str = ""
+    lists_tensors: bool = True
 
     def described(self, tensors: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return KServe's datatype and the shape of some tensors, as a server says them."""
@@ -109,7 +112,8 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         answer = service_pb2.ModelMetadataResponse(
             name=request.name, versions=model.versions, platform=self._server.name
         )
-        for tensors, specs in ((model.inputs, answer.inputs), (model.outputs, answer.outputs)):
+        listed = (model.inputs, answer.inputs), (model.outputs, answer.outputs)
+        for tensors, specs in listed if model.lists_tensors else ():
             for name, (datatype, shape) in model.described(tensors).items():
                 specs.add(name=name, datatype=datatype, shape=shape)
         return answer

@@ -1,0 +1,69 @@
+"""The version that scores the rows of a call: one, even if servers are updated meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from sonic_coffea.errors import ModelNotFoundError
+from sonic_coffea.pool._signature import MAX_MISSES
+
+logger = logging.getLogger(__name__)
+
+
+class VersionPin:
+    """What requests ask for: the version that the caller wants, or else that of the first answer.
+
+    It is used by the threads that send and receive.
+
+    Parameters
+    ----------
+    model : str
+        The model's name.
+    version : str or None
+        The version that the caller asks for.
+    """
+
+    def __init__(self, model: str, version: str | None) -> None:
+        self._model, self._asked = model, version
+        self._pinned: str | None = None
+        self._misses = 0
+        self._lock = threading.Lock()
+
+    @property
+    def wanted(self) -> str | None:
+        """The version that a request asks for."""
+        return self._asked or self._pinned
+
+    def answered(self, version: str) -> ModelNotFoundError | None:
+        """Take note of an answer; return an error if its version is not that of the others."""
+        if self._asked is not None or not version:
+            return None
+        with self._lock:
+            if self._pinned is None:
+                self._pinned = version
+            if version == self._pinned:
+                self._misses = 0
+                return None
+            return ModelNotFoundError(
+                f"version {version} answered, and version {self._pinned} the rows before"
+            )
+
+    def missed(self, wanted: str | None) -> None:
+        """Take note that a server lacks the version that it was asked for; other ones may have it.
+
+        If none seems to, the rows that are left are scored by what the servers have.
+        """
+        with self._lock:
+            if self._pinned is None or wanted != self._pinned:
+                return
+            self._misses += 1
+            if self._misses < MAX_MISSES:
+                return
+            logger.warning(
+                "no server has version %s of model %s any more, which has scored some rows of a "
+                "call; another version scores the others, as its attributes say",
+                self._pinned,
+                self._model,
+            )
+            self._pinned, self._misses = None, 0

@@ -1,0 +1,258 @@
+"""Servers that have a model, or a version of it, only for a time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import grpc
+import pytest
+from tests.network.tritons import tritons
+from tests.waiting import until
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.transport import connect_transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.network.tritons import Triton
+
+# A machine with much to do takes long to load a model.
+PATIENT: dict[str, Any] = {"retry_timeout_s": 60}
+EXPLICIT = ["--model-control-mode=explicit", "--load-model=tagger"]
+
+
+@pytest.fixture(scope="module")
+def controlled(
+    small_batches: Path, installation: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Triton]]:
+    """Two Tritons whose models are loaded and unloaded when they are told to."""
+    folder = tmp_path_factory.mktemp("tritons")
+    with tritons(small_batches, folder, 2, arguments=EXPLICIT) as running:
+        yield running
+
+
+@pytest.fixture
+def loaded(controlled: list[Triton]) -> list[Triton]:
+    """The same, running, with the model."""
+    for triton in controlled:
+        triton.restore()
+        tell(triton, "Load")
+    return controlled
+
+
+def tell(triton: Triton, what: str, model: str = "tagger") -> None:
+    """Have a Triton load or unload the model."""
+    request = getattr(service_pb2, f"RepositoryModel{what}Request")(model_name=model)
+    with grpc.insecure_channel(triton.url.removeprefix("grpc://")) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        getattr(stub, f"RepositoryModel{what}")(request, timeout=60)
+
+
+@contextlib.contextmanager
+def calls(score: Callable[[], None]) -> Iterator[list[BaseException]]:
+    """Have three threads call again and again; yield what they fail with."""
+    over = threading.Event()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        while not over.is_set():
+            try:
+                score()
+            except BaseException as error:  # noqa: BLE001
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield failures
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture
+def scored(tagger: sonic.Model, jets: Any, direct: list[Any], compare: Any) -> Any:
+    """What scores some jets by a pool, and compares."""
+    return lambda pool: compare(tagger(jets[:200], pool=pool).top, direct[:200])
+
+
+def answered(pool: Pool, more: int = 100) -> None:
+    """Return after some more requests were answered."""
+    before = pool.statistics.total().requests
+    until(lambda: pool.statistics.total().requests >= before + more, what="answers")
+
+
+def test_both_unload_the_model_for_a_while(loaded: list[Triton], envoy: Any, scored: Any) -> None:
+    with (
+        envoy(loaded) as running,
+        Pool(Settings.make(running.url, **PATIENT)) as pool,
+        calls(lambda: scored(pool)) as failures,
+    ):
+        answered(pool)
+        for triton in loaded:
+            tell(triton, "Unload")
+        loading = threading.Timer(2.0, lambda: [tell(triton, "Load") for triton in loaded])
+        loading.start()
+        # A worker that is new asks for the model while nobody has it.
+        with Pool(Settings.make(running.url, **PATIENT)) as new:
+            scored(new)
+        loading.join()
+        answered(pool)
+    assert not failures
+
+
+def test_a_server_is_back_before_its_model(loaded: list[Triton], scored: Any) -> None:
+    """In 30 s of failed calls, "no server has the model any more", it was loaded long ago."""
+    triton = loaded[0]
+    tell(triton, "Unload")
+    with Pool(Settings.make(triton.url, **PATIENT)) as pool:
+        with pytest.raises(errors.ModelNotFoundError, match="does not have model 'taggr'"):
+            pool.contract("taggr", None)
+        loading = threading.Timer(2.0, tell, [triton, "Load"])
+        loading.start()
+        scored(pool)
+        loading.join()
+        tell(triton, "Unload")
+        loading = threading.Timer(2.0, tell, [triton, "Load"])
+        loading.start()
+        scored(pool)
+        loading.join()
+
+
+def test_a_model_that_stays_away_is_given_up_in_time(loaded: list[Triton], scored: Any) -> None:
+    triton = loaded[0]
+    with Pool(Settings.make(triton.url, retry_timeout_s=2)) as pool:
+        scored(pool)
+        tell(triton, "Unload")
+        for _ in range(2):
+            with pytest.raises(errors.ModelNotFoundError, match="tagger"):
+                scored(pool)
+        # At once, not after the 30 s for which a server with another model is left alone.
+        tell(triton, "Load")
+        scored(pool)
+
+
+@pytest.fixture
+def versions(
+    tagger_path: Path, installation: Any, tmp_path: Path
+) -> Iterator[tuple[Callable[..., None], list[Triton]]]:
+    """Two Tritons that serve the latest version, and what writes version 2 beside version 1."""
+    repository = tmp_path / "repository"
+
+    def write(version: int = 2) -> None:
+        sonic.build_repository(
+            repository,
+            {"tagger": tagger_path},
+            version=version,
+            versions="latest",
+            max_batch_size=16,
+        )
+
+    write(1)
+    with tritons(repository, tmp_path, 2, arguments=EXPLICIT) as running:
+        yield write, running
+
+
+def test_servers_roll_over_one_after_the_other(
+    versions: tuple[Callable[..., None], list[Triton]], envoy: Any, tagger: sonic.Model, jets: Any
+) -> None:
+    write, running = versions
+    seen = set()
+
+    def score() -> None:
+        seen.add(tagger(jets[:200], pool=pool).attrs["sonic"]["version"])
+
+    with (
+        envoy(running, policy="ROUND_ROBIN") as balancer,
+        Pool(Settings.make(balancer.url)) as pool,
+        calls(score) as failures,
+    ):
+        answered(pool)
+        write()
+        for triton in running:
+            tell(triton, "Load")
+            answered(pool, 300)
+        until(lambda: tagger(jets[:20], pool=pool).attrs["sonic"]["version"] == "2")
+    assert not failures
+    assert seen >= {"1", "2"}
+
+
+def test_metadata_and_configuration_are_of_one_server(
+    versions: tuple[Callable[..., None], list[Triton]], envoy: Any
+) -> None:
+    """Each second call is led to the server whose configuration knows another version's digest."""
+    write, running = versions
+    write()
+    tell(running[1], "Load")
+    found = set()
+    with envoy(running, policy="ROUND_ROBIN") as balancer:
+        for _ in range(20):
+            with contextlib.closing(connect_transport(balancer.url)) as connection:
+                contract = connection.contract("tagger", None)
+                found.add((contract.version, bool(contract.digest)))
+    assert found <= {("1", True), ("2", True)}
+
+
+@pytest.fixture
+def many(jets: Any, direct: list[Any]) -> tuple[Any, list[Any]]:
+    """Jets of which one call has some thousand requests, and their scores."""
+    return ak.concatenate([jets] * 20), direct * 20
+
+
+def test_a_call_has_one_version_while_a_server_rolls_over(
+    versions: tuple[Callable[..., None], list[Triton]],
+    envoy: Any,
+    tagger: sonic.Model,
+    many: tuple[Any, list[Any]],
+    compare: Any,
+) -> None:
+    """Requests for version 1 that reach the other server are sent again."""
+    write, running = versions
+    objects, expected = many
+    write()
+    with (
+        envoy(running, policy="ROUND_ROBIN") as balancer,
+        Pool(Settings.make(balancer.url)) as pool,
+    ):
+        pending = tagger.submit(objects, pool=pool)
+        answered(pool)
+        tell(running[1], "Load")
+        assert not pending.done()
+        scores = pending.result(timeout_s=60)
+        compare(scores.top, expected)
+        total = pool.statistics.total()
+        assert (total.failures, total.retries > 0) == (0, True)
+    assert scores.attrs["sonic"]["version"] == "1"
+
+
+def test_a_version_that_all_servers_replace_is_said(
+    versions: tuple[Callable[..., None], list[Triton]],
+    tagger: sonic.Model,
+    many: tuple[Any, list[Any]],
+    compare: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write, (triton, _) = versions
+    objects, expected = many
+    write()
+    with Pool(Settings.make(triton.url)) as pool:
+        pending = tagger.submit(objects, pool=pool)
+        answered(pool)
+        tell(triton, "Load")
+        assert not pending.done()
+        scores = pending.result(timeout_s=60)
+        compare(scores.top, expected)
+    assert scores.attrs["sonic"]["version"] == "1, 2"
+    said = [message for message in caplog.messages if "no server has version 1" in message]
+    assert len(said) == 1

@@ -1,0 +1,261 @@
+"""What the pool makes of faults: those that pass cost time and no rows, others end the call.
+
+An error that ends a call says where it was.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import pytest
+from tests.network import fault_server
+from tests.network.fault_server import FaultServer
+from tests.network.faults import CASES
+from tests.network.toxics import ToxicProxy
+from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.network.fault_server import CallFault, Exchange
+    from tests.network.faults import Case
+
+MODEL = sonic.Model("tagger", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+MODELS = {"tagger": FakeModel.of(MODEL)}
+# 300 rows are five requests of at most 64.
+JETS = ak.unflatten(ak.zip({"pt": np.linspace(-3, 3, 300, dtype=np.float32)}), [120, 0, 180])
+
+LASTING = (errors.AccessError, errors.RequestError)
+HANGS = ("no answer", "a slow answer")
+PASSES = [c for c in CASES if c.kind not in LASTING and c.name not in HANGS]
+# gRPC says the same of a stream or connection that ends, whatever part of the answer had come.
+ONE_PART = [case for case in PASSES if " after " not in case.name or "after half" in case.name]
+
+
+def assert_right(scores: ak.Array) -> None:
+    assert ak.num(scores).tolist() == [120, 0, 180]
+    expected = 1 / (1 + np.exp(-ak.flatten(JETS.pt).to_numpy()))
+    np.testing.assert_allclose(ak.flatten(scores.top).to_numpy(), expected, rtol=1e-6)
+
+
+def pool_of(*servers: FakeServer | ToxicProxy, **options: Any) -> Pool:
+    # A token that is asked for anew, as one that has expired needs it.
+    options = {"request_timeout_s": 20, "retry_timeout_s": 20, "token": lambda: "t", **options}
+    return Pool(Settings.make([server.url for server in servers], **options))
+
+
+@pytest.fixture
+def faulty() -> Iterator[FaultServer]:
+    with FaultServer(MODELS) as server:
+        yield server
+
+
+@pytest.fixture
+def healthy() -> Iterator[FakeServer]:
+    with FakeServer(MODELS) as server:
+        yield server
+
+
+@pytest.mark.parametrize("case", ONE_PART, ids=str)
+def test_a_fault_that_passes(case: Case, faulty: FaultServer) -> None:
+    with pool_of(faulty) as pool:
+        if case.connects:
+            case.happen(faulty, times=2)
+        else:
+            MODEL(JETS, pool=pool)
+            case.happen(faulty, times=1)
+        assert_right(MODEL(JETS, pool=pool))
+
+
+@pytest.mark.parametrize("case", ONE_PART, ids=str)
+def test_a_fault_that_lasts_at_one_of_two_servers(
+    case: Case, faulty: FaultServer, healthy: FakeServer
+) -> None:
+    case.happen(faulty, times=10**6)
+    with pool_of(faulty, healthy) as pool:
+        assert_right(MODEL(JETS, pool=pool))
+
+
+# Once for each status.
+FIRST = {
+    (c.kind, c.code): c for c in ONE_PART if c.words and c.kind is not errors.ModelNotFoundError
+}
+
+
+@pytest.mark.parametrize("method", ["ModelMetadata", "ModelConfig"])
+@pytest.mark.parametrize("case", [c for c in FIRST.values() if not c.connects], ids=str)
+def test_a_fault_of_the_first_question(case: Case, method: str, faulty: FaultServer) -> None:
+    case.happen(faulty, method=method)
+    with pool_of(faulty) as pool:
+        assert_right(MODEL(JETS, pool=pool))
+
+
+# Faults that last.
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.kind in LASTING], ids=str)
+def test_a_fault_that_is_the_requests_own(
+    case: Case, faulty: FaultServer, healthy: FakeServer
+) -> None:
+    with pool_of(faulty) as pool:
+        MODEL(JETS, pool=pool)
+        case.happen(faulty, times=10**6)
+        with pytest.raises(case.kind) as raised:
+            MODEL(JETS, pool=pool)
+        assert case.words in str(raised.value)
+        assert_named(raised.value, faulty)
+        assert pool.statistics.total().retries == 0
+
+
+def assert_named(error: errors.SonicError, faulty: FaultServer) -> None:
+    """Assert that an error says where it was."""
+    assert (error.server, error.model) == (faulty.url, "tagger")
+    assert error.events is not None
+    assert 0 <= error.events[0] < error.events[1] <= 3
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.kind is errors.InferenceError], ids=str)
+def test_a_server_that_fails_for_ever(case: Case, faulty: FaultServer) -> None:
+    with pool_of(faulty) as pool:
+        MODEL(JETS, pool=pool)
+        case.happen(faulty, times=10**6)
+        with pytest.raises(errors.InferenceError) as raised:
+            MODEL(JETS, pool=pool)
+        assert case.words in str(raised.value)
+        assert_named(raised.value, faulty)
+        # Each request once more, and one that is smaller may be tried then.
+        assert len(faulty.streams) < 40
+
+
+@pytest.mark.parametrize("case", FIRST.values(), ids=str)
+def test_a_fault_that_never_passes(case: Case, faulty: FaultServer) -> None:
+    with pool_of(faulty, retry_timeout_s=0.5, request_timeout_s=2) as pool:
+        MODEL(JETS, pool=pool)
+        case.happen(faulty, times=10**6)
+        if case.connects:
+            faulty.break_connections()
+        with pytest.raises(case.kind) as raised:
+            MODEL(JETS, pool=pool)
+        assert case.words in str(raised.value)
+        assert_named(raised.value, faulty)
+
+
+def larger_than(nbytes: int, fault: CallFault) -> CallFault:
+    """Return a fault that only large requests have."""
+
+    async def sized(call: Exchange) -> None:
+        await call.complete.wait()
+        await (fault if len(call.request) > nbytes else fault_server.answered)(call)
+
+    return sized
+
+
+TOO_MUCH = (errors.RequestTooLargeError, errors.RouteTimeoutError)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.kind in TOO_MUCH], ids=str)
+def test_a_request_that_is_too_large_is_split(case: Case, faulty: FaultServer) -> None:
+    faulty.misbehave(larger_than(200, case.fault), times=10**6)
+    with pool_of(faulty) as pool:
+        assert_right(MODEL(JETS, pool=pool))
+
+
+def test_one_row_that_is_too_large(faulty: FaultServer) -> None:
+    faulty.misbehave(fault_server.http_status(413), times=10**6)
+    with pool_of(faulty) as pool, pytest.raises(errors.RequestTooLargeError) as raised:
+        MODEL(JETS, pool=pool)
+    assert_named(raised.value, faulty)
+    assert "413" in str(raised.value)
+
+
+# Connections, and what a TCP proxy does to them.
+
+
+def test_connections_that_are_ended_gracefully(faulty: FaultServer) -> None:
+    faulty.streams_per_connection = 3
+    with pool_of(faulty) as pool:
+        for pending in [MODEL.submit(JETS, pool=pool) for _ in range(8)]:
+            assert_right(pending.result(timeout_s=60))
+    assert faulty.connections > 10
+
+
+def test_one_call_at_a_time(faulty: FaultServer) -> None:
+    faulty.max_streams = 1
+    with pool_of(faulty) as pool:
+        for pending in [MODEL.submit(JETS, pool=pool) for _ in range(4)]:
+            assert_right(pending.result(timeout_s=60))
+        assert pool.statistics.total().retries == 0
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_connection_that_broke_while_nothing_was_sent(faulty: FaultServer, reset: bool) -> None:
+    with pool_of(faulty) as pool:
+        assert_right(MODEL(JETS, pool=pool))
+        faulty.break_connections(reset=reset)
+        assert_right(MODEL(JETS, pool=pool))
+
+
+@pytest.mark.parametrize("cut", ["close", "reset"])
+@pytest.mark.parametrize("nbytes", [10, 100, 500, 1500])
+def test_connections_that_are_cut(healthy: FakeServer, cut: str, nbytes: int) -> None:
+    with (
+        ToxicProxy(healthy.url) as proxy,
+        pool_of(proxy) as pool,
+        ThreadPoolExecutor(1) as elsewhere,
+    ):
+        proxy.cut, proxy.cut_after_bytes = cut, nbytes
+        scores = elsewhere.submit(MODEL, JETS, pool=pool)
+        until(lambda: proxy.connections > 3)
+        proxy.cut_after_bytes = None
+        assert_right(scores.result(timeout=60))
+
+
+def test_bytes_that_come_late_and_in_parts(healthy: FakeServer) -> None:
+    with ToxicProxy(healthy.url) as proxy, pool_of(proxy) as pool:
+        proxy.latency_s, proxy.slice_bytes, proxy.bytes_per_s = 0.01, 7, 100_000
+        assert_right(MODEL(JETS, pool=pool))
+        assert pool.statistics.total().retries == 0
+
+
+# What hangs.
+
+
+def test_a_connection_that_is_half_open(healthy: FakeServer) -> None:
+    """The host has gone, or a NAT has forgotten the connection: no byte comes, and no end."""
+    with ToxicProxy(healthy.url) as proxy, pool_of(proxy) as pool:
+        assert_right(MODEL(JETS, pool=pool))
+        proxy.lose()
+        proxy.find()
+        assert_right(MODEL.submit(JETS, pool=pool).result(timeout_s=20))
+        assert proxy.connections == 2
+
+
+@pytest.mark.parametrize("fault", [fault_server.deaf, fault_server.mute])
+def test_a_first_connection_that_hangs(faulty: FaultServer, fault: Any) -> None:
+    """It was accepted, by a host or a balancer that is not there any more."""
+    faulty.connect_badly(fault)
+    with pool_of(faulty) as pool:
+        assert_right(MODEL(JETS, pool=pool))
+    assert faulty.connections == 2
+
+
+def test_a_request_that_is_never_answered(faulty: FaultServer) -> None:
+    """Its deadline says nothing of a server that answers others."""
+    with pool_of(faulty, request_timeout_s=0.5) as pool:
+        faulty.misbehave(fault_server.silent)
+        assert_right(MODEL(JETS, pool=pool))
+
+
+def test_a_first_question_that_is_never_answered(faulty: FaultServer) -> None:
+    faulty.misbehave(fault_server.silent, method="ModelMetadata")
+    faulty.misbehave(fault_server.silent, method="ModelConfig")
+    with pool_of(faulty, metadata_timeout_s=0.5) as pool:
+        assert_right(MODEL(JETS, pool=pool))

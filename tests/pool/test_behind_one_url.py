@@ -1,0 +1,282 @@
+"""What the core makes of one URL with several servers behind it, on virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.pool.scenario import KEY, ONE, Scenario
+
+from sonic_coffea import errors
+from sonic_coffea.pool._breaker import MAX_LOSSES
+from sonic_coffea.pool._channels import FIRST_RENEWAL_S
+from sonic_coffea.pool._core import MAX_RETRIES
+from sonic_coffea.pool._in_flight import HANGS_S
+from sonic_coffea.pool._losses import INTERVAL_S
+
+if TYPE_CHECKING:
+    from sonic_coffea.pool._request import Attempt
+
+RTT_S = 0.01
+REFUSED = errors.OverloadError("reset reason: overflow", server=ONE)
+
+
+def undelivered() -> errors.ServerLostError:
+    error = errors.ServerLostError("remote connection failure", server=ONE)
+    error.undelivered = True
+    return error
+
+
+class Balancer:
+    """A URL whose requests take some time and then are answered, fail, or never end.
+
+    Parameters
+    ----------
+    outcome : callable
+        Of an attempt: None to answer it, an error, or `HANGS`.
+    servers : int
+        How many work at a time, for `RTT_S` each; what is answered waits for one of them.
+    """
+
+    def __init__(self, scenario: Scenario, outcome: Callable[[Attempt], Any], servers: int) -> None:
+        self.scenario, self.outcome = scenario, outcome
+        self.free_at = [scenario.now] * servers
+        self.sent: list[Attempt] = []
+        self._ends: list[tuple[float, int, Attempt, Any]] = []
+        self._numbers = itertools.count()
+        self._known: set[Attempt] = set()
+
+    def run(self, seconds: float) -> int:
+        """Let time pass, and return how many slices were delivered meanwhile."""
+        scenario, before = self.scenario, len(self.scenario.delivered)
+        until = scenario.now + seconds
+        while True:
+            self._take()
+            at = self._ends[0][0] if self._ends else math.inf
+            step = min(at, scenario.core.wakes_at(scenario.now), until)
+            scenario.now = max(scenario.now, step)
+            if step == at:
+                _, _, attempt, error = heapq.heappop(self._ends)
+                if attempt not in scenario.in_flight:
+                    continue
+                if error is None:
+                    scenario.answer(attempt, scenario.now - attempt.begun_at)
+                else:
+                    scenario.fail(attempt, error)
+            else:
+                scenario.tell()
+            if scenario.now >= until:
+                return len(scenario.delivered) - before
+
+    def _take(self) -> None:
+        now = self.scenario.now
+        for attempt in [a for a in self.scenario.in_flight if a not in self._known]:
+            self._known.add(attempt)
+            self.sent.append(attempt)
+            outcome = self.outcome(attempt)
+            if outcome is HANGS:
+                continue
+            at = now + 1e-3
+            if outcome is None:
+                at = max(now, heapq.heappop(self.free_at)) + RTT_S
+                heapq.heappush(self.free_at, at)
+            heapq.heappush(self._ends, (at, next(self._numbers), attempt, outcome))
+
+
+HANGS = object()
+
+
+def behind_one_url(outcome: Callable[[Attempt], Any], servers: int = 1, **options: Any) -> Balancer:
+    scenario = Scenario(ONE, **options)
+    scenario.lives[ONE] = True
+    scenario.submit(100_000)
+    return Balancer(scenario, outcome, servers)
+
+
+@pytest.mark.parametrize("lost", [1 / 2, 3 / 4])
+def test_requests_go_on_at_the_rate_of_those_that_live(lost: float) -> None:
+    """With Envoy's LEAST_REQUEST, one dead server of two gets three of four requests."""
+    chance = Random(1)
+    balancer = behind_one_url(lambda _: undelivered() if chance.random() < lost else None)
+    balancer.run(1.0)
+    assert balancer.run(10.0) > 0.95 * 10.0 / RTT_S
+    assert balancer.scenario.core.states(balancer.scenario.now)[0].circuit == "closed"
+    assert not balancer.scenario.failed
+
+
+def test_few_requests_are_spent_while_nothing_gets_through() -> None:
+    down = False
+    balancer = behind_one_url(lambda _: undelivered() if down else None, retry_timeout_s=60)
+    balancer.run(1.0)
+    before, down = len(balancer.sent), True
+    assert balancer.run(20.0) < 10  # what was in flight
+    assert MAX_LOSSES < len(balancer.sent) - before < 5 * MAX_LOSSES
+    assert balancer.scenario.core.states(balancer.scenario.now)[0].circuit != "closed"
+    down = False
+    # The longest back-off is 2 s.
+    assert balancer.run(5.0) > 2.5 / RTT_S
+    assert not balancer.scenario.failed
+
+
+def test_a_server_that_hangs_costs_a_second() -> None:
+    """Each second request is led to it, for ever; the limit holds what the other one needs."""
+    hangs, turns = False, itertools.cycle([HANGS, None])
+    balancer = behind_one_url(lambda _: next(turns) if hangs else None, servers=1)
+    balancer.run(2.0)
+    hangs = True
+    balancer.run(2.0)
+    assert balancer.run(5.0) > 0.8 * 5.0 / RTT_S
+    scenario = balancer.scenario
+    assert scenario.endpoint(ONE).breaker.circuit(scenario.now).value == "closed"
+    again = [a for a in balancer.sent if a.slice.retries and a.slice.attempts]
+    assert {attempt.channel for attempt in again} == {0, 1}
+    # What was answered in the end is cancelled where it hangs.
+    assert len(scenario.in_flight) < 100
+
+
+def test_what_is_slow_for_once_is_not_sent_again() -> None:
+    chance = Random(1)
+    balancer = behind_one_url(lambda _: None)
+    for _ in range(20):
+        balancer.free_at[0] += chance.uniform(0.0, HANGS_S)
+        balancer.run(0.2)
+    assert balancer.scenario.retries == 0
+
+
+def test_the_deadline_of_a_request_is_no_end_while_others_are_answered() -> None:
+    scenario = Scenario(ONE)
+    scenario.submit(3)
+    first, second, third = scenario.in_flight
+    scenario.answer(second)
+    scenario.fail(first, errors.DeadlineError("the server did not answer in time"))
+    assert first.slice not in scenario.failed
+    assert scenario.in_flight[-1].slice is first.slice
+    # But if nothing sent after it was answered, all requests may take too long.
+    scenario.now += 1
+    (late,) = scenario.submit(1)
+    scenario.fail(scenario.in_flight[-1], errors.DeadlineError("the server did not answer in time"))
+    assert late in scenario.failed
+    assert third in scenario.in_flight
+
+
+def test_rows_that_kill_servers_are_sent_ever_more_seldom() -> None:
+    poison: list[Any] = []
+
+    def outcome(attempt: Attempt) -> Any:
+        poison[:] = poison or [attempt.slice]
+        lost = errors.ServerLostError("connection termination")
+        return lost if attempt.slice is poison[0] else None
+
+    balancer = behind_one_url(outcome)
+    balancer.run(30.0)
+    times = [a.begun_at for a in balancer.sent if a.slice is poison[0]]
+    assert MAX_RETRIES < len(times) < 16
+    assert times[-1] - times[-2] > 0.5
+    assert list(balancer.scenario.failed) == poison
+
+
+@pytest.mark.parametrize("capacity", [1, 4, 50])
+def test_a_limit_that_refuses_is_kept_to(capacity: int) -> None:
+    """As Envoy's circuit breaker: what is refused comes back at once."""
+    accepted: list[Attempt] = []
+
+    def outcome(attempt: Attempt) -> Any:
+        accepted[:] = [one for one in accepted if one in balancer.scenario.in_flight]
+        if len(accepted) >= capacity:
+            return REFUSED
+        accepted.append(attempt)
+        return None
+
+    balancer = behind_one_url(outcome, servers=50)
+    balancer.run(1.0)
+    sent = len(balancer.sent)
+    answered = balancer.run(10.0)
+    assert answered > 0.9 * 10.0 * capacity / RTT_S
+    assert len(balancer.sent) - sent - answered < 0.02 * answered + 5
+
+
+def test_a_server_that_refuses_all_is_left_alone_by_its_round_trip() -> None:
+    """And for as long as it says."""
+    scenario = Scenario(ONE)
+    scenario.submit(100)
+    for _ in range(30):
+        scenario.now += RTT_S
+        scenario.answer(scenario.in_flight[0], RTT_S)
+    pauses = []
+    later = errors.OverloadError("later")
+    later.retry_after_s = 7.0
+    for error in [REFUSED] * 3 + [later]:
+        while scenario.in_flight:
+            scenario.fail(scenario.in_flight[0], error)
+        begun = scenario.now
+        while not scenario.in_flight:
+            scenario.now = scenario.core.wakes_at(scenario.now)
+            scenario.tell()
+        pauses.append(scenario.now - begun)
+    assert all(RTT_S / 2 <= pause <= 8 * RTT_S for pause in pauses[:3])
+    assert pauses[2] > pauses[0]
+    assert pauses[3] == pytest.approx(7.0)
+    assert not scenario.endpoint(ONE).breaker.lost
+
+
+def test_connections_are_made_anew_after_one_was_lost() -> None:
+    """A balancer has led them to the servers that were left."""
+    scenario = Scenario(ONE, channels=2)
+    scenario.submit(2)
+    scenario.fail(scenario.in_flight[0])
+    scenario.answer_all()
+    scenario.wait(FIRST_RENEWAL_S)
+    assert sorted(scenario.renewed) == [(ONE, 0), (ONE, 1)]
+    scenario.wait(FIRST_RENEWAL_S - 1)
+    assert len(scenario.renewed) == 2
+    scenario.wait(1)
+    assert len(scenario.renewed) == 4
+    scenario.wait(2 * FIRST_RENEWAL_S - 1)
+    assert len(scenario.renewed) == 4
+
+
+def test_a_connection_that_carries_nothing_but_silence_is_made_anew() -> None:
+    scenario = Scenario(ONE)
+    scenario.submit(1)
+    scenario.answer(scenario.in_flight[0])
+    scenario.submit(2)
+    stuck, other = scenario.in_flight
+    scenario.now += RTT_S
+    scenario.answer(other)
+    scenario.wait(HANGS_S + 0.05)
+    assert [attempt.channel for attempt in scenario.in_flight] == [0, 1]
+    scenario.answer(scenario.in_flight[1])
+    assert stuck in scenario.cancelled
+    scenario.wait(2)
+    assert scenario.renewed == [(ONE, 0)]
+
+
+def test_the_log_tells_of_losses_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    chance = Random(1)
+    balancer = behind_one_url(lambda _: undelivered() if chance.random() < 0.5 else None)
+    with caplog.at_level(logging.WARNING):
+        balancer.run(3 * INTERVAL_S)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 3
+    assert "1 request is sent again" in told[0]
+    number = int(told[1].rpartition("; ")[2].split()[0])
+    assert 0.3 / RTT_S * INTERVAL_S < number < 3 / RTT_S * INTERVAL_S
+
+
+def test_slow_start_doubles_the_limit_in_a_round_trip() -> None:
+    scenario = Scenario(ONE)
+    scenario.submit(1000)
+    limits = []
+    for _ in range(5):
+        scenario.now += RTT_S
+        for attempt in list(scenario.in_flight):
+            scenario.answer(attempt, RTT_S)
+        limits.append(scenario.endpoint(ONE).in_flight.limit(KEY).value)
+    for before, after in itertools.pairwise(limits):
+        assert after > 1.7 * before
