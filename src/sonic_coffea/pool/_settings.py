@@ -45,13 +45,15 @@ class Retry:
     Parameters
     ----------
     timeout_s : float
-        How long requests of lost servers are sent elsewhere, or again, before it is an error.
+        How long requests of lost servers are sent elsewhere, or again, before it is an error. By
+        default, for a server that is started anew: a Triton that is killed is ready again after 4
+        to 5 s with one model, and 24 to 35 s with ten, on two busy cores.
     hedge_after_s : float or None
         After this time a hedged request goes to another server with capacity; the first response
         counts. None: never.
     """
 
-    timeout_s: float = 10.0
+    timeout_s: float = 60.0
     hedge_after_s: float | None = None
 
 
