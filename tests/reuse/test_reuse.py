@@ -398,7 +398,7 @@ def test_a_version_without_a_file_is_not_trusted(
             assert model(objects([[1]]), pool=pool).twice.tolist() == [[2]]
     assert sent(server, model.name) == 2
     assert len(caplog.records) == 1
-    assert "its servers do not all say what file version 1 is" in caplog.text
+    assert "its servers do not all say what file version '1' is" in caplog.text
 
 
 def test_damage_is_noticed(
