@@ -46,10 +46,11 @@ class Channels:
     requests. So a request that is sent again takes another one.
     """
 
-    __slots__ = ("_all", "_wanted")
+    __slots__ = ("_all", "_to_renew", "_wanted")
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
+        self._to_renew = False
         self._all = [Channel() for _ in range(wanted)]
 
     def __len__(self) -> int:
@@ -79,7 +80,7 @@ class Channels:
     def silent(self, number: int, now: float) -> None:
         """Take note that a request is overdue."""
         if self._all[number].silent_since is None:
-            self._all[number].silent_since = now
+            self._all[number].silent_since, self._to_renew = now, True
 
     def plan_renewals(self, now: float) -> None:
         """Plan to make all anew, as one of the servers behind a balancer was lost.
@@ -88,10 +89,12 @@ class Channels:
         """
         for channel in self._all if self._wanted > 1 else ():
             if channel.renew_at == math.inf:
-                channel.renew_at = now + channel.renew_after_s
+                channel.renew_at, self._to_renew = now + channel.renew_after_s, True
 
     def take_renewals(self, now: float) -> list[int]:
         """Return the connections that are to be made anew now; they carry nothing."""
+        if not self._to_renew:
+            return []
         due = [n for n, channel in enumerate(self._all) if self._renews(channel, now)]
         for number in due:
             channel = self._all[number]

@@ -86,7 +86,7 @@ class PoolCore:
         """Return when time alone changes something; infinity if only an event does."""
         times = [d.wakes_at for d in self._discoveries.values()]
         for x in self.endpoints:
-            times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at(), x.losses.wakes_at()
+            times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at, x.losses.wakes_at()
         if self._backing_off:
             times.append(self._backing_off[0][0])
         waiting = [key for key, queue in self._queues.items() if queue]
@@ -313,36 +313,36 @@ class PoolCore:
     def _advance(self, now: float) -> None:
         for discovery in list(self._discoveries.values()):
             self._go_on(discovery, now)
-        self._probe(now)
+        for endpoint in self.endpoints:
+            self._attend(endpoint, now)
         self._validate_waiting(now)
         while self._backing_off and self._backing_off[0][0] <= now:
             self._queue(heapq.heappop(self._backing_off)[2], now)
-        self._send_late_again(now)
         while (attempt := self._next(now) or self._hedge(now)) is not None:
             self._in_flight_bytes += attempt.slice.nbytes
             self._instructions.append(e.Send(attempt))
         self._fail_unroutable(now)
-        for endpoint in self.endpoints:
-            endpoint.losses.tell(now)
-            for channel in endpoint.in_flight.channels.take_renewals(now):
-                self._instructions.append(e.Reconnect(endpoint.url, channel))
         self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
 
-    def _send_late_again(self, now: float) -> None:
-        """Send again, over another connection, what a server that hangs seems to have."""
-        for endpoint in self.endpoints:
-            for attempt in endpoint.in_flight.take_overdue(endpoint.liveness.heard_at, now):
-                if not attempt.slice.call.over:
-                    endpoint.breaker.spend()
-                    seconds = now - attempt.begun_at
-                    what = f"no response in {seconds:.3g} s, while the server answers others"
-                    self._send_again(attempt, ServerLostError(what, server=endpoint.url), now)
+    def _attend(self, endpoint: Endpoint, now: float) -> None:
+        """Do what is due at an endpoint."""
+        if endpoint.liveness.due_at(len(endpoint.in_flight)) <= now:
+            endpoint.liveness.probe(now)
+            self._instructions.append(e.Probe(endpoint.url))
+        if endpoint.in_flight.late_at <= now:
+            self._send_late_again(endpoint, now)
+        endpoint.losses.tell(now)
+        for channel in endpoint.in_flight.channels.take_renewals(now):
+            self._instructions.append(e.Reconnect(endpoint.url, channel))
 
-    def _probe(self, now: float) -> None:
-        for endpoint in self.endpoints:
-            if endpoint.liveness.due_at(len(endpoint.in_flight)) <= now:
-                endpoint.liveness.probe(now)
-                self._instructions.append(e.Probe(endpoint.url))
+    def _send_late_again(self, endpoint: Endpoint, now: float) -> None:
+        """Send again, over another connection, what a server that hangs seems to have."""
+        for attempt in endpoint.in_flight.take_overdue(endpoint.liveness.heard_at, now):
+            if not attempt.slice.call.over:
+                endpoint.breaker.spend()
+                seconds = now - attempt.begun_at
+                what = f"no response in {seconds:.3g} s, while the server answers others"
+                self._send_again(attempt, ServerLostError(what, server=endpoint.url), now)
 
     def _validate_waiting(self, now: float) -> None:
         """Ask servers for the models of what waits, if they have not said yet."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sonic_coffea.pool._channels import Channels
-from sonic_coffea.pool._limits import AdaptiveLimit
+from sonic_coffea.pool._limits import MIN_LATE_S, AdaptiveLimit
 from sonic_coffea.pool._request import Attempt
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ class InFlight:
     overdue : dict
         What others, sent later, have overtaken long ago: a server that hangs may have it. It does
         not count for limits.
+    late_at : float
+        When something may be overdue.
     taken : int
         Requests that the endpoint has ever got: equals take turns by it.
     """
@@ -87,7 +89,6 @@ class InFlight:
         "_by_model",
         "_caution",
         "_hangs_until",
-        "_late_at",
         "_limits",
         "_looked_at",
         "_max_in_flight",
@@ -96,6 +97,7 @@ class InFlight:
         "_rtt",
         "attempts",
         "channels",
+        "late_at",
         "overdue",
         "taken",
     )
@@ -111,7 +113,7 @@ class InFlight:
         self._caution = 1.0
         self._patient_s = math.inf
         self._hangs_until = 0.0
-        self._late_at = math.inf
+        self.late_at = math.inf
         self._looked_at = 0.0
         self.attempts: dict[Attempt, None] = {}
         self.overdue: dict[Attempt, None] = {}
@@ -157,7 +159,7 @@ class InFlight:
             quota.sent(now)
         attempt = Attempt(request, url, channel, now, self._by_model[key])
         self.attempts[attempt] = None
-        self._late_at = min(self._late_at, now + self._patience_s(attempt, now))
+        self.late_at = min(self.late_at, now + self._least_patience_s(now))
         return attempt
 
     def settle(self, attempt: Attempt) -> None:
@@ -173,9 +175,10 @@ class InFlight:
         """Learn from a response."""
         if attempt.begun_at > self._answered_from:
             self._answered_from = attempt.begun_at
-            if self.overtaken(next(iter(self.attempts), attempt)):
-                # What it has overtaken may be overdue.
-                self._late_at = min(self._late_at, max(self._looked_at + SCAN_S, now))
+            # What it has overtaken may be overdue.
+            oldest_at = next(iter(self.attempts), attempt).begun_at
+            late_at = max(oldest_at + self._least_patience_s(now), self._looked_at + SCAN_S)
+            self.late_at = min(self.late_at, late_at)
         self.channels.answered(attempt.channel)
         if attempt in self.overdue:  # it was slow, and did not hang
             self._caution = min(self._caution * 1.5, HANGS_TIMES)
@@ -209,28 +212,29 @@ class InFlight:
         late_s = max(HANGS_S, HANGS_TIMES * late_s)
         return late_s if overtaken else UNTOLD_TIMES * late_s * 2.0 ** (sent - 1)
 
-    def late_at(self) -> float:
-        """Return when something may become overdue."""
-        return self._late_at if self.attempts else math.inf
+    def _least_patience_s(self, now: float) -> float:
+        return MIN_LATE_S if now < self._hangs_until else HANGS_S
 
     def take_overdue(self, heard_at: float, now: float) -> list[Attempt]:
         """Return what has become overdue: it counts no more, and is to be sent again.
 
         The endpoint must have been heard meanwhile, else all requests would be overdue.
         """
-        if now < self._late_at:
-            return []
-        overdue, self._late_at, self._looked_at = [], math.inf, now
+        overdue, self.late_at, self._looked_at = [], math.inf, now
+        least_s = self._least_patience_s(now)
         if now < self._hangs_until:
             heard_at += HANGING_S  # of late is enough
         for attempt in self.attempts:
+            if attempt.begun_at + least_s > now:  # as those after it
+                self.late_at = min(self.late_at, attempt.begun_at + least_s)
+                break
             at = attempt.begun_at + self._patience_s(attempt, now)
             heard = heard_at > attempt.begun_at
             if at <= now and heard:
                 overdue.append(attempt)
             else:
                 wait_s = SCAN_S if heard else HANGS_S
-                self._late_at = min(self._late_at, max(at, now + wait_s))
+                self.late_at = min(self.late_at, max(at, now + wait_s))
         if overdue and now >= self._hangs_until:
             # They have held places, and the limit has grown by them.
             self._patient_s = max(now - attempt.begun_at for attempt in overdue)

@@ -22,7 +22,7 @@ _MIN_BATCHES, _MAX_FULL = 2, 64.0
 _SMOOTHING = 0.2
 # A response is late after the mean RTT and four mean deviations, as a segment of TCP is (RFC 6298),
 # but not before twice the mean, nor before a moment that a thread may wait for a core.
-_DEVIATIONS, _MIN_LATE_RATIO, _MIN_LATE_S = 4.0, 2.0, 0.05
+_DEVIATIONS, _MIN_LATE_RATIO, MIN_LATE_S = 4.0, 2.0, 0.05
 # Once requests were refused, the limit stays at the number that was not, for so many round trips,
 # and for twice as many after each further refusal; then it grows again. With 4 requests that may be
 # in flight, one of 100 is refused at the first, and one of 2,000 in the end.
@@ -120,7 +120,7 @@ class AdaptiveLimit:
         known = min(self._baseline_rtt_s, key=lambda other: abs(other - size))
         baseline_s = self._baseline_rtt_s[known] * 2.0 ** max(size - known, 0)
         ratio = self._rtt_ratio + _DEVIATIONS * self._deviation
-        return max(max(ratio, _MIN_LATE_RATIO * self._rtt_ratio) * baseline_s, _MIN_LATE_S)
+        return max(max(ratio, _MIN_LATE_RATIO * self._rtt_ratio) * baseline_s, MIN_LATE_S)
 
     def answered(
         self, rtt_s: float, rows: int, in_flight: int, now: float, full: float = 1.0
@@ -150,10 +150,14 @@ class AdaptiveLimit:
         least = min_in_flight(full)
         slow = self._rtt_ratio > MAX_RTT_RATIO
         if slow and self._value > least:
-            # As much as is too much, within two round trips.
-            excess = self._value * (1 - MAX_RTT_RATIO / self._rtt_ratio)
-            self._slow_start = False
-            self._set(max(self._value - max(excess / 2, 1.0) / self._value, least))
+            if self._slow_start:
+                # What has been answered was sent when the limit was half of that.
+                self._slow_start, shrunk = False, self._value / 2
+            else:
+                # Within two round trips, by what is too much.
+                excess = self._value * (1 - MAX_RTT_RATIO / self._rtt_ratio)
+                shrunk = self._value - max(excess / 2, 1.0) / self._value
+            self._set(max(shrunk, least))
         elif not slow or self._value < least:
             self._grow(in_flight, now)
 
