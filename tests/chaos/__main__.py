@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import random
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -30,7 +31,7 @@ def shown(outcome: Outcome) -> Table:
         ("tasks of workers", f"{outcome.tasks:,}"),
         ("rows, each as by direct inference", f"{outcome.rows:,}"),
         ("retries of the threads' requests", f"{outcome.retries:,}"),
-        ("longest call", f"{outcome.longest_call_s:.2f} s"),
+        ("longest call", f"{outcome.longest[0]:.2f} s, {outcome.longest[1]}"),
         ("faults", f"{outcome.faults.total()}: {faults}"),
     ):
         table.add_row(label, value)
@@ -70,6 +71,7 @@ def main() -> None:
         lines += ["", f"seed {seed}; logs are in {folder}"]
         console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.utils import offload
 from tests.chaos.leaks import Held, children, regions
-from tests.chaos.load import Load, difference, expected, score
+from tests.chaos.load import SUMS, Load, difference, expected, jets, score
 from tests.chaos.world import FAULTS, World, is_possible, plan
 
 import sonic_coffea as sonic
-from sonic_coffea.pool import forget
+from sonic_coffea.pool import Pool, Settings, forget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,8 +60,8 @@ class Outcome:
         By kind.
     calls, tasks, cancelled, rows, retries : int
         Of threads, of workers, and what they scored.
-    longest_call_s : float
-        From a call to its scores.
+    longest : tuple of float and str
+        Seconds from a call to its scores, and whose call it was.
     """
 
     seed: int
@@ -74,7 +74,7 @@ class Outcome:
     cancelled: int = 0
     rows: int = 0
     retries: int = 0
-    longest_call_s: float = 0.0
+    longest: tuple[float, str] = (0.0, "")
 
 
 def run(seed: int, seconds: float, folder: Path, show: Callable[[Outcome, float], Any]) -> Outcome:
@@ -117,7 +117,7 @@ def run(seed: int, seconds: float, folder: Path, show: Callable[[Outcome, float]
                         pool.close()
                         client.close()
             outcome.calls, outcome.tasks, outcome.cancelled = load.calls, load.tasks, load.cancelled
-            outcome.rows, outcome.longest_call_s = load.rows, load.longest_call_s
+            outcome.rows, outcome.longest = load.rows, load.longest
             outcome.retries = pool.statistics.total().retries
             if not outcome.problems:
                 _calm(world, outcome)
@@ -236,6 +236,10 @@ def _break(
 
 def _look_for_leaks(world: World, before: Held, outcome: Outcome) -> None:
     """Wait until nothing is left; say what there still is after some time."""
+    # What a client left that was killed is for the next one.
+    for url in world.urls.values():
+        with Pool(Settings.make(url)) as pool:
+            SUMS(jets(), pool=pool)
     deadline = time.monotonic() + _SETTLES_S
     while True:
         leaks = Held.now().leaked_since(before, memory_bytes=MEMORY_BYTES)

@@ -70,6 +70,21 @@ def test_refusals_slow_the_sender_down() -> None:
     assert 0 < simulation.refused < 0.2 * len(simulation.answered)
 
 
+def test_a_thousand_clients_do_not_storm_a_proxy() -> None:
+    """Envoy lets 1,024 requests pass at a time; no scheduler tells these clients of each other."""
+    server = Accelerator(launch_s=4e-3, row_s=1e-5, noise=0.05, instances=8)
+    work = Work(network_s=2e-4, max_suspended_chunks=8)
+    simulation = Simulation([server], work, quotas=False, max_requests=1024)
+    simulation.join(1000, within_s=2.0)
+    simulation.run(5)
+    # Four each are too many; what is refused does not come back at once.
+    assert simulation.refused < 8 * 1000
+    before, answered = simulation.refused, len(simulation.answered)
+    simulation.run(20)
+    assert simulation.throughput(since=5) > 0.95
+    assert simulation.refused - before < 0.25 * (len(simulation.answered) - answered)
+
+
 def test_clients_share_a_server_without_outbidding_each_other() -> None:
     simulation = simulate(Accelerator(launch_s=4e-3, row_s=1e-5, noise=0.05, instances=4), 8)
     simulation.run(155)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
+import signal
 
 import awkward as ak
 import numpy as np
@@ -14,7 +16,7 @@ from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, ServerLostError
-from sonic_coffea.server import build_repository, read_repository
+from sonic_coffea.server import Served, build_repository, read_repository
 from sonic_coffea.transport import read_model_config
 
 from .support import infer
@@ -206,3 +208,27 @@ def test_a_path_without_models(tmp_path, name):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="which has no models"):
         read_repository(tmp_path / name)
+
+
+def test_a_version_that_was_replaced_while_its_server_was_down(tmp_path, serve):
+    """Its clients score with the new files, and say so."""
+    row = ("float32", ["N", 1])
+    model = sonic.Model("tagger", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+    jets = ak.Array([[{"pt": 1.0}], [], [{"pt": 2.0}, {"pt": 3.0}]])
+
+    def build(factor):
+        (tmp_path / "tagger.py").write_text(f"def tagger(x): return {{'y': {factor} * x}}\n")
+        served = Served(f"{tmp_path / 'tagger.py'}:tagger", inputs={"x": row}, outputs={"y": row})
+        return build_repository(tmp_path / "repository", {"tagger": served}, overwrite=True)
+
+    with serve(build(2)) as server, sonic.connect(server.url, retry_timeout_s=60.0) as pool:
+        before = model(jets, pool=pool)
+        assert before.top.tolist() == [[2], [], [4, 6]]
+        os.kill(server.pid, signal.SIGKILL)
+        until(lambda: not server.running, what="the end of the server")
+        build(10)
+        server.start()
+        after = model(jets, pool=pool)
+        assert after.top.tolist() == [[10], [], [20, 30]]
+        digests = [scores.attrs["sonic"]["digest"] for scores in (before, after)]
+        assert digests[0] != digests[1] == model.check(pool).digest

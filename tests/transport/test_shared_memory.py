@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import itertools
 import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -17,14 +19,14 @@ import numpy as np
 import pytest
 from tests.ports import held_port
 from tests.waiting import until
-from tritonclient.grpc import InferenceServerClient
+from tritonclient.grpc import InferenceServerClient, service_pb2
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.transport import Address, local_state
 from sonic_coffea.transport import _shared_memory as shm
-from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -525,3 +527,50 @@ def test_many_threads_at_a_time(wide_server: sonic.LocalServer) -> None:
         for thread in threads:
             thread.join()
     assert failures == []
+
+
+class Balanced:
+    """Two servers behind one address: calls go to the first, or to each in turn, or one is lost."""
+
+    def __init__(self) -> None:
+        self.registered: tuple[set[str], set[str]] = (set(), set())
+        self.turns: Iterator[set[str] | None] = itertools.repeat(self.registered[0])
+        self.lock = threading.Lock()
+
+    def call(self, method: str, request: Any, timeout_s: float) -> Any:
+        with self.lock:
+            server = next(self.turns)
+            if server is None:
+                raise errors.ServerLostError("upstream connect error")
+            if method == "SystemSharedMemoryRegister":
+                server.add(request.name)
+            elif method == "SystemSharedMemoryUnregister":
+                server.discard(request.name)
+            regions = dict.fromkeys(server, True)
+            return SimpleNamespace(extensions=[shm.EXTENSION], regions=regions)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_each_server_behind_an_address_unregisters_its_regions(lost: bool) -> None:
+    """While one was alone, all regions were registered there; later calls go to both in turn."""
+    balanced = Balanced()
+    memory = shm.SharedMemory(balanced.call, Address.parse("grpc://127.0.0.1:1"), demanded=False)
+    inputs = service_pb2.ModelInferRequest(inputs=[{}]).inputs
+    tensors = {"x": np.zeros(shm.WORTH_BYTES, np.uint8)}
+    regions = [memory.place(tensors, inputs) for _ in range(8)]
+    assert len(balanced.registered[0]) == 8
+    balanced.turns = itertools.cycle(balanced.registered)
+    if lost:
+        # It is known that there are two, and that one of them does not answer for a while.
+        memory.unknown("")
+        for_a_while = [None, balanced.registered[1]] * 20
+        balanced.turns = itertools.chain(for_a_while, itertools.cycle(balanced.registered))
+    for region in regions:
+        assert region is not None
+        (memory.discard if lost else memory.release)(region)
+    if lost:
+        until(lambda: not balanced.registered[0])
+    over = threading.Event()
+    memory.close(over.set)
+    assert over.wait(30)
+    assert balanced.registered == (set(), set())

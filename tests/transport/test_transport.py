@@ -172,6 +172,9 @@ def test_a_server_that_is_started_anew_has_another_secret(repository: Path) -> N
             connection = connect_transport(first.url)
             before = (first.headers, connection.info())
         with sonic.LocalServer(repository, port=port) as second:
+            with pytest.raises(errors.ServerLostError, match="was started anew") as caught:
+                connection.info()
+            assert caught.value.server == second.url
             until(connection.ready, what="the connection to the second")
             assert before[1] == connection.info()
             assert before[0] != second.headers

@@ -194,7 +194,7 @@ class Model(Carrier):
             If there is nothing to compare with.
         """
         pool = current() if pool is None else pool
-        contract = pool.contract(self.name, self.version)
+        contract = pool.contract(self.name, self.version, anew=True)
         return self.compare(contract, server=", ".join(pool.settings.servers))
 
     def compare(self, contract: Contract, *, server: str) -> Contract:

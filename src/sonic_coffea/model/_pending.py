@@ -189,7 +189,7 @@ class Pending:
         """Return what produced the scores: model, version, servers and the declaration's hash."""
         calls = [part.call for part in self.parts]
         served = set().union(*(call.served_versions for call in calls))
-        digests = {call.contract.digest for call in calls} - {""}
+        digests = set().union(*(part.digests() for part in self.parts))
         tallies = [entry for call in calls for entry in call.statistics]
         return {
             "model": self._model,

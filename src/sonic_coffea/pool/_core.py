@@ -29,10 +29,10 @@ from sonic_coffea.errors import (
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import Circuit, back_off_s
 from sonic_coffea.pool._channels import SILENT_S
-from sonic_coffea.pool._discovery import Discovery
+from sonic_coffea.pool._discovery import OTHERS_S, Discovery
 from sonic_coffea.pool._endpoint import EndpointRegistry
 from sonic_coffea.pool._fallback import FallbackPolicy
-from sonic_coffea.pool._signature import merge, serves
+from sonic_coffea.pool._signature import FRESH_S, QUIET_S, VALID_S, merge, serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,6 +65,8 @@ class PoolCore:
         self._order = itertools.count()
         self._in_flight_bytes = 0
         self._contracts: dict[ModelKey, Contract] = {}
+        # When servers have said so, and for how long it is taken for true.
+        self._said: dict[ModelKey, tuple[float, float]] = {}
         self._seen: set[ModelKey] = set()
         self._discoveries: dict[ModelKey, Discovery] = {}
         self._starts_at = -math.inf
@@ -230,13 +232,19 @@ class PoolCore:
 
     def _validated(self, event: e.Validated, now: float) -> None:
         key, outcome = event.key, event.outcome
+        known = self._contracts.get(key)
         if (discovery := self._discoveries.get(key)) is not None:
             discovery.take(event.url, outcome, now)
+            if known is not None and event.url == self._fallback.url:
+                # It is to have the model of the servers, which may be gone.
+                discovery.contracts.pop(event.url, None)
+            else:
+                known = None  # compared when the others have answered, too
         endpoint = self.endpoints.get(event.url)
         if endpoint is None:
             return
-        # A server that answers late, or for a discovery, must have the model that is known by now.
-        expected = endpoint.signatures.validating.pop(key, None) or self._contracts.get(key)
+        # A server that answers late must have the model that is known by now.
+        expected = endpoint.signatures.validating.pop(key, None) or known
         if not isinstance(outcome, SonicError):
             self._seen.add(key)
             endpoint.liveness.hear(now)
@@ -256,13 +264,14 @@ class PoolCore:
             if isinstance(outcome, DeadlineError):
                 endpoint.in_flight.channels.silent(0, now - SILENT_S)
             endpoint.failed(outcome, now)
+            self._doubt()
             self._give_up_if_hopeless(key, event.url, outcome, now)
 
     def _requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
         key = request.key
         if anew:
             self._forget(key)
-        if (known := self._contracts.get(key)) is not None:
+        if (known := self._contracts.get(key)) is not None and not self._stale(key, now):
             self._instructions.append(e.Resolve(request, known))
             return
         if key not in self._discoveries:
@@ -365,7 +374,7 @@ class PoolCore:
             request = queue[0][1]
             if not self._fits(request):
                 return None
-            endpoint = self.endpoints.choose(request, now)
+            endpoint = self.endpoints.choose(request, now, but=self._failed_on(request, now))
             while endpoint is not None:
                 heapq.heappop(queue)
                 request.queued = False
@@ -376,6 +385,14 @@ class PoolCore:
             if self._fallback.due_at(key, now) <= now:
                 self._start_fallback()
         return None
+
+    def _failed_on(self, request: RequestSlice, now: float) -> list[str]:
+        """Return the server that failed on these rows, if there is another one for them."""
+        url = request.last_url
+        if request.inference_failures == 0 or url is None:
+            return []
+        others = (x for x in self.endpoints if x.url != url and x.usable(request.key, now))
+        return [url] if any(others) else []
 
     def _hedge(self, now: float) -> Attempt | None:
         """Send a request that takes long to another endpoint, too, or over another connection."""
@@ -432,16 +449,18 @@ class PoolCore:
                 self._start_fallback()
                 discovery.next_round_at = math.inf
             elif discovery.next_round_at <= now or discovery.next_round_at == math.inf:
-                self._begin_round(discovery)
+                self._begin_round(discovery, now)
         elif discovery.complete(now):
             if discovery.contracts:
                 self._conclude(discovery, now)
             else:
                 self._ask_again(discovery, now)
 
-    def _begin_round(self, discovery: Discovery) -> None:
+    def _begin_round(self, discovery: Discovery, now: float) -> None:
         endpoints = self.endpoints.active
-        discovery.begin_round(endpoint.url for endpoint in endpoints)
+        # What is known already serves, if nobody answers now.
+        until = now + OTHERS_S if discovery.key in self._contracts else math.inf
+        discovery.begin_round((endpoint.url for endpoint in endpoints), until)
         for endpoint in endpoints:
             if discovery.key not in endpoint.signatures.validating:
                 self._validate(endpoint, discovery.key)
@@ -450,14 +469,21 @@ class PoolCore:
         key = discovery.key
         for url in discovery.awaited:
             logger.warning("%s has not said in time what model %r is", url, key.name)
+        known, contracts = self._contracts.get(key), discovery.contracts
+        as_before = {u: c for u, c in contracts.items() if known is not None and serves(c, known)}
         try:
-            contract = merge(discovery.contracts)
+            contract = merge(as_before or contracts)
         except ContractError as error:
             self._resolve(discovery, error)
             return
+        if known is not None and as_before:
+            for url in contracts.keys() - as_before.keys():
+                if (endpoint := self.endpoints.get(url)) is not None:
+                    self._reject(endpoint, key, contracts[url], known, now)
         self._contracts[key] = contract
+        self._said[key] = now, FRESH_S
         self._instructions.append(e.Publish(key, contract))
-        for url in discovery.contracts:
+        for url in as_before or contracts:
             if (endpoint := self.endpoints.get(url)) is not None:
                 endpoint.signatures.accept(key, now)
         # What was packed for another model, which these servers have replaced, cannot be sent.
@@ -472,6 +498,12 @@ class PoolCore:
     def _ask_again(self, discovery: Discovery, now: float) -> None:
         """Plan another round, unless no server can have the model."""
         key = discovery.key
+        known, failures = self._contracts.get(key), discovery.failures
+        lost = bool(failures) and all(isinstance(error, ServerLostError) for error in failures)
+        # Servers that are all lost may come back with another model, and a fallback may not.
+        if known is not None and (self._settings.fallback.source is not None or not lost):
+            self._resolve(discovery, known)
+            return
         if discovery.failing_since is None:
             discovery.failing_since = now
         since = self.endpoints.all_lost_since(key, now)
@@ -504,8 +536,22 @@ class PoolCore:
         self._instructions += [e.Resolve(request, outcome) for request in discovery.requests]
 
     def _forget(self, key: ModelKey) -> None:
+        self._said.pop(key, None)
         if self._contracts.pop(key, None) is not None:
             self._instructions.append(e.Publish(key, None))
+
+    def _stale(self, key: ModelKey, now: float) -> bool:
+        """Whether servers are asked again what a model is, before it is used."""
+        said_at, true_for_s = self._said[key]
+        used = self._queues.get(key) or any(attempt.key == key for attempt in self._attempts())
+        return now - said_at >= (true_for_s if used else QUIET_S)
+
+    def _doubt(self) -> None:
+        """Ask again sooner, as the server that was lost may come back with other models."""
+        for key, (said_at, true_for_s) in self._said.items():
+            if true_for_s > VALID_S:
+                self._said[key] = said_at, VALID_S
+                self._instructions.append(e.Publish(key, None))
 
     # Losses
 
@@ -529,11 +575,11 @@ class PoolCore:
                 return self._retries_lost(attempt, endpoint, error, now)
             case DeadlineError() if endpoint.in_flight.overtaken(attempt):
                 return self._retries_lost(attempt, endpoint, error, now)
-            case RequestTooLargeError():
+            case RequestTooLargeError() if request.rows > 1:
                 endpoint.liveness.hear(now)
                 endpoint.too_large(error, request, now)
-                return request.rows > 1
-            case InferenceError():
+                return True
+            case RequestTooLargeError() | InferenceError():
                 endpoint.liveness.hear(now)
                 request.inference_failures += 1
                 return request.inference_failures == 1
@@ -555,6 +601,7 @@ class PoolCore:
     ) -> bool:
         request, timeout_s = attempt.slice, self._settings.retry.timeout_s
         endpoint.failed(error, now)
+        self._doubt()
         if not getattr(error, "undelivered", False):
             request.losses += 1
             if request.losses >= SUSPECT_LOSSES:

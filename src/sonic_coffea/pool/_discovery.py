@@ -67,13 +67,13 @@ class Discovery:
     _passing: bool = False
     _grace_until: float = math.inf
 
-    def begin_round(self, urls: Iterable[str]) -> None:
-        """Take note that these servers are asked."""
+    def begin_round(self, urls: Iterable[str], until: float) -> None:
+        """Take note that these servers are asked, and until when they have to answer."""
         self.next_round_at = None
         self.awaited = set(urls)
         self._passing = self.transient
         self._failures_before, self._failures = self.failures, []
-        self.contracts, self._grace_until = {}, math.inf
+        self.contracts, self._grace_until = {}, until
 
     def take(self, url: str, outcome: Contract | SonicError, now: float) -> None:
         """Take what a server has said."""

@@ -32,6 +32,7 @@ from sonic_coffea.errors import (
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._sender import Sender, Transmission
+from sonic_coffea.pool._signature import FRESH_S, QUIET_S
 from sonic_coffea.reporting import Span, Statistics, Tally
 from sonic_coffea.transport import Address
 
@@ -66,13 +67,14 @@ class Engine:
     statistics : Statistics
         What has been scored, and how long it took.
     contracts : dict
-        What models take and give, for who asks again: written by the engine, read by all.
+        What models take and give, and since when that is known, for who asks again: written by the
+        engine, read by all.
     """
 
     def __init__(self, settings: Settings, connect: Connect) -> None:
         self.settings = settings
         self.statistics = Statistics()
-        self.contracts: dict[ModelKey, Contract] = {}
+        self.contracts: dict[ModelKey, tuple[Contract, float]] = {}
         self.closing = threading.Event()
         self._connect = connect
         self._core = PoolCore(settings)
@@ -138,6 +140,12 @@ class Engine:
         call.own(len(slices), self._abandon)
         if slices:
             self._enter(submitted)
+
+    def known(self, key: ModelKey) -> Contract | None:
+        """Return what a model takes and gives, if servers have said so lately."""
+        contract, said_at = self.contracts.get(key, (None, -math.inf))
+        used = any(not call.over for call in tuple(self._calls))
+        return contract if time.monotonic() - said_at < (FRESH_S if used else QUIET_S) else None
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
         """Return what a model takes and gives.
@@ -318,7 +326,7 @@ class Engine:
             case e.Publish(key, contract):
                 self.contracts.pop(key, None)
                 if contract is not None:
-                    self.contracts[key] = contract
+                    self.contracts[key] = contract, time.monotonic()
             case e.Probe(url):
                 self._probe(url)
             case e.Validate(url, key):

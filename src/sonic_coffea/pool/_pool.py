@@ -177,7 +177,7 @@ class Pool:
         anew: bool = False,
         deadline: Deadline = NEVER,
     ) -> Contract:
-        """Return what a model takes and gives, asked once per process, or anew.
+        """Return what a model takes and gives: as servers have said lately, or asked anew.
 
         Raises
         ------
@@ -191,11 +191,16 @@ class Pool:
             If no server could be reached.
         """
         key = ModelKey(model, version)
-        known = None if anew or self.closed else self._engine.contracts.get(key)
+        known = None if anew or self.closed else self._engine.known(key)
         if known is not None:
             return known
         self._open()
         return self._engine.contract(key, deadline, anew=anew)
+
+    def last_contract(self, model: str, version: str | None) -> Contract | None:
+        """Return what servers have said last of a model, without asking; None if it is in doubt."""
+        contract, _ = self._engine.contracts.get(ModelKey(model, version), (None, 0.0))
+        return contract
 
     def submit(self, call: Call) -> None:
         """Queue a call; its requests leave as soon as there is room for them.

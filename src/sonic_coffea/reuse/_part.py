@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sonic_coffea.errors import DeadlineError, SonicError
-from sonic_coffea.pool import Call
+from sonic_coffea.pool import Call, Deadline
 from sonic_coffea.reuse._deduplication import Duplicates, keys_of
 
 if TYPE_CHECKING:
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sonic_coffea.layouts import Assembly, Inputs, Int64
-    from sonic_coffea.pool import Deadline, Pool
+    from sonic_coffea.pool import Pool
     from sonic_coffea.reuse._cache import ScoreCache
     from sonic_coffea.transport import Contract
 
     Answer = Mapping[str, NDArray[Any]]
+
+# After a call of such a length, servers are asked once more which file they have, for so long.
+_LONG_S, _ASKED_WITHIN_S = 30.0, 1.0
 
 
 class Part:
@@ -63,6 +67,7 @@ class Part:
     ) -> None:
         self.cache = cache
         self._contract, self._pool = contract, pool
+        self._begun_at = time.monotonic()
         self._outputs, self._lock = outputs, lock
         # By form: `keep` writes all answers that are alike at once, which is faster.
         self._kept: dict[Any, list[tuple[Int64, Answer]]] = {}
@@ -134,6 +139,20 @@ class Part:
             answer = {name: np.stack([scores[name] for scores in each]) for name, *_ in form}
             self._spread(np.asarray(members, np.int64), len(members), answer)
         return np.asarray(misses, np.int64)
+
+    def digests(self) -> set[str]:
+        """Return the checksums that servers have told of the model, before and after the call."""
+        contract, version = self._contract, self.call.version
+        if not contract.digest:
+            return set()
+        last = self._pool.last_contract(contract.model, version)
+        if time.monotonic() - self._begun_at > _LONG_S:
+            with contextlib.suppress(SonicError):
+                deadline = Deadline.after(_ASKED_WITHIN_S)
+                last = self._pool.contract(contract.model, version, deadline=deadline)
+        if last is None or last.version != contract.version or not last.digest:
+            return {contract.digest}
+        return {contract.digest, last.digest}
 
     @property
     def keeps(self) -> bool:

@@ -154,7 +154,7 @@ ACTIONS: Mapping[type[SonicError], str] = {
     ModelNotReadyError: "asks other servers, and this one later",
     OverloadError: "slows down: fewer requests at a time, and a back-off",
     RequestError: "the error",
-    RequestTooLargeError: "splits it; the error if it is a single row",
+    RequestTooLargeError: "splits it; a single row once more, elsewhere if there is another server",
     RouteTimeoutError: "slows down, and splits it",
     ServerLostError: "resends it, elsewhere or to the same URL",
     TokenExpiredError: "reads the token again, for `retry_timeout_s`; the error if it is a text",

@@ -22,6 +22,7 @@ from sonic_coffea.errors import (
     ModelNotReadyError,
     OverloadError,
     RequestError,
+    RequestTooLargeError,
     ResponseError,
     ServerLostError,
     SonicError,
@@ -461,10 +462,13 @@ class Connection:
         try:
             call = _first(begin, _ASK_AGAIN_S if method in _READS else ())
         except ValueError as error:  # a closed channel
-            failure: SonicError = CancelledError(str(error), **context)
+            lost = CancelledError if self._closed else ServerLostError
+            failure: SonicError = lost(str(error), **context)
         else:
             if not channel.answered(call):
                 failure = self._failure(call, secret, optional=method in _OPTIONAL, **context)
+                if isinstance(failure, RequestTooLargeError):  # it is the server that has no room
+                    failure = InferenceError(f"{method} failed: {call.details()}", **context)
             elif (response := call.result()) is not None:
                 return response
             else:

@@ -149,7 +149,7 @@ class LocalPeer:
         Raises
         ------
         ServerLostError
-            If it has ended, or another user has its port.
+            If it has ended, or another user has its port; once if it was started anew.
         """
         with self._lock:
             if not self._looked_up or not self._running():
@@ -176,9 +176,14 @@ class LocalPeer:
         if known is not None:
             if not self._is_own() or record is None or not record.alive:
                 raise self._refusal(known)
-            if record != self._record:
+            before = self._record
+            if record != before:
                 self._record, self._running = record, _watch(record)
                 self.address = replace(self._address, host=_HOST)
+                if before is not None:
+                    self._looked_up = True
+                    # It may have other models.
+                    raise ServerLostError("the local server was started anew", server=record.url)
         self._looked_up = True
 
     def _is_own(self) -> bool:

@@ -254,21 +254,26 @@ class SharedMemory:
         if self._usable is None:
             # Only now is it known that the server sees the same files.
             self._usable = True
-            self._unregister(self._orphans())
+            # Clients that were killed left some, or did not wait until all were unregistered.
+            _started(lambda: self._unregister(self._orphans(_user_prefix(), math.inf)))
         return region
 
-    def _orphans(self) -> list[str]:
-        """Return registered regions of this user whose files are gone.
-
-        Clients that were killed left them, or did not wait until the server had unregistered them.
-        """
+    def _orphans(self, prefix: str, until: float) -> set[str]:
+        """Return registered regions whose files are gone, of all servers behind the URL."""
         request = service_pb2.SystemSharedMemoryStatusRequest()
-        try:
-            registered = self._call("SystemSharedMemoryStatus", request, _CALL_TIMEOUT_S).regions
-        except SonicError as error:
-            logger.debug("%s does not tell its registered regions: %s", self._address, error)
-            return []
-        return [n for n in registered if n.startswith(_user_prefix()) and not (FOLDER / n).exists()]
+        registered: set[str] = set()
+        for _ in range(_ENOUGH_CALLS):
+            timeout_s = min(_CALL_TIMEOUT_S, until - time.monotonic())
+            if timeout_s <= 0:
+                break
+            try:
+                registered |= set(
+                    self._call("SystemSharedMemoryStatus", request, timeout_s).regions
+                )
+            except SonicError as error:
+                logger.debug("%s does not tell its registered regions: %s", self._address, error)
+                break
+        return {n for n in registered if n.startswith(prefix) and not (FOLDER / n).exists()}
 
     def _unregister(self, names: Iterable[str]) -> None:
         """Have the server unregister regions when it can, without waiting for it."""
@@ -313,17 +318,27 @@ class SharedMemory:
             except DeadlineError:  # the others would take as long
                 return
             except (ServerLostError, CancelledError):
-                pass  # mappings end with the process
+                if self._servers > 1 and not self._closed:  # another one may be lost
+                    continue
+                # Mappings end with the process.
             except SonicError as error:  # in use
                 logger.debug("%s", error)
                 continue
             with self._changed:
                 self._unwanted.discard(name)
+        if self._closed and not self._unwanted:
+            # Before it was known that there are several servers, only one of them was asked.
+            left = self._orphans(_process_prefix(os.getpid()), until)
+            with self._changed:
+                self._servers = _ENOUGH_CALLS if left else self._servers
+                self._unwanted |= left
 
     def _give_up(self, why: str) -> None:
         """Use messages from now on: a container or a tunnel does not see this machine's memory."""
-        self._usable, self._reason = False, f"{self._address} cannot use shared memory: {why}"
-        if not self._demanded:
+        with self._changed:
+            known, self._usable = self._usable is False, False
+            self._reason = f"{self._address} cannot use shared memory: {why}"
+        if not self._demanded and not known:
             logger.info("%s; tensors travel in messages", self._reason)
 
 

@@ -1,0 +1,165 @@
+"""A model that is given other files under the same version number is noticed, and soon."""
+
+from __future__ import annotations
+
+import time
+
+import awkward as ak
+import numpy as np
+import pytest
+from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.pool._discovery import OTHERS_S
+from sonic_coffea.pool._signature import FRESH_S, QUIET_S, VALID_S
+from sonic_coffea.testing import FakeModel, FakeServer
+
+from .scenario import LOST, ONE, TWO, Scenario, contract
+
+A, B = contract(digest="a"), contract(digest="b")
+
+
+def served(first: object, second: object | None = None) -> dict[str, object]:
+    return {ONE: first, TWO: first if second is None else second}
+
+
+def scenario_of(*urls: str) -> Scenario:
+    scenario = Scenario(*urls)
+    scenario.served = served(A)
+    assert scenario.ask().outcome == A
+    scenario.served = served(B)
+    return scenario
+
+
+def test_a_pool_that_is_not_used_asks_again() -> None:
+    scenario = scenario_of()
+    assert scenario.ask().outcome == A
+    scenario.wait(QUIET_S)
+    assert scenario.ask().outcome == B
+    (request,) = scenario.submit(contract=B)
+    scenario.answer_all()
+    assert request in scenario.delivered
+
+
+def test_a_pool_that_is_used_asks_again_after_the_stated_time() -> None:
+    scenario = scenario_of(ONE)
+    scenario.submit(contract=A)
+    for _ in range(round(FRESH_S) - 1):
+        scenario.wait(0.99)
+        scenario.submit(contract=A)
+        scenario.answer(scenario.in_flight[0])
+        assert scenario.ask().outcome == A
+    scenario.wait(2)
+    assert scenario.ask().outcome == B
+
+
+def test_a_pool_that_has_lost_a_server_asks_again_sooner() -> None:
+    scenario = scenario_of(ONE)
+    scenario.lives[ONE] = True
+    scenario.submit(2, contract=A)
+    scenario.wait(VALID_S)
+    assert scenario.ask().outcome == A
+    scenario.fail(scenario.in_flight[0])
+    assert scenario.ask().outcome == B
+
+
+def test_nobody_is_asked_of_a_model_that_nobody_wants() -> None:
+    scenario = scenario_of()
+    scenario.wait(10 * FRESH_S)
+    assert scenario.ask().outcome == B
+
+
+@pytest.mark.parametrize(
+    "outcome", [errors.OverloadError("not now"), errors.ModelNotFoundError("not now"), None]
+)
+def test_what_is_known_serves_while_servers_do_not_answer(outcome: object) -> None:
+    scenario = scenario_of(ONE)
+    scenario.served = {ONE: outcome}
+    scenario.wait(QUIET_S)
+    waiter = scenario.ask()
+    scenario.wait(OTHERS_S)
+    assert waiter.outcome == A
+
+
+def test_servers_that_are_all_lost_are_asked_until_one_is_back() -> None:
+    scenario = scenario_of(ONE)
+    scenario.served = {ONE: LOST}
+    scenario.wait(QUIET_S)
+    waiter = scenario.ask()
+    scenario.wait(3.0)
+    assert waiter.outcome is None
+    scenario.served = {ONE: B}
+    scenario.wait(5.0)
+    assert waiter.outcome == B
+
+
+def test_a_server_that_alone_has_another_model_gets_no_rows() -> None:
+    scenario = scenario_of()
+    scenario.served = served(A, B)
+    scenario.wait(QUIET_S)
+    assert scenario.ask().outcome == A
+    slices = scenario.submit(8, contract=A)
+    assert not scenario.at(TWO)
+    scenario.answer_all()
+    assert set(scenario.delivered) == set(slices)
+
+
+MODEL = sonic.Model("tagger", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+JETS = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], [], [{"pt": 3.0}]])
+
+
+def fake(digest: str, score: float) -> FakeModel:
+    return FakeModel(
+        inputs={"x": ("float32", (1,))},
+        outputs={"y": ("float32", (1,))},
+        function=lambda inputs: {"y": np.full((len(inputs["x"]), 1), score, np.float32)},
+        digest=digest,
+    )
+
+
+def digest_of(scores: ak.Array) -> str:
+    return str(scores.attrs["sonic"]["digest"])
+
+
+def test_provenance_of_a_server_that_was_started_anew() -> None:
+    with FakeServer({"tagger": fake("a", 0.25)}) as server, sonic.connect(server.url) as pool:
+        assert digest_of(MODEL(JETS, pool=pool)) == "a"
+        server.stop()
+        server.models["tagger"] = fake("b", 0.75)
+        server.start()
+        # `check` asks in any case.
+        assert MODEL.check(pool).digest == "b"
+        assert digest_of(MODEL(JETS, pool=pool)) == "b"
+        server.models["tagger"] = fake("c", 0.5)
+        time.sleep(QUIET_S)
+        scores = MODEL(JETS, pool=pool)
+        assert digest_of(scores) == "c"
+        assert scores.top.tolist() == [[0.5, 0.5], [], [0.5]]
+
+
+def test_scores_of_a_model_that_was_replaced_are_not_found_in_the_cache(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    with (
+        FakeServer({"tagger": fake("a", 0.25)}) as server,
+        sonic.connect(server.url, cache=tmp_path / "scores") as pool,
+    ):
+        for digest, score in (("a", 0.25), ("b", 0.75)):
+            server.models["tagger"] = fake(digest, score)
+            for _ in range(2):
+                scores = MODEL(JETS, pool=pool)
+                assert scores.top.tolist() == [[score, score], [], [score]]
+                assert digest_of(scores) == digest
+        assert len(server.requests) == 2
+        # By the file, whatever was there meanwhile.
+        server.models["tagger"] = fake("a", 0.25)
+        assert MODEL(JETS, pool=pool).top.tolist() == [[0.25, 0.25], [], [0.25]]
+        assert len(server.requests) == 2
+
+
+def test_a_call_that_a_replacement_overtakes_names_both() -> None:
+    with FakeServer({"tagger": fake("a", 0.25)}) as server, sonic.connect(server.url) as pool:
+        pending = MODEL.submit(JETS, pool=pool)
+        until(pending.done)
+        server.models["tagger"] = fake("b", 0.75)
+        assert MODEL.check(pool).digest == "b"
+        assert digest_of(pending.result()) == "a, b"
