@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from tests.network.tritons import Triton
 
+# A machine with much to do takes long to load a model.
+PATIENT: dict[str, Any] = {"retry_timeout_s": 60}
 EXPLICIT = ["--model-control-mode=explicit", "--load-model=tagger"]
 
 
@@ -166,7 +169,7 @@ def test_one_of_two_unloads_the_model(loaded: list[Triton], envoy: Any, scored: 
 def test_both_unload_the_model_for_a_while(loaded: list[Triton], envoy: Any, scored: Any) -> None:
     with (
         envoy(loaded) as running,
-        Pool(Settings.make(running.url)) as pool,
+        Pool(Settings.make(running.url, **PATIENT)) as pool,
         calls(lambda: scored(pool)) as failures,
     ):
         answered(pool)
@@ -175,7 +178,7 @@ def test_both_unload_the_model_for_a_while(loaded: list[Triton], envoy: Any, sco
         loading = threading.Timer(2.0, lambda: [tell(triton, "Load") for triton in loaded])
         loading.start()
         # A worker that is new asks for the model while nobody has it.
-        with Pool(Settings.make(running.url)) as new:
+        with Pool(Settings.make(running.url, **PATIENT)) as new:
             scored(new)
         loading.join()
         answered(pool)
@@ -186,7 +189,7 @@ def test_a_server_is_back_before_its_model(loaded: list[Triton], scored: Any) ->
     """In 30 s of failed calls, "no server has the model any more", it was loaded long ago."""
     triton = loaded[0]
     tell(triton, "Unload")
-    with Pool(Settings.make(triton.url)) as pool:
+    with Pool(Settings.make(triton.url, **PATIENT)) as pool:
         with pytest.raises(errors.ModelNotFoundError, match="does not have model 'taggr'"):
             pool.contract("taggr", None)
         loading = threading.Timer(2.0, tell, [triton, "Load"])
@@ -251,6 +254,22 @@ def test_servers_roll_over_one_after_the_other(
         until(lambda: tagger(jets[:20], pool=pool).attrs["sonic"]["version"] == "2")
     assert not failures
     assert seen >= {"1", "2"}
+
+
+def test_metadata_and_configuration_are_of_one_server(
+    versions: tuple[Callable[..., None], list[Triton]], envoy: Any
+) -> None:
+    """Each second call is led to the server whose configuration knows another version's digest."""
+    write, running = versions
+    write()
+    tell(running[1], "Load")
+    found = set()
+    with envoy(running, policy="ROUND_ROBIN") as balancer:
+        for _ in range(20):
+            with contextlib.closing(connect_transport(balancer.url)) as connection:
+                contract = connection.contract("tagger", None)
+                found.add((contract.version, bool(contract.digest)))
+    assert found <= {("1", True), ("2", True)}
 
 
 @pytest.fixture
