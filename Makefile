@@ -18,7 +18,7 @@ PROCESSES ?= 3
 SECONDS ?= 30
 PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
-BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow failover balancer cluster facility
+BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow failover cluster facility
 
 .PHONY: help demo quick test lint types unit pytest test-lazy chaos docs bench bench-quick bench-page \
 	sample tagger clean

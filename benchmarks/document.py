@@ -29,7 +29,6 @@ ORDER = (
     "cluster",
     "facility",
     "failover",
-    "balancer",
     "layouts",
     "wire",
     "shared_memory",
@@ -86,14 +85,6 @@ neither packs nor unpacks.
 
 Suspended chunks hide the wait for scores, but not what it costs the CPU to pack, to send and to
 change threads. This comes on top of the CPU's work, and shows unless inference takes longer.""",
-    "balancer": """\
-LEAST_REQUEST leads most requests to a dead Triton, which has none in flight: some three of four, if
-there are two. They come back within a millisecond, and are sent again at once as long as others
-are answered. A Triton that hangs behind a proxy is found by answers that overtake its own.
-
-A queue that refuses is slow by itself: after each refusal Triton's batcher sleeps for half a
-second. One client stays below what is refused; of eight, each has at least a request in flight, or
-none.""",
     "layouts": """\
 Of the time of `Padded` for 100 rows, most is that of Python, which looks the arrays up: two rows
 take nearly as long.""",
