@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 import pytest
-from tests.network.fault_server import FaultServer, silent
+from tests.network.fault_server import FaultServer
+from tests.network.misbehaviour import silent
 from tests.waiting import until
 
 import sonic_coffea as sonic

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from h2.errors import ErrorCodes
-from tests.network.fault_server import (
+from tests.network.misbehaviour import (
     disconnect,
     dribble,
     garbage,

@@ -10,7 +10,8 @@ import awkward as ak
 import numpy as np
 import psutil
 import pytest
-from tests.network.fault_server import FaultServer, dribble, pings
+from tests.network.fault_server import FaultServer
+from tests.network.misbehaviour import dribble, pings
 from tests.network.toxics import ToxicProxy
 from tests.waiting import until
 

@@ -6,7 +6,8 @@ import threading
 import time
 
 import pytest
-from tests.network.fault_server import FaultServer, silent
+from tests.network.fault_server import FaultServer
+from tests.network.misbehaviour import silent
 from tests.network.test_fault_server import JETS, MODEL, MODELS
 from tests.network.toxics import ToxicProxy
 from tests.waiting import until
@@ -22,7 +23,8 @@ def test_another_connection_takes_the_place_of_a_silent_one(way: str) -> None:
         Pool(Settings.make(proxy.url)) as pool,
     ):
         right = MODEL(JETS, pool=pool).top.tolist()
-        for number in (2, 3):
+        for _ in range(2):
+            before = server.connections
             if way == "the server":
                 server.freeze()
             else:
@@ -31,7 +33,7 @@ def test_another_connection_takes_the_place_of_a_silent_one(way: str) -> None:
             begun = time.monotonic()
             assert MODEL(JETS, pool=pool).top.tolist() == right
             assert time.monotonic() - begun < 10.0
-            assert server.connections == number
+            assert server.connections > before
         assert pool.statistics.total().failures == 0
         if way == "the server":  # the network tells it nothing of what was closed
             pool.close()
