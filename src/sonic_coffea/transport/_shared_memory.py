@@ -127,6 +127,7 @@ class SharedMemory:
         self._renewed = (-1, -math.inf)
         self._servers = 1
         self._paths: set[Path] = set()
+        self._registers = False
         # However this process ends, short of being killed, no file is left.
         self._finalizer = weakref.finalize(self, _unlink, self._paths, os.getpid())
 
@@ -246,6 +247,7 @@ class SharedMemory:
         request = service_pb2.SystemSharedMemoryRegisterRequest(
             name=region.name, key=region.name, offset=0, byte_size=region.nbytes
         )
+        self._registers = True
         try:
             self._call("SystemSharedMemoryRegister", request, _CALL_TIMEOUT_S)
         except BaseException:  # the server may have registered it all the same
@@ -326,7 +328,7 @@ class SharedMemory:
                 continue
             with self._changed:
                 self._unwanted.discard(name)
-        if self._closed and not self._unwanted:
+        if self._closed and self._registers and not self._unwanted:
             # Before it was known that there are several servers, only one of them was asked.
             left = self._orphans(_process_prefix(os.getpid()), until)
             with self._changed:
