@@ -92,7 +92,7 @@ class Endpoint:
         self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
         self.breaker = CircuitBreaker(rng)
         self.liveness = Liveness()
-        self.losses = LossLog()
+        self.losses = LossLog(settings.retry.timeout_s)
         self.signatures = Signatures(rng)
         self.in_flight = InFlight(settings.limits.max_in_flight, settings.channels)
 

@@ -15,11 +15,18 @@ INTERVAL_S = 10.0
 
 
 class LossLog:
-    """Tells of an endpoint's requests that are sent again, and how many there were."""
+    """Tells of an endpoint's requests that are sent again, and how many there were.
 
-    __slots__ = ("_due_at", "_last_error", "_number", "_told_lost")
+    Parameters
+    ----------
+    retry_timeout_s : float
+        How long requests are sent again.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_due_at", "_last_error", "_number", "_retry_timeout_s", "_told_lost")
+
+    def __init__(self, retry_timeout_s: float) -> None:
+        self._retry_timeout_s = retry_timeout_s
         self._number = 0
         self._last_error: SonicError | None = None
         self._due_at = -math.inf
@@ -45,7 +52,11 @@ class LossLog:
     def lost(self, error: SonicError, now: float) -> None:
         """Say that nothing gets through to the endpoint any more."""
         if now >= self._due_at:
-            logger.warning("%s; nothing gets through at the moment", error)
+            logger.warning(
+                "%s; nothing gets through, and requests are sent again for up to %g s",
+                error,
+                self._retry_timeout_s,
+            )
             self._told_lost, self._due_at = True, now + INTERVAL_S
 
     def found(self, url: str) -> None:
