@@ -60,7 +60,6 @@ __all__ = [
     "TokenExpiredError",
     "find",
     "nearest",
-    "printable",
 ]
 
 

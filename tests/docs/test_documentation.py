@@ -236,7 +236,7 @@ def test_settings_in_the_reference_are_the_defaults() -> None:
 
 def test_the_scenario_in_the_guide_is_that_of_a_test() -> None:
     guide = ROOT / "docs" / "contributing.md"
-    (block,) = (b for b in blocks_of(guide) if "def test_" in b.text)
+    (block,) = (b for b in blocks_of(guide) if "def test_" in b.text and "Scenario(" in b.text)
     _, define, test = block.text.partition("def test_")
     source = (ROOT / "tests" / "pool" / "test_core.py").read_text(encoding="utf-8")
     assert define + test in source

@@ -173,7 +173,7 @@ def test_rows_that_kill_servers_are_sent_ever_more_seldom() -> None:
         lost = errors.ServerLostError("connection termination")
         return lost if attempt.slice is poison[0] else None
 
-    balancer = behind_one_url(outcome)
+    balancer = behind_one_url(outcome, retry_timeout_s=10)
     balancer.run(30.0)
     times = [a.begun_at for a in balancer.sent if a.slice is poison[0]]
     assert MAX_RETRIES < len(times) < 16

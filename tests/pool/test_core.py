@@ -380,7 +380,7 @@ def test_a_server_without_the_model_is_asked_again_later() -> None:
 
 
 def test_a_model_that_no_server_has_any_more_fails_what_waits() -> None:
-    scenario = Scenario(ONE)
+    scenario = Scenario(ONE, retry_timeout_s=10)
     slices = scenario.submit(1000)
     scenario.served[ONE] = UNLOADED
     miss_all(scenario)
@@ -429,7 +429,7 @@ def test_a_server_behind_a_url_that_lacks_the_model_costs_no_time() -> None:
 
 
 def test_a_server_that_never_finds_what_it_says_to_have_is_given_up() -> None:
-    scenario = Scenario(ONE)
+    scenario = Scenario(ONE, retry_timeout_s=10)
     slices = scenario.submit(4)
     for _ in range(100):
         miss_all(scenario)

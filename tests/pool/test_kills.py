@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -130,10 +131,11 @@ def test_a_server_that_is_started_again_is_used_again(
         with sonic.LocalServer(small_batches, port=port) as first:
             pool = Pool(Settings.make(first, retry_timeout_s=60.0))
             compare(tagger(jets[:20], pool=pool).top, direct[:20])
-        pending = tagger.submit(jets, pool=pool)
-        with sonic.LocalServer(small_batches, port=port):
-            compare(pending.result(timeout_s=100).top, direct)
-            pool.close()
+        with ThreadPoolExecutor() as threads:
+            scores = threads.submit(tagger, jets, pool=pool)
+            with sonic.LocalServer(small_batches, port=port):
+                compare(scores.result(timeout=100).top, direct)
+                pool.close()
 
 
 def test_a_processor_goes_on_with_none(

@@ -92,7 +92,8 @@ def top_server(
 ) -> Iterator[sonic.LocalServer]:
     repository = tmp_path_factory.mktemp("top") / "repository"
     sonic.build_repository(repository, {"toptagger": DATA / "toptagger.onnx"})
-    with sonic.LocalServer(repository) as running:
+    # What a crash of Triton costs is the matter of other tests.
+    with sonic.LocalServer(repository, restart=True) as running:
         yield running
 
 

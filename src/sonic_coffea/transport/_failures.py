@@ -135,6 +135,8 @@ FAILURES: tuple[Failure, ...] = (
     Failure("server", RequestTooLargeError, _FAILED, "failed to allocate", hint=_LARGE),
     Failure("server", RequestTooLargeError, _FAILED, "unable to allocate", hint=_LARGE),
     Failure("server", ServerLostError, (), "unable to find shared memory region", undelivered=True),
+    # Triton starts the process of a model again by itself.
+    Failure("server", ServerLostError, _FAILED, "is not healthy"),
     Failure("server", ServerLostError, (Code.UNAVAILABLE, Code.ABORTED, Code.DATA_LOSS)),
     Failure("server", ServerLostError, (Code.CANCELLED,)),
     Failure("server", OverloadError, (Code.RESOURCE_EXHAUSTED,)),

@@ -21,6 +21,7 @@ import select
 import socket
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _HOST = "127.0.0.1"
 _SHARED = sys.platform == "linux"
 _SHARE: int = getattr(socket, "SO_REUSEPORT", socket.SO_REUSEADDR)
+# A server that was killed a moment ago may still have its port.
+_CLAIMS_WITHIN_S = 2.0
 # As the kernel writes them: the state of a listening socket; this address, and those that have it.
 _LISTENS = "0A"
 _ADDRESSES = ("0100007F", "00000000")
@@ -87,12 +90,17 @@ class HeldPort:
         """
         if not number:
             return cls.hold()
-        if not _listeners(number):
-            with contextlib.suppress(OSError):
-                return cls.hold(number)
-            # What connections of an earlier server left keeps it from being held for a minute.
-            with contextlib.suppress(OSError), _bound(number, socket.SO_REUSEADDR, _SHARE):
-                return cls(number, None)
+        until = time.monotonic() + _CLAIMS_WITHIN_S
+        while True:
+            if not _listeners(number):
+                with contextlib.suppress(OSError):
+                    return cls.hold(number)
+                # What connections of an earlier server left keeps it from being held for a minute.
+                with contextlib.suppress(OSError), _bound(number, socket.SO_REUSEADDR, _SHARE):
+                    return cls(number, None)
+            if time.monotonic() >= until:
+                break
+            time.sleep(0.05)
         raise ServerStartError(
             f"port {number} is in use by another program; leave port out for a free one"
         )

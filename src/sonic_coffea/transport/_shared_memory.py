@@ -253,9 +253,11 @@ class SharedMemory:
         except BaseException:  # the server may have registered it all the same
             self.discard(region)
             raise
-        if self._usable is None:
+        with self._changed:
             # Only now is it known that the server sees the same files.
-            self._usable = True
+            first = self._usable is None
+            self._usable = True if first else self._usable
+        if first:
             # Clients that were killed left some, or did not wait until all were unregistered.
             _started(lambda: self._unregister(self._orphans(_user_prefix(), math.inf)))
         return region
