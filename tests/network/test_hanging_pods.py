@@ -64,7 +64,7 @@ def test_a_pool_that_finds_one_of_two_hanging(
     with envoy(two_tritons, policy="ROUND_ROBIN") as running:
         two_tritons[0].stop()
         with Pool(Settings.make(running.url)) as pool:
-            compare(tagger.submit(jets, pool=pool).result(timeout_s=40).top, direct)
+            compare(tagger.submit(jets, pool=pool).result(timeout_s=120).top, direct)
             assert pool.statistics.total().failures == 0
 
 
