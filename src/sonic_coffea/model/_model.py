@@ -257,7 +257,10 @@ class Model(Carrier):
         version: Any = None,
         deduplicate: bool = False,
     ) -> Pending:
-        """Send objects on their way; returns at once.
+        """Send objects on their way, and return without waiting for their scores.
+
+        It waits for what servers say of the model: the first time, after a pause, and while all of
+        them are lost and there is no fallback.
 
         Parameters
         ----------
