@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import signal
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -414,6 +415,13 @@ def test_workers_have_joined_before_their_first_task(one_worker: Client) -> None
                 lambda dask_worker: SonicPlugin.name in dask_worker.periodic_callbacks
             )
             assert list(joined.values()) == [True]
+
+
+def test_dask_s_profiler_freezes_no_worker(one_worker: Client) -> None:
+    """It looks at threads, which Python before 3.11.9 must not do while one is started."""
+    with sonic.connect("grpc://127.0.0.1:1", client=one_worker):
+        profiled = one_worker.run(lambda dask_worker: "profile" in dask_worker.periodic_callbacks)
+    assert list(profiled.values()) == [sys.version_info >= (3, 11, 9)]
 
 
 def test_idle_workers_hear_that_a_server_is_back() -> None:

@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import random
+import sys
 import time
 import uuid
 from typing import Any
@@ -47,6 +48,10 @@ _TRANSIENT = (
     ServerStartError,
     TokenExpiredError,
 )
+# There, `sys._current_frames`, which dask's profiler calls 100 times a second, can freeze a process
+# in which a thread is started at the same moment (CPython issue 106883). A thread is started
+# whenever a chunk gives its own back.
+_PROFILER_FREEZES = sys.version_info < (3, 11, 9)
 
 
 class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -73,6 +78,8 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
     async def setup(self, worker: Worker) -> None:
         """Open the pool, and hear from the scheduler how to use it; no server is contacted yet."""
         self._worker = worker
+        if _PROFILER_FREEZES and (profiler := worker.periodic_callbacks.pop("profile", None)):
+            profiler.stop()
         # Not on the event loop: it closes the pool of other settings.
         self._pool = await worker.loop.run_in_executor(None, install, self.settings)
         take_part(Suspender(self.settings.limits.max_suspended_chunks).wait)
