@@ -149,7 +149,7 @@ def _said() -> Iterator[Case]:
             RequestTooLargeError,
         ),
         ("Triton", Code.INTERNAL, f"{node}CUDA out of memory", RequestTooLargeError),
-        ("Triton", Code.INTERNAL, "Stub process 'tagger_0_0' is not healthy.", ServerLostError),
+        ("Triton", Code.INTERNAL, "Stub process 'tagger_0_0' is not healthy.", RequestError),
         ("Triton", Code.INTERNAL, f"{node}Failed to allocate memory", RequestTooLargeError),
         ("a Python model", Code.INTERNAL, "Unable to allocate 3.7 GiB", RequestTooLargeError),
         ("Triton", Code.INVALID_ARGUMENT, batch, RequestTooLargeError),

@@ -50,7 +50,6 @@ def serve(
                 threads=threads,
                 runtime=runtime,
                 image=image,
-                restart=True,
                 progress=lambda text: status.update(literal(text)),
             )
         server.start()

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.reporting import Report
 
-RETRY_TIMEOUT_S = 5.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
@@ -122,10 +120,7 @@ def run(
         )
         server = stack.enter_context(_server(console))
         client = stack.enter_context(_cluster(workers, console))
-        # Nobody starts the demo's own server again.
-        pool = stack.enter_context(
-            sonic.connect(server, client=client, retry_timeout_s=RETRY_TIMEOUT_S)
-        )
+        pool = stack.enter_context(sonic.connect(server, client=client))
         console.print(f"connected to {pool.settings.servers[0]} from {workers} workers")
         started = time.monotonic()
         out = _process(fileset, parts, chunksize, client)

@@ -64,6 +64,10 @@ class Failure(NamedTuple):
 SILENT = "(no words)"
 _NO_ROUTE = "the proxy has no such route, or not yet; check the URL's host and port"
 _LARGE = "let requests be smaller: max_request_bytes"
+STOOD_STILL = (
+    "Triton may take what this process answers late for answers to other requests, so restart the "
+    "server; local servers and models of build_repository end themselves then"
+)
 _HTTP = "received http2 header with status: "
 _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.ABORTED)
 _FAILED = (Code.INTERNAL, Code.UNKNOWN)
@@ -135,8 +139,7 @@ FAILURES: tuple[Failure, ...] = (
     Failure("server", RequestTooLargeError, _FAILED, "failed to allocate", hint=_LARGE),
     Failure("server", RequestTooLargeError, _FAILED, "unable to allocate", hint=_LARGE),
     Failure("server", ServerLostError, (), "unable to find shared memory region", undelivered=True),
-    # Triton starts the process of a model again by itself.
-    Failure("server", ServerLostError, _FAILED, "is not healthy"),
+    Failure("server", RequestError, _FAILED, "is not healthy", hint=STOOD_STILL),
     Failure("server", ServerLostError, (Code.UNAVAILABLE, Code.ABORTED, Code.DATA_LOSS)),
     Failure("server", ServerLostError, (Code.CANCELLED,)),
     Failure("server", OverloadError, (Code.RESOURCE_EXHAUSTED,)),

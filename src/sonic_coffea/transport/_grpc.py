@@ -30,7 +30,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.transport._channel import Channel, call_metadata
 from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
-from sonic_coffea.transport._failures import translate
+from sonic_coffea.transport._failures import STOOD_STILL, failure_of, translate
 from sonic_coffea.transport._loopback import LocalPeer
 from sonic_coffea.transport._metadata import (
     ModelEntry,
@@ -497,6 +497,8 @@ class Connection:
                 error.undelivered = True
             elif isinstance(error, ServerLostError):
                 self._shared.forget()
+        if secret and failure_of(code, details, trailers).hint is STOOD_STILL:  # so it ends itself
+            error = ServerLostError(error.message, **context)
         if isinstance(error, TokenExpiredError) and not callable(self._options.token):
             error = AccessError(f"{error.message}; token_file= reads a new one", **context)
         if not isinstance(error, (AccessError, ServerLostError)):

@@ -64,8 +64,8 @@ class LocalServer:
     stop_timeout_s : float
         How long requests in progress may take to finish before the server is killed.
     restart : bool
-        Whether a server that ends by itself is started again, at the same port: a few times, with
-        longer and longer pauses. One that ``sonic-coffea status --stop`` ends is not.
+        Whether a server that ends by itself is started again, at the same port: up to 5 times, with
+        pauses that double from 0.5 s. One that ``sonic-coffea status --stop`` ends is not.
     extra_args : sequence of str
         More arguments of ``tritonserver``.
     env : mapping, optional
@@ -98,7 +98,7 @@ class LocalServer:
         poll_s: int = 2,
         metrics: bool = False,
         stop_timeout_s: float = 10.0,
-        restart: bool = False,
+        restart: bool = True,
         extra_args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         runtime: str | None = None,

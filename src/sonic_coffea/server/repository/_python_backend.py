@@ -9,7 +9,11 @@ model's configuration.
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,63 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found,
 # How many threads a model has, as this backend and the native ones are told.
 _THREADS = ("intra_op_threads", "intra_op_thread_count", "INTRA_OP_THREAD_COUNT")
 Feed = dict[str, Any]
+
+# Triton takes this process for dead if for a second no thread of it writes to shared memory, and
+# answers its requests with errors. If it only stood still, what it answers afterwards would be
+# taken for the answer to the next request.
+_STALL_S = 0.6
+_BEAT_S = 0.1
+# A process that computes has not stood still: a library may hold the interpreter's lock for long.
+_LEAST_CPU = 0.1
+# For so long after a stall, a request may be one that was sent before its end.
+_SENT_BEFORE_S = 1.5
+
+
+class Pulse:
+    """Ends this process, and the server, when it has stood still while Triton waited for it."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic(), time.process_time()
+        self._stalled_until = -math.inf
+        self._awaited_until = -math.inf
+        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+
+    def begin(self) -> None:
+        """Take note that Triton waits for an answer."""
+        self._awaited_until = math.inf
+        self._look()
+        if time.monotonic() < self._stalled_until + _SENT_BEFORE_S:
+            self._end()
+
+    def end(self) -> None:
+        """Take note that the answer leaves."""
+        self._look()
+        self._awaited_until = time.monotonic() + _BEAT_S
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(_BEAT_S)
+            self._look()
+
+    def _look(self) -> None:
+        (at, cpu_s), now = self._last, (time.monotonic(), time.process_time())
+        self._last = now
+        if now[0] - at > _STALL_S and now[1] - cpu_s < _LEAST_CPU * (now[0] - at):
+            self._stalled_until = now[0]
+            if at < self._awaited_until:
+                self._end()
+
+    @staticmethod
+    def _end() -> None:
+        message = (
+            "the model's process stood still, and its answers might be taken for those to other "
+            "requests; the server ends\n"
+        )
+        os.write(2, message.encode())
+        server = os.getppid()
+        # A container's first process takes no SIGKILL from inside.
+        os.kill(server, signal.SIGTERM if server == 1 else signal.SIGKILL)
+        os._exit(1)
 
 
 class TritonPythonModel:
@@ -45,9 +106,11 @@ class TritonPythonModel:
         self.batched = int(config.get("max_batch_size", 0)) > 0
         self.inputs = [spec["name"] for spec in manifest["inputs"]]
         self.outputs = {spec["name"]: spec for spec in manifest["outputs"]}
+        self.pulse = Pulse()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer every request; one that fails gets an error of its own."""
+        self.pulse.begin()
         responses: list[Any] = [None] * len(requests)
         groups: dict[Any, list[tuple[int, Feed]]] = {}
         for index, request in enumerate(requests):
@@ -65,6 +128,7 @@ class TritonPythonModel:
             groups.setdefault((wanted, shapes), []).append((index, feed))
         for (wanted, _), members in groups.items():
             self._answer(wanted, members, responses)
+        self.pulse.end()
         return responses
 
     def finalize(self) -> None:
