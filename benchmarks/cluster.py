@@ -236,7 +236,7 @@ def kills(results: Results, folder: Path, chunks: int, workers: int) -> None:
         sonic.connect(quiet, client=client),
     ):
         expected = client.gather(client.map(chunk, range(chunks), cpu_s=0.01, pure=False))
-    one, two = (sonic.LocalServer(repository).start() for _ in range(2))
+    one, two = (sonic.LocalServer(repository, restart=False).start() for _ in range(2))
     chance = random.Random(1)
     over = threading.Event()
     with (

@@ -96,7 +96,7 @@ def check(scores: ak.Array, jets: ak.Array) -> None:
 def disturbed(results: Results, folder: Path, seconds: float) -> None:
     """Kill one of two servers and start it again; later, stop it and let it go on."""
     repository = accelerator.write(folder / "equal", launch_s=0.02, row_s=1e-5)
-    one, two = sonic.LocalServer(repository).start(), sonic.LocalServer(repository).start()
+    one, two = (sonic.LocalServer(repository, restart=False).start() for _ in range(2))
     with one, two:
         each = saturated(two.url, seconds=seconds / 3)
         jets = collection(2 * int(5 * seconds * 0.8 * each), fields=FIELDS, mean=2)

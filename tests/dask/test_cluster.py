@@ -279,7 +279,7 @@ def test_what_a_task_catches_is_its_own_business(
 
 
 def test_a_lost_server_is_an_event(one_worker: Client, slow_repository: Path) -> None:
-    server = sonic.LocalServer(slow_repository).start()
+    server = sonic.LocalServer(slow_repository, restart=False).start()
     other = sonic.LocalServer(slow_repository).start()
     client = one_worker
     with other, server, sonic.connect([server, other], client=client):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -60,15 +61,12 @@ def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_server_killed_in_mid_run_is_one_error_and_no_output(tmp_path: Path) -> None:
+def test_a_server_that_is_killed_in_mid_run_costs_time(tmp_path: Path) -> None:
     with running_demo(tmp_path / "out") as process:
         (server,) = [p for p in family(process) if p.name() == "tritonserver"]
         server.kill()
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == 1
-    errors = [line for line in err.splitlines() if line.startswith("error:")]
-    assert len(errors) == 1
-    for word in ("ServerLostError", "server grpc://127.0.0.1:", "model toptagger", "events "):
-        assert word in errors[0]
-    assert out == ""
-    assert list((tmp_path / "out").iterdir()) == []
+        _, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert "sent again" in err
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["n_scored"] == report["n_jets"] > 0

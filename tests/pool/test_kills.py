@@ -32,7 +32,7 @@ def small_batches(tagger_path: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def doomed(small_batches: Path, installation: Any) -> Iterator[sonic.LocalServer]:
-    with sonic.LocalServer(small_batches, stop_timeout_s=1.0) as running:
+    with sonic.LocalServer(small_batches, stop_timeout_s=1.0, restart=False) as running:
         yield running
 
 
@@ -128,7 +128,7 @@ def test_a_server_that_is_started_again_is_used_again(
     small_batches: Path, tagger: sonic.Model, jets: ak.Array, direct: list[Any], compare: Any
 ) -> None:
     with held_port() as port:
-        with sonic.LocalServer(small_batches, port=port) as first:
+        with sonic.LocalServer(small_batches, port=port, restart=False) as first:
             pool = Pool(Settings.make(first, retry_timeout_s=60.0))
             compare(tagger(jets[:20], pool=pool).top, direct[:20])
         with ThreadPoolExecutor() as threads:

@@ -92,8 +92,7 @@ def top_server(
 ) -> Iterator[sonic.LocalServer]:
     repository = tmp_path_factory.mktemp("top") / "repository"
     sonic.build_repository(repository, {"toptagger": DATA / "toptagger.onnx"})
-    # What a crash of Triton costs is the matter of other tests.
-    with sonic.LocalServer(repository, restart=True) as running:
+    with sonic.LocalServer(repository) as running:
         yield running
 
 

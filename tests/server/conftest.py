@@ -75,8 +75,9 @@ def light(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def serve(installation):
-    """Make servers that end at once: only tests of the end itself wait for requests to finish."""
-    return functools.partial(LocalServer, installation=installation, threads=1, stop_timeout_s=0.0)
+    """Make servers that end at once and for good, but for the tests of just that."""
+    options = {"threads": 1, "stop_timeout_s": 0.0, "restart": False}
+    return functools.partial(LocalServer, installation=installation, **options)
 
 
 @pytest.fixture(scope="session")

@@ -162,7 +162,8 @@ def test_a_server_that_is_started_anew_knows_no_regions(wide: Path) -> None:
     """And to unregister them with a server that is dead is no error."""
     sent = objects(12_000)
     with held_port() as port, contextlib.ExitStack() as stack:
-        first, second = (sonic.LocalServer(wide, port=port, stop_timeout_s=0.1) for _ in range(2))
+        options = {"port": port, "stop_timeout_s": 0.1, "restart": False}
+        first, second = (sonic.LocalServer(wide, **options) for _ in range(2))
         stack.callback(first.stop)
         with pool_of(first.start(), retry_timeout_s=60) as pool:
             check(model()(sent[:4000], pool=pool), sent[:4000])
@@ -194,7 +195,7 @@ def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
 
 @pytest.mark.server
 def test_letting_go_of_a_dead_server_is_no_error(wide: Path) -> None:
-    server = sonic.LocalServer(wide, stop_timeout_s=0.1).start()
+    server = sonic.LocalServer(wide, stop_timeout_s=0.1, restart=False).start()
     with pool_of(server, retry_timeout_s=0.2) as pool:
         check(model()(objects(4000), pool=pool), objects(4000))
         assert server.pid is not None
