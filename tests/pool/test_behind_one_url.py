@@ -140,6 +140,24 @@ def test_a_server_that_hangs_costs_a_second() -> None:
     assert len(scenario.in_flight) < 100
 
 
+def test_a_last_request_that_is_led_to_a_hanging_server_again_and_again() -> None:
+    """Each time is as likely as not, where each second server hangs."""
+    scenario = Scenario(ONE)
+    scenario.lives[ONE] = True
+    *_, last = scenario.submit(100)
+    left = 6
+
+    def outcome(attempt: Attempt) -> Any:
+        nonlocal left
+        left -= attempt.slice is last
+        return HANGS if attempt.slice is last and left >= 0 else None
+
+    balancer = Balancer(scenario, outcome, 1)
+    balancer.run(10.0)
+    assert left < 0
+    assert last in scenario.delivered
+
+
 def test_what_is_slow_for_once_is_not_sent_again() -> None:
     chance = Random(1)
     balancer = behind_one_url(lambda _: None)
