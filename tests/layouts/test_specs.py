@@ -147,17 +147,69 @@ def test_bucketed_rows_of_like_length_share_a_segment() -> None:
     layouts = {"x": sonic.Bucketed("x", lengths=(2, 4, 8)), "m": sonic.Mask()}
     inputs = bind_inputs(layouts, array)
     found = {
-        s.length: (inputs.selection(s.start, s.stop).tolist(), inputs.pack(s.start, s.stop))
+        s.level: (inputs.selection(s.start, s.stop).tolist(), inputs.pack(s.start, s.stop))
         for s in inputs.segments
     }
-    assert {length: rows for length, (rows, _) in found.items()} == {
-        2: [1, 2, 5],
-        4: [4],
-        8: [0, 3],
-    }
-    for length, (rows, tensors) in found.items():
-        assert tensors["x"].shape == tensors["m"].shape == (len(rows), 1, length)
+    assert {level: rows for level, (rows, _) in found.items()} == {0: [1, 2, 5], 1: [4], 2: [0, 3]}
+    for level, (rows, tensors) in found.items():
+        assert tensors["x"].shape == tensors["m"].shape == (len(rows), 1, (2, 4, 8)[level])
     assert inputs.count_elements() == (5 + 1 + 2 + 8 + 3, 1, 3 + 1 + 0 + 0 + 1 + 2)
+
+
+def test_groups_with_lengths_of_their_own() -> None:
+    """A row's padding depends on its own counts: the largest step that any of its groups needs."""
+    counts = [(3, 0), (13, 1), (5, 2), (100, 9), (0, 4), (48, 0), (12, 1)]
+    array = ak.Array([{"pf": [1.0] * n, "sv": [1.0] * m} for n, m in counts])
+    layouts = {
+        "pf": sonic.Bucketed("pf", (12, 24, 48)),
+        "pf mask": sonic.Mask(beside="pf"),
+        "sv": sonic.Bucketed("sv", (1, 4), axis_order="LF"),
+        "sv mask": sonic.Mask(of="sv", beside=None, length=6),
+    }
+    expected = {0: (12, 1), 1: (24, 4), 2: (48, 4)}
+    by_hand = [0, 1, 1, 2, 1, 2, 0]
+    for chosen in (slice(None), slice(None, None, -1), [4, 2], [0], []):
+        inputs = bind_inputs(layouts, array[chosen])
+        wanted = np.arange(len(counts))[chosen]
+        levels = {}
+        for segment in inputs.segments:
+            sent = inputs.pack(segment.start, segment.stop)
+            rows = wanted[inputs.selection(segment.start, segment.stop)]
+            levels |= dict.fromkeys(rows.tolist(), segment.level)
+            pf, sv = expected[segment.level]
+            assert sent["pf"].shape == sent["pf mask"].shape == (len(rows), 1, pf)
+            assert sent["sv"].shape == (len(rows), sv, 1)
+            assert sent["sv mask"].shape == (len(rows), 1, 6)
+            for name, there, length in (("pf", 0, pf), ("sv", 1, sv), ("sv mask", 1, 6)):
+                kept = [float(min(counts[row][there], length)) for row in rows]
+                assert sent[name].sum(axis=(1, 2)).tolist() == kept
+            assert segment.row_bytes == 4 * (2 * pf + sv + 6)
+        assert levels == {int(row): by_hand[row] for row in wanted}
+    inputs = bind_inputs(layouts, array)
+    padding = sum(
+        expected[level][k] - min(row[k], expected[level][k])
+        for row, level in zip(counts, by_hand, strict=True)
+        for k in (0, 1)
+    )
+    assert inputs.count_elements()[2] == padding
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({}, "no input is padded, of none"),
+        ({"x": sonic.Flat("pt")}, "no input is padded, of 'x'"),
+        ({"x": sonic.Padded("pt", 2), "y": sonic.Padded("pt", 3)}, "inputs 'x', 'y' have several"),
+    ],
+)
+def test_masks_of_a_field_whose_length_nobody_tells(others: dict[str, Any], message: str) -> None:
+    """Not that of the longest row: the tensor of a row would depend on which others are sent."""
+    layouts = {"m": sonic.Mask(of="pt"), "r": sonic.Row("mass"), **others}
+    array = ak.Array([{"pt": [1.0], "mass": 2.0}])
+    with pytest.raises(ConfigError, match=f"input 'm': Mask needs a length.*{message}"):
+        bind_inputs(layouts, array)
+    with pytest.raises(ConfigError, match="Mask needs a length"):
+        declared(layouts)
 
 
 def test_inputs_from_a_dict_of_arrays() -> None:

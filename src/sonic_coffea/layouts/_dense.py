@@ -74,8 +74,8 @@ class Dense(FieldsLayout):
         if len(self.features) != 1:
             raise ConfigError("Dense takes one field; several make several inputs")
 
-    def row_shape(self, bucket: int) -> Shape:
-        del bucket
+    def row_shape(self, level: int) -> Shape:
+        del level
         return self.shape
 
     def bind(self, source: Source) -> Bound:

@@ -71,15 +71,15 @@ class Flat(FieldsLayout):
         others = dict.fromkeys(filter(None, (self.splits, self.batch)), (np.dtype(np.int64), ()))
         return {name: (self.dtype, self.row_shape(0)), **others}
 
-    def tensor_shape(self, columns: Columns, rows: RowSelection, bucket: int) -> tuple[int, ...]:
-        return *self.elements_shape(columns, rows, bucket), len(self.features)
+    def tensor_shape(self, columns: Columns, rows: RowSelection, level: int) -> tuple[int, ...]:
+        return *self.elements_shape(columns, rows, level), len(self.features)
 
-    def elements_shape(self, columns: Columns, rows: RowSelection, bucket: int) -> tuple[int, ...]:
-        del bucket
+    def elements_shape(self, columns: Columns, rows: RowSelection, level: int) -> tuple[int, ...]:
+        del level
         return (int(columns.split.counts_of(rows).sum()),)
 
-    def row_bytes(self, columns: Columns, rows: Int64, bucket: int) -> Int64:
-        del bucket
+    def row_bytes(self, columns: Columns, rows: Int64, level: int) -> Int64:
+        del level
         per_element = len(self.features) * self.dtype.itemsize + (8 if self.batch else 0)
         return columns.split.counts_of(rows) * per_element + (8 if self.splits else 0)
 
@@ -87,10 +87,10 @@ class Flat(FieldsLayout):
         columns.list(out, columns.split.positions(rows), rows)
 
     def make(
-        self, name: str, columns: Columns, rows: RowSelection, bucket: int
+        self, name: str, columns: Columns, rows: RowSelection, level: int
     ) -> dict[str, Tensor]:
         """Return ``[sum n, F]``, with offsets or row numbers of the request's own."""
-        tensors = FieldsLayout.make(self, name, columns, rows, bucket)
+        tensors = FieldsLayout.make(self, name, columns, rows, level)
         counts = columns.split.counts_of(rows)
         if self.splits:
             tensors[self.splits] = offsets_of(counts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,14 +27,14 @@ class Segment:
     ----------
     row_bytes : int or array of int64
         Bytes of each row in a request: all the same, or of each.
-    length : int
-        The bucket: what rows are padded to, where that depends on the request; else 0.
+    level : int
+        The step of their lengths to which `Bucketed` inputs are padded; 0 if there are none.
     """
 
     start: int
     stop: int
     row_bytes: int | Int64
-    length: int = 0
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,14 +80,14 @@ class Inputs:
 
     def pack(self, start: int, stop: int) -> dict[str, Tensor]:
         """Return the tensors of the rows at places `start` to `stop`, by input."""
-        bucket = next(s.length for s in self.segments if s.start <= start < s.stop)
+        level = next(s.level for s in self.segments if s.start <= start < s.stop)
         rows = self.selection(start, stop)
-        each = (bound.pack(name, rows, bucket) for name, bound in self.bound.items())
+        each = (bound.pack(name, rows, level) for name, bound in self.bound.items())
         return {name: tensor for tensors in each for name, tensor in tensors.items()}
 
-    def bucket_of(self, rows: RowSelection) -> int:
-        """Return the bucket of rows that share a request; 0 if the model has none."""
-        return max((bound.bucket_of(rows) for bound in self.bound.values()), default=0)
+    def level_of(self, rows: RowSelection) -> int:
+        """Return the level of rows that share a request; 0 if the model has none."""
+        return max((bound.level_of(rows) for bound in self.bound.values()), default=0)
 
     def events_of(self, start: int, stop: int) -> tuple[int, int]:
         """Return the first and one-past-last event of the rows at places `start` to `stop`."""
@@ -98,8 +99,11 @@ class Inputs:
     def count_elements(self) -> tuple[int, int, int]:
         """Return how many elements are sent, truncated, and padding, along the consumed axes."""
         rows = self.selection(0, len(self))
+        levels = np.zeros(len(self), np.int64)
+        for segment in self.segments:
+            levels[segment.start : segment.stop] = segment.level
         each = [
-            bound.layout.count_elements(bound.columns.split.counts_of(rows))
+            bound.layout.count_elements(bound.columns.split.counts_of(rows), levels)
             for bound in self.bound.values()
         ]
         sent, truncated, padding = map(sum, zip(*each, strict=True))
@@ -108,7 +112,7 @@ class Inputs:
 
 def declared(layouts: Mapping[str, Layout]) -> dict[str, tuple[DType, Shape]]:
     """Return the tensors that a model's inputs make: type and shape of a row."""
-    each = (layout.tensors(name) for name, layout in layouts.items())
+    each = (layout.tensors(name) for name, layout in _among(layouts).items())
     return {name: spec for tensors in each for name, spec in tensors.items()}
 
 
@@ -128,6 +132,7 @@ def bind_inputs(layouts: Mapping[str, Layout], arrays: Any) -> Inputs:
 
 def bind_sources(layouts: Mapping[str, Layout], sources: Mapping[str, Source]) -> Inputs:
     """Bind the inputs of a model to what each reads from."""
+    layouts = _among(layouts)
     counted = counted_inputs(layouts)
     bound: dict[str, Bound] = {}
     for name, layout in layouts.items():
@@ -140,34 +145,41 @@ def bind_sources(layouts: Mapping[str, Layout], sources: Mapping[str, Source]) -
     for name, one in bound.items():
         rows.check_same(one.rows, (f"input {first!r}", f"input {name!r}"))
     order, segments = _segments(bound, np.arange(len(rows)))
-    return Inputs(
-        bound, rows, segments, order if any(b.layout.buckets for b in bound.values()) else None
-    )
+    return Inputs(bound, rows, segments, None if _levels(bound) == 1 else order)
+
+
+def _among(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+    """Return the layouts with what they take over from each other."""
+    among = {}
+    for name, layout in layouts.items():
+        with within(name):
+            among[name] = layout.among(layouts)
+    return among
+
+
+def _levels(bound: Mapping[str, Bound]) -> int:
+    return max(one.levels for one in bound.values())
 
 
 def _segments(bound: Mapping[str, Bound], rows: Int64) -> tuple[Int64, tuple[Segment, ...]]:
     """Say in which order rows go, which of them may share a request, and what they weigh."""
-    bucketed = [b for b in bound.values() if b.layout.buckets]
-    if not bucketed:
+    count = _levels(bound)
+    if count == 1:
         return rows, (Segment(0, len(rows), _row_bytes(bound, 0, rows)),) if len(rows) else ()
-    lengths = bucketed[0].layout.buckets
-    if any(b.layout.buckets != lengths for b in bucketed):
-        raise ConfigError("the Bucketed inputs of a model must have the same lengths")
-    most = np.max([b.columns.split.counts_of(rows) for b in bucketed], axis=0)
-    place = np.minimum(np.searchsorted(lengths, most), len(lengths) - 1)
-    sorting = np.argsort(place, kind="stable")
+    levels = np.max([b.levels_of(rows) for b in bound.values() if b.levels > 1], axis=0)
+    sorting = np.argsort(levels, kind="stable")
     order = rows[sorting]
-    edges = np.searchsorted(place[sorting], np.arange(len(lengths) + 1))
+    edges = np.searchsorted(levels[sorting], np.arange(count + 1))
     segments = tuple(
-        Segment(int(a), int(b), _row_bytes(bound, length, order[a:b]), length)
-        for a, b, length in zip(edges[:-1], edges[1:], lengths, strict=True)
+        Segment(int(a), int(b), _row_bytes(bound, level, order[a:b]), level)
+        for level, (a, b) in enumerate(pairwise(edges))
         if a < b
     )
     return order, segments
 
 
-def _row_bytes(bound: Mapping[str, Bound], bucket: int, rows: Int64) -> int | Int64:
-    return sum(one.layout.row_bytes(one.columns, rows, bucket) for one in bound.values())
+def _row_bytes(bound: Mapping[str, Bound], level: int, rows: Int64) -> int | Int64:
+    return sum(one.layout.row_bytes(one.columns, rows, level) for one in bound.values())
 
 
 @contextmanager

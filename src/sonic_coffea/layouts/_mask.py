@@ -20,7 +20,7 @@ from sonic_coffea.layouts._layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import DTypeLike
 
@@ -55,7 +55,7 @@ class Mask(Layout):
     of: str | None
     beside: str | None
     dtype: DType
-    longest: int = field(repr=False, compare=False)
+    lengths: tuple[int, ...] = field(repr=False, compare=False)
 
     def __init__(
         self,
@@ -69,7 +69,8 @@ class Mask(Layout):
             raise ConfigError(f"Mask: expected of={of!r} or beside={beside!r}, got both")
         checked = None if length is None else length_of(length, self)
         target = target_of(dtype, self)
-        declare(self, length=checked, of=of, beside=beside, dtype=target, longest=0)
+        lengths = () if checked is None else (checked,)
+        declare(self, length=checked, of=of, beside=beside, dtype=target, lengths=lengths)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -94,17 +95,32 @@ class Mask(Layout):
                 "or use it beside a Padded input"
             )
         columns = bind_columns(source, (Feature(self.of),), jagged=True, target=self.dtype)
-        return self._bound(columns, self.length)
+        # In a model, `among` has told; by itself, the longest row does.
+        lengths = self.lengths or (int(columns.split.counts.max(initial=1)),)
+        return Bound(self._of_lengths(lengths), columns)
 
     def bind_beside(self, counted: Bound) -> Bound:
-        return self._bound(counted.columns, self.length or counted.layout.padded_length(0))
+        return Bound(self, counted.columns)
 
-    def _bound(self, columns: Columns, length: int | None) -> Bound:
-        longest = 0 if length else int(columns.split.counts.max(initial=1))
-        return Bound(declare(copy(self), length=length, longest=longest), columns)
+    def among(self, inputs: Mapping[str, Layout]) -> Mask:
+        if self.lengths:
+            return self
+        jagged = {name: layout for name, layout in inputs.items() if layout.jagged}
+        counted = self.counted_input(list(jagged))
+        if counted is not None:
+            jagged = {counted: jagged[counted]}
+        lengths = {layout.lengths for layout in jagged.values() if layout.lengths}
+        if len(lengths) != 1:
+            names = ", ".join(map(repr, jagged)) or "none"
+            tell = f"inputs {names} have several" if lengths else f"no input is padded, of {names}"
+            raise ConfigError(f"Mask needs a length, as {tell}")
+        return self._of_lengths(*lengths)
 
-    def row_shape(self, bucket: int) -> tuple[int, ...]:
-        return 1, self.length or bucket or self.longest
+    def _of_lengths(self, lengths: tuple[int, ...]) -> Mask:
+        return declare(copy(self), lengths=lengths)
+
+    def row_shape(self, level: int) -> tuple[int, ...]:
+        return 1, self.padded_length(level) or -1
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
         from sonic_coffea.layouts import _kernels

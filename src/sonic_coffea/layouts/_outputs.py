@@ -181,8 +181,8 @@ class _Constituents:
     def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
         tensor = _tensor(self._name, answer)
         del rows
-        bucket = self._inputs.bucket_of(selection)
-        expected = self._bound.layout.elements_shape(self._bound.columns, selection, bucket)
+        level = self._inputs.level_of(selection)
+        expected = self._bound.layout.elements_shape(self._bound.columns, selection, level)
         axes = len(expected)
         if tensor.ndim == axes:
             tensor = tensor[..., np.newaxis]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._fields import Feature
-    from sonic_coffea.layouts._rows import Int64, RowSelection
+    from sonic_coffea.layouts._rows import RowSelection
 
 
 class PaddedLayout(FieldsLayout):
@@ -48,15 +48,8 @@ class PaddedLayout(FieldsLayout):
                 raise ConfigError(f"{name}: {self.dtype.name} cannot hold the fill {value!r}")
         declare(self, fill=tuple(map(float, fills)), axis_order=axis_order)
 
-    @property
-    def buckets(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.lengths if len(self.lengths) > 1 else ()
-
-    def padded_length(self, bucket: int) -> int:
-        return bucket if len(self.lengths) > 1 else self.lengths[0]
-
-    def row_shape(self, bucket: int) -> tuple[int, ...]:
-        shape = (len(self.features), self.padded_length(bucket))
+    def row_shape(self, level: int) -> tuple[int, ...]:
+        shape = (len(self.features), self.padded_length(level))
         return shape if self.axis_order == "FL" else shape[::-1]
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
@@ -65,12 +58,6 @@ class PaddedLayout(FieldsLayout):
     def content(self, tensor: Tensor, columns: Columns) -> Content:
         by_element = tensor.transpose(0, 2, 1) if self.axis_order == "FL" else tensor
         return scattered(by_element, columns)
-
-    def count_elements(self, counts: Int64) -> tuple[int, int, int]:
-        lengths = np.asarray(self.lengths)
-        padded = lengths[np.minimum(np.searchsorted(lengths, counts), len(lengths) - 1)]
-        sent = int(np.minimum(counts, padded).sum())
-        return sent, int(counts.sum()) - sent, int(padded.sum()) - sent
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -132,6 +119,11 @@ class Bucketed(PaddedLayout):
     """A jagged axis padded to the next of a few lengths; rows of like length share a request.
 
     ``events * jets * var * number`` becomes ``[n, F, L]``, with another `L` in each request.
+
+    A model may have several, each with lengths of its own: a row goes with those that need the same
+    step of their lengths, the largest that any input needs of it. With lengths (12, 24, 48) of
+    candidates and (1, 4) of vertices, a jet of 20 candidates and 3 vertices is padded to 24 and 4,
+    one of 40 candidates and no vertex to 48 and 4, whatever else is in the request.
 
     Parameters
     ----------
