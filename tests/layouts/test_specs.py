@@ -421,9 +421,25 @@ def test_unpack_is_the_inverse(layout: Any, expected: Any) -> None:
     assert layout.unpack(2 * tensor, JAGGED[::-1][::-1]).pt[2].tolist() == [[14.0]]
 
 
+def test_rows_as_sequences_of_one() -> None:
+    rows = sonic.Row(["pt", "eta"]).pack(JETS)
+    np.testing.assert_array_equal(
+        sonic.Row(["pt", "eta"], axis_order="FL").pack(JETS), rows[:, :, np.newaxis]
+    )
+    np.testing.assert_array_equal(
+        sonic.Row(["pt", "eta"], axis_order="LF").pack(JETS), rows[:, np.newaxis]
+    )
+    assert sonic.Row(["pt", "eta"], axis_order="LF").pack(JETS[:0]).shape == (0, 1, 2)
+    with pytest.raises(ConfigError, match="Row: expected axis_order 'F', 'FL' or 'LF', got 'L'"):
+        sonic.Row("pt", axis_order="L")
+
+
 def test_unpack_of_rows_and_images() -> None:
     row = sonic.Row(["pt", "eta"])
     assert row.unpack(row.pack(JETS), JETS).tolist() == JETS[["pt", "eta"]].tolist()
+    for axis_order in ("FL", "LF"):
+        token = sonic.Row(["pt", "eta"], axis_order=axis_order)
+        assert token.unpack(token.pack(JETS), JETS).tolist() == JETS[["pt", "eta"]].tolist()
     images = {"x": ak.Array(np.arange(12.0).reshape(3, 2, 2))}
     dense = sonic.Dense("x", dtype="float64")
     assert dense.unpack(dense.pack(images), images).tolist() == images["x"].tolist()

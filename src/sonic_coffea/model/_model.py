@@ -119,7 +119,10 @@ class Model(Carrier):
         preprocess: str | Path | Mapping[str, Any],
         *,
         output: str = "softmax",
-        prefix: str = "",
+        prefix: str | Mapping[str, str] = "",
+        labels: str | Path | Sequence[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+        inputs: Mapping[str, Layout] | None = None,
         version: str | int | None = None,
     ) -> Model:
         """Declare a model by the preprocessing file that weaver wrote and the CMS software reads.
@@ -132,13 +135,36 @@ class Model(Carrier):
             ``preprocess.json``, or what is in it.
         output : str
             Name of the model's output tensor; its labels are the file's ``output_names``.
-        prefix : str
-            Where the variables are in the arrays, such as ``"pf."``.
+        prefix : str or mapping
+            Where the variables are in the arrays, such as ``"pf."``; or that by input or group:
+            ``{"pf": "pf.", "sv": "sv."}`` for ``pf_features``, ``sv_points`` and so on.
+        labels : sequence of str or path, optional
+            What the values of the output are called, instead of ``output_names``; a path is that of
+            a file with one in each line, such as Triton's label files.
+        rename : mapping, optional
+            New names by the file's: of variables, where the arrays have others (before the prefix),
+            and of inputs, where the served model has.
+        inputs : mapping, optional
+            Layouts of single inputs instead of the file's, by the served model's names.
         version : str or int, optional
             A pinned version.
+
+        Raises
+        ------
+        ConfigError
+            If the file lacks something; also where it does not name the values of the output.
+
+        Examples
+        --------
+        >>> group = {"var_names": ["pt"], "var_infos": {"pt": {}}, "var_length": 2}
+        >>> file = {"input_names": ["pf_features"], "pf_features": group}
+        >>> Model.from_weaver("tagger", file, labels=["qcd", "top"], rename={"pt": "pf.pt"})
+        Model('tagger', inputs: pf_features; outputs: softmax (qcd, top))
         """
-        inputs, labels = weaver.read(preprocess, prefix=prefix)
-        return cls(name, inputs, {output: labels}, version)
+        layouts, names = weaver.read(
+            preprocess, prefix=prefix, labels=labels, rename=rename, inputs=inputs
+        )
+        return cls(name, layouts, {output: names}, version)
 
     def __repr__(self) -> str:
         outputs = ", ".join(
