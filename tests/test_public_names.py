@@ -31,7 +31,10 @@ def test_public_names() -> None:
         "connect",
         "constituents",
         "errors",
+        "lost_tracks",
         "report",
+        "secondary_vertices",
+        "within_cone",
     ]
     for name in sonic_coffea.__all__:
         assert getattr(sonic_coffea, name) is not None

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
         Padded,
         Row,
     )
-    from sonic_coffea.model import Model, Pending, constituents
+    from sonic_coffea.model import (
+        Model,
+        Pending,
+        constituents,
+        lost_tracks,
+        secondary_vertices,
+        within_cone,
+    )
     from sonic_coffea.pool import Pool
     from sonic_coffea.processor import SonicFilter, SonicProcessor
     from sonic_coffea.reporting import Report, report
@@ -45,6 +52,9 @@ _HOMES = {
     "Output": "sonic_coffea.layouts",
     "Pending": "sonic_coffea.model",
     "constituents": "sonic_coffea.model",
+    "lost_tracks": "sonic_coffea.model",
+    "secondary_vertices": "sonic_coffea.model",
+    "within_cone": "sonic_coffea.model",
     "Pool": "sonic_coffea.pool",
     "SonicProcessor": "sonic_coffea.processor",
     "Report": "sonic_coffea.reporting",
@@ -78,7 +88,10 @@ __all__ = [
     "connect",
     "constituents",
     "errors",
+    "lost_tracks",
     "report",
+    "secondary_vertices",
+    "within_cone",
 ]
 
 

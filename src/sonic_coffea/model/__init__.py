@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 from sonic_coffea.model._model import Model
-from sonic_coffea.model._nanoaod import constituents, has_constituents
+from sonic_coffea.model._nanoaod import (
+    constituents,
+    has_constituents,
+    lost_tracks,
+    secondary_vertices,
+    within_cone,
+)
 from sonic_coffea.model._pending import Deferred, Pending
 
-__all__ = ["Deferred", "Model", "Pending", "constituents", "has_constituents"]
+__all__ = [
+    "Deferred",
+    "Model",
+    "Pending",
+    "constituents",
+    "has_constituents",
+    "lost_tracks",
+    "secondary_vertices",
+    "within_cone",
+]
