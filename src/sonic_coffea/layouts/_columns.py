@@ -104,6 +104,7 @@ def bind_columns(
     jagged: bool,
     target: np.dtype[Any],
     sort_by: str | None = None,
+    longest: int | None = None,
 ) -> Columns:
     """Read the columns of one input.
 
@@ -123,6 +124,8 @@ def bind_columns(
         What the tensor will hold.
     sort_by : str, optional
         The field by which the elements of a row are sorted, descending.
+    longest : int, optional
+        How many elements of a row are sent at most; others may be numbers that cannot be sent.
     """
     named = [*features, *([Feature(sort_by)] if sort_by else [])]
     splits, leaves = _apart(source, named, jagged=jagged)
@@ -149,7 +152,7 @@ def bind_columns(
     if sort_by:
         order = _order(first, columns.pop())
         columns = [replace(c, index=composed(c.index, order)) for c in columns]
-    check_range(columns, first, target)
+    check_range(columns, first.cut(longest), target)
     return Columns(first, tuple(columns), grouped(columns), order)
 
 

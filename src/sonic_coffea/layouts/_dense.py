@@ -82,14 +82,15 @@ class Dense(FieldsLayout):
         (feature,) = self.features
         what = f"field {feature.name!r}"
         layout = source.column(feature.name).materialize()
-        inner = _inner_shape(layout, what)
+        inner = _inner_shape(layout, what, optional=False)
         if self.shape is None and not inner:
             raise InputError(
                 f"{what} has type {layout.form.type}, without axes of fixed length; "
                 "give Dense the shape of a row"
             )
         shape = inner if self.shape is None else self.shape
-        axes = len(shape) if inner[-len(shape) :] == shape else sum(n > 1 for n in shape)
+        regular = _inner_shape(layout, what, optional=True)
+        axes = len(shape) if regular[-len(shape) :] == shape else sum(n > 1 for n in shape)
         apart = split(layout, jagged=False, what=what, below=axes)
         size = math.prod(shape)
         # Rows that are not sent may be of other shapes.
@@ -110,16 +111,24 @@ class Dense(FieldsLayout):
         return NumpyArray(np.ascontiguousarray(tensor))
 
 
-def _inner_shape(layout: Content, what: str) -> tuple[int, ...]:
-    """Return the lengths of the innermost axes that are of fixed length."""
+def _inner_shape(layout: Content, what: str, *, optional: bool) -> tuple[int, ...]:
+    """Return the lengths of the innermost axes that are of fixed length.
+
+    Rows may be missing, so that axes above an option are not those of a row, unless a declared
+    shape has them too (`optional`).
+    """
     shape: list[int] = []
     node = layout
     while not (node.is_numpy or node.is_unknown):
+        if node.is_union:
+            shapes = {_inner_shape(kind, what, optional=optional) for kind in node.contents}
+            if len(shapes) == 1:
+                return (*shape, *shapes.pop())
         if node.is_record or node.is_union:
             raise not_numbers(node, what)
         if node.is_regular:
             shape.append(int(node.size))
-        elif node.is_list or node.is_option:
+        elif node.is_list or (node.is_option and node.purelist_depth > 1 and not optional):
             shape = []
         node = node.content
     return (*shape, *(int(n) for n in getattr(node, "inner_shape", ())))

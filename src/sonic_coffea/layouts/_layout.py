@@ -192,7 +192,9 @@ class Layout(ABC):
                 f"{type(self).__name__}.unpack: expected a tensor of shape {list(expected)}, as "
                 f"pack makes it of the array, got {list(tensor.shape)}"
             )
-        return bound.rows.unflatten(layout.content(tensor, columns))
+        # awkward has no bfloat16.
+        held = tensor.astype(np.float32) if tensor.dtype in HALF[1:] else tensor
+        return bound.rows.unflatten(layout.content(held, columns))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,7 +244,12 @@ class FieldsLayout(Layout):
 
     def bind(self, source: Source) -> Bound:
         columns = bind_columns(
-            source, self.features, jagged=self.jagged, target=self.dtype, sort_by=self.sort_by
+            source,
+            self.features,
+            jagged=self.jagged,
+            target=self.dtype,
+            sort_by=self.sort_by,
+            longest=self.lengths[-1] if self.lengths else None,
         )
         return Bound(self, columns)
 

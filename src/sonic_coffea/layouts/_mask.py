@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.layouts._columns import bind_columns
-from sonic_coffea.layouts._fields import Feature
+from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._layout import (
     Bound,
     DType,
@@ -18,13 +17,13 @@ from sonic_coffea.layouts._layout import (
     length_of,
     target_of,
 )
+from sonic_coffea.layouts._rows import split
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import DTypeLike
 
-    from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._fields import Source
     from sonic_coffea.layouts._rows import RowSelection
 
@@ -38,7 +37,8 @@ class Mask(Layout):
     length : int, optional
         By default that of the input which it belongs to: of each request beside `Bucketed`.
     of : str, optional
-        The field whose elements are counted, instead of those of an input.
+        The field whose elements are counted, instead of those of an input. They are not looked at,
+        so that they may be anything, such as records.
     beside : str, optional
         The model's input whose elements are counted; by default the first one that is jagged.
     dtype : dtype
@@ -94,10 +94,10 @@ class Mask(Layout):
                 "Mask does not know what to count; give of=, the name of a jagged field, "
                 "or use it beside a Padded input"
             )
-        columns = bind_columns(source, (Feature(self.of),), jagged=True, target=self.dtype)
+        lists = split(source.column(self.of), jagged=True, what=f"field {self.of!r}")
         # In a model, `among` has told; by itself, the longest row does.
-        lengths = self.lengths or (int(columns.split.counts.max(initial=1)),)
-        return Bound(self._of_lengths(lengths), columns)
+        lengths = self.lengths or (int(lists.counts.max(initial=1)),)
+        return Bound(self._of_lengths(lengths), Columns(lists, (), ()))
 
     def bind_beside(self, counted: Bound) -> Bound:
         return Bound(self, counted.columns)

@@ -22,15 +22,16 @@ HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 def check_range(columns: Sequence[Column], split: Split, target: np.dtype[Any]) -> None:
-    """Refuse numbers that a tensor of integers, or of half precision, cannot hold.
+    """Refuse numbers that a tensor of integers, bools, or of half precision, cannot hold.
 
     Kernels find those that other tensors cannot hold.
     """
-    if target.kind not in "iu" and target not in HALF:
+    if target.kind not in "iub" and target not in HALF:
         return
     elements: Int64 | None = None
     for column in columns:
-        if column.feature.plain and np.can_cast(column.values.dtype, target):
+        whole = target.kind == "b" and column.values.dtype.kind in "iu"
+        if column.feature.plain and (whole or np.can_cast(column.values.dtype, target)):
             continue
         if elements is None:
             elements = split.positions()
@@ -39,7 +40,8 @@ def check_range(columns: Sequence[Column], split: Split, target: np.dtype[Any]) 
         if wrong.any():
             element = int(np.argmax(wrong))
             row = int(np.searchsorted(split.offsets, element, side="right")) - 1
-            raise _cannot_hold(column, where[element], split.rows, row, target)
+            error = misfit(column, where[element : element + 1], split.rows, row, target)
+            raise error or _cannot_hold(column, where[element], split.rows, row, target)
 
 
 def misfit(
@@ -81,6 +83,9 @@ def _wrong(column: Column, where: Int64, target: np.dtype[Any]) -> NDArray[np.bo
     """Say which numbers become infinite, or as integers not what they are, or are near."""
     sent = _transformed(column, where)
     wrong: NDArray[np.bool_]
+    if target.kind == "b":
+        wrong = ~np.isfinite(sent)
+        return wrong
     if target.kind not in "iu":
         with np.errstate(over="ignore"):
             wrong = np.isfinite(column.values[where]) & ~np.isfinite(sent.astype(target))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -16,6 +16,7 @@ from awkward.contents import (
     ListOffsetArray,
     NumpyArray,
     RegularArray,
+    UnionArray,
 )
 from awkward.index import Index8, Index64
 from numpy.typing import NDArray
@@ -156,6 +157,12 @@ class Split:
         first = self.starts[:1]
         return not first.any() and np.array_equal(self.starts[1:], self.stops[:-1])
 
+    def cut(self, length: int | None) -> Split:
+        """Return it with no more than the first `length` elements of each row."""
+        if length is None:
+            return self
+        return replace(self, stops=np.minimum(self.stops, self.starts + length))
+
     def counts_of(self, rows: RowSelection) -> Int64:
         """Return the elements of each of some rows."""
         return self.stops[rows] - self.starts[rows]
@@ -228,10 +235,7 @@ def read(buffer: Any) -> NDArray[Any]:
 
 def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]:
     """Return the structure above the leaves, numbering them, and the leaves themselves."""
-    if node.parameter("__array__") in {"string", "bytestring", "char", "byte"}:
-        raise InputError(f"{what} holds strings; expected numbers")
-    if isinstance(node, NumpyArray) and len(node.inner_shape) > 0:
-        node = node.to_RegularArray()
+    node = _of_one_kind(node, what)
     if node.is_option:
         node = node.to_IndexedOptionArray64()
         content, leaf = _outer(node.content, leaf_depth, what)
@@ -241,7 +245,9 @@ def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]
         return IndexedArray.simplified(node.index, content), leaf
     if node.is_unknown or node.purelist_depth == leaf_depth:
         return NumpyArray(np.arange(node.length, dtype=np.int64)), node
-    if node.purelist_depth < leaf_depth:
+    # Above lists beside numbers, awkward counts from -1.
+    mixed = node.is_list and node.purelist_depth <= 0
+    if node.purelist_depth < leaf_depth and not mixed:
         raise InputError(
             f"{what} has one number where a list is needed (its type is {node.form.type}); a "
             "jagged axis is expected, such as the constituents of a jet; for one number per "
@@ -255,6 +261,58 @@ def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]
     if isinstance(node, ListOffsetArray):
         return ListOffsetArray(node.offsets, content), leaf
     return ListArray(node.starts, node.stops, content), leaf
+
+
+def _of_one_kind(node: Content, what: str) -> Content:
+    """Return numbers in lists, and a union of lists as lists; refuse strings."""
+    if node.parameter("__array__") in {"string", "bytestring", "char", "byte"}:
+        raise InputError(f"{what} holds strings; expected numbers")
+    if isinstance(node, NumpyArray) and len(node.inner_shape) > 0:
+        return node.to_RegularArray()
+    if node.is_union and node.purelist_depth != 1:
+        return _lists_of_union(node, what)
+    return node
+
+
+def _lists_of_union(union: Content, what: str) -> Content:
+    """Return a union of lists as lists of a union, so that there is one structure.
+
+    awkward's own merging makes float64 of int64 beside uint64.
+    """
+    tags, index = read(union.tags), np.asarray(read(union.index), np.int64)
+    positions = np.empty(len(tags), np.int64)
+    starts, stops, leaves = [], [], []
+    lists = elements = 0
+    for tag, kind in enumerate(union.contents):
+        mine = tags == tag
+        at, content = index[: len(tags)][mine], kind
+        while content.is_indexed or content.is_option:
+            content = content.to_IndexedOptionArray64() if content.is_option else content
+            inner = np.asarray(read(content.index), np.int64)
+            at = np.where(at < 0, -1, inner[at]) if len(inner) else at
+            content = content.content
+        if content.is_numpy and content.inner_shape:
+            content = content.to_RegularArray()
+        if not content.is_list or content.parameter("__array__") in {"string", "bytestring"}:
+            raise InputError(f"{what} mixes types ({union.form.type}); expected one")
+        content = content.to_ListOffsetArray64()
+        offsets = read(content.offsets)
+        positions[mine] = np.where(at < 0, -1, at + lists)
+        starts.append(offsets[:-1] + elements)
+        stops.append(offsets[1:] + elements)
+        leaves.append(content.content)
+        lists, elements = lists + content.length, elements + content.content.length
+    lengths = [leaf.length for leaf in leaves]
+    make = UnionArray if all(leaf.is_numpy for leaf in leaves) else UnionArray.simplified
+    content = make(
+        Index8(np.repeat(np.arange(len(leaves), dtype=np.int8), lengths)),
+        Index64(np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])),
+        leaves,
+    )
+    whole = ListArray(*(Index64(np.concatenate(ends)) for ends in (starts, stops)), content)
+    optional = any(kind.is_option for kind in union.contents)
+    wrapped = IndexedOptionArray if optional else IndexedArray
+    return wrapped.simplified(Index64(positions), whole)
 
 
 def _has_option(node: Content) -> bool:
