@@ -81,7 +81,14 @@ class Inputs:
     def pack(self, start: int, stop: int) -> dict[str, Tensor]:
         """Return the tensors of the rows at places `start` to `stop`, by input."""
         level = next(s.level for s in self.segments if s.start <= start < s.stop)
-        rows = self.selection(start, stop)
+        return self._packed(self.selection(start, stop), level)
+
+    def pack_all(self) -> dict[str, Tensor]:
+        """Return the tensors of all rows in their order, padded to the level of the longest."""
+        rows = slice(0, len(self.rows))
+        return self._packed(rows, self.level_of(rows))
+
+    def _packed(self, rows: RowSelection, level: int) -> dict[str, Tensor]:
         each = (bound.pack(name, rows, level) for name, bound in self.bound.items())
         return {name: tensor for tensors in each for name, tensor in tensors.items()}
 

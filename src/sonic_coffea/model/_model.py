@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from sonic_coffea.layouts import Inputs
     from sonic_coffea.pool import Settings
     from sonic_coffea.transport import Contract
@@ -252,6 +254,43 @@ class Model(Carrier):
         if not contract.lists_tensors:
             _say_that_nothing_is_listed(self.name, server)
         return contract.completed(inputs, outputs)
+
+    def pack(self, objects: Any) -> dict[str, NDArray[Any]]:
+        """Return the tensors of all inputs as they would be sent, without a server.
+
+        Parameters
+        ----------
+        objects : awkward array or dict
+            As for `submit`; not lazy.
+
+        Returns
+        -------
+        dict
+            A tensor for each input of the served model, with all rows in the order of `objects`;
+            those that are None are left out. With `Bucketed` inputs, rows of another level would
+            go with another request: here all are padded to the level of the longest row. A row
+            as it is sent is that of ``model.pack(objects)`` with this row alone.
+
+        Raises
+        ------
+        FieldError, InputError
+            If the arrays do not fit the layouts.
+
+        Examples
+        --------
+        >>> import sonic_coffea as sonic
+        >>> inputs = {"pf": sonic.Padded("pt", 2), "mask": sonic.Mask()}
+        >>> model = sonic.Model("tagger", inputs, {"scores": ["qcd", "top"]})
+        >>> sent = model.pack(ak.Array([{"pt": [3.0, 2.0, 1.0]}, {"pt": [4.0]}]))
+        >>> {name: tensor.tolist() for name, tensor in sent.items()}
+        {'pf': [[[3.0, 2.0]], [[4.0, 0.0]]], 'mask': [[[1.0, 1.0]], [[1.0, 0.0]]]}
+        """
+        if is_lazy(objects) or is_tracer(objects) or isinstance(objects, Variations):
+            raise InputError(
+                f"model {self.name!r} packs arrays that are in memory, got "
+                f"{type(objects).__name__}; compute lazy ones, and pack variations one by one"
+            )
+        return bind_inputs(self.inputs, objects).pack_all()
 
     def __call__(
         self,
