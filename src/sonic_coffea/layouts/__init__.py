@@ -12,8 +12,10 @@ from sonic_coffea.layouts._lazy import is_lazy, over_partitions
 from sonic_coffea.layouts._mask import Mask
 from sonic_coffea.layouts._outputs import Assembly, ByRow, Output
 from sonic_coffea.layouts._padded import Bucketed, Padded
+from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._row import Row
 from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
+from sonic_coffea.layouts._tokens import Tokens
 from sonic_coffea.layouts._tracing import is_tracer, trace
 
 __all__ = [
@@ -30,11 +32,13 @@ __all__ = [
     "Mask",
     "Output",
     "Padded",
+    "Pairwise",
     "Row",
     "RowSelection",
     "Rows",
     "Segment",
     "Source",
+    "Tokens",
     "bind_columns",
     "bind_inputs",
     "declared",

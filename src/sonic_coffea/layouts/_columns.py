@@ -13,6 +13,7 @@ from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._fields import FUNCTIONS, Column, Feature, Source
 from sonic_coffea.layouts._range import check_range, misfit
 from sonic_coffea.layouts._rows import Int64, RowSelection, Split, read, split
+from sonic_coffea.layouts._scatter import Scatter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +75,16 @@ class Columns:
                 ends = np.cumsum(self.split.counts_of(rows))
                 row = self._number(rows, int(np.searchsorted(ends, bad, side="right")))
                 raise self._misfit(group, out, row, elements[bad : bad + 1])
+
+    def mark(self, out: Tensor, rows: RowSelection) -> None:
+        """Fill ``out[n, 1, L]`` with 1 where a row has an element, and 0 elsewhere."""
+        from sonic_coffea.layouts import _kernels
+
+        _kernels.mask(out, self.split.starts[rows], self.split.stops[rows])
+
+    def scatter(self, width: int, dtype: np.dtype[Any]) -> Scatter:
+        """Return what takes in `width` values for each element."""
+        return Scatter(self, width, dtype)
 
     def _number(self, rows: RowSelection, place: int) -> int:
         return int(np.arange(len(self.split.rows))[rows][place])

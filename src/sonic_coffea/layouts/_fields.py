@@ -132,6 +132,12 @@ class Source:
             self._collections[prefix] = whole
         return self._collections[prefix], name
 
+    def names(self, path: str = "") -> list[str]:
+        """Return the fields of the records at a path, or of all there is."""
+        if not path and isinstance(self._array, dict):
+            return list(self._array)
+        return list(self.column(path).fields if path else _layout(self._array).fields)
+
     def column(self, path: str) -> Content:
         """Return the column at a dotted path; nothing is read yet.
 

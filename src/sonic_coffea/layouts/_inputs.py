@@ -110,7 +110,7 @@ class Inputs:
         for segment in self.segments:
             levels[segment.start : segment.stop] = segment.level
         each = [
-            bound.layout.count_elements(bound.columns.split.counts_of(rows), levels)
+            bound.layout.count_elements(bound.columns, rows, levels)
             for bound in self.bound.values()
         ]
         sent, truncated, padding = map(sum, zip(*each, strict=True))

@@ -124,18 +124,23 @@ class Layout(ABC):
         del columns, rows
         return int(math.prod(self.row_shape(level))) * self.dtype.itemsize
 
-    def count_elements(self, counts: Int64, levels: Int64) -> tuple[int, int, int]:
+    def count_elements(
+        self, columns: Columns, rows: RowSelection, levels: Int64
+    ) -> tuple[int, int, int]:
         """Return how many elements of jagged rows are sent, truncated, and padding.
 
         Parameters
         ----------
-        counts : array of int64
-            The elements of each row.
+        columns : Columns
+            What the rows have.
+        rows : slice or array of int64
+            The rows.
         levels : array of int64
             The level of each row's request.
         """
         if not self.jagged:
             return 0, 0, 0
+        counts = columns.split.counts_of(rows)
         if not self.lengths:
             return int(counts.sum()), 0, 0
         length = np.asarray(self.lengths)[np.minimum(levels, len(self.lengths) - 1)]

@@ -123,6 +123,4 @@ class Mask(Layout):
         return 1, self.padded_length(level) or -1
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        from sonic_coffea.layouts import _kernels
-
-        _kernels.mask(out, columns.split.starts[rows], columns.split.stops[rows])
+        columns.mark(out, rows)

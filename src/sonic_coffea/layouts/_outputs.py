@@ -13,7 +13,6 @@ from awkward.index import Index64
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
 from sonic_coffea.layouts._layout import declare
-from sonic_coffea.layouts._scatter import Scatter, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.layouts._inputs import Inputs
     from sonic_coffea.layouts._rows import RowSelection
+    from sonic_coffea.layouts._scatter import Scatter, Tensor
 
 PER = ("row", "constituent")
 
@@ -191,13 +191,13 @@ class _Constituents:
             raise _misshapen(self._name, tensor, f"for {what} constituents")
         self._output.check_width(tensor.shape[-1], tensor.shape[axes:])
         if self._scatter is None:
-            self._scatter = Scatter(self._bound.columns, tensor.shape[-1], tensor.dtype)
+            self._scatter = self._bound.columns.scatter(tensor.shape[-1], tensor.dtype)
         _check_kind(self._name, self._scatter.values, tensor[:, 0] if axes == 2 else tensor)
         self._scatter.place(selection, tensor)
 
     def content(self) -> Content:
-        scatter = self._scatter or Scatter(
-            self._bound.columns, self._output.width or 1, self._output.score_dtype
+        scatter = self._scatter or self._bound.columns.scatter(
+            self._output.width or 1, self._output.score_dtype
         )
         return scatter.content(None if self._output.labels is None else list(self._output.labels))
 

@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._rows import RowSelection
 
 
+def check_fill(value: float, dtype: DType, layout: str) -> None:
+    """Refuse what pads, if the tensor cannot hold it."""
+    with np.errstate(all="ignore"):
+        held = float(np.asarray(value, np.float64).astype(dtype))
+    exact = dtype.kind in "iub"
+    if (exact and held != value) or (np.isfinite(value) and not np.isfinite(held)):
+        raise ConfigError(f"{layout}: {dtype.name} cannot hold the fill {value!r}")
+
+
 class PaddedLayout(FieldsLayout):
     """A jagged axis padded to the next of some lengths."""
 
@@ -32,21 +41,23 @@ class PaddedLayout(FieldsLayout):
 
     def _declare_padding(self, fill: float | Sequence[float], axis_order: str) -> None:
         """Check what is declared of the padding, after the fields and the type."""
-        name, count = type(self).__name__, len(self.features)
         if axis_order not in ("FL", "LF"):
+            name = type(self).__name__
             raise ConfigError(f"{name}: expected axis_order 'FL' or 'LF', got {axis_order!r}")
+        declare(self, axis_order=axis_order)
+        self._declare_fill(fill, len(self.features), "fields")
+
+    def _declare_fill(self, fill: float | Sequence[float], count: int, what: str) -> None:
+        """Check what pads each of some channels."""
+        name = type(self).__name__
         fills = tuple(fill) if isinstance(fill, Sequence) else (fill,) * count
         if len(fills) != count:
             raise ConfigError(
-                f"{name}: expected one fill or one for each of {count} fields, got {len(fills)}"
+                f"{name}: expected one fill or one for each of {count} {what}, got {len(fills)}"
             )
         for value in fills:
-            with np.errstate(all="ignore"):
-                held = float(np.asarray(value, np.float64).astype(self.dtype))
-            exact = self.dtype.kind in "iub"
-            if (exact and held != value) or (np.isfinite(value) and not np.isfinite(held)):
-                raise ConfigError(f"{name}: {self.dtype.name} cannot hold the fill {value!r}")
-        declare(self, fill=tuple(map(float, fills)), axis_order=axis_order)
+            check_fill(value, self.dtype, name)
+        declare(self, fill=tuple(map(float, fills)))
 
     def row_shape(self, level: int) -> tuple[int, ...]:
         shape = (len(self.features), self.padded_length(level))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from awkward.contents import ByteMaskedArray, Content, ListOffsetArray, NumpyArray, RecordArray
@@ -10,10 +10,28 @@ from awkward.index import Index8, Index64
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from sonic_coffea.layouts._columns import Columns
-    from sonic_coffea.layouts._rows import RowSelection
+    from sonic_coffea.layouts._rows import Int64, RowSelection, Split
 
 Tensor = NDArray[Any]
+
+
+class Elements(Protocol):
+    """What has elements: columns."""
+
+    @property
+    def split(self) -> Split:
+        """The elements of each row."""
+
+    @property
+    def order(self) -> Int64 | None:
+        """How they are sorted."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the fields."""
+
+    def __len__(self) -> int:
+        """Return how many fields there are."""
 
 
 class Scatter:
@@ -21,7 +39,7 @@ class Scatter:
 
     Parameters
     ----------
-    columns : Columns
+    columns : Elements
         Whose elements they are.
     width : int
         Values of each.
@@ -34,7 +52,7 @@ class Scatter:
         Those of all rows, one row after the other; 0 where none came in.
     """
 
-    def __init__(self, columns: Columns, width: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, columns: Elements, width: int, dtype: np.dtype[Any]) -> None:
         self._split, self._order = columns.split, columns.order
         self._offsets = columns.split.offsets
         self.values = np.zeros((int(self._offsets[-1]), width), dtype)
@@ -80,7 +98,7 @@ class Scatter:
         return ListOffsetArray(Index64(self._offsets), values)
 
 
-def scattered(tensor: Tensor, columns: Columns) -> Content:
+def scattered(tensor: Tensor, columns: Elements) -> Content:
     """Return the values of all elements as lists of records of the columns' names."""
     scatter = Scatter(columns, len(columns), tensor.dtype)
     scatter.place(slice(0, len(columns.split.rows)), tensor)

@@ -64,6 +64,9 @@ class _Touched(Source):
     def collection(self, path: str) -> tuple[None, str]:
         return None, path
 
+    def names(self, path: str = "") -> list[str]:
+        return self._source.names(path)
+
     def column(self, path: str) -> Content:
         column = self._source.column(path)
         ak.typetracer.touch_data(ak.Array(column))
