@@ -17,6 +17,7 @@ def test_public_names() -> None:
         "LocalServer",
         "Mask",
         "Model",
+        "OneHot",
         "Output",
         "Padded",
         "Pairwise",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sonic_coffea.layouts._columns import bind_columns
+from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._dense import Dense
-from sonic_coffea.layouts._fields import Feature, Source
+from sonic_coffea.layouts._fields import Feature, OneHot, Source
 from sonic_coffea.layouts._flat import Flat
 from sonic_coffea.layouts._inputs import Inputs, Segment, bind_inputs, declared
 from sonic_coffea.layouts._layout import Bound, Layout
@@ -30,6 +30,7 @@ __all__ = [
     "Int64",
     "Layout",
     "Mask",
+    "OneHot",
     "Output",
     "Padded",
     "Pairwise",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from sonic_coffea.layouts._rows import offsets_of
 from sonic_coffea.layouts._scatter import scattered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from awkward.contents import Content
     from numpy.typing import DTypeLike
 
@@ -36,7 +38,7 @@ class Flat(FieldsLayout):
         ``splits[i]`` to ``splits[i + 1]``.
     batch : str or None
         Name of the model's input for each element's row, int64 ``[sum n]``.
-    dtype, sort_by
+    dtype, sort_by, sort_ascending, missing
         As of `Padded`.
 
     Examples
@@ -55,6 +57,8 @@ class Flat(FieldsLayout):
     batch: str | None
     dtype: DType
     sort_by: str | None
+    sort_ascending: bool
+    missing: tuple[float, ...] | None
 
     def __init__(
         self,
@@ -64,8 +68,15 @@ class Flat(FieldsLayout):
         batch: str | None = None,
         dtype: DTypeLike = "float32",
         sort_by: str | None = None,
+        sort_ascending: bool = False,
+        missing: float | Sequence[float] | None = None,
     ) -> None:
-        self._declare(fields, dtype, splits=splits, batch=batch, sort_by=sort_by)
+        options: dict[str, Any] = {
+            "sort_by": sort_by,
+            "sort_ascending": sort_ascending,
+            "missing": missing,
+        }
+        self._declare(fields, dtype, splits=splits, batch=batch, **options)
 
     def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
         others = dict.fromkeys(filter(None, (self.splits, self.batch)), (np.dtype(np.int64), ()))

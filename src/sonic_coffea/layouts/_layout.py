@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, InputError, nearest
-from sonic_coffea.layouts._columns import Columns, bind_columns
-from sonic_coffea.layouts._fields import Feature, Source, as_features
+from sonic_coffea.layouts._binding import bind_columns
+from sonic_coffea.layouts._fields import Feature, OneHot, Source, as_features
 from sonic_coffea.layouts._memory import empty
+from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import HALF
 
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from awkward.contents import Content
     from numpy.typing import DTypeLike
 
+    from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
 
 T = TypeVar("T")
-Fields = Sequence[str | Feature] | str | Feature
+Field = str | float | Feature | OneHot
+Fields = Sequence[Field] | Field
 Tensor = NDArray[Any]
 DType = np.dtype[Any]
 Shape = tuple[int, ...] | None
@@ -238,14 +241,52 @@ class FieldsLayout(Layout):
     __slots__ = ()
     features: tuple[Feature, ...]
     sort_by: str | None = None
+    sort_ascending: bool = False
+    missing: tuple[float, ...] | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*(f.name for f in self.features), *((self.sort_by,) if self.sort_by else ()))
+        names = [path for feature in self.features for path in feature.paths]
+        names += [feature.name for feature in self.features if feature.index]
+        names += [self.sort_by] if self.sort_by else []
+        return tuple(dict.fromkeys(path_of(name).column for name in names))
 
-    def _declare(self, fields: Fields, dtype: DTypeLike, **values: Any) -> None:
+    def _declare(
+        self,
+        fields: Fields,
+        dtype: DTypeLike,
+        *,
+        missing: float | Sequence[float] | None = None,
+        **values: Any,
+    ) -> None:
         features = as_features(fields, type(self).__name__)
-        declare(self, features=features, dtype=target_of(dtype, self), **values)
+        target = target_of(dtype, self)
+        for feature in features:
+            number = feature.nonfinite
+            if number is not None and not np.isfinite(number) and target.kind in "iub":
+                raise ConfigError(
+                    f"{type(self).__name__}, feature {feature.name!r}: {target.name} cannot hold "
+                    f"nonfinite={number}; declare a dtype of real numbers"
+                )
+        declare(self, features=features, dtype=target, **values)
+        if missing is not None:
+            missing = self._one_for_each("missing", missing, len(features))
+        if "missing" in getattr(self, "__slots__", ()):
+            declare(self, missing=missing)
+
+    def _one_for_each(
+        self, what: str, value: float | Sequence[float], count: int, of: str = "fields"
+    ) -> tuple[float, ...]:
+        """Return a number for each field, refusing those that the tensor cannot hold."""
+        name = type(self).__name__
+        numbers = tuple(value) if isinstance(value, Sequence) else (value,) * count
+        if len(numbers) != count:
+            raise ConfigError(
+                f"{name}: expected one {what} or one for each of {count} {of}, got {len(numbers)}"
+            )
+        for number in numbers:
+            check_held(number, self.dtype, name, what)
+        return tuple(map(float, numbers))
 
     def bind(self, source: Source) -> Bound:
         columns = bind_columns(
@@ -255,6 +296,8 @@ class FieldsLayout(Layout):
             target=self.dtype,
             sort_by=self.sort_by,
             longest=self.lengths[-1] if self.lengths else None,
+            ascending=self.sort_ascending,
+            missing=self.missing,
         )
         return Bound(self, columns)
 
@@ -283,9 +326,41 @@ def target_of(dtype: DTypeLike, layout: Layout) -> DType:
     return target
 
 
+def check_held(number: float, dtype: DType, layout: str, what: str) -> None:
+    """Refuse a number of a declaration, if the tensor cannot hold it."""
+    with np.errstate(all="ignore"):
+        held = float(np.asarray(number, np.float64).astype(dtype))
+    exact = dtype.kind in "iub"
+    if (exact and held != number) or (np.isfinite(number) and not np.isfinite(held)):
+        raise ConfigError(f"{layout}: {dtype.name} cannot hold the {what} {number!r}")
+
+
 def length_of(length: Any, layout: Layout) -> int:
     """Return the length of an axis, refusing what is none."""
     if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or length < 1:
         name = type(layout).__name__
         raise ConfigError(f"{name}: expected a length of at least 1, got {length!r}")
     return int(length)
+
+
+AXIS_ORDERS = ("FL", "LF", "L")
+
+
+def order_of(axis_order: Any, layout: Layout) -> str:
+    """Return the order of the axes of a padded tensor, refusing what is none."""
+    if axis_order not in AXIS_ORDERS:
+        name = type(layout).__name__
+        raise ConfigError(f"{name}: expected axis_order 'FL', 'LF' or 'L', got {axis_order!r}")
+    return str(axis_order)
+
+
+def ordered(axis_order: str, fields: int, length: int) -> tuple[int, ...]:
+    """Return the shape of a row."""
+    return {"FL": (fields, length), "LF": (length, fields), "L": (length,)}[axis_order]
+
+
+def with_axes(tensor: Tensor, axis_order: str) -> Tensor:
+    """Return the view ``[N, F, L]`` of a tensor."""
+    if axis_order == "L":
+        return tensor[:, np.newaxis]
+    return tensor if axis_order == "FL" else tensor.transpose(0, 2, 1)

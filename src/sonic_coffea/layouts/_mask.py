@@ -15,7 +15,10 @@ from sonic_coffea.layouts._layout import (
     Tensor,
     declare,
     length_of,
+    order_of,
+    ordered,
     target_of,
+    with_axes,
 )
 from sonic_coffea.layouts._rows import split
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Mask(Layout):
-    """1 where there is a constituent, 0 where there is padding: ``[N, 1, L]``.
+    """1 where there is a constituent, 0 where there is padding: ``[N, 1, L]``, or ``[N, L]``.
 
     Parameters
     ----------
@@ -41,6 +44,8 @@ class Mask(Layout):
         so that they may be anything, such as records.
     beside : str, optional
         The model's input whose elements are counted; by default the first one that is jagged.
+    axis_order : {"FL", "LF", "L"}
+        ``[N, 1, L]``, ``[N, L, 1]`` or ``[N, L]``.
     dtype : dtype
         Type of the tensor, float32 by default.
 
@@ -54,6 +59,7 @@ class Mask(Layout):
     length: int | None
     of: str | None
     beside: str | None
+    axis_order: str
     dtype: DType
     lengths: tuple[int, ...] = field(repr=False, compare=False)
 
@@ -63,6 +69,7 @@ class Mask(Layout):
         of: str | None = None,
         *,
         beside: str | None = None,
+        axis_order: str = "FL",
         dtype: DTypeLike = "float32",
     ) -> None:
         if of is not None and beside is not None:
@@ -70,7 +77,8 @@ class Mask(Layout):
         checked = None if length is None else length_of(length, self)
         target = target_of(dtype, self)
         lengths = () if checked is None else (checked,)
-        declare(self, length=checked, of=of, beside=beside, dtype=target, lengths=lengths)
+        declare(self, length=checked, of=of, beside=beside, axis_order=order_of(axis_order, self))
+        declare(self, dtype=target, lengths=lengths)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -120,7 +128,7 @@ class Mask(Layout):
         return declare(copy(self), lengths=lengths)
 
     def row_shape(self, level: int) -> tuple[int, ...]:
-        return 1, self.padded_length(level) or -1
+        return ordered(self.axis_order, 1, self.padded_length(level) or -1)
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        columns.mark(out, rows)
+        columns.mark(with_axes(out, self.axis_order), rows)

@@ -9,7 +9,8 @@ import numpy as np
 from awkward.contents import NumpyArray, RegularArray
 
 from sonic_coffea.errors import ConfigError, InputError
-from sonic_coffea.layouts._columns import Columns, bind_columns
+from sonic_coffea.layouts._binding import bind_columns
+from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._formulae import DEFAULT, VECTORS, compile_formulae, four_vector
 from sonic_coffea.layouts._layout import (
     Bound,

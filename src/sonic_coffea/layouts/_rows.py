@@ -105,6 +105,37 @@ class Rows:
             node = node.content
         return levels
 
+    def above(self, depth: int) -> tuple[Content, Int64]:
+        """Return the structure of the first `depth` axes, and where in it each row is."""
+        levels = self._levels()
+        lists = [i for i, node in enumerate(levels) if not node.is_option]
+        upper = 0 if depth == 1 else lists[depth - 2] + 1
+        numbers = np.arange(levels[upper].length if upper < len(levels) else len(self))
+        for node in levels[upper:]:
+            if node.is_option:
+                numbers = numbers[np.asarray(node.index.data) >= 0]
+            else:
+                numbers = np.repeat(numbers, np.diff(node.offsets.data))
+        below = levels[upper].length if upper < len(levels) else len(self)
+        structure: Content = NumpyArray(np.arange(below))
+        for node in reversed(levels[:upper]):
+            structure = _with_content(node, structure)
+        return structure, numbers
+
+    def opened(self) -> tuple[Content, Int64]:
+        """Return the structure without the rows' own option, and the row at each of its places.
+
+        The latter is -1 where there is None.
+        """
+        levels = self._levels()
+        if not levels or not levels[-1].is_option:
+            return self.skeleton, np.arange(len(self))
+        index = np.asarray(levels[-1].index.data)
+        structure: Content = NumpyArray(np.arange(len(index)))
+        for node in reversed(levels[:-1]):
+            structure = _with_content(node, structure)
+        return structure, index
+
     def check_same(self, other: Rows, names: tuple[str, str]) -> None:
         """Refuse the rows of another column, or input, that are not the same."""
         if other is self or _same(self.skeleton, other.skeleton):
@@ -343,12 +374,60 @@ def _with_leaf(node: Content, content: Content) -> Content:
     """Return the packed structure with its innermost numbers replaced."""
     if isinstance(node, NumpyArray):
         return content
-    inner = _with_leaf(node.content, content)
+    return _with_content(node, _with_leaf(node.content, content))
+
+
+def _with_content(node: Content, inner: Content) -> Content:
+    """Return a list or option with another content."""
     if isinstance(node, ListOffsetArray):
         return ListOffsetArray(node.offsets, inner)
     if isinstance(node, RegularArray):
         return RegularArray(inner, node.size, zeros_length=node.length)
     return IndexedOptionArray.simplified(node.index, inner)
+
+
+def aligned(main: Rows, other: Rows, ids: Int64, depth: int) -> Int64 | None:
+    """Return what lies above each row of `main`, by the place of it in a column of fewer axes.
+
+    Parameters
+    ----------
+    main, other : Rows
+        The rows, and what there is in each of the first `depth` axes.
+    ids : array of int64
+        Where each of the latter lies in its column.
+    depth : int
+        Axes that both have; as many as `main` has, if `other` are the same rows.
+
+    Returns
+    -------
+    array of int64, shape ``[N]``, or None
+        -1 where there is None; None if these are not the same axes.
+    """
+    structure, places = main.above(depth)
+    theirs, present = other.opened()
+    if not _same(structure, theirs):
+        return None
+    there = np.full(len(present), -1, np.int64)
+    there[present >= 0] = ids[present[present >= 0]]
+    return there[places]
+
+
+def united(each: Sequence[Rows]) -> Rows:
+    """Return the rows that any of several columns has; None is left where none has it.
+
+    Columns that have not the same lists are left to `aligned`.
+    """
+    structure, present = each[0].opened()
+    for other in each[1:]:
+        theirs, more = other.opened()
+        if _same(structure, theirs):
+            present = np.maximum(present, more)
+    there = present >= 0
+    number = int(np.count_nonzero(there))
+    leaf: Content = NumpyArray(np.arange(number))
+    if number < len(present):
+        leaf = IndexedOptionArray(Index64(np.where(there, np.cumsum(there) - 1, -1)), leaf)
+    return Rows(_with_leaf(structure, leaf), np.arange(number))
 
 
 def _same(a: Content, b: Content) -> bool:

@@ -14,8 +14,8 @@ from sonic_coffea.errors import ConfigError, FieldError
 from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._fields import Source
 from sonic_coffea.layouts._formulae import base_name
-from sonic_coffea.layouts._layout import Bound, DType, Layout, Tensor, declare
-from sonic_coffea.layouts._padded import Padded, check_fill
+from sonic_coffea.layouts._layout import Bound, DType, Layout, Tensor, check_held, declare
+from sonic_coffea.layouts._padded import Padded
 from sonic_coffea.layouts._row import Row
 from sonic_coffea.layouts._rows import Int64, RowSelection, Split
 from sonic_coffea.layouts._scatter import Scatter
@@ -110,7 +110,7 @@ class Tokens(Layout):
             chosen = tuple((name, float(flags[name])) for name in parts)
         else:
             chosen = flags
-        check_fill(fill, first[1], "Tokens")
+        check_held(fill, first[1], "Tokens", "fill")
         declare(self, parts=tuple(parts.items()), flags=chosen, fill=float(fill))
         declare(self, axis_order=axis_order, dtype=first[1], channels=_channels(parts))
 
@@ -153,6 +153,7 @@ class Tokens(Layout):
                     tuple(fills),
                     lacking,
                     _flag_values(self, number),
+                    isinstance(part, Padded) and part.pad_mode == "wrap",
                 )
             )
             if number:
@@ -166,7 +167,7 @@ class Tokens(Layout):
         assert isinstance(columns, _TokenColumns)  # noqa: S101
         for part in columns.parts:
             here = by_field[:, :, part.places]
-            part.columns.pad(here, part.fills, rows)
+            part.columns.pad(here, part.fills, rows, wrap=part.wraps)
             if part.lacking:
                 here[:, part.lacking] = self.fill
             if part.flags:
@@ -216,6 +217,8 @@ class _Part:
         The channels that it does not have.
     flags : tuple of float
         What its tokens have in the channels behind.
+    wraps : bool
+        Whether its own tokens pad it.
     """
 
     name: str
@@ -226,6 +229,7 @@ class _Part:
     fills: tuple[float, ...]
     lacking: list[int]
     flags: tuple[float, ...]
+    wraps: bool
 
     def present(self, rows: RowSelection) -> Tensor:
         """Return whether there is a token, at each place of each row."""
