@@ -253,9 +253,10 @@ def test_declared_tensors() -> None:
         (lambda: sonic.Mask(-1), "Mask: expected a length of at least 1, got -1"),
         (lambda: sonic.Padded("pt", 2.5), "at least 1, got 2.5"),  # type: ignore[arg-type]
         (lambda: sonic.Row([]), "Row needs at least one field"),
-        (lambda: sonic.Row([3]), "expected field names or sonic.Feature, got 3"),
+        (lambda: sonic.Row([3]), "Row needs a field beside constants"),
+        (lambda: sonic.Row([None]), "expected field names, numbers or sonic.Feature, got None"),  # type: ignore[list-item]
         (lambda: sonic.Row("pt", dtype="float31"), "did you mean 'float32'"),
-        (lambda: sonic.Padded("pt", 2, axis_order="NF"), "expected axis_order 'FL' or 'LF'"),
+        (lambda: sonic.Padded("pt", 2, axis_order="NF"), "expected axis_order 'FL', 'LF' or 'L'"),
         (lambda: sonic.Padded(["a", "b"], 2, fill=[1.0]), "one for each of 2 fields, got 1"),
         (lambda: sonic.Bucketed("a", lengths=(8, 4)), "expected ascending lengths"),
         (lambda: sonic.Feature("pt", lower=1.0, upper=0.0), "lower .* is above upper"),
@@ -285,7 +286,12 @@ def test_bad_declarations(make: Any, message: str) -> None:
         (sonic.Row("pf"), JETS, InputError, "is a record with fields pt"),
         (sonic.Row("x"), {"x": ak.Array(["a", "b"])}, InputError, "holds strings"),
         (sonic.Padded("pt", 2), JETS[0], InputError, "one number where a list is needed"),
-        (sonic.Padded(["pt", "pf.pt"], 2), JETS, InputError, "first difference is in event 0"),
+        (
+            sonic.Padded(["pf.pt", "x"], 2),
+            {"pf": JETS.pf, "x": JETS.pt[:, :1]},
+            InputError,
+            "first difference is in event 0",
+        ),
         (
             sonic.Padded(["x", "y"], 2),
             {"x": ak.Array([[1.0], [2.0]]), "y": ak.Array([[1.0], [2.0, 3.0]])},
