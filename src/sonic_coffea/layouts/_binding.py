@@ -195,6 +195,11 @@ class _Gathering:
 
     def _own_elements(self, own: list[str]) -> Split:
         """Take rows with elements apart, and say where each own column has these elements."""
+        if not own:
+            raise InputError(
+                f"field {next(iter(self._paths))!r} has one number where a list is needed: an "
+                "index picks one object of it; leave the index out, or use Row"
+            )
         splits, leaves = taken_apart(self._source, [Feature(t) for t in own], jagged=True)
         first = splits[0]
         self._rows = first.rows

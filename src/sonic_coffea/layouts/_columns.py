@@ -266,6 +266,8 @@ def _plain(leaf: Content, what: str, *, missing: bool) -> tuple[NumpyArray, Int6
             leaf = leaf.project()
         elif leaf.is_union:
             leaf = _one_type(leaf, what)
+        elif leaf.is_unknown:
+            leaf = NumpyArray(np.zeros(leaf.length))
         else:
             raise not_numbers(leaf, what)
     return leaf, index

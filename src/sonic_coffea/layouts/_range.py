@@ -59,7 +59,7 @@ def misfit(
     if feature.pairs and strange.any() and dict(feature.pairs).get(None) is None:
         known = ", ".join(str(key) for key, _ in feature.pairs)
         return InputError(
-            f"field {feature.name!r} is {before[strange][0]} in event {rows.event_of(row)}, which "
+            f"field {feature.name!r} is {before[strange][0]:g} in event {rows.event_of(row)}, which "
             f"is none of its categories {known}; add it, or None: … for all others",
             rows=(row, row + 1),
         )
