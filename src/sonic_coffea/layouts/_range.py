@@ -58,9 +58,10 @@ def misfit(
     strange = ~np.isin(before, [key for key, _ in feature.pairs if key is not None])
     if feature.pairs and strange.any() and dict(feature.pairs).get(None) is None:
         known = ", ".join(str(key) for key, _ in feature.pairs)
+        event, value = rows.event_of(row), before[strange][0]
         return InputError(
-            f"field {feature.name!r} is {before[strange][0]:g} in event {rows.event_of(row)}, which "
-            f"is none of its categories {known}; add it, or None: … for all others",
+            f"field {feature.name!r} is {value:g} in event {event}, which is none of its "
+            f"categories {known}; add it, or None: … for all others",
             rows=(row, row + 1),
         )
     if feature.nonfinite is None and not np.all(np.isfinite(values)):
