@@ -13,6 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea.pool import Settings
+from sonic_coffea.tools import scaffold
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,6 +160,18 @@ def test_scores_are_those_of_the_rule(network: Path, installation: Any, tmp_path
         scores = model(array)
         found = np.stack([np.asarray(scores[label]) for label in labels], axis=1)
         np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
+        assert model.check().max_rows == 16
+        swapped = sonic.Model.from_weaver("network", file, output="output", labels=labels[::-1])
+        with pytest.raises(
+            errors.ContractError, match="labels of output 'output' .* another order"
+        ):
+            swapped.check()
+        made = scaffold(Settings.make(server.url), "network")
+        assert made.labels == {"output": labels}
+        names: dict[str, Any] = {}
+        exec(made.text, names)  # noqa: S102
+        assert names["model"].outputs["output"].labels == tuple(labels)
+        assert names["model"].check().max_rows == 16
         short = {**file, "output_names": LABELS[:2]}
         with pytest.raises(errors.ContractError, match="declared with 2 labels, .* gives 3"):
             sonic.Model.from_weaver("network", short, output="output").check()

@@ -11,6 +11,7 @@ from sonic_coffea.model._nanoaod import (
     within_cone,
 )
 from sonic_coffea.model._pending import Deferred, Pending
+from sonic_coffea.model._scaffold import inputs_of, scaffold
 
 __all__ = [
     "Deferred",
@@ -18,7 +19,9 @@ __all__ = [
     "Pending",
     "constituents",
     "has_constituents",
+    "inputs_of",
     "lost_tracks",
+    "scaffold",
     "secondary_vertices",
     "within_cone",
 ]

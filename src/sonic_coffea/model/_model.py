@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ from sonic_coffea.layouts import (
 )
 from sonic_coffea.model import _weaver as weaver
 from sonic_coffea.model._pending import Deferred, Pending
+from sonic_coffea.model._scaffold import fitting
 from sonic_coffea.pool import (
     MASKABLE,
     NEVER,
@@ -44,6 +46,7 @@ from sonic_coffea.pool import (
 )
 from sonic_coffea.reporting import tables
 from sonic_coffea.reuse import Part, ScoreCache, Variations
+from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -217,13 +220,50 @@ class Model(Carrier):
         Raises
         ------
         ContractError
-            With the two side by side.
+            With the two side by side, and what would fit.
         ModelNotFoundError, ServerLostError, AccessError
             If there is nothing to compare with.
         """
         pool = current() if pool is None else pool
         contract = pool.contract(self.name, self.version, anew=True)
-        return self.compare(contract, server=", ".join(pool.settings.servers))
+        checked = self.compare(contract, server=", ".join(pool.settings.servers))
+        for server in pool.settings.servers:
+            with contextlib.suppress(ServerError, ConfigError, DeadlineError):
+                connection = connect_transport(server, options=pool.settings.connection_options())
+                with contextlib.closing(connection):
+                    labels = connection.labels(contract, self.version)
+                for note in self.compare_labels(labels, contract, server=server):
+                    logger.info("%s on %s: %s", self.name, server, note)
+                break
+        return checked
+
+    def compare_labels(
+        self, labels: Mapping[str, Sequence[str]], contract: Contract, *, server: str
+    ) -> list[str]:
+        """Compare the labels of outputs with those that a server has, and return what differs.
+
+        Other names may mean the same; the same names in another order cannot.
+
+        Raises
+        ------
+        ContractError
+            If the labels of an output are the server's in another order.
+        """
+        notes = []
+        for name, served in labels.items():
+            ours = self.outputs[name].labels if name in self.outputs else None
+            if not ours or list(ours) == list(served):
+                continue
+            if sorted(ours) == sorted(served):
+                raise ContractError(
+                    f"the labels of output {name!r} are declared in another order than the "
+                    f"server's: declared {', '.join(ours)}; on the server {', '.join(served)}",
+                    server=server,
+                    model=self.name,
+                    version=contract.version,
+                )
+            notes.append(f"the server calls the values of {name!r} {', '.join(served)}")
+        return notes
 
     def compare(self, contract: Contract, *, server: str) -> Contract:
         """Compare the declaration with what a server says of its model.
@@ -250,7 +290,13 @@ class Model(Carrier):
             )
         inputs = declared(self.inputs)
         outputs = {name: (o.width, o.dtype) for name, o in self.outputs.items()}
-        contract.check(inputs, outputs, server=server)
+        try:
+            contract.check(inputs, outputs, server=server)
+        except ContractError as error:
+            message = f"{error.message}\n{fitting(self.inputs, self.outputs, contract)}"
+            raise ContractError(
+                message, server=server, model=self.name, version=contract.version
+            ) from None
         if not contract.lists_tensors:
             _say_that_nothing_is_listed(self.name, server)
         return contract.completed(inputs, outputs)

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.errors import ContractError, nearest
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
+import numpy as np
+
+from sonic_coffea.errors import ConfigError, ContractError, nearest
 from sonic_coffea.transport._datatypes import DATATYPES, kserve_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
+    from numpy.typing import NDArray
+
+# Where a length is free: networks that look for the nearest neighbours need some.
+_FREE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +32,15 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     def takes(self, datatype: str, shape: tuple[int, ...] | None) -> bool:
-        """Whether a tensor of this type and inner shape fits; a shape of None is not known yet."""
+        """Whether a tensor of this type and inner shape fits; a shape of None is not known yet.
+
+        A length that varies, -1, does not fit where the model takes one only.
+        """
         return datatype == self.datatype and (
             shape is None
             or (
                 len(shape) == len(self.shape)
-                and all(
-                    want < 0 or have < 0 or want == have
-                    for want, have in zip(self.shape, shape, strict=True)
-                )
+                and all(want in (-1, have) for want, have in zip(self.shape, shape, strict=True))
             )
         )
 
@@ -67,6 +73,25 @@ class Contract:
     def lists_tensors(self) -> bool:
         """Whether the server lists inputs and outputs; some runtimes do not."""
         return bool(self.inputs and self.outputs)
+
+    def zeros(self, rows: int, length: int = _FREE) -> dict[str, NDArray[Any]]:
+        """Return tensors of zeros, of a length where the model takes any.
+
+        Raises
+        ------
+        ConfigError
+            If an input is not of numbers.
+        """
+        tensors = {}
+        for spec in self.inputs:
+            if spec.datatype not in DATATYPES:
+                raise ConfigError(
+                    f"the model cannot be tried with zeros: input {spec.name!r} is "
+                    f"{spec.datatype}, which is not a number"
+                )
+            shape = [rows, *(n if n >= 0 else length for n in spec.shape)]
+            tensors[spec.name] = np.zeros(shape, DATATYPES[spec.datatype])
+        return tensors
 
     def completed(
         self,
