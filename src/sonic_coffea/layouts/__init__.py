@@ -6,7 +6,7 @@ from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._dense import Dense
 from sonic_coffea.layouts._fields import Feature, OneHot, Source
 from sonic_coffea.layouts._flat import Flat
-from sonic_coffea.layouts._inputs import Inputs, Segment, bind_inputs, declared
+from sonic_coffea.layouts._inputs import Inputs, Segment, bind_inputs, check_told_apart, declared
 from sonic_coffea.layouts._layout import Bound, Layout
 from sonic_coffea.layouts._lazy import is_lazy, over_partitions
 from sonic_coffea.layouts._mask import Mask
@@ -42,6 +42,7 @@ __all__ = [
     "Tokens",
     "bind_columns",
     "bind_inputs",
+    "check_told_apart",
     "declared",
     "is_lazy",
     "is_tracer",

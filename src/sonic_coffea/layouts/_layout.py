@@ -55,6 +55,8 @@ class Layout(ABC):
         Whether a server may stack the rows of several requests; not, if tensors count within one.
     jagged : bool
         Whether the rows consume the innermost jagged axis.
+    merges : bool
+        Whether nothing tells the rows of a request apart.
     lengths : tuple of int
         To what the layout pads jagged rows, at each level; none if it does not pad.
     """
@@ -63,6 +65,7 @@ class Layout(ABC):
     dtype: DType
     stacks: ClassVar[bool] = True
     jagged: ClassVar[bool] = False
+    merges: bool = False
     lengths: tuple[int, ...] = ()
 
     @property

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +29,7 @@ from sonic_coffea.layouts import (
     Layout,
     Output,
     bind_inputs,
+    check_told_apart,
     declared,
     is_lazy,
     is_tracer,
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ON_ERROR = ("raise", "mask")
+ONE_REQUEST_PER = ("row", "event")
 
 
 class Model(Carrier):
@@ -76,6 +80,9 @@ class Model(Carrier):
         Output names, each with the labels of its values, an `Output`, or None for plain numbers.
     version : str or int, optional
         A pinned version; by default what the server's policy serves.
+    one_request_per : {"row", "event"}, optional
+        For networks without a batch axis, such as one that takes a single graph: each row, or all
+        rows of an event, have a request of their own. By default, rows share requests.
 
     Examples
     --------
@@ -90,6 +97,7 @@ class Model(Carrier):
     """
 
     _hashed: tuple[Any, str] | None = None
+    one_request_per: str | None = None
 
     def __init__(
         self,
@@ -97,6 +105,8 @@ class Model(Carrier):
         inputs: Mapping[str, Layout],
         outputs: Mapping[str, Sequence[str] | Output | None],
         version: str | int | None = None,
+        *,
+        one_request_per: str | None = None,
     ) -> None:
         if not inputs or not outputs:
             raise ConfigError(f"model {name!r} needs at least one input and one output")
@@ -112,7 +122,15 @@ class Model(Carrier):
                     f"model {name!r}, input {key!r}: expected a layout such as sonic.Padded or "
                     f"sonic.Row, got {type(layout).__name__}"
                 )
+        if one_request_per not in (None, *ONE_REQUEST_PER):
+            raise ConfigError(
+                f"model {name!r}: no one_request_per {one_request_per!r}; "
+                f"{nearest(str(one_request_per), ONE_REQUEST_PER)}"
+            )
+        if one_request_per is None:
+            check_told_apart(inputs)
         self.name = name
+        self.one_request_per = one_request_per
         self.inputs = dict(inputs)
         self.outputs = {k: o if isinstance(o, Output) else Output(o) for k, o in outputs.items()}
         self.version = None if version is None else str(version)
@@ -207,10 +225,11 @@ class Model(Carrier):
     def config_hash(self) -> str:
         """A hash of the declaration: inputs, transformations, outputs and pinned version."""
         # The repr would take 0.15 ms of each call. Layouts are frozen; what else changes is seen.
-        now = (self.name, self.version, *self.inputs.items(), *self.outputs.items())
+        more = (self.one_request_per,) if self.one_request_per else ()
+        now = (self.name, self.version, *more, *self.inputs.items(), *self.outputs.items())
         hashed = self._hashed
         if hashed is None or hashed[0] != now:
-            declared = repr((self.name, self.version, self.inputs, self.outputs))
+            declared = repr((self.name, self.version, self.inputs, self.outputs, *more))
             self._hashed = hashed = now, xxhash.xxh3_64_hexdigest(declared.encode())
         return hashed[1]
 
@@ -279,17 +298,29 @@ class Model(Carrier):
             With the two side by side.
         """
         whole = [name for name, one in self.inputs.items() if not one.stacks]
-        if whole and contract.max_rows is not None:
+        alone = self.one_request_per is not None and not contract.stacks
+        if whole and contract.max_rows is not None and not alone:
+            why = (
+                f"are told apart by offsets or numbers that count within a request, but the server "
+                f"may stack requests (max_batch_size {contract.max_rows}); serve the model with "
+                "max_batch_size: 0"
+                if contract.stacks
+                else "share a request, but the model has a tensor whose first axis is of fixed "
+                "length, so it takes one of them; declare Model(one_request_per='row')"
+            )
             raise ContractError(
-                f"the rows of input {whole[0]!r} are told apart by offsets or numbers that count "
-                f"within a request, but the server may stack requests (max_batch_size "
-                f"{contract.max_rows}); serve the model with max_batch_size: 0",
+                f"the rows of input {whole[0]!r} {why}",
                 server=server,
                 model=self.name,
                 version=contract.version,
             )
         inputs = declared(self.inputs)
         outputs = {name: (o.width, o.dtype) for name, o in self.outputs.items()}
+        for name in self._inputs_without_axis(contract):
+            dtype, shape = inputs[name]
+            inputs[name] = dtype, shape and shape[1:]
+        for name in self._outputs_without_axis(contract):
+            outputs[name] = None, outputs[name][1]
         try:
             contract.check(inputs, outputs, server=server)
         except ContractError as error:
@@ -336,7 +367,7 @@ class Model(Carrier):
                 f"model {self.name!r} packs arrays that are in memory, got "
                 f"{type(objects).__name__}; compute lazy ones, and pack variations one by one"
             )
-        return bind_inputs(self.inputs, objects).pack_all()
+        return self._bind(objects).pack_all()
 
     def __call__(
         self,
@@ -438,7 +469,7 @@ class Model(Carrier):
         return self._submit(objects, how)
 
     def _submit(self, objects: Any, how: _How) -> Pending:
-        inputs = bind_inputs(self.inputs, objects)
+        inputs = self._bind(objects)
         outputs = {name: o.assemble(name, inputs) for name, o in self.outputs.items()}
         pending = Pending(
             self.name, inputs.rows, outputs, version=self.version, config_hash=self.config_hash
@@ -451,11 +482,12 @@ class Model(Carrier):
         splits = [o.splits for o in self.outputs.values() if o.splits is not None]
         asked = list(dict.fromkeys([*self.outputs, *splits]))
         try:
-            for one, some in self._by_version(inputs, how.version):
-                contract = self._contract(pool, one, some, mask=mask, deadline=how.deadline)
+            for one, rows in self._by_version(inputs, how.version):
+                contract = self._contract(pool, one, rows, mask=mask, deadline=how.deadline)
                 if contract is None:
-                    pending.lose(some.selection(0, len(some)), len(some))
+                    pending.lose(rows.selection(0, len(rows)), len(rows))
                     continue
+                some = replace(rows, without_axis=self._inputs_without_axis(contract))
                 cache = self._cache(pool.settings, contract, deduplicate=how.deduplicate)
                 part = Part(
                     contract,
@@ -469,6 +501,7 @@ class Model(Carrier):
                     cache=cache,
                     pool=pool,
                     deadline=how.deadline,
+                    without_axis=self._outputs_without_axis(contract),
                 )
                 pending.parts.append(part)
                 pool.submit(part.call)
@@ -476,6 +509,39 @@ class Model(Carrier):
             pending.cancel()
             raise
         return pending
+
+    def _bind(self, objects: Any) -> Inputs:
+        return bind_inputs(self.inputs, objects, one_request_per=self.one_request_per)
+
+    def _inputs_without_axis(self, contract: Contract) -> frozenset[str]:
+        """Return the inputs that the server takes without the axis of the rows."""
+        if self.one_request_per is None:
+            return frozenset()
+        specs = {spec.name: spec for spec in contract.inputs}
+        return frozenset(
+            name
+            for name, (_, shape) in declared(self.inputs).items()
+            if shape is not None
+            and name in specs
+            and name in self.inputs
+            and self.inputs[name].stacks
+            and len(specs[name].shape) + 1 == len(shape)
+            and (specs[name].rows in (-1, shape[0]) or shape[0] < 0)
+        )
+
+    def _outputs_without_axis(self, contract: Contract) -> frozenset[str]:
+        """Return the outputs that the server gives without the axis of the rows."""
+        if self.one_request_per is None:
+            return frozenset()
+        return frozenset(
+            spec.name
+            for spec in contract.outputs
+            if (output := self.outputs.get(spec.name)) is not None
+            and output.per == "row"
+            and output.splits is None
+            and (spec.rows not in (-1, 1) or (not spec.shape and (output.width or 1) > 1))
+            and output.width in (None, math.prod((spec.rows, *spec.shape)))
+        )
 
     def _contract(
         self, pool: Pool, version: str | None, rows: Inputs, *, mask: bool, deadline: Deadline
@@ -500,6 +566,8 @@ class Model(Carrier):
         """Return where scores are kept, if rows are told apart."""
         whole = [name for name, one in self.inputs.items() if not one.stacks]
         whole += [name for name, one in self.outputs.items() if one.splits is not None]
+        if self.one_request_per == "event":
+            whole += list(self.inputs)
         if whole and deduplicate:
             raise ConfigError(
                 f"model {self.name!r}: rows of {whole[0]!r} are not told apart, as it is one "

@@ -24,12 +24,14 @@ _FREE = 16
 class TensorSpec:
     """One input or output of a model, without the axis of the rows.
 
-    ``shape`` has -1 where a length is free; ``datatype`` is KServe's name, such as ``FP32``.
+    ``shape`` has -1 where a length is free; ``datatype`` is KServe's name, such as ``FP32``;
+    ``rows`` is the length of the axis of the rows, -1 where that is free.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    rows: int = -1
 
     def takes(self, datatype: str, shape: tuple[int, ...] | None) -> bool:
         """Whether a tensor of this type and inner shape fits; a shape of None is not known yet.
@@ -53,6 +55,8 @@ class Contract:
     ----------
     max_rows : int or None
         Rows that one request may hold; None where the server sets no limit.
+    stacks : bool
+        Whether the server may stack the rows of several requests.
     preferred_rows : tuple of int
         Batch sizes that the server's dynamic batcher prefers; may be empty.
     digest : str
@@ -68,6 +72,7 @@ class Contract:
     preferred_rows: tuple[int, ...] = ()
     platform: str = ""
     digest: str = ""
+    stacks: bool = False
 
     @property
     def lists_tensors(self) -> bool:
