@@ -200,3 +200,14 @@ def test_a_union_of_other_things_than_lists_is_refused(array: ak.Array) -> None:
         for nested in (array, ak.Array(RegularArray(array.layout, 2))):
             with pytest.raises(InputError, match="field 'x' .*(mixes types|holds strings)"):
                 layout.pack({"x": nested})
+
+
+def test_a_union_of_numbers_that_might_be_missing() -> None:
+    """As awkward makes it of records of several kinds."""
+    kinds = [UnmaskedArray(NumpyArray(np.asarray([1, 2], np.int32))), UnmaskedArray(FLOATS)]
+    tags = Index8(np.asarray([0, 1, 0], np.int8))
+    mixed = {"x": ak.Array(UnionArray(tags, Index64(np.asarray([1, 0, 0])), kinds))}
+    assert sonic.Row("x").pack(mixed).tolist() == [[2.0], [0.5], [1.0]]
+
+
+FLOATS = NumpyArray(np.asarray([0.5]))

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from awkward.contents import NumpyArray
+from awkward.contents import ByteMaskedArray, NumpyArray
+from awkward.index import Index8
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._fields import FUNCTIONS, Column, Feature, Source, limits
 from sonic_coffea.layouts._range import misfit
-from sonic_coffea.layouts._rows import Int64, RowSelection, Split, offsets_of, read, split
+from sonic_coffea.layouts._rows import (
+    Int64,
+    RowSelection,
+    Split,
+    offsets_of,
+    read,
+    split,
+    unwrapped,
+)
 from sonic_coffea.layouts._scatter import Scatter
 
 if TYPE_CHECKING:
@@ -40,6 +49,9 @@ class _Group:
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """The columns of one input, where its rows lie in them, and how their elements are sorted."""
+
+    several: ClassVar[bool] = False
+    """Whether elements are of several collections."""
 
     split: Split
     columns: tuple[Column, ...]
@@ -85,9 +97,9 @@ class Columns:
 
         _kernels.mask(out, self.split.starts[rows], self.split.stops[rows])
 
-    def scatter(self, width: int, dtype: np.dtype[Any]) -> Scatter:
-        """Return what takes in `width` values for each element."""
-        return Scatter(self, width, dtype)
+    def scatter(self, width: int, dtype: np.dtype[Any], *, axes: int = 1) -> Scatter:
+        """Return what takes in `width` values for each element, or for each pair of a row."""
+        return Scatter(self, width, dtype, axes=axes)
 
     def _number(self, rows: RowSelection, place: int) -> int:
         return int(np.arange(len(self.split.rows))[rows][place])
@@ -310,21 +322,29 @@ def not_numbers(leaf: Content, what: str) -> InputError:
 
 
 def _one_type(union: Content, what: str) -> Content:
-    kinds = [c.dtype for c in union.contents if isinstance(c, NumpyArray)]
-    if len(kinds) != len(union.contents):
-        raise InputError(f"{what} mixes types ({union.form.type}); expected one numeric type")
-    tags, index = read(union.tags), read(union.index)
-    common = np.result_type(*kinds)
+    """Return numbers of several types as numbers of one; None where they are None."""
+    tags = read(union.tags)
+    index = np.asarray(read(union.index)[: len(tags)], np.int64)
+    places, numbers = [], []
+    for tag, kind in enumerate(union.contents):
+        mine = np.flatnonzero(tags == tag)
+        content, at = unwrapped(kind, index[mine])
+        if not isinstance(content, NumpyArray):
+            raise InputError(f"{what} mixes types ({union.form.type}); expected one numeric type")
+        places.append(mine[at >= 0])
+        numbers.append(read(content)[at[at >= 0]])
+    common = np.result_type(*numbers)
     # numpy's type for uint64 beside int64 is a float.
-    whole = common.kind == "f" and all(k.kind in "iub" for k in kinds)
-    merged = np.empty(union.length, np.int64 if whole else common)
-    for tag, content in enumerate(union.contents):
-        mine = tags == tag
-        numbers = content.data[index[: len(tags)][mine]]
-        merged[mine] = numbers
-        if merged.dtype.kind == "i" and np.any(numbers > np.iinfo(np.int64).max):
+    whole = common.kind == "f" and all(n.dtype.kind in "iub" for n in numbers)
+    merged = np.zeros(len(tags), np.int64 if whole else common)
+    there = np.zeros(len(tags), np.bool_)
+    for mine, some in zip(places, numbers, strict=True):
+        merged[mine], there[mine] = some, True
+        if merged.dtype.kind == "i" and np.any(some > np.iinfo(np.int64).max):
             raise InputError(f"{what} mixes types ({union.form.type}), too large for int64")
-    return NumpyArray(merged)
+    if there.all():
+        return NumpyArray(merged)
+    return ByteMaskedArray(Index8(there.view(np.int8)), NumpyArray(merged), valid_when=True)
 
 
 def grouped(

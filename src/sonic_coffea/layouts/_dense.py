@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-from awkward.contents import Content, NumpyArray
+from awkward.contents import Content, NumpyArray, UnionArray
 
 from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts._columns import Columns, grouped, not_numbers, readable
@@ -27,7 +27,7 @@ from sonic_coffea.layouts._range import check_range
 from sonic_coffea.layouts._rows import Split, split
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -81,7 +81,7 @@ class Dense(FieldsLayout):
     def bind(self, source: Source) -> Bound:
         (feature,) = self.features
         what = f"field {feature.name!r}"
-        layout = source.column(feature.name).materialize()
+        layout = _of_one_type(source.column(feature.name).materialize())
         inner = _inner_shape(layout, what, optional=False)
         if self.shape is None and not inner:
             raise InputError(
@@ -111,6 +111,21 @@ class Dense(FieldsLayout):
         return NumpyArray(np.ascontiguousarray(tensor))
 
 
+def _of_one_type(layout: Content) -> Content:
+    """Return arrays without unions, where what is in them is alike."""
+
+    def merged(node: Content, continuation: Callable[[], Content], **_: Any) -> Content | None:
+        if not node.is_union:
+            return None
+        union = continuation()
+        if not union.is_union:
+            return union
+        return UnionArray.simplified(union.tags, union.index, union.contents, mergebool=True)
+
+    found: Content = ak.transform(merged, layout, highlevel=False)
+    return found
+
+
 def _inner_shape(layout: Content, what: str, *, optional: bool) -> tuple[int, ...]:
     """Return the lengths of the innermost axes that are of fixed length.
 
@@ -120,10 +135,6 @@ def _inner_shape(layout: Content, what: str, *, optional: bool) -> tuple[int, ..
     shape: list[int] = []
     node = layout
     while not (node.is_numpy or node.is_unknown):
-        if node.is_union:
-            shapes = {_inner_shape(kind, what, optional=optional) for kind in node.contents}
-            if len(shapes) == 1:
-                return (*shape, *shapes.pop())
         if node.is_record or node.is_union:
             raise not_numbers(node, what)
         if node.is_regular:

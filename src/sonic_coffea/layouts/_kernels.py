@@ -280,24 +280,49 @@ def sort(order, keys, index, starts, stops, ascending):
 
 
 @_compiled
-def unpad(out, kept, tensor, offsets, counts, starts, order):
-    """Copy what is not padding of ``tensor[n, L, bytes]`` to ``out[offsets[i]:, bytes]``.
+def unpad(out, kept, tensor, length, axes, offsets, counts, starts, order):
+    """Copy what is no padding of ``tensor[n, length**axes, bytes]`` to ``out[offsets[i]:, bytes]``.
 
-    With an `order`, elements go back to where they were. What was truncated becomes zero, and
-    `kept`, if there is one, False.
+    A row has as many elements as it counts to the power of `axes`. With an `order`, elements go
+    back to where they were. What was truncated becomes zero, and `kept`, if there is one, False.
     """
-    length, size = tensor.shape[1], tensor.shape[2]
+    size = tensor.shape[2]
+    whole = tensor.shape[1] * size
     source, target = tensor.ctypes.data, out.ctypes.data
     for i in range(tensor.shape[0]):
-        count = min(counts[i], length)
-        if order is None:
-            _copy(target + offsets[i] * size, source + i * length * size, count * size)
-        else:
-            for k in range(count):
-                at = offsets[i] + order[starts[i] + k] - starts[i]
-                _copy(target + at * size, source + (i * length + k) * size, size)
-        for k in range(count, counts[i]):
-            at = offsets[i] + (k if order is None else order[starts[i] + k] - starts[i])
-            out[at] = 0
-            if kept is not None:
-                kept[at] = False
+        total = counts[i]
+        count = min(total, length)
+        first = offsets[i]
+        if total > length:
+            elements = 1
+            for _ in range(axes):
+                elements *= total
+            for at in range(first, first + elements):
+                out[at] = 0
+                if kept is not None:
+                    kept[at] = False
+        runs = 1
+        for _ in range(axes - 1):
+            runs *= count
+        for run in range(runs):
+            # Where the last axis begins, by the places on the axes before.
+            rest, one, other, step, stride = run, 0, first, length, total
+            for _ in range(axes - 1):
+                place = rest % count
+                rest //= count
+                one += place * step
+                other += (place if order is None else order[starts[i] + place] - starts[i]) * stride
+                step *= length
+                stride *= total
+            begin = source + i * whole + one * size
+            if order is None:
+                _copy(target + other * size, begin, count * size)
+                if kept is not None:
+                    for at in range(other, other + count):
+                        kept[at] = True
+            else:
+                for k in range(count):
+                    at = other + order[starts[i] + k] - starts[i]
+                    _copy(target + at * size, begin + k * size, size)
+                    if kept is not None:
+                        kept[at] = True

@@ -305,6 +305,16 @@ def _of_one_kind(node: Content, what: str) -> Content:
     return node
 
 
+def unwrapped(node: Content, at: Int64) -> tuple[Content, Int64]:
+    """Return what is below indexes and options, and where some elements lie there; -1 is None."""
+    while node.is_indexed or node.is_option:
+        node = node.to_IndexedOptionArray64() if node.is_option else node
+        index = np.asarray(read(node.index), np.int64)
+        at = np.where(at < 0, -1, index[at]) if len(index) else at
+        node = node.content
+    return node, at
+
+
 def _lists_of_union(union: Content, what: str) -> Content:
     """Return a union of lists as lists of a union, so that there is one structure.
 
@@ -316,12 +326,7 @@ def _lists_of_union(union: Content, what: str) -> Content:
     lists = elements = 0
     for tag, kind in enumerate(union.contents):
         mine = tags == tag
-        at, content = index[: len(tags)][mine], kind
-        while content.is_indexed or content.is_option:
-            content = content.to_IndexedOptionArray64() if content.is_option else content
-            inner = np.asarray(read(content.index), np.int64)
-            at = np.where(at < 0, -1, inner[at]) if len(inner) else at
-            content = content.content
+        content, at = unwrapped(kind, index[: len(tags)][mine])
         if content.is_numpy and content.inner_shape:
             content = content.to_RegularArray()
         if not content.is_list or content.parameter("__array__") in {"string", "bytestring"}:

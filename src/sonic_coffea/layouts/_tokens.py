@@ -246,6 +246,8 @@ class _Part:
 class _TokenColumns(Columns):
     """The columns of all parts; `split` has the tokens of each row."""
 
+    several = True
+
     parts: tuple[_Part, ...] = ()
 
     @classmethod
@@ -260,7 +262,8 @@ class _TokenColumns(Columns):
         for part in self.parts:
             out[:, 0, part.places] = part.present(rows)
 
-    def scatter(self, width: int, dtype: DType) -> Scatter:
+    def scatter(self, width: int, dtype: DType, *, axes: int = 1) -> Scatter:
+        assert axes == 1  # noqa: S101  others are refused, as there are several collections
         return _TokenScatter(self, width, dtype)
 
 
@@ -275,8 +278,13 @@ class _TokenScatter(Scatter):
         for part, scatter in self._parts:
             scatter.place(rows, np.ascontiguousarray(tensor[:, part.places]))
 
-    def content(self, names: list[str] | None) -> Content:
-        contents = [part.of_rows(scatter.content(names)) for part, scatter in self._parts]
+    def content(
+        self, names: list[str] | None, each: tuple[int, ...] = (), *, optional: bool = False
+    ) -> Content:
+        contents = [
+            part.of_rows(scatter.content(names, each, optional=optional))
+            for part, scatter in self._parts
+        ]
         return RecordArray(contents, [part.name for part, _ in self._parts])
 
 

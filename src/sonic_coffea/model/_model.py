@@ -22,6 +22,7 @@ from sonic_coffea.errors import (
     InputError,
     ModelNotFoundError,
     ServerError,
+    SonicError,
     nearest,
     printable,
 )
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sonic_coffea.layouts import Inputs
+    from sonic_coffea.layouts import Assembly, Inputs
     from sonic_coffea.pool import Settings
     from sonic_coffea.transport import Contract
 
@@ -315,7 +316,7 @@ class Model(Carrier):
                 version=contract.version,
             )
         inputs = declared(self.inputs)
-        outputs = {name: (o.width, o.dtype) for name, o in self.outputs.items()}
+        outputs = {name: (o.inner, o.dtype) for name, o in self.outputs.items()}
         for name in self._inputs_without_axis(contract):
             dtype, shape = inputs[name]
             inputs[name] = dtype, shape and shape[1:]
@@ -475,6 +476,7 @@ class Model(Carrier):
             self.name, inputs.rows, outputs, version=self.version, config_hash=self.config_hash
         )
         if len(inputs) == 0:
+            self._expect(outputs, how)
             return pending
         inputs.load()
         pool, lock = current() if how.pool is None else how.pool, threading.Lock()
@@ -488,6 +490,7 @@ class Model(Carrier):
                     pending.lose(rows.selection(0, len(rows)), len(rows))
                     continue
                 some = replace(rows, without_axis=self._inputs_without_axis(contract))
+                self._tell(outputs, contract, how)
                 cache = self._cache(pool.settings, contract, deduplicate=how.deduplicate)
                 part = Part(
                     contract,
@@ -539,9 +542,41 @@ class Model(Carrier):
             if (output := self.outputs.get(spec.name)) is not None
             and output.per == "row"
             and output.splits is None
-            and (spec.rows not in (-1, 1) or (not spec.shape and (output.width or 1) > 1))
-            and output.width in (None, math.prod((spec.rows, *spec.shape)))
+            and (spec.rows not in (-1, 1) or (not spec.shape and math.prod(output.last) > 1))
+            and (output.inner is None or math.prod(output.last) == math.prod(spec.whole_shape))
         )
+
+    def _expect(self, outputs: Mapping[str, Assembly], how: _How) -> None:
+        """Find out the shape of outputs that declare none, where there is no object to score.
+
+        So their type is that of other chunks. Without servers, or if none tells, it is a number.
+        """
+        if all(one.is_typed for one in self.outputs.values()):
+            return
+        version = how.version if how.version is not None and _is_one(how.version) else self.version
+        asked = None if version is None else str(version)
+        with contextlib.suppress(SonicError):
+            pool = current() if how.pool is None else how.pool
+            contract = pool.contract(self.name, asked, deadline=how.deadline)
+            self._tell(outputs, contract, how)
+
+    def _tell(self, outputs: Mapping[str, Assembly], contract: Contract, how: _How) -> None:
+        """Tell outputs their shapes; what a lazy array has to know beforehand must be declared."""
+        whole = self._outputs_without_axis(contract)
+        for spec in contract.outputs:
+            declaration = self.outputs.get(spec.name)
+            if declaration is None:
+                continue
+            shape = spec.whole_shape if spec.name in whole else spec.shape
+            if how.lazily and not declaration.is_typed and shape not in ((), (1,)):
+                raise ContractError(
+                    f"output {spec.name!r} has shape {list(shape)} a row, which the type of a lazy "
+                    f"array did not know; declare it, as sonic.Output(shape={shape}), or with "
+                    "labels",
+                    model=self.name,
+                    version=contract.version,
+                )
+            outputs[spec.name].expect(shape)
 
     def _contract(
         self, pool: Pool, version: str | None, rows: Inputs, *, mask: bool, deadline: Deadline
@@ -606,8 +641,11 @@ class Model(Carrier):
         label = f"sonic-{self.name}"
         options = {name: getattr(how, name) for name in ("on_error", "version", "deduplicate")}
         token = "-".join(map(str, [self.config_hash, *options.values()]))
-        score = partial(self, **options)
+        score = partial(self._score_partition, **options)
         return Deferred(self.name, over_partitions(score, objects, label=label, token=token))
+
+    def _score_partition(self, objects: Any, **options: Any) -> Any:
+        return self._send(objects, _How(None, lazily=True, **options)).result()
 
 
 class _How(NamedTuple):
@@ -618,6 +656,7 @@ class _How(NamedTuple):
     version: Any
     deduplicate: bool
     deadline: Deadline = NEVER
+    lazily: bool = False
 
 
 @cache

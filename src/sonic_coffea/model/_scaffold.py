@@ -88,11 +88,7 @@ def fitting(inputs: Mapping[str, Layout], outputs: Mapping[str, Output], contrac
 
 
 def _gives(spec: TensorSpec, output: Any) -> bool:
-    width = spec.shape[-1] if spec.shape else 1
-    labels = output.width
-    return DATATYPES.get(spec.datatype) == output.dtype.name and (
-        labels is None or width < 0 or width == labels
-    )
+    return DATATYPES.get(spec.datatype) == output.dtype.name and spec.gives(output.inner)
 
 
 def _comment(text: str) -> list[str]:
@@ -226,6 +222,8 @@ def _output(spec: TensorSpec, labels: Sequence[str] | None) -> tuple[str, str]:
         remark = "names of the values" if missing else ""
     elif labels and width == 1:
         named = _list(map(_quoted, labels[:1]))
+    elif len(spec.shape) > 2 and min(spec.shape) > 0:
+        options.append(f"shape={spec.shape}")
     if not options:
         return named, remark
     first = [] if named == "None" else [named]

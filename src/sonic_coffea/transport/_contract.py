@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _FREE = 16
 
 
+Inner = int | tuple[Any, ...] | None
+"""The number of labels of an output, or the shape of a row; None and `...` are not known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
     """One input or output of a model, without the axis of the rows.
@@ -45,6 +49,20 @@ class TensorSpec:
                 and all(want in (-1, have) for want, have in zip(self.shape, shape, strict=True))
             )
         )
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape with the axis of the rows."""
+        return (self.rows, *self.shape)
+
+    def gives(self, inner: Inner) -> bool:
+        """Whether an output may have so many labels, or this inner shape."""
+        if inner is None:
+            return True
+        if isinstance(inner, int):
+            (width,) = self.shape[-1:] or (1,)
+            return width in (-1, inner)
+        return _fits(self.shape, inner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +119,7 @@ class Contract:
     def completed(
         self,
         inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...] | None]],
-        outputs: Mapping[str, tuple[int | None, np.dtype[Any] | None]],
+        outputs: Mapping[str, tuple[Inner, np.dtype[Any] | None]],
     ) -> Contract:
         """Return it with declared tensors, as for `check`, where the server lists none."""
         takes = tuple(
@@ -112,9 +130,9 @@ class Contract:
             TensorSpec(
                 name=name,
                 datatype=kserve_name(dtype),
-                shape=() if labels is None else (labels,),
+                shape=tuple(n for n in _axes(inner) if n is not ...),
             )
-            for name, (labels, dtype) in outputs.items()
+            for name, (inner, dtype) in outputs.items()
             if dtype is not None
         )
         return replace(self, inputs=self.inputs or takes, outputs=self.outputs or gives)
@@ -122,7 +140,7 @@ class Contract:
     def check(
         self,
         inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...] | None]],
-        outputs: Mapping[str, tuple[int | None, np.dtype[Any] | None]],
+        outputs: Mapping[str, tuple[Inner, np.dtype[Any] | None]],
         *,
         server: str,
     ) -> None:
@@ -133,7 +151,8 @@ class Contract:
         inputs : mapping
             Names, with dtype and inner shape of what will be sent.
         outputs : mapping
-            Names, with the number of values a row and the dtype that are expected (None: any).
+            Names, with the number of labels, or the inner shape, and the dtype that are expected
+            (None: any).
         server : str
             For the message.
 
@@ -163,17 +182,17 @@ class Contract:
             for name, (dtype, shape) in inputs.items()
             if name in takes and not takes[name].takes(kserve_name(dtype), shape)
         ]
-        for name, (labels, dtype) in outputs.items():
+        for name, (inner, dtype) in outputs.items():
             if name in gives:
-                problems += _output_problems(gives[name], labels, dtype)
+                problems += _output_problems(gives[name], inner, dtype)
             else:
                 problems.append(f"the model has no output {name!r}; {nearest(name, gives)}")
         if not problems:
             return
         declared = {f"input {n}": f"{kserve_name(d)} {_shown(s)}" for n, (d, s) in inputs.items()}
-        for name, (labels, dtype) in outputs.items():
+        for name, (inner, dtype) in outputs.items():
             shown = "any type" if dtype is None else kserve_name(dtype)
-            declared[f"output {name}"] = f"{shown} {_shown(() if labels is None else (labels,))}"
+            declared[f"output {name}"] = f"{shown} {_shown(_axes(inner))}"
         served = {f"input {t.name}": f"{t.datatype} {_shown(t.shape)}" for t in self.inputs}
         served |= {f"output {t.name}": f"{t.datatype} {_shown(t.shape)}" for t in self.outputs}
         raise ContractError(
@@ -184,26 +203,48 @@ class Contract:
         )
 
 
-def _output_problems(
-    spec: TensorSpec, labels: int | None, dtype: np.dtype[Any] | None
-) -> Iterator[str]:
+def _output_problems(spec: TensorSpec, inner: Inner, dtype: np.dtype[Any] | None) -> Iterator[str]:
     gives = DATATYPES.get(spec.datatype)
     if gives is None:
         yield f"output {spec.name!r} is {spec.datatype}, which is not a number"
     elif dtype is not None and gives != dtype.name:
         yield f"output {spec.name!r} is declared {dtype.name}, the model gives {gives}"
-    width = spec.shape[-1] if spec.shape else 1
-    if labels is not None and width >= 0 and width != labels:
+    if spec.gives(inner):
+        return
+    if isinstance(inner, int):
+        (width,) = spec.shape[-1:] or (1,)
         yield (
-            f"output {spec.name!r} is declared with {labels} labels, "
+            f"output {spec.name!r} is declared with {inner} labels, "
             f"the model gives {width} values a row"
+        )
+    else:
+        yield (
+            f"output {spec.name!r} is declared with shape {_shown(inner)}, "
+            f"the model gives {_shown(spec.shape)}"
         )
 
 
-def _shown(shape: tuple[int, ...] | None) -> str:
+def _axes(inner: Inner) -> tuple[Any, ...]:
+    return () if inner is None else (inner,) if isinstance(inner, int) else inner
+
+
+def _fits(shape: tuple[int, ...], inner: tuple[Any, ...]) -> bool:
+    """Whether a declared shape may be the server's, which may have a last axis of 1 besides."""
+    if inner[:1] == (...,):
+        inner = inner[1:]
+        shape = shape[len(shape) - len(inner) :] if len(shape) >= len(inner) else shape
+    if len(shape) == len(inner) + 1 and shape[-1] in (-1, 1):
+        shape = shape[:-1]
+    return len(shape) == len(inner) and all(
+        have < 0 or have == want for have, want in zip(shape, inner, strict=True)
+    )
+
+
+def _shown(shape: tuple[Any, ...] | None) -> str:
     if shape is None:
         return "[N, …]"
-    return "[" + ", ".join(["N", *("?" if n < 0 else str(n) for n in shape)]) + "]"
+    axes = ("…" if n is ... else "?" if n < 0 else str(n) for n in shape)
+    return "[" + ", ".join(["N", *axes]) + "]"
 
 
 def _side_by_side(declared: Mapping[str, str], served: Mapping[str, str]) -> str:
