@@ -14,13 +14,15 @@ endif
 RESULTS ?= sonic-bench
 # Tests wait for servers about as long as they compute: three processes keep two cores busy.
 PROCESSES ?= 3
+# How many arrays `make oracle` tries.
+CASES ?= 20000
 # For how long `make chaos` breaks things.
 SECONDS ?= 30
 PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
 BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow failover cluster facility
 
-.PHONY: help demo quick test lint types unit pytest test-lazy chaos docs bench bench-quick bench-page \
+.PHONY: help demo quick test lint types unit pytest test-lazy oracle chaos docs bench bench-quick bench-page \
 	sample tagger clean
 
 help:
@@ -28,6 +30,7 @@ help:
 	@echo "make quick    style, types and the tests that need no server: for every change"
 	@echo "make test     style, types and the test suite, against the real Triton"
 	@echo "make test-lazy  the tests of dask-awkward support, in an environment of their own"
+	@echo "make oracle   every layout against a slow reference, on 20,000 arrays; or CASES=100000"
 	@echo "make chaos    break servers, proxies and workers while they score, and check all rows;"
 	@echo "              SECONDS=600 SEED=7 for longer, and for the faults of a run that failed"
 	@echo "make docs     build the documentation as a site, in docs/_build"
@@ -79,6 +82,9 @@ test-lazy: $(LAZY)/.installed
 	$(LAZY)/bin/sonic-coffea server install
 	$(LAZY)/bin/python -m pytest tests/lazy \
 		"tests/docs/test_documentation.py::test_page_runs[docs/how-to/use-dask-awkward.md]"
+
+oracle: $(VENV)/.dev-installed
+	SONIC_ORACLE_CASES=$(CASES) $(BIN)/python -m pytest tests/layouts/test_oracle.py
 
 chaos: $(VENV)/.dev-installed
 	$(BIN)/sonic-coffea server install

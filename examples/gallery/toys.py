@@ -126,3 +126,21 @@ def elements(events, seed):
     table = np.asarray(rows, np.float32)
     names = ("track", "ecal", "hcal", "log_e", "eta", "phi", "kind", "log_pt")
     return ak.unflatten(ak.zip({n: table[:, i] for i, n in enumerate(names)}), counts)
+
+
+def displaced(signal, mean, extra, width, rng):
+    """``jets * var * {f0 ... , px, py, pz, energy}``: what lies in a jet, some of it displaced.
+
+    f0 is the significance of the displacement, which jets of a heavy quark have; the other numbers
+    say nothing. A jet of the signal has `extra` more, on average.
+    """
+    signal = np.asarray(signal, bool)
+    counts = rng.poisson(mean + extra * signal)
+    n = counts.sum()
+    far = np.repeat(signal, counts) & (rng.random(n) < 0.35)
+    columns = {f"f{k}": rng.normal(0, 1, n) for k in range(width)}
+    columns["f0"] += far * rng.exponential(3.0, n)
+    pt, eta, phi = rng.exponential(5.0, n) + 0.5, rng.normal(0, 0.2, n), rng.normal(0, 0.2, n)
+    columns |= {"px": pt * np.cos(phi), "py": pt * np.sin(phi), "pz": pt * np.sinh(eta)}
+    columns["energy"] = pt * np.cosh(eta)
+    return ak.unflatten(ak.zip({k: v.astype("float32") for k, v in columns.items()}), counts)

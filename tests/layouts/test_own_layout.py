@@ -34,7 +34,7 @@ class Histogram(Layout):
         features = (Feature(self.name),)
         return Bound(self, bind_columns(source, features, jagged=True, target=self.dtype))
 
-    def row_shape(self, bucket: int) -> tuple[int, ...]:
+    def row_shape(self, level: int) -> tuple[int, ...]:
         return (len(self.edges) - 1,)
 
     def write(self, out: Any, columns: Any, rows: Any) -> None:

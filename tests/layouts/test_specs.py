@@ -147,17 +147,69 @@ def test_bucketed_rows_of_like_length_share_a_segment() -> None:
     layouts = {"x": sonic.Bucketed("x", lengths=(2, 4, 8)), "m": sonic.Mask()}
     inputs = bind_inputs(layouts, array)
     found = {
-        s.length: (inputs.selection(s.start, s.stop).tolist(), inputs.pack(s.start, s.stop))
+        s.level: (inputs.selection(s.start, s.stop).tolist(), inputs.pack(s.start, s.stop))
         for s in inputs.segments
     }
-    assert {length: rows for length, (rows, _) in found.items()} == {
-        2: [1, 2, 5],
-        4: [4],
-        8: [0, 3],
-    }
-    for length, (rows, tensors) in found.items():
-        assert tensors["x"].shape == tensors["m"].shape == (len(rows), 1, length)
+    assert {level: rows for level, (rows, _) in found.items()} == {0: [1, 2, 5], 1: [4], 2: [0, 3]}
+    for level, (rows, tensors) in found.items():
+        assert tensors["x"].shape == tensors["m"].shape == (len(rows), 1, (2, 4, 8)[level])
     assert inputs.count_elements() == (5 + 1 + 2 + 8 + 3, 1, 3 + 1 + 0 + 0 + 1 + 2)
+
+
+def test_groups_with_lengths_of_their_own() -> None:
+    """A row's padding depends on its own counts: the largest step that any of its groups needs."""
+    counts = [(3, 0), (13, 1), (5, 2), (100, 9), (0, 4), (48, 0), (12, 1)]
+    array = ak.Array([{"pf": [1.0] * n, "sv": [1.0] * m} for n, m in counts])
+    layouts = {
+        "pf": sonic.Bucketed("pf", (12, 24, 48)),
+        "pf mask": sonic.Mask(beside="pf"),
+        "sv": sonic.Bucketed("sv", (1, 4), axis_order="LF"),
+        "sv mask": sonic.Mask(of="sv", beside=None, length=6),
+    }
+    expected = {0: (12, 1), 1: (24, 4), 2: (48, 4)}
+    by_hand = [0, 1, 1, 2, 1, 2, 0]
+    for chosen in (slice(None), slice(None, None, -1), [4, 2], [0], []):
+        inputs = bind_inputs(layouts, array[chosen])
+        wanted = np.arange(len(counts))[chosen]
+        levels = {}
+        for segment in inputs.segments:
+            sent = inputs.pack(segment.start, segment.stop)
+            rows = wanted[inputs.selection(segment.start, segment.stop)]
+            levels |= dict.fromkeys(rows.tolist(), segment.level)
+            pf, sv = expected[segment.level]
+            assert sent["pf"].shape == sent["pf mask"].shape == (len(rows), 1, pf)
+            assert sent["sv"].shape == (len(rows), sv, 1)
+            assert sent["sv mask"].shape == (len(rows), 1, 6)
+            for name, there, length in (("pf", 0, pf), ("sv", 1, sv), ("sv mask", 1, 6)):
+                kept = [float(min(counts[row][there], length)) for row in rows]
+                assert sent[name].sum(axis=(1, 2)).tolist() == kept
+            assert segment.row_bytes == 4 * (2 * pf + sv + 6)
+        assert levels == {int(row): by_hand[row] for row in wanted}
+    inputs = bind_inputs(layouts, array)
+    padding = sum(
+        expected[level][k] - min(row[k], expected[level][k])
+        for row, level in zip(counts, by_hand, strict=True)
+        for k in (0, 1)
+    )
+    assert inputs.count_elements()[2] == padding
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({}, "no input is padded, of none"),
+        ({"x": sonic.Flat("pt")}, "no input is padded, of 'x'"),
+        ({"x": sonic.Padded("pt", 2), "y": sonic.Padded("pt", 3)}, "inputs 'x', 'y' have several"),
+    ],
+)
+def test_masks_of_a_field_whose_length_nobody_tells(others: dict[str, Any], message: str) -> None:
+    """Not that of the longest row: the tensor of a row would depend on which others are sent."""
+    layouts = {"m": sonic.Mask(of="pt"), "r": sonic.Row("mass"), **others}
+    array = ak.Array([{"pt": [1.0], "mass": 2.0}])
+    with pytest.raises(ConfigError, match=f"input 'm': Mask needs a length.*{message}"):
+        bind_inputs(layouts, array)
+    with pytest.raises(ConfigError, match="Mask needs a length"):
+        declared(layouts)
 
 
 def test_inputs_from_a_dict_of_arrays() -> None:
@@ -201,9 +253,10 @@ def test_declared_tensors() -> None:
         (lambda: sonic.Mask(-1), "Mask: expected a length of at least 1, got -1"),
         (lambda: sonic.Padded("pt", 2.5), "at least 1, got 2.5"),  # type: ignore[arg-type]
         (lambda: sonic.Row([]), "Row needs at least one field"),
-        (lambda: sonic.Row([3]), "expected field names or sonic.Feature, got 3"),
+        (lambda: sonic.Row([3]), "Row needs a field beside constants"),
+        (lambda: sonic.Row([None]), "expected field names, numbers or sonic.Feature, got None"),  # type: ignore[list-item]
         (lambda: sonic.Row("pt", dtype="float31"), "did you mean 'float32'"),
-        (lambda: sonic.Padded("pt", 2, axis_order="NF"), "expected axis_order 'FL' or 'LF'"),
+        (lambda: sonic.Padded("pt", 2, axis_order="NF"), "expected axis_order 'FL', 'LF' or 'L'"),
         (lambda: sonic.Padded(["a", "b"], 2, fill=[1.0]), "one for each of 2 fields, got 1"),
         (lambda: sonic.Bucketed("a", lengths=(8, 4)), "expected ascending lengths"),
         (lambda: sonic.Feature("pt", lower=1.0, upper=0.0), "lower .* is above upper"),
@@ -233,7 +286,12 @@ def test_bad_declarations(make: Any, message: str) -> None:
         (sonic.Row("pf"), JETS, InputError, "is a record with fields pt"),
         (sonic.Row("x"), {"x": ak.Array(["a", "b"])}, InputError, "holds strings"),
         (sonic.Padded("pt", 2), JETS[0], InputError, "one number where a list is needed"),
-        (sonic.Padded(["pt", "pf.pt"], 2), JETS, InputError, "first difference is in event 0"),
+        (
+            sonic.Padded(["pf.pt", "x"], 2),
+            {"pf": JETS.pf, "x": JETS.pt[:, :1]},
+            InputError,
+            "first difference is in event 0",
+        ),
         (
             sonic.Padded(["x", "y"], 2),
             {"x": ak.Array([[1.0], [2.0]]), "y": ak.Array([[1.0], [2.0, 3.0]])},
@@ -369,9 +427,25 @@ def test_unpack_is_the_inverse(layout: Any, expected: Any) -> None:
     assert layout.unpack(2 * tensor, JAGGED[::-1][::-1]).pt[2].tolist() == [[14.0]]
 
 
+def test_rows_as_sequences_of_one() -> None:
+    rows = sonic.Row(["pt", "eta"]).pack(JETS)
+    np.testing.assert_array_equal(
+        sonic.Row(["pt", "eta"], axis_order="FL").pack(JETS), rows[:, :, np.newaxis]
+    )
+    np.testing.assert_array_equal(
+        sonic.Row(["pt", "eta"], axis_order="LF").pack(JETS), rows[:, np.newaxis]
+    )
+    assert sonic.Row(["pt", "eta"], axis_order="LF").pack(JETS[:0]).shape == (0, 1, 2)
+    with pytest.raises(ConfigError, match="Row: expected axis_order 'F', 'FL' or 'LF', got 'L'"):
+        sonic.Row("pt", axis_order="L")
+
+
 def test_unpack_of_rows_and_images() -> None:
     row = sonic.Row(["pt", "eta"])
     assert row.unpack(row.pack(JETS), JETS).tolist() == JETS[["pt", "eta"]].tolist()
+    for axis_order in ("FL", "LF"):
+        token = sonic.Row(["pt", "eta"], axis_order=axis_order)
+        assert token.unpack(token.pack(JETS), JETS).tolist() == JETS[["pt", "eta"]].tolist()
     images = {"x": ak.Array(np.arange(12.0).reshape(3, 2, 2))}
     dense = sonic.Dense("x", dtype="float64")
     assert dense.unpack(dense.pack(images), images).tolist() == images["x"].tolist()

@@ -259,6 +259,9 @@ def test_branches_of_a_nanoaod_file(nano: Any) -> None:
     model = sonic.Model("substructure", {"x": sonic.Row(["pt", "tau2"])}, {"softmax": ["a", "b"]})
     assert _branches(model(nano.FatJet)) == {"FatJet_pt", "FatJet_tau2", "nFatJet"}
     pt = sonic.Model("m", {"x": sonic.Padded(["pt"], 8)}, {"softmax": ["a", "b"]})
+    tracks = sonic.within_cone(nano.FatJet, nano.PFCand, 0.8)
+    directions = {f"{c}_{x}" for c in ("FatJet", "PFCand") for x in ("eta", "phi")}
+    assert _branches(pt(tracks)) == {"nFatJet", "nPFCand", "PFCand_pt", *directions}
     assert _branches(pt(sonic.constituents(nano))) == {
         "nFatJet",
         "nFatJetPFCand",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import awkward as ak
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import uproot
 from coffea.nanoevents import NanoEventsFactory
+from hypothesis import given
+from hypothesis import strategies as st
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -149,3 +152,105 @@ def test_no_field_of_a_candidate_is_read_before_it_is_used() -> None:
     log.clear()
     np.asarray(ak.flatten(found.eta, axis=None))
     assert {entry.branch for entry in log} == {"PFCand_eta"}
+
+
+def test_vertices_by_the_file_s_association() -> None:
+    events = linked(("FatJetSVs", "sVIdx", "SV"))
+    expected = [[[10.0], [12.0, 11.0]], [], [[16.0], []]]
+    assert sonic.secondary_vertices(events).pt.tolist() == expected
+    assert sonic.secondary_vertices(events[::-1]).pt.tolist() == expected[::-1]
+
+
+directions = st.lists(
+    st.lists(st.tuples(st.floats(-1, 1, width=32), st.floats(-3.125, 3.125, width=32)), max_size=4),
+    min_size=1,
+    max_size=4,
+)
+
+
+def objects(plain: list[list[tuple[float, float]]], events: int) -> ak.Array:
+    """Objects of as many events, each with a number of its own."""
+    plain = (plain * events)[:events]
+    counts = [len(event) for event in plain]
+    eta, phi = ([direction[k] for event in plain for direction in event] for k in (0, 1))
+    columns = {"eta": eta, "phi": phi, "id": range(sum(counts))}
+    return ak.unflatten(ak.zip({k: np.asarray(v, np.float32) for k, v in columns.items()}), counts)
+
+
+@given(directions, directions, st.floats(0.1, 3.0), st.booleans())
+def test_what_is_within_a_cone_is_what_loops_find(
+    jets: Any, others: Any, radius: float, backwards: bool
+) -> None:
+    chosen = slice(None, None, -1 if backwards else 1)
+    one, other = objects(jets, 4)[chosen], objects(others, 4)[chosen]
+    expected = []
+    for event_jets, event_others in zip(one.tolist(), other.tolist(), strict=True):
+        of_event = []
+        for jet in event_jets:
+            inside = []
+            for candidate in event_others:
+                turns = [jet["phi"] - candidate["phi"] + k * 2 * np.pi for k in (-1, 0, 1)]
+                square = (jet["eta"] - candidate["eta"]) ** 2 + min(map(abs, turns)) ** 2
+                if abs(square - radius**2) < 1e-9:  # as rounding has it
+                    return
+                if square < radius**2:
+                    inside.append(candidate["id"])
+            of_event.append(inside)
+        expected.append(of_event)
+    assert sonic.within_cone(one, other, radius).id.tolist() == expected
+
+
+def test_cones_of_jets_that_are_none() -> None:
+    jets = objects([[(0.0, 0.0), (0.1, 0.0)]], 2)
+    chosen = ak.mask(jets, jets.id != 1)
+    found = sonic.within_cone(chosen, jets, 0.4).id
+    assert found.tolist() == [[[0, 1], []], [[2, 3], [2, 3]]]
+    with pytest.raises(errors.InputError, match="of the same events, got 2 and 1"):
+        sonic.within_cone(jets, jets[:1], 0.4)
+
+
+def test_vertices_and_tracks_of_the_sample(sample: tuple[ak.Array, list[Any]]) -> None:
+    """Of the right radius, read only where it is needed, and ready for a layout."""
+    events = sample[0]
+    vertices = objects([[(0.0, 0.0), (1.0, 2.0)], []], len(events))
+    events = ak.with_field(ak.with_field(events, vertices, "SV"), vertices, "LostTrack")
+    for jets, radius in (("FatJet", 0.8), ("Jet", 0.4)):
+        if jets not in events.fields:
+            continue
+        expected = sonic.within_cone(events[jets], vertices, radius)
+        assert sonic.secondary_vertices(events, jets).id.tolist() == expected.id.tolist()
+        assert sonic.lost_tracks(events, jets).id.tolist() == expected.id.tolist()
+        wide = sonic.secondary_vertices(events, jets, radius=9.0)
+        assert ak.all(ak.num(wide, axis=2) == ak.num(vertices))
+    jets = ak.with_field(events.FatJet, sonic.secondary_vertices(events), "sv")
+    assert sonic.Padded(["sv.eta", "sv.phi"], 3).pack(jets).shape[1:] == (2, 3)
+
+
+def test_vertices_that_are_missing() -> None:
+    events = linked(("FatJetPFCand", "pfCandIdx", "PFCand"))
+    with pytest.raises(errors.FieldError, match="no collection 'SV'"):
+        sonic.secondary_vertices(events)
+    with pytest.raises(errors.FieldError, match="no collection 'LostTrack'"):
+        sonic.lost_tracks(events, "FatJet")
+    with pytest.raises(errors.FieldError, match="no collection 'FatJets'; did you mean 'FatJet'"):
+        sonic.secondary_vertices(events, "FatJets")
+    renamed = ak.zip({"Fat": events.FatJet, "SV": events.PFCand}, depth_limit=1)
+    with pytest.raises(errors.ConfigError, match="radius of 'Fat' is not known; give radius="):
+        sonic.secondary_vertices(renamed, "Fat")
+
+
+@pytest.mark.parametrize("by_table", [True, False])
+def test_vertices_without_data(by_table: bool) -> None:
+    """What a lazy graph touches: the links, or the directions; and no field of a vertex else."""
+    events = linked(("FatJetSVs", "sVIdx", "SV"))
+    if not by_table:
+        directed = objects([[(0.0, 0.0)]], len(events))
+        events = ak.zip({"FatJet": directed, "SV": directed}, depth_limit=1)
+    form = ak.to_packed(events).layout.form_with_key_path()
+    traced, report = ak.typetracer.typetracer_with_report(form, highlevel=True)
+    found = sonic.secondary_vertices(traced)
+    assert found.type.content == sonic.secondary_vertices(events).type.content
+    links = {("FatJetSVs", None, name) for name in ("jetIdx", "sVIdx")}
+    eta_phi = {(name, None, k) for name in ("FatJet", "SV") for k in ("eta", "phi")}
+    read = {key for key in map(ast.literal_eval, report.data_touched) if len(key) > 1}
+    assert read == (links if by_table else eta_phi)

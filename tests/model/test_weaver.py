@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -227,3 +229,179 @@ def test_the_file_s_errors_do_not_carry_an_oserror(tmp_path: Path) -> None:
         weaver.read(tmp_path / "none.json")
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
+
+
+def ranged(names: list[str], least: int, most: int, *, mask: bool = False) -> dict[str, Any]:
+    """A group of an input whose length follows the row."""
+    infos: dict[str, Any] = {} if mask else {name: {"pad": -1.0} for name in names}
+    return {"var_names": names, "var_infos": infos, "min_length": least, "max_length": most}
+
+
+GLOBAL: dict[str, Any] = {
+    "output_names": ["label_Xbb", "label_QCD", "target_mass"],
+    "input_names": [
+        *("cpf_features", "cpf_mask", "npf_features", "npf_mask"),
+        *("sv_features", "sv_mask", "jet_features"),
+    ],
+    "cpf_features": ranged(["cpf_pt", "cpf_deta"], 12, 90),
+    "cpf_mask": ranged(["cpf_mask"], 12, 90, mask=True),
+    "npf_features": ranged(["npf_pt"], 8, 60),
+    "npf_mask": ranged(["npf_mask"], 8, 60, mask=True),
+    "sv_features": ranged(["sv_pt", "sv_mass"], 1, 10),
+    "sv_mask": ranged(["sv_mask"], 1, 10, mask=True),
+    "jet_features": ranged(["jet_pt", "jet_mass"], 1, 1),
+}
+
+
+def exported(preprocess: dict[str, Any]) -> dict[str, Any]:
+    """The same with names as of a TorchScript export: with the input's position."""
+    names = {name: f"{name}__{i}" for i, name in enumerate(preprocess["input_names"])}
+    renamed = {names.get(name, name): value for name, value in preprocess.items()}
+    return {**renamed, "input_names": list(names.values())}
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 95), st.integers(0, 65), st.integers(0, 12)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.booleans(),
+)
+def test_groups_of_lengths_of_their_own(counts: list[tuple[int, int, int]], torch: bool) -> None:
+    """Each group by a rule of its own, and numbers of the jet beside them."""
+    file = exported(GLOBAL) if torch else GLOBAL
+    model = sonic.Model.from_weaver("m", file)
+    assert model.outputs["softmax"].labels == ("Xbb", "QCD", "target_mass")
+    rng = np.random.default_rng(3)
+    groups = dict(zip(("cpf", "npf", "sv"), zip(*counts, strict=True), strict=True))
+    limits = {"cpf": (12, 90), "npf": (8, 60), "sv": (1, 10)}
+    jets = {
+        variable: ak.unflatten(rng.random(sum(groups[name])), groups[name])
+        for name in groups
+        for variable in GLOBAL[f"{name}_features"]["var_names"]
+    }
+    jets |= {name: ak.Array(rng.random(len(counts))) for name in ("jet_pt", "jet_mass")}
+    arrays = ak.zip(jets, depth_limit=1)
+    inputs = bind_inputs(model.inputs, arrays)
+    lengths = model.inputs["cpf_features__0" if torch else "cpf_features"].lengths
+    rows = 0
+    for segment in inputs.segments:
+        sent = inputs.pack(segment.start, segment.stop)
+        sent = {name.partition("__")[0]: tensor for name, tensor in sent.items()}
+        for place, row in enumerate(inputs.numbers(segment.start, segment.stop)):
+            rows += 1
+            jet = [counts[row][i] for i in range(3)]
+            for name, n in zip(groups, jet, strict=True):
+                least, most = limits[name]
+                features, mask = sent[f"{name}_features"][place], sent[f"{name}_mask"][place]
+                length = features.shape[1]
+                # Within the file's limits, and all of the row that these allow.
+                assert least <= length <= most
+                assert length >= min(n, most)
+                kept = min(n, length)
+                assert mask.tolist() == [[1.0] * kept + [0.0] * (length - kept)]
+                for channel, variable in zip(
+                    features, GLOBAL[f"{name}_features"]["var_names"], strict=True
+                ):
+                    by_hand = np.full(length, -1.0, np.float32)
+                    by_hand[:kept] = jets[variable][int(row)][:kept]
+                    np.testing.assert_array_equal(channel, by_hand)
+            assert sent["jet_features"][place].tolist() == [
+                [np.float32(jets[name][int(row)])] for name in ("jet_pt", "jet_mass")
+            ]
+            # Padded as it would be alone.
+            alone = bind_inputs(model.inputs, arrays[int(row) : int(row) + 1])
+            assert [s.level for s in alone.segments] == [segment.level]
+    assert rows == len(counts)
+    assert len(lengths) == 5
+
+
+def test_lengths_have_as_many_steps_in_each_group() -> None:
+    inputs, _ = weaver.read(GLOBAL)
+    steps = {name: layout.lengths for name, layout in inputs.items() if layout.jagged}
+    assert steps["sv_features"] == (1, 2, 4, 8, 10)
+    assert steps["cpf_features"] == (12, 20, 33, 55, 90)
+    assert steps["npf_features"] == (8, 14, 22, 37, 60)
+    assert isinstance(inputs["jet_features"], sonic.Row)
+    assert inputs["jet_features"].row_shape(0) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        ({"output_names": {"target_mass": "np.maximum(1, mass)"}}, ["target_mass"]),
+        ({"output_names": None, "flav_names": ["probTop", "probQCD"]}, ["probTop", "probQCD"]),
+    ],
+)
+def test_where_labels_are(names: dict[str, Any], labels: list[str]) -> None:
+    file = {k: v for k, v in {**PREPROCESS, **names}.items() if v is not None}
+    assert weaver.read(file)[1] == labels
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (None, "does not name the values of the model's output; give labels="),
+        ([], "does not name the values of the model's output; give labels="),
+        (
+            {"truth_label": "jet_label", "target_mass": "mass"},
+            "'truth_label' .* classes that the file does not name; give labels=.* 'target_mass'",
+        ),
+    ],
+)
+def test_labels_that_the_file_lacks(tmp_path: Path, names: Any, message: str) -> None:
+    file = {k: v for k, v in {**PREPROCESS, "output_names": names}.items() if v is not None}
+    with pytest.raises(errors.ConfigError, match=message):
+        sonic.Model.from_weaver("m", file)
+    given_labels = sonic.Model.from_weaver("m", file, labels=["a", "b", "target_mass"])
+    assert given_labels.outputs["softmax"].labels == ("a", "b", "target_mass")
+    path = tmp_path / "labels.txt"
+    path.write_text("a\nb \n\n")
+    assert sonic.Model.from_weaver("m", file, labels=path).outputs["softmax"].labels == ("a", "b")
+    with pytest.raises(errors.ConfigError, match="cannot read the labels in"):
+        sonic.Model.from_weaver("m", file, labels=tmp_path / "none.txt")
+
+
+def test_names_of_the_arrays_and_of_the_served_model() -> None:
+    model = sonic.Model.from_weaver(
+        "m",
+        GROUPS,
+        rename={"pf_pt": "puppi", "pf_features": "pf_features__1", "sv_mask": "sv_there"},
+        prefix={"pf": "pf.", "sv_points": "sv."},
+        inputs={"sv_features": sonic.Row("mass")},
+    )
+    assert list(model.inputs) == [
+        *("pf_points", "pf_features__1", "pf_mask", "sv_there", "sv_points", "sv_features")
+    ]
+    assert model.inputs["pf_features__1"].columns == ("pf.puppi", "pf.pf_deta")
+    assert model.inputs["sv_points"].columns == ("sv.sv_deta",)
+    assert model.inputs["sv_features"] == sonic.Row("mass")
+    mask = model.inputs["sv_there"]
+    assert isinstance(mask, sonic.Mask)
+    assert mask.beside == "sv_points"
+    jets = ak.Array(
+        [{"pf": {"puppi": [1.0], "pf_deta": [2.0]}, "sv": {"sv_deta": []}, "mass": 3.0}]
+    )
+    assert bind_inputs(model.inputs, jets).pack(0, 1)["sv_there"].tolist() == [[[0.0, 0.0]]]
+
+
+def test_the_mask_of_a_renamed_group() -> None:
+    inputs, _ = weaver.read(GROUPS, rename={"sv_points": "vertices"})
+    mask = inputs["sv_mask"]
+    assert isinstance(mask, sonic.Mask)
+    assert mask.beside == "vertices"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rename": {"pf_ptt": "pt"}}, "rename: .* no variable or input 'pf_ptt'; did you mean"),
+        ({"rename": {"pf_points": "sv_points"}}, "rename: two inputs would have one name"),
+        ({"prefix": {"lt": "lt."}}, "prefix: .* no input or group 'lt'"),
+        ({"inputs": {"pf": sonic.Row("pt")}}, "no input 'pf'"),
+    ],
+)
+def test_what_the_file_does_not_have(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        sonic.Model.from_weaver("m", GROUPS, **options)

@@ -15,6 +15,7 @@ from sonic_coffea.cli._check import check, models
 from sonic_coffea.cli._demo import demo
 from sonic_coffea.cli._plan import bench, plan
 from sonic_coffea.cli._repository import repository_app
+from sonic_coffea.cli._scaffold import scaffold
 from sonic_coffea.cli._serve import serve, server_app
 from sonic_coffea.cli._status import status
 from sonic_coffea.errors import SonicError
@@ -28,6 +29,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     serve,
     check,
     models,
+    scaffold,
     status,
     bench,
     plan,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from sonic_coffea.layouts._columns import bind_columns
+from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._dense import Dense
-from sonic_coffea.layouts._fields import Feature, Source
+from sonic_coffea.layouts._fields import Feature, OneHot, Source
 from sonic_coffea.layouts._flat import Flat
-from sonic_coffea.layouts._inputs import Inputs, Segment, bind_inputs, declared
+from sonic_coffea.layouts._inputs import Inputs, Segment, bind_inputs, check_told_apart, declared
 from sonic_coffea.layouts._layout import Bound, Layout
 from sonic_coffea.layouts._lazy import is_lazy, over_partitions
 from sonic_coffea.layouts._mask import Mask
 from sonic_coffea.layouts._outputs import Assembly, ByRow, Output
 from sonic_coffea.layouts._padded import Bucketed, Padded
+from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._row import Row
 from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
+from sonic_coffea.layouts._tokens import Tokens
 from sonic_coffea.layouts._tracing import is_tracer, trace
 
 __all__ = [
@@ -28,15 +30,19 @@ __all__ = [
     "Int64",
     "Layout",
     "Mask",
+    "OneHot",
     "Output",
     "Padded",
+    "Pairwise",
     "Row",
     "RowSelection",
     "Rows",
     "Segment",
     "Source",
+    "Tokens",
     "bind_columns",
     "bind_inputs",
+    "check_told_apart",
     "declared",
     "is_lazy",
     "is_tracer",

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from awkward.contents import NumpyArray
+from awkward.contents import ByteMaskedArray, NumpyArray
+from awkward.index import Index8
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._fields import FUNCTIONS, Column, Feature, Source
-from sonic_coffea.layouts._range import check_range, misfit
-from sonic_coffea.layouts._rows import Int64, RowSelection, Split, read, split
+from sonic_coffea.layouts._fields import FUNCTIONS, Column, Feature, Source, limits
+from sonic_coffea.layouts._range import misfit
+from sonic_coffea.layouts._rows import (
+    Int64,
+    RowSelection,
+    Split,
+    offsets_of,
+    read,
+    split,
+    unwrapped,
+)
+from sonic_coffea.layouts._scatter import Scatter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,11 +43,15 @@ class _Group:
     columns: tuple[Column, ...]
     addresses: Int64
     transform: tuple[NDArray[Any], ...] | None
+    missing: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """The columns of one input, where its rows lie in them, and how their elements are sorted."""
+
+    several: ClassVar[bool] = False
+    """Whether elements are of several collections."""
 
     split: Split
     columns: tuple[Column, ...]
@@ -49,17 +63,19 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """The names of the fields."""
-        return [column.feature.name for column in self.columns]
+        """The names of the channels."""
+        return [column.feature.channel for column in self.columns]
 
-    def pad(self, out: Tensor, fills: Sequence[float], rows: RowSelection) -> None:
-        """Fill ``out[n, F, L]``."""
+    def pad(
+        self, out: Tensor, fills: Sequence[float], rows: RowSelection, *, wrap: bool = False
+    ) -> None:
+        """Fill ``out[n, F, L]``, with `fills` behind, or with the row's own elements again."""
         from sonic_coffea.layouts import _kernels
 
         starts, stops = self.split.starts[rows], self.split.stops[rows]
         for group in self.groups:
             pads = np.asarray([fills[s] for s in group.slots]).astype(out.dtype)
-            bad = _run(_kernels.padded, out, group, starts, stops, pads)
+            bad = _run(_kernels.padded, out, group, starts, stops, pads, wrap)
             if bad >= 0:
                 elements = np.arange(starts[bad], min(stops[bad], starts[bad] + out.shape[2]))
                 raise self._misfit(group, out, self._number(rows, bad), elements)
@@ -75,6 +91,16 @@ class Columns:
                 row = self._number(rows, int(np.searchsorted(ends, bad, side="right")))
                 raise self._misfit(group, out, row, elements[bad : bad + 1])
 
+    def mark(self, out: Tensor, rows: RowSelection) -> None:
+        """Fill ``out[n, 1, L]`` with 1 where a row has an element, and 0 elsewhere."""
+        from sonic_coffea.layouts import _kernels
+
+        _kernels.mask(out, self.split.starts[rows], self.split.stops[rows])
+
+    def scatter(self, width: int, dtype: np.dtype[Any], *, axes: int = 1) -> Scatter:
+        """Return what takes in `width` values for each element, or for each pair of a row."""
+        return Scatter(self, width, dtype, axes=axes)
+
     def _number(self, rows: RowSelection, place: int) -> int:
         return int(np.arange(len(self.split.rows))[rows][place])
 
@@ -88,73 +114,18 @@ class Columns:
         return InputError("a kernel refused a number that can be sent")
 
 
-def _run(kernel: Any, out: Tensor, group: _Group, *where: NDArray[Any]) -> int:
+def _run(kernel: Any, out: Tensor, group: _Group, *where: Any) -> int:
     """Fill the slots of a group; return the place of the first that cannot be sent, or -1."""
     values, index = group.columns[0].values, group.columns[0].index
     size = len(values) if index is None else len(index)
+    missing = None if group.missing is None else group.missing.astype(out.dtype)
     first = (out, group.slots, group.addresses, size, values[:0], index, group.transform)
-    bad: int = kernel(*first, *where)
+    bad: int = kernel(*first, missing, *where)
     return bad
 
 
-def bind_columns(
-    source: Source,
-    features: Sequence[Feature],
-    *,
-    jagged: bool,
-    target: np.dtype[Any],
-    sort_by: str | None = None,
-) -> Columns:
-    """Read the columns of one input.
-
-    Columns of one collection, whose rows lie alike, are read where they are. Others, such as one
-    that was computed of the rows that are left beside one of the file, are read through the
-    positions of their own elements; so are those to be sorted or converted, unless all is used.
-
-    Parameters
-    ----------
-    source : Source
-        The arrays.
-    features : sequence of Feature
-        What goes into each slot of the tensor.
-    jagged : bool
-        Whether the innermost list belongs to the row.
-    target : dtype
-        What the tensor will hold.
-    sort_by : str, optional
-        The field by which the elements of a row are sorted, descending.
-    """
-    named = [*features, *([Feature(sort_by)] if sort_by else [])]
-    splits, leaves = _apart(source, named, jagged=jagged)
-    first, order = splits[0], None
-    converted = [_is_converted(leaf, f) for leaf, f in zip(leaves, named, strict=True)]
-    alike = all(one is first or np.array_equal(one.starts, first.starts) for one in splits)
-    indexes: list[Int64 | None] = [None] * len(splits)
-    if (
-        not alike
-        or ((sort_by or any(converted)) and not first.dense)
-        or any(
-            is_converted and leaf.length > first.stops.max(initial=0)
-            for leaf, is_converted in zip(leaves, converted, strict=True)
-        )
-    ):
-        indexes = _positions(splits)
-        offsets = first.offsets
-        first = Split(first.rows, first.leaf, offsets[:-1], offsets[1:])
-    composed = _Composed()
-    columns = [
-        _numbers(leaf, feature, index, composed, converted=c)
-        for leaf, feature, index, c in zip(leaves, named, indexes, converted, strict=True)
-    ]
-    if sort_by:
-        order = _order(first, columns.pop())
-        columns = [replace(c, index=composed(c.index, order)) for c in columns]
-    check_range(columns, first, target)
-    return Columns(first, tuple(columns), grouped(columns), order)
-
-
-def _apart(
-    source: Source, named: Sequence[Feature], *, jagged: bool
+def taken_apart(
+    source: Source, named: Sequence[Feature], *, jagged: bool, check: bool = True
 ) -> tuple[list[Split], list[Content]]:
     """Return the rows of each column and what is in them, checked to be the same rows."""
     used: list[Split] = []
@@ -170,7 +141,7 @@ def _apart(
         if here is None or leaf is None:
             here = _split(source.column(feature.name), feature, jagged=jagged)
             leaf = here.leaf
-        if used and here is not used[0]:
+        if check and used and here is not used[0]:
             _check_same(used[0], here, (f"field {named[0].name!r}", f"field {feature.name!r}"))
         used.append(here)
         leaves.append(leaf)
@@ -194,7 +165,7 @@ def _check_same(first: Split, other: Split, names: tuple[str, str]) -> None:
         )
 
 
-def _positions(splits: Sequence[Split]) -> list[Int64 | None]:
+def positions_of(splits: Sequence[Split]) -> list[Int64 | None]:
     """Return where the elements lie in each column, computed once where that is the same."""
     known: list[tuple[Int64, Int64]] = []
     positions: list[Int64 | None] = []
@@ -221,20 +192,31 @@ def _field(leaf: Content, name: str) -> Content | None:
     return field if field.purelist_depth == 1 and not field.is_record else None
 
 
-class _Composed(dict[tuple[int, int], tuple[Any, ...]]):
+class Composed(dict[tuple[int, int], tuple[Any, ...]]):
     """Indexes that are read through others: the same for the same, so that columns share them."""
 
     def __call__(self, outer: Int64 | None, index: Int64 | None) -> Int64 | None:
+        """Return `outer`, read through `index`; -1 where that is."""
         if outer is None or index is None:
             return index if outer is None else outer
         key = id(outer), id(index)
         if key not in self:  # with what it is of, so that no other takes its address
-            self[key] = outer[index], outer, index
+            self[key] = read_through(outer, index), outer, index
         composed: Int64 = self[key][0]
         return composed
 
 
-def _is_converted(leaf: Content, feature: Feature) -> bool:
+def read_through(values: NDArray[Any], index: Int64, absent: Any = -1) -> NDArray[Any]:
+    """Return values by an index, and what stands for those of which the index is -1."""
+    there = index >= 0
+    if there.all():
+        return values[index]
+    taken = np.full(len(index), absent, values.dtype)
+    taken[there] = values[index[there]]
+    return taken
+
+
+def is_converted(leaf: Content, feature: Feature) -> bool:
     """Whether a kernel cannot read the numbers as they are."""
     while leaf.is_indexed and not leaf.is_option:
         leaf = leaf.content
@@ -245,38 +227,67 @@ def _is_converted(leaf: Content, feature: Feature) -> bool:
     return not _is_readable(read(leaf))
 
 
-def _numbers(
-    leaf: Content, feature: Feature, index: Int64 | None, composed: _Composed, *, converted: bool
+def numbers_of(
+    leaf: Content,
+    feature: Feature,
+    index: Int64 | None,
+    composed: Composed,
+    *,
+    gaps: bool = False,
+    missing: bool = False,
 ) -> Column:
     """Return the one-dimensional numbers of a leaf, and the index to read them through.
 
-    `index` is that of the elements of rows, if others are not to be looked at.
+    `index` is that of the elements of rows, if others are not to be looked at. With `gaps`, it is
+    -1 for some; with `missing`, numbers may be None.
     """
+    converted = is_converted(leaf, feature)
     while leaf.is_indexed and not leaf.is_option:
         index = composed(np.asarray(read(leaf.index), np.int64), index)
         leaf = leaf.content
     if leaf.is_unknown:
-        return Column(feature, np.zeros(leaf.length, np.float64), index)
+        return Column(feature, np.zeros(leaf.length, np.float64), index, gaps)
     if not converted:
-        return Column(feature, read(leaf), index)
+        return Column(feature, read(leaf), index, gaps)
     what = f"field {feature.name!r}"
     if index is not None:
-        leaf, index = leaf[index], None
+        there = index >= 0
+        leaf, index = leaf[index[there]], _counted(there) if gaps else None
+    leaf, present = _plain(leaf, what, missing=missing)
+    if present is not None:
+        index, gaps = composed(present, index), True
+    return Column(feature, readable(read(leaf), what), index, gaps)
+
+
+def _plain(leaf: Content, what: str, *, missing: bool) -> tuple[NumpyArray, Int64 | None]:
+    """Return numbers without what is around them, and where each is, if some are missing."""
+    index: Int64 | None = None
     while not leaf.is_numpy:
         if leaf.is_option:
-            if np.any(leaf.mask_as_bool(valid_when=False)):
-                raise InputError(
-                    f"{what} has None among the constituents of a row; remove them with "
-                    "ak.drop_none or fill them with ak.fill_none"
-                )
+            there = leaf.mask_as_bool(valid_when=True)
+            if not there.all():
+                if not missing:
+                    raise InputError(
+                        f"{what} has None among the constituents of a row; remove them with "
+                        "ak.drop_none, fill them with ak.fill_none, or say what stands for them: "
+                        "missing=…"
+                    )
+                index = _counted(there) if index is None else read_through(_counted(there), index)
             leaf = leaf.project()
         elif leaf.is_indexed:
             leaf = leaf.project()
         elif leaf.is_union:
             leaf = _one_type(leaf, what)
+        elif leaf.is_unknown:
+            leaf = NumpyArray(np.zeros(leaf.length))
         else:
             raise not_numbers(leaf, what)
-    return Column(feature, readable(read(leaf), what), index)
+    return leaf, index
+
+
+def _counted(there: NDArray[np.bool_]) -> Int64:
+    """Return the number of each that is there among those that are, -1 for the others."""
+    return np.where(there, np.cumsum(there) - 1, -1)
 
 
 def readable(data: NDArray[Any], what: str) -> NDArray[Any]:
@@ -311,71 +322,109 @@ def not_numbers(leaf: Content, what: str) -> InputError:
 
 
 def _one_type(union: Content, what: str) -> Content:
-    kinds = [c.dtype for c in union.contents if isinstance(c, NumpyArray)]
-    if len(kinds) != len(union.contents):
-        raise InputError(f"{what} mixes types ({union.form.type}); expected one numeric type")
-    tags, index = read(union.tags), read(union.index)
-    common = np.result_type(*kinds)
+    """Return numbers of several types as numbers of one; None where they are None."""
+    tags = read(union.tags)
+    index = np.asarray(read(union.index)[: len(tags)], np.int64)
+    places, numbers = [], []
+    for tag, kind in enumerate(union.contents):
+        mine = np.flatnonzero(tags == tag)
+        content, at = unwrapped(kind, index[mine])
+        if not isinstance(content, NumpyArray):
+            raise InputError(f"{what} mixes types ({union.form.type}); expected one numeric type")
+        places.append(mine[at >= 0])
+        numbers.append(read(content)[at[at >= 0]])
+    common = np.result_type(*numbers)
     # numpy's type for uint64 beside int64 is a float.
-    whole = common.kind == "f" and all(k.kind in "iub" for k in kinds)
-    merged = np.empty(union.length, np.int64 if whole else common)
-    for tag, content in enumerate(union.contents):
-        mine = tags == tag
-        numbers = content.data[index[: len(tags)][mine]]
-        merged[mine] = numbers
-        if merged.dtype.kind == "i" and np.any(numbers > np.iinfo(np.int64).max):
+    whole = common.kind == "f" and all(n.dtype.kind in "iub" for n in numbers)
+    merged = np.zeros(len(tags), np.int64 if whole else common)
+    there = np.zeros(len(tags), np.bool_)
+    for mine, some in zip(places, numbers, strict=True):
+        merged[mine], there[mine] = some, True
+        if merged.dtype.kind == "i" and np.any(some > np.iinfo(np.int64).max):
             raise InputError(f"{what} mixes types ({union.form.type}), too large for int64")
-    return NumpyArray(merged)
+    if there.all():
+        return NumpyArray(merged)
+    return ByteMaskedArray(Index8(there.view(np.int8)), NumpyArray(merged), valid_when=True)
 
 
-def grouped(columns: Sequence[Column]) -> tuple[_Group, ...]:
+def grouped(
+    columns: Sequence[Column], missing: Sequence[float] | None = None
+) -> tuple[_Group, ...]:
     """Put columns together that one kernel can pack."""
     slots: dict[Any, list[int]] = {}
     for slot, column in enumerate(columns):
-        key = (column.values.dtype, len(column.values), id(column.index), column.feature.plain)
+        of = (id(column.index), column.gaps)
+        key = (column.values.dtype, len(column.values), *of, column.feature.plain)
         slots.setdefault(key, []).append(slot)
-    return tuple(_group(here, [columns[s] for s in here]) for here in slots.values())
+    return tuple(_group(here, [columns[s] for s in here], missing) for here in slots.values())
 
 
-def _group(slots: list[int], columns: list[Column]) -> _Group:
+def _group(slots: list[int], columns: list[Column], missing: Sequence[float] | None) -> _Group:
     from sonic_coffea.layouts import _kernels
 
     if not columns[0].feature.plain and columns[0].values.dtype.kind != "f":
         real = np.result_type(columns[0].values.dtype, np.float32)
-        columns = [replace(c, values=c.values.astype(real)) for c in columns]
+        # The channels of a one-hot field have one array.
+        each = {id(c.values): c.values for c in columns}
+        each = {key: values.astype(real) for key, values in each.items()}
+        columns = [replace(c, values=each[id(c.values)]) for c in columns]
+    gaps = columns[0].gaps and missing is not None
     return _Group(
         np.asarray(slots, np.int64),
         tuple(columns),
         np.asarray([_kernels.address(c.values) for c in columns], np.int64),
         None if columns[0].feature.plain else _transform(columns),
+        np.asarray([missing[s] for s in slots]) if gaps and missing is not None else None,
     )
 
 
 def _transform(columns: list[Column]) -> tuple[NDArray[Any], ...]:
-    real = columns[0].values.dtype
+    """Return what a kernel needs to transform: numbers ``[9, F]``, flags, categories."""
     features = [c.feature for c in columns]
-    numbers = (
-        [f.shift for f in features],
-        [f.scale for f in features],
-        [-np.inf if f.lower is None else f.lower for f in features],
-        [np.inf if f.upper is None else f.upper for f in features],
+    numbers = np.asarray(
+        [
+            (
+                f.shift,
+                f.scale,
+                *limits((f.lower, f.upper)),
+                *limits(f.within or (None, None)),
+                f.nonfinite or 0.0,
+                1.0 if f.power is None else f.power,
+                dict(f.pairs).get(None, np.nan),
+            )
+            for f in features
+        ],
+        columns[0].values.dtype,
     )
+    known = [[pair for pair in f.pairs if pair[0] is not None] for f in features]
+    table = [pair for pairs in known for pair in pairs]
     return (
-        *(np.asarray(n, real) for n in numbers),
+        np.ascontiguousarray(numbers.T),
         np.asarray([f.nonfinite is not None for f in features]),
-        np.asarray([f.nonfinite or 0.0 for f in features], real),
-        np.asarray(
-            [0 if f.function is None else 1 + FUNCTIONS.index(f.function) for f in features]
-        ),
+        np.asarray([_code(f) for f in features]),
+        np.ascontiguousarray(np.asarray(table, numbers.dtype).reshape(-1, 2).T),
+        offsets_of(np.asarray([len(pairs) for pairs in known], np.int64)),
     )
 
 
-def _order(split_: Split, key: Column) -> Int64:
-    """Return the order of the elements of dense rows, each sorted by itself, descending."""
+def _code(feature: Feature) -> int:
+    """Return the number that a kernel has for a function; 0 if nothing but shift and scale is."""
+    if feature.power is not None:
+        return -1
+    if feature.function is not None:
+        return 1 + list(FUNCTIONS).index(feature.function)
+    return -2 if feature.computed else 0
+
+
+def order_of_elements(split_: Split, key: Column, *, ascending: bool) -> Int64:
+    """Return the order of the elements of dense rows, each sorted by itself."""
     from sonic_coffea.layouts import _kernels
 
     order = np.arange(int(split_.stops[-1]) if len(split_.stops) else 0)
-    bad = _kernels.descending(order, key.values, key.index, split_.starts, split_.stops)
+    where = split_.starts, split_.stops
+    if key.gaps:
+        raise InputError(f"field {key.feature.name!r}, by which constituents are sorted, has None")
+    bad = _kernels.sort(order, key.values, key.index, *where, ascending)
     if bad >= 0:
         raise InputError(
             f"field {key.feature.name!r}, by which constituents are sorted, is NaN or infinite in "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-from awkward.contents import Content, NumpyArray
+from awkward.contents import Content, NumpyArray, UnionArray
 
 from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts._columns import Columns, grouped, not_numbers, readable
@@ -27,7 +27,7 @@ from sonic_coffea.layouts._range import check_range
 from sonic_coffea.layouts._rows import Split, split
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -74,22 +74,23 @@ class Dense(FieldsLayout):
         if len(self.features) != 1:
             raise ConfigError("Dense takes one field; several make several inputs")
 
-    def row_shape(self, bucket: int) -> Shape:
-        del bucket
+    def row_shape(self, level: int) -> Shape:
+        del level
         return self.shape
 
     def bind(self, source: Source) -> Bound:
         (feature,) = self.features
         what = f"field {feature.name!r}"
-        layout = source.column(feature.name).materialize()
-        inner = _inner_shape(layout, what)
+        layout = _of_one_type(source.column(feature.name).materialize())
+        inner = _inner_shape(layout, what, optional=False)
         if self.shape is None and not inner:
             raise InputError(
                 f"{what} has type {layout.form.type}, without axes of fixed length; "
                 "give Dense the shape of a row"
             )
         shape = inner if self.shape is None else self.shape
-        axes = len(shape) if inner[-len(shape) :] == shape else sum(n > 1 for n in shape)
+        regular = _inner_shape(layout, what, optional=True)
+        axes = len(shape) if regular[-len(shape) :] == shape else sum(n > 1 for n in shape)
         apart = split(layout, jagged=False, what=what, below=axes)
         size = math.prod(shape)
         # Rows that are not sent may be of other shapes.
@@ -110,8 +111,27 @@ class Dense(FieldsLayout):
         return NumpyArray(np.ascontiguousarray(tensor))
 
 
-def _inner_shape(layout: Content, what: str) -> tuple[int, ...]:
-    """Return the lengths of the innermost axes that are of fixed length."""
+def _of_one_type(layout: Content) -> Content:
+    """Return arrays without unions, where what is in them is alike."""
+
+    def merged(node: Content, continuation: Callable[[], Content], **_: Any) -> Content | None:
+        if not node.is_union:
+            return None
+        union = continuation()
+        if not union.is_union:
+            return union
+        return UnionArray.simplified(union.tags, union.index, union.contents, mergebool=True)
+
+    found: Content = ak.transform(merged, layout, highlevel=False)
+    return found
+
+
+def _inner_shape(layout: Content, what: str, *, optional: bool) -> tuple[int, ...]:
+    """Return the lengths of the innermost axes that are of fixed length.
+
+    Rows may be missing, so that axes above an option are not those of a row, unless a declared
+    shape has them too (`optional`).
+    """
     shape: list[int] = []
     node = layout
     while not (node.is_numpy or node.is_unknown):
@@ -119,7 +139,7 @@ def _inner_shape(layout: Content, what: str) -> tuple[int, ...]:
             raise not_numbers(node, what)
         if node.is_regular:
             shape.append(int(node.size))
-        elif node.is_list or node.is_option:
+        elif node.is_list or (node.is_option and node.purelist_depth > 1 and not optional):
             shape = []
         node = node.content
     return (*shape, *(int(n) for n in getattr(node, "inner_shape", ())))

@@ -2,50 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
+import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, nearest
+from sonic_coffea.layouts._expressions import expression_of
+from sonic_coffea.layouts._paths import path_of, picks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from awkward.contents import Content
     from numpy.typing import NDArray
 
     from sonic_coffea.layouts._rows import Int64
 
-FUNCTIONS = ("log", "log1p", "sqrt", "abs", "exp", "tanh", "sin", "cos")
-"""Element-wise functions that a feature may name."""
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "log": np.log,
+    "log1p": np.log1p,
+    "sqrt": np.sqrt,
+    "abs": np.abs,
+    "exp": np.exp,
+    "tanh": np.tanh,
+    "sin": np.sin,
+    "cos": np.cos,
+    "log10": np.log10,
+    "arctan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "arcsinh": np.arcsinh,
+    "sign_log": lambda x: np.sign(x) * np.log1p(np.abs(x)),
+}
+"""Element-wise functions that a feature may name. Kernels know each by its place here."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Feature:
-    """One field, transformed as ``clip((function(value) - shift) * scale, lower, upper)``.
+    """One field, transformed.
 
-    Without a function this is the rule of weaver and of the CMS software, whose ``median`` is
-    `shift` and whose ``norm_factor`` is `scale`. It is computed in the precision that numpy would
-    use for the field's own type (float32 for float32), then cast to the tensor's.
+    ``clip((function(clip(value, *within)) - shift) * scale, lower, upper)``; without `within` and
+    `function`, this is the rule of weaver and of the CMS software, whose ``median`` is `shift` and
+    whose ``norm_factor`` is `scale`. It is computed in the precision that numpy would use for the
+    field's own type (float32 for float32), then cast to the tensor's.
 
     Parameters
     ----------
     name : str
-        A field or behaviour property, dotted where it is nested: ``"pf.pt"``.
+        A field or behaviour property, dotted where it is nested: ``"pf.pt"``. ``"Jet[0].pt"`` is
+        that of the first object in a list of the row's own.
     shift, scale : float
         Subtracted first; multiplied then.
     lower, upper : float, optional
         Clip limits, applied last.
     nonfinite : float, optional
-        What replaces NaN and ±inf, before the shift. By default they raise an `InputError`.
-    function : {"log", "log1p", "sqrt", "abs", "exp", "tanh", "sin", "cos"}, optional
-        Applied before everything else.
+        What replaces NaN and ±inf, before the shift; NaN lets NaN pass. By default they raise an
+        `InputError`.
+    function : str, optional
+        Applied before the shift: one of log, log1p, log10, sqrt, abs, exp, sin, cos, tanh, arctan,
+        sinh, cosh, arcsinh, or sign_log, which is ``sign(value) * log(1 + |value|)``.
+    power : float, optional
+        Instead of a function: ``value ** power``.
+    within : (float or None, float or None), optional
+        Clip limits, applied first: ``within=(1e-3, None)`` before a logarithm.
+    categories : mapping of number to number, optional
+        What stands for each value, before everything else: ``{-1: 0, 1: 1}``. Other values raise
+        an `InputError`, unless the key None says what stands for them.
+    expression : str, optional
+        What is computed instead of the field `name`, which then only names the channel: fields,
+        numbers, operators, comparisons and functions such as ``"log(pf.pt / pt)"``. Integers are
+        int64 in it, and objects of outer lists are repeated for those within.
+    index : str, optional
+        A field of positions in the list that holds `name`, in the same event:
+        ``Feature("Muon.pt", index="Jet.muonIdx1")``. A negative one refers to nothing: it is
+        missing.
 
     Examples
     --------
     >>> Feature("pf.pt", function="log", shift=1.7, scale=0.7, upper=5.0)
     Feature('pf.pt', shift=1.7, scale=0.7, upper=5.0, function='log')
+    >>> Feature("charge", categories={-1: 0, 0: 1, 1: 2}).categories
+    ((-1, 0), (0, 1), (1, 2))
     """
 
     name: str
@@ -55,55 +95,184 @@ class Feature:
     upper: float | None = None
     nonfinite: float | None = None
     function: str | None = None
+    power: float | None = None
+    within: tuple[float | None, float | None] | None = None
+    categories: tuple[tuple[float | None, float], ...] | Mapping[Any, float] | None = None
+    expression: str | None = None
+    index: str | None = None
 
     def __post_init__(self) -> None:
+        what = f"feature {self.name!r}"
         if not self.name:
             raise ConfigError("a feature is named by a string such as 'pf.pt', got an empty one")
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
-            raise ConfigError(
-                f"feature {self.name!r}: lower ({self.lower}) is above upper ({self.upper})"
-            )
+            raise ConfigError(f"{what}: lower ({self.lower}) is above upper ({self.upper})")
         if self.function is not None and self.function not in FUNCTIONS:
             raise ConfigError(
-                f"feature {self.name!r}: no function {self.function!r}; "
-                f"{nearest(self.function, FUNCTIONS)}"
+                f"{what}: no function {self.function!r}; {nearest(self.function, FUNCTIONS)}"
             )
+        if self.power is not None and self.function is not None:
+            raise ConfigError(f"{what}: expected function= or power=, got both")
+        if self.within is not None:
+            object.__setattr__(self, "within", _limits(self.within, what))
+        if self.categories is not None:
+            object.__setattr__(self, "categories", _pairs(self.categories, what))
+        if self.expression is not None and self.index is not None:
+            raise ConfigError(f"{what}: expected expression= or index=, got both")
+        for path in (*self.paths, *((self.name,) if self.index else ())):
+            path_of(path)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The fields that lie as the rows do, or their elements."""
+        if self.expression is not None:
+            return expression_of(self.expression).paths
+        return (self.index or self.name,)
 
     @property
     def plain(self) -> bool:
         """Whether the numbers pass unchanged."""
-        limits = self.lower, self.upper, self.nonfinite, self.function
-        return (self.shift, self.scale, *limits) == (0.0, 1.0, None, None, None, None)
+        transformed = fields(self)[1 : -len(("expression", "index"))]
+        return all(getattr(self, f.name) == f.default for f in transformed)
+
+    @property
+    def computed(self) -> bool:
+        """Whether more than the shift, the scale and the limits changes the numbers."""
+        changed = self.nonfinite, self.function, self.power, self.within, self.categories
+        return any(one is not None for one in changed)
+
+    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return what becomes of numbers before those that are not finite are replaced."""
+        with np.errstate(all="ignore"):
+            if self.categories is not None:
+                known = {k: v for k, v in self.pairs if k is not None}
+                other = dict(self.pairs).get(None, np.nan)
+                values = np.asarray([known.get(v, other) for v in values.tolist()], values.dtype)
+            if self.within is not None:
+                values = np.clip(values, *map(values.dtype.type, limits(self.within)))
+            if self.power is not None:
+                values = values ** values.dtype.type(self.power)
+            elif self.function is not None:
+                values = FUNCTIONS[self.function](values)
+        return values
+
+    @property
+    def pairs(self) -> tuple[tuple[float | None, float], ...]:
+        """The categories, each with what stands for it."""
+        return tuple(self.categories or ())
+
+    @property
+    def channel(self) -> str:
+        """What the channel is called where a tensor is unpacked."""
+        if len(self.pairs) == 2 and self.pairs[0][1] == 1 and self.pairs[1] == (None, 0):
+            return f"{self.name}={self.pairs[0][0]}"
+        return self.name
 
     def __repr__(self) -> str:
         changed = [
-            f"{f.name}={getattr(self, f.name)!r}"
+            f"{f.name}={dict(self.pairs) if f.name == 'categories' else getattr(self, f.name)!r}"
             for f in fields(self)[1:]
             if getattr(self, f.name) != f.default
         ]
         return f"Feature({', '.join([repr(self.name), *changed])})"
 
 
+def limits(pair: tuple[float | None, float | None]) -> tuple[float, float]:
+    """Return two limits as numbers: infinite where there is none."""
+    return -np.inf if pair[0] is None else pair[0], np.inf if pair[1] is None else pair[1]
+
+
+def _pairs(categories: Any, what: str) -> tuple[tuple[float | None, float], ...]:
+    pairs = categories.items() if isinstance(categories, Mapping) else categories
+    pairs = tuple((key, value) for key, value in pairs)
+    keys = [key for key, _ in pairs if key is not None]
+    numbers = [*keys, *(value for _, value in pairs)]
+    if not keys or not all(isinstance(n, (int, float, np.number)) for n in numbers):
+        raise ConfigError(f"{what}: expected categories={{value: number}}, got {dict(pairs)!r}")
+    return pairs
+
+
+def _limits(within: Any, what: str) -> tuple[float | None, float | None]:
+    if not isinstance(within, Sequence) or len(within) != 2:
+        raise ConfigError(f"{what}: expected within=(least, most), got {within!r}")
+    least, most = within
+    if least is not None and most is not None and least > most:
+        raise ConfigError(f"{what}: within=({least}, {most}) has its limits the wrong way round")
+    return least, most
+
+
+@dataclass(frozen=True, slots=True)
+class OneHot:
+    """One field as a channel for each of some values: 1 where the field has it, 0 elsewhere.
+
+    A number that is none of the values has 0 in all channels.
+
+    Parameters
+    ----------
+    name : str
+        The field.
+    values : sequence of number
+        What the channels stand for.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> import sonic_coffea as sonic
+    >>> leptons = ak.Array([{"charge": -1}, {"charge": 1}])
+    >>> sonic.Row([sonic.OneHot("charge", [-1, 1])]).pack(leptons).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    name: str
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        values = tuple(self.values)
+        if not values or len(set(values)) != len(values):
+            raise ConfigError(f"OneHot({self.name!r}): expected different values, got {values}")
+        object.__setattr__(self, "values", values)
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The channels."""
+        return tuple(Feature(self.name, categories={v: 1, None: 0}) for v in self.values)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """The numbers of one field: ``values``, read through ``index`` if there is one."""
+    """The numbers of one field: ``values``, read through ``index`` if there is one.
+
+    With `gaps`, the index is -1 where a number is missing.
+    """
 
     feature: Feature
     values: NDArray[Any]
     index: Int64 | None
+    gaps: bool = False
 
 
 def as_features(named: Any, layout: str) -> tuple[Feature, ...]:
-    """Return the fields of a layout as features, refusing what is not one."""
-    if isinstance(named, (str, Feature)):
+    """Return the channels of a layout as features, refusing what is none."""
+    if isinstance(named, (str, Feature, OneHot)) or not isinstance(named, Iterable):
         named = [named]
-    wrong = [f for f in named if not isinstance(f, (str, Feature))]
-    if wrong:
-        raise ConfigError(f"{layout}: expected field names or sonic.Feature, got {wrong[0]!r}")
-    features = tuple(f if isinstance(f, Feature) else Feature(f) for f in named)
+    features = [feature for field in named for feature in _channels(field, layout)]
     if not features:
         raise ConfigError(f"{layout} needs at least one field, got none")
-    return features
+    if not any(feature.paths for feature in features):
+        raise ConfigError(f"{layout} needs a field beside constants, which says how many rows")
+    return tuple(features)
+
+
+def _channels(field: Any, layout: str) -> Sequence[Feature]:
+    if isinstance(field, Feature):
+        return [field]
+    if isinstance(field, str):
+        return [Feature(name) for name in picks_of(field)]
+    if isinstance(field, OneHot):
+        return field.features
+    if isinstance(field, (int, float, np.number)) and np.isfinite(field):
+        return [Feature(str(field), expression=repr(float(field)))]
+    raise ConfigError(f"{layout}: expected field names, numbers or sonic.Feature, got {field!r}")
 
 
 class Source:
@@ -131,6 +300,12 @@ class Source:
             whole = self.column(prefix) if prefix else _layout(self._array)
             self._collections[prefix] = whole
         return self._collections[prefix], name
+
+    def names(self, path: str = "") -> list[str]:
+        """Return the fields of the records at a path, or of all there is."""
+        if not path and isinstance(self._array, dict):
+            return list(self._array)
+        return list(self.column(path).fields if path else _layout(self._array).fields)
 
     def column(self, path: str) -> Content:
         """Return the column at a dotted path; nothing is read yet.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.layouts._layout import DType, Fields, FieldsLayout, Shape, Tensor
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.layouts._layout import DType, Fields, FieldsLayout, Shape, Tensor, declare
 from sonic_coffea.layouts._rows import offsets_of
 from sonic_coffea.layouts._scatter import scattered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from awkward.contents import Content
     from numpy.typing import DTypeLike
 
@@ -36,8 +39,14 @@ class Flat(FieldsLayout):
         ``splits[i]`` to ``splits[i + 1]``.
     batch : str or None
         Name of the model's input for each element's row, int64 ``[sum n]``.
-    dtype, sort_by
+    dtype, sort_by, sort_ascending, missing
         As of `Padded`.
+    axis_order : {"LF", "FL"}
+        ``[sum n, F]``, or ``[F, sum n]``, such as the ends of a graph's edges.
+    merge_rows : bool
+        Whether the rows of a request may become one, if neither `splits` nor `batch` tells them
+        apart. That is an error otherwise, unless another input has the same elements and tells, or
+        each request has one row (`Model`, ``one_request_per``).
 
     Examples
     --------
@@ -55,6 +64,10 @@ class Flat(FieldsLayout):
     batch: str | None
     dtype: DType
     sort_by: str | None
+    sort_ascending: bool
+    missing: tuple[float, ...] | None
+    axis_order: str
+    merge_rows: bool
 
     def __init__(
         self,
@@ -64,33 +77,52 @@ class Flat(FieldsLayout):
         batch: str | None = None,
         dtype: DTypeLike = "float32",
         sort_by: str | None = None,
+        sort_ascending: bool = False,
+        missing: float | Sequence[float] | None = None,
+        axis_order: str = "LF",
+        merge_rows: bool = False,
     ) -> None:
-        self._declare(fields, dtype, splits=splits, batch=batch, sort_by=sort_by)
+        options: dict[str, Any] = {
+            "sort_by": sort_by,
+            "sort_ascending": sort_ascending,
+            "missing": missing,
+        }
+        self._declare(fields, dtype, splits=splits, batch=batch, **options)
+        if axis_order not in ("LF", "FL"):
+            raise ConfigError(f"Flat: expected axis_order 'LF' or 'FL', got {axis_order!r}")
+        declare(self, axis_order=axis_order, merge_rows=bool(merge_rows))
+
+    @property
+    def merges(self) -> bool:  # type: ignore[override]
+        return self.splits is None and self.batch is None and not self.merge_rows
 
     def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
         others = dict.fromkeys(filter(None, (self.splits, self.batch)), (np.dtype(np.int64), ()))
-        return {name: (self.dtype, self.row_shape(0)), **others}
+        inner = self.row_shape(0) if self.axis_order == "LF" else (-1,)
+        return {name: (self.dtype, inner), **others}
 
-    def tensor_shape(self, columns: Columns, rows: RowSelection, bucket: int) -> tuple[int, ...]:
-        return *self.elements_shape(columns, rows, bucket), len(self.features)
+    def tensor_shape(self, columns: Columns, rows: RowSelection, level: int) -> tuple[int, ...]:
+        shape = *self.elements_shape(columns, rows, level), len(self.features)
+        return shape if self.axis_order == "LF" else shape[::-1]
 
-    def elements_shape(self, columns: Columns, rows: RowSelection, bucket: int) -> tuple[int, ...]:
-        del bucket
+    def elements_shape(self, columns: Columns, rows: RowSelection, level: int) -> tuple[int, ...]:
+        del level
         return (int(columns.split.counts_of(rows).sum()),)
 
-    def row_bytes(self, columns: Columns, rows: Int64, bucket: int) -> Int64:
-        del bucket
+    def row_bytes(self, columns: Columns, rows: Int64, level: int) -> Int64:
+        del level
         per_element = len(self.features) * self.dtype.itemsize + (8 if self.batch else 0)
         return columns.split.counts_of(rows) * per_element + (8 if self.splits else 0)
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        columns.list(out, columns.split.positions(rows), rows)
+        by_element = out if self.axis_order == "LF" else out.T
+        columns.list(by_element, columns.split.positions(rows), rows)
 
     def make(
-        self, name: str, columns: Columns, rows: RowSelection, bucket: int
+        self, name: str, columns: Columns, rows: RowSelection, level: int
     ) -> dict[str, Tensor]:
         """Return ``[sum n, F]``, with offsets or row numbers of the request's own."""
-        tensors = FieldsLayout.make(self, name, columns, rows, bucket)
+        tensors = FieldsLayout.make(self, name, columns, rows, level)
         counts = columns.split.counts_of(rows)
         if self.splits:
             tensors[self.splits] = offsets_of(counts)
@@ -99,4 +131,4 @@ class Flat(FieldsLayout):
         return tensors
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
-        return scattered(tensor, columns)
+        return scattered(tensor if self.axis_order == "LF" else tensor.T, columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,14 +27,18 @@ class Segment:
     ----------
     row_bytes : int or array of int64
         Bytes of each row in a request: all the same, or of each.
-    length : int
-        The bucket: what rows are padded to, where that depends on the request; else 0.
+    level : int
+        The step of their lengths to which `Bucketed` inputs are padded; 0 if there are none.
+    cuts : array of int64 or None
+        Where each request begins, from `start` on, and the end, if that is given: the rows between
+        two of them are one request.
     """
 
     start: int
     stop: int
     row_bytes: int | Int64
-    length: int = 0
+    level: int = 0
+    cuts: Int64 | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,19 +53,26 @@ class Inputs:
         Ranges of places; the rows of one may share a request.
     order : array of int64 or None
         The row at each place, of all or some; None where rows keep their order.
+    one_request_per : {"row", "event"} or None
+        What has a request of its own, if rows do not share requests.
+    without_axis : frozenset of str
+        Inputs that are sent without the axis of the rows, which then is of length 1.
     """
 
     bound: dict[str, Bound]
     rows: Rows
     segments: tuple[Segment, ...]
     order: Int64 | None
+    one_request_per: str | None = None
+    without_axis: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.rows) if self.order is None else len(self.order)
 
     def only(self, rows: Int64) -> Inputs:
         """Return the same with some of the rows."""
-        order, segments = _segments(self.bound, rows)
+        units = _units(self.rows, rows, self.one_request_per)
+        order, segments = _segments(self.bound, rows, units)
         return replace(self, order=order, segments=segments)
 
     def selection(self, start: int, stop: int) -> RowSelection:
@@ -79,14 +91,35 @@ class Inputs:
 
     def pack(self, start: int, stop: int) -> dict[str, Tensor]:
         """Return the tensors of the rows at places `start` to `stop`, by input."""
-        bucket = next(s.length for s in self.segments if s.start <= start < s.stop)
-        rows = self.selection(start, stop)
-        each = (bound.pack(name, rows, bucket) for name, bound in self.bound.items())
-        return {name: tensor for tensors in each for name, tensor in tensors.items()}
+        level = next(s.level for s in self.segments if s.start <= start < s.stop)
+        return self._packed(self.selection(start, stop), level)
 
-    def bucket_of(self, rows: RowSelection) -> int:
-        """Return the bucket of rows that share a request; 0 if the model has none."""
-        return max((bound.bucket_of(rows) for bound in self.bound.values()), default=0)
+    def pack_all(self) -> dict[str, Tensor]:
+        """Return the tensors of all rows in their order, padded to the level of the longest."""
+        requests = sum(len(s.cuts) - 1 for s in self.segments if s.cuts is not None)
+        if requests > 1:
+            raise InputError(
+                f"these rows are {requests} requests, one for each {self.one_request_per}; pack "
+                f"one {self.one_request_per} at a time"
+            )
+        rows = slice(0, len(self.rows))
+        return self._packed(rows, self.level_of(rows))
+
+    def _packed(self, rows: RowSelection, level: int) -> dict[str, Tensor]:
+        each = (bound.pack(name, rows, level) for name, bound in self.bound.items())
+        tensors = {name: tensor for tensors in each for name, tensor in tensors.items()}
+        for name in self.without_axis:
+            if len(tensors[name]) != 1:
+                raise InputError(
+                    f"input {name!r}: the model takes it without an axis for rows, and a request "
+                    f"has {len(tensors[name])} of them; expected one_request_per='row'"
+                )
+            tensors[name] = tensors[name][0]
+        return tensors
+
+    def level_of(self, rows: RowSelection) -> int:
+        """Return the level of rows that share a request; 0 if the model has none."""
+        return max((bound.level_of(rows) for bound in self.bound.values()), default=0)
 
     def events_of(self, start: int, stop: int) -> tuple[int, int]:
         """Return the first and one-past-last event of the rows at places `start` to `stop`."""
@@ -98,8 +131,11 @@ class Inputs:
     def count_elements(self) -> tuple[int, int, int]:
         """Return how many elements are sent, truncated, and padding, along the consumed axes."""
         rows = self.selection(0, len(self))
+        levels = np.zeros(len(self), np.int64)
+        for segment in self.segments:
+            levels[segment.start : segment.stop] = segment.level
         each = [
-            bound.layout.count_elements(bound.columns.split.counts_of(rows))
+            bound.layout.count_elements(bound.columns, rows, levels)
             for bound in self.bound.values()
         ]
         sent, truncated, padding = map(sum, zip(*each, strict=True))
@@ -108,11 +144,13 @@ class Inputs:
 
 def declared(layouts: Mapping[str, Layout]) -> dict[str, tuple[DType, Shape]]:
     """Return the tensors that a model's inputs make: type and shape of a row."""
-    each = (layout.tensors(name) for name, layout in layouts.items())
+    each = (layout.tensors(name) for name, layout in _among(layouts).items())
     return {name: spec for tensors in each for name, spec in tensors.items()}
 
 
-def bind_inputs(layouts: Mapping[str, Layout], arrays: Any) -> Inputs:
+def bind_inputs(
+    layouts: Mapping[str, Layout], arrays: Any, *, one_request_per: str | None = None
+) -> Inputs:
     """Bind the inputs of a model to arrays.
 
     Parameters
@@ -122,12 +160,21 @@ def bind_inputs(layouts: Mapping[str, Layout], arrays: Any) -> Inputs:
     arrays : awkward array or dict
         One array of records that every input reads from, or a dict with an array for each input.
         A `Mask` of another input may be left out of the dict.
+    one_request_per : {"row", "event"}, optional
+        What has a request of its own; by default, rows share requests.
     """
-    return bind_sources(layouts, arrays_by_input(layouts, arrays))
+    sources = arrays_by_input(layouts, arrays)
+    return bind_sources(layouts, sources, one_request_per=one_request_per)
 
 
-def bind_sources(layouts: Mapping[str, Layout], sources: Mapping[str, Source]) -> Inputs:
+def bind_sources(
+    layouts: Mapping[str, Layout],
+    sources: Mapping[str, Source],
+    *,
+    one_request_per: str | None = None,
+) -> Inputs:
     """Bind the inputs of a model to what each reads from."""
+    layouts = _among(layouts)
     counted = counted_inputs(layouts)
     bound: dict[str, Bound] = {}
     for name, layout in layouts.items():
@@ -139,35 +186,110 @@ def bind_sources(layouts: Mapping[str, Layout], sources: Mapping[str, Source]) -
     first, rows = next((name, one.rows) for name, one in bound.items())
     for name, one in bound.items():
         rows.check_same(one.rows, (f"input {first!r}", f"input {name!r}"))
-    order, segments = _segments(bound, np.arange(len(rows)))
-    return Inputs(
-        bound, rows, segments, order if any(b.layout.buckets for b in bound.values()) else None
-    )
+    if one_request_per is None:
+        _check_told_apart(bound, rows)
+    everything = np.arange(len(rows))
+    units = _units(rows, everything, one_request_per)
+    order, segments = _segments(bound, everything, units)
+    known = None if _levels(bound) == 1 else order
+    return Inputs(bound, rows, segments, known, one_request_per)
 
 
-def _segments(bound: Mapping[str, Bound], rows: Int64) -> tuple[Int64, tuple[Segment, ...]]:
+def check_told_apart(layouts: Mapping[str, Layout]) -> None:
+    """Refuse inputs that put the rows of a request together, if no other tells them apart."""
+    merging = [name for name, layout in layouts.items() if layout.merges]
+    if merging and not any(map(_tells, layouts.values())):
+        raise ConfigError(
+            f"input {merging[0]!r} puts the elements of all rows of a request together, and "
+            "nothing tells them apart: name the model's input of offsets (splits=) or of row "
+            "numbers (batch=); for a network that takes one graph a request, declare "
+            "Model(one_request_per='row') or 'event'; if one graph of many rows is meant, "
+            "merge_rows=True"
+        )
+
+
+def _check_told_apart(bound: Mapping[str, Bound], rows: Rows) -> None:
+    """Refuse rows that have others' offsets, but not their counts."""
+    telling = [one.columns.split for one in bound.values() if _tells(one.layout)]
+    for name, one in bound.items():
+        counts = one.columns.split.counts
+        if not one.layout.merges or any(np.array_equal(t.counts, counts) for t in telling):
+            continue
+        row = int(np.flatnonzero(telling[0].counts != counts)[0]) if telling else 0
+        raise InputError(
+            f"input {name!r} has no splits or batch of its own, and other elements than the inputs "
+            f"that have (the first difference is in event {rows.event_of(row)}); name splits= or "
+            "batch=, or declare Model(one_request_per='row')"
+        )
+
+
+def _tells(layout: Layout) -> bool:
+    return not layout.stacks and not layout.merges
+
+
+def _units(rows: Rows, numbers: Int64, one_request_per: str | None) -> Int64 | None:
+    """Return a number for each of some rows, the same for those of one request; None if any may."""
+    if one_request_per is None:
+        return None
+    return numbers if one_request_per == "row" else rows.event_numbers()[numbers]
+
+
+def _among(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+    """Return the layouts with what they take over from each other."""
+    among = {}
+    for name, layout in layouts.items():
+        with within(name):
+            among[name] = layout.among(layouts)
+    return among
+
+
+def _levels(bound: Mapping[str, Bound]) -> int:
+    return max(one.levels for one in bound.values())
+
+
+def _segments(
+    bound: Mapping[str, Bound], rows: Int64, units: Int64 | None
+) -> tuple[Int64, tuple[Segment, ...]]:
     """Say in which order rows go, which of them may share a request, and what they weigh."""
-    bucketed = [b for b in bound.values() if b.layout.buckets]
-    if not bucketed:
-        return rows, (Segment(0, len(rows), _row_bytes(bound, 0, rows)),) if len(rows) else ()
-    lengths = bucketed[0].layout.buckets
-    if any(b.layout.buckets != lengths for b in bucketed):
-        raise ConfigError("the Bucketed inputs of a model must have the same lengths")
-    most = np.max([b.columns.split.counts_of(rows) for b in bucketed], axis=0)
-    place = np.minimum(np.searchsorted(lengths, most), len(lengths) - 1)
-    sorting = np.argsort(place, kind="stable")
+    count = _levels(bound)
+    if count == 1:
+        if not len(rows):
+            return rows, ()
+        whole = Segment(0, len(rows), _row_bytes(bound, 0, rows), 0, _cuts(units))
+        return rows, (whole,)
+    levels = np.max([b.levels_of(rows) for b in bound.values() if b.levels > 1], axis=0)
+    if units is not None:
+        _, unit = np.unique(units, return_inverse=True)
+        most = np.zeros(len(rows), np.int64)
+        np.maximum.at(most, unit, levels)
+        levels = most[unit]
+    sorting = np.argsort(levels, kind="stable")
     order = rows[sorting]
-    edges = np.searchsorted(place[sorting], np.arange(len(lengths) + 1))
+    edges = np.searchsorted(levels[sorting], np.arange(count + 1))
     segments = tuple(
-        Segment(int(a), int(b), _row_bytes(bound, length, order[a:b]), length)
-        for a, b, length in zip(edges[:-1], edges[1:], lengths, strict=True)
+        Segment(
+            int(a),
+            int(b),
+            _row_bytes(bound, level, order[a:b]),
+            level,
+            None if units is None else _cuts(units[sorting[a:b]]),
+        )
+        for level, (a, b) in enumerate(pairwise(edges))
         if a < b
     )
     return order, segments
 
 
-def _row_bytes(bound: Mapping[str, Bound], bucket: int, rows: Int64) -> int | Int64:
-    return sum(one.layout.row_bytes(one.columns, rows, bucket) for one in bound.values())
+def _cuts(units: Int64 | None) -> Int64 | None:
+    """Return where each unit begins, and the end."""
+    if units is None:
+        return None
+    begins = np.flatnonzero(np.diff(units)) + 1
+    return np.concatenate(([0], begins, [len(units)])).astype(np.int64)
+
+
+def _row_bytes(bound: Mapping[str, Bound], level: int, rows: Int64) -> int | Int64:
+    return sum(one.layout.row_bytes(one.columns, rows, level) for one in bound.values())
 
 
 @contextmanager

@@ -65,8 +65,10 @@ def address(values):
 
 
 @_compiled
-def _apply(function, value):
-    if function == 1:
+def _apply(function, power, value):
+    if function == -1:
+        value = value**power
+    elif function == 1:
         value = np.log(value)
     elif function == 2:
         value = np.log1p(value)
@@ -82,13 +84,25 @@ def _apply(function, value):
         value = np.sin(value)
     elif function == 8:
         value = np.cos(value)
+    elif function == 9:
+        value = np.log10(value)
+    elif function == 10:
+        value = np.arctan(value)
+    elif function == 11:
+        value = np.sinh(value)
+    elif function == 12:
+        value = np.cosh(value)
+    elif function == 13:
+        value = np.arcsinh(value)
+    elif function == 14:
+        value = -np.log1p(-value) if value < 0 else np.log1p(value)
     return value
 
 
 @cache
 def load() -> None:
     """Have numba get ready, which takes about a second in each process."""
-    _apply(0, 0.0)
+    _apply(0, 0.0, 0.0)
 
 
 @_compiled
@@ -102,10 +116,35 @@ def _clip(value, lower, upper):
 
 
 @_compiled
-def padded(out, slots, addresses, size, like, index, transform, starts, stops, fills):
-    """Fill ``out[:, slots, :]``, padding with `fills` as they are."""
+def _sent(numbers, replace, function, table, bounds, j, value):
+    """Return a number transformed; and 1 if it must not be sent, -1 if it may be NaN."""
+    if bounds[j] < bounds[j + 1]:
+        key = value
+        value = numbers[8, j]
+        for c in range(bounds[j], bounds[j + 1]):
+            if table[0, c] == key:
+                value = table[1, c]
+    value = _apply(function, numbers[7, j], _clip(value, numbers[4, j], numbers[5, j]))
+    wrong = np.int32(0)
+    if not np.isfinite(value):
+        wrong = np.int32(1)
+        if replace:
+            value = numbers[6, j]
+            wrong = np.int32(0 if np.isfinite(value) else -1)
+    value = _clip((value - numbers[0, j]) * numbers[1, j], numbers[2, j], numbers[3, j])
+    return value, wrong
+
+
+@_compiled
+def padded(
+    out, slots, addresses, size, like, index, transform, missing, starts, stops, fills, wrap
+):
+    """Fill ``out[:, slots, :]``, padding with `fills` as they are, or with elements again.
+
+    Where the index is -1, there is what is `missing`, as it is.
+    """
     if transform is not None:
-        shifts, scales, lowers, uppers, replace, nonfinite, functions = transform
+        numbers, replace, functions, table, bounds = transform
     length = out.shape[2]
     bad = -1
     for i in range(out.shape[0]):
@@ -113,14 +152,15 @@ def padded(out, slots, addresses, size, like, index, transform, starts, stops, f
         count = np.int32(min(stops[i] - start, length))
         unfit = np.int32(0)
         # Reading on to the end of the tensor and choosing is faster than two loops.
-        whole = transform is None and index is None and start + length <= size
+        whole = transform is None and index is None and start + length <= size and not wrap
         for j in range(len(slots)):
             to = out[i, slots[j]]
             fill = fills[j]
             values = carray(_pointer(addresses[j]), size, like.dtype)
             if transform is not None:
-                shift, scale, lower, upper = shifts[j], scales[j], lowers[j], uppers[j]
-                if index is None and functions[j] == 0 and not replace[j]:
+                if index is None and functions[j] == 0:
+                    shift, scale = numbers[0, j], numbers[1, j]
+                    lower, upper = numbers[2, j], numbers[3, j]
                     here = values[start : start + count]
                     for k in range(count):
                         value = here[k]
@@ -130,17 +170,16 @@ def padded(out, slots, addresses, size, like, index, transform, starts, stops, f
                         unfit = np.int32(unfit + ((value - value) + (sent - sent) != 0))
                 else:
                     for k in range(count):
-                        value = _apply(
-                            functions[j], values[start + k if index is None else index[start + k]]
+                        at = start + k if index is None else index[start + k]
+                        if missing is not None and at < 0:
+                            to[k] = missing[j]
+                            continue
+                        value, wrong = _sent(
+                            numbers, replace[j], functions[j], table, bounds, j, values[at]
                         )
-                        if not np.isfinite(value):
-                            if replace[j]:
-                                value = nonfinite[j]
-                            else:
-                                unfit = np.int32(unfit + 1)
-                        sent = out.dtype.type(_clip((value - shift) * scale, lower, upper))
+                        sent = out.dtype.type(value)
                         to[k] = sent
-                        unfit = np.int32(unfit + (sent - sent != 0))
+                        unfit = np.int32(unfit + (wrong + (sent - sent != 0) > 0))
             elif whole:
                 here = values[start : start + length]
                 for k in range(length):
@@ -150,39 +189,44 @@ def padded(out, slots, addresses, size, like, index, transform, starts, stops, f
                     unfit = np.int32(unfit + (inside and value - value != 0))
             else:
                 for k in range(count):
-                    value = out.dtype.type(values[start + k if index is None else index[start + k]])
+                    at = start + k if index is None else index[start + k]
+                    if missing is not None and at < 0:
+                        to[k] = missing[j]
+                        continue
+                    value = out.dtype.type(values[at])
                     to[k] = value
                     unfit = np.int32(unfit + (value - value != 0))
             if not whole:
                 for k in range(count, length):
-                    to[k] = fill
+                    to[k] = to[k - count] if wrap and count > 0 else fill
         if bad < 0 and unfit > 0:
             bad = i
     return bad
 
 
 @_compiled
-def rows(out, slots, addresses, size, like, index, transform, ids):
+def rows(out, slots, addresses, size, like, index, transform, missing, ids):
     """Fill ``out[:, slots]`` with one number a row."""
     if transform is not None:
-        shifts, scales, lowers, uppers, replace, nonfinite, functions = transform
-    unfit = np.int32(0)
+        numbers, replace, functions, table, bounds = transform
     bad = -1
     for i in range(out.shape[0]):
         at = ids[i] if index is None else index[ids[i]]
+        unfit = np.int32(0)
+        if missing is not None and at < 0:
+            for j in range(len(slots)):
+                out[i, slots[j]] = missing[j]
+            continue
         for j in range(len(slots)):
             value = carray(_pointer(addresses[j]), size, like.dtype)[at]
             if transform is not None:
-                value = _apply(functions[j], value)
-                if not np.isfinite(value):
-                    if replace[j]:
-                        value = nonfinite[j]
-                    else:
-                        unfit = np.int32(unfit + 1)
-                value = _clip((value - shifts[j]) * scales[j], lowers[j], uppers[j])
-            sent = out.dtype.type(value)
+                value, wrong = _sent(numbers, replace[j], functions[j], table, bounds, j, value)
+                sent = out.dtype.type(value)
+                unfit = np.int32(unfit + (wrong + (sent - sent != 0) > 0))
+            else:
+                sent = out.dtype.type(value)
+                unfit = np.int32(unfit + (sent - sent != 0))
             out[i, slots[j]] = sent
-            unfit = np.int32(unfit + (sent - sent != 0))
         if bad < 0 and unfit > 0:
             bad = i
     return bad
@@ -211,8 +255,8 @@ def positions(out, starts, stops):
 
 
 @_compiled
-def descending(order, keys, index, starts, stops):
-    """Write, at the elements' positions, the positions of each row's elements in descending order.
+def sort(order, keys, index, starts, stops, ascending):
+    """Write, at the elements' positions, the positions of each row's elements in their order.
 
     Returns the first row with a key that is not finite, or -1.
     """
@@ -227,7 +271,7 @@ def descending(order, keys, index, starts, stops):
             m = k - 1
             while m >= start:
                 other = keys[order[m]] if index is None else keys[index[order[m]]]
-                if not other < key:
+                if not (key < other if ascending else other < key):
                     break
                 order[m + 1] = order[m]
                 m -= 1
@@ -236,24 +280,49 @@ def descending(order, keys, index, starts, stops):
 
 
 @_compiled
-def unpad(out, kept, tensor, offsets, counts, starts, order):
-    """Copy what is not padding of ``tensor[n, L, bytes]`` to ``out[offsets[i]:, bytes]``.
+def unpad(out, kept, tensor, length, axes, offsets, counts, starts, order):
+    """Copy what is no padding of ``tensor[n, length**axes, bytes]`` to ``out[offsets[i]:, bytes]``.
 
-    With an `order`, elements go back to where they were. What was truncated becomes zero, and
-    `kept`, if there is one, False.
+    A row has as many elements as it counts to the power of `axes`. With an `order`, elements go
+    back to where they were. What was truncated becomes zero, and `kept`, if there is one, False.
     """
-    length, size = tensor.shape[1], tensor.shape[2]
+    size = tensor.shape[2]
+    whole = tensor.shape[1] * size
     source, target = tensor.ctypes.data, out.ctypes.data
     for i in range(tensor.shape[0]):
-        count = min(counts[i], length)
-        if order is None:
-            _copy(target + offsets[i] * size, source + i * length * size, count * size)
-        else:
-            for k in range(count):
-                at = offsets[i] + order[starts[i] + k] - starts[i]
-                _copy(target + at * size, source + (i * length + k) * size, size)
-        for k in range(count, counts[i]):
-            at = offsets[i] + (k if order is None else order[starts[i] + k] - starts[i])
-            out[at] = 0
-            if kept is not None:
-                kept[at] = False
+        total = counts[i]
+        count = min(total, length)
+        first = offsets[i]
+        if total > length:
+            elements = 1
+            for _ in range(axes):
+                elements *= total
+            for at in range(first, first + elements):
+                out[at] = 0
+                if kept is not None:
+                    kept[at] = False
+        runs = 1
+        for _ in range(axes - 1):
+            runs *= count
+        for run in range(runs):
+            # Where the last axis begins, by the places on the axes before.
+            rest, one, other, step, stride = run, 0, first, length, total
+            for _ in range(axes - 1):
+                place = rest % count
+                rest //= count
+                one += place * step
+                other += (place if order is None else order[starts[i] + place] - starts[i]) * stride
+                step *= length
+                stride *= total
+            begin = source + i * whole + one * size
+            if order is None:
+                _copy(target + other * size, begin, count * size)
+                if kept is not None:
+                    for at in range(other, other + count):
+                        kept[at] = True
+            else:
+                for k in range(count):
+                    at = other + order[starts[i] + k] - starts[i]
+                    _copy(target + at * size, begin + k * size, size)
+                    if kept is not None:
+                        kept[at] = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, InputError, nearest
-from sonic_coffea.layouts._columns import Columns, bind_columns
-from sonic_coffea.layouts._fields import Feature, Source, as_features
+from sonic_coffea.layouts._binding import bind_columns
+from sonic_coffea.layouts._fields import Feature, OneHot, Source, as_features
 from sonic_coffea.layouts._memory import empty
+from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import HALF
 
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from awkward.contents import Content
     from numpy.typing import DTypeLike
 
+    from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
 
 T = TypeVar("T")
-Fields = Sequence[str | Feature] | str | Feature
+Field = str | float | Feature | OneHot
+Fields = Sequence[Field] | Field
 Tensor = NDArray[Any]
 DType = np.dtype[Any]
 Shape = tuple[int, ...] | None
@@ -38,8 +41,9 @@ TARGETS = tuple(_NAMES.split())
 class Layout(ABC):
     """How arrays become one input of a model.
 
-    Where the model has a `Bucketed` input, the rows of a request have a bucket: the length to which
-    they are padded; else that is 0.
+    Where the model has `Bucketed` inputs, the rows of a request have a level: the largest step that
+    any of their groups needs, in the lengths of that group. Each group is padded to its own length
+    of that level, or to its last; so a row's padding depends on that row only. Else the level is 0.
 
     Attributes
     ----------
@@ -51,15 +55,18 @@ class Layout(ABC):
         Whether a server may stack the rows of several requests; not, if tensors count within one.
     jagged : bool
         Whether the rows consume the innermost jagged axis.
-    buckets : tuple of int
-        The lengths of which a request has one; none if the rows need no bucket.
+    merges : bool
+        Whether nothing tells the rows of a request apart.
+    lengths : tuple of int
+        To what the layout pads jagged rows, at each level; none if it does not pad.
     """
 
     __slots__ = ()
     dtype: DType
     stacks: ClassVar[bool] = True
     jagged: ClassVar[bool] = False
-    buckets: tuple[int, ...] = ()
+    merges: bool = False
+    lengths: tuple[int, ...] = ()
 
     @property
     @abstractmethod
@@ -71,8 +78,11 @@ class Layout(ABC):
         """Read the columns named, and nothing else."""
 
     @abstractmethod
-    def row_shape(self, bucket: int) -> Any:
-        """Return the shape of a row in a request of a bucket; None if the arrays will tell."""
+    def row_shape(self, level: int) -> Any:
+        """Return the shape of a row in a request of a level; None if the arrays will tell.
+
+        At level -1, what varies with the level is -1.
+        """
 
     @abstractmethod
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
@@ -88,34 +98,71 @@ class Layout(ABC):
         return {name: (self.dtype, self.row_shape(-1))}
 
     def make(
-        self, name: str, columns: Columns, rows: RowSelection, bucket: int
+        self, name: str, columns: Columns, rows: RowSelection, level: int
     ) -> dict[str, Tensor]:
         """Return the tensors of some rows, by the names of the model's inputs."""
-        shape = self.tensor_shape(columns, rows, bucket)
+        shape = self.tensor_shape(columns, rows, level)
         out = empty(shape, np.dtype(np.float32) if self.dtype in HALF else self.dtype)
         self.write(out, columns, rows)
         return {name: out.astype(self.dtype, copy=False)}
 
-    def tensor_shape(self, columns: Columns, rows: RowSelection, bucket: int) -> tuple[int, ...]:
+    def tensor_shape(self, columns: Columns, rows: RowSelection, level: int) -> tuple[int, ...]:
         """Return the shape of the tensor of some rows."""
-        return (len(columns.split.starts[rows]), *self.row_shape(bucket))
+        return (len(columns.split.starts[rows]), *self.row_shape(level))
 
-    def elements_shape(self, columns: Columns, rows: RowSelection, bucket: int) -> tuple[int, ...]:
+    def elements_shape(self, columns: Columns, rows: RowSelection, level: int) -> tuple[int, ...]:
         """Return the first axes of an output that has values for each element of jagged rows."""
-        return len(columns.split.starts[rows]), self.padded_length(bucket)
+        return len(columns.split.starts[rows]), self.padded_length(level)
 
-    def padded_length(self, bucket: int) -> int:
+    def padded_length(self, level: int) -> int:
         """Return the length to which jagged rows are padded in a request; 0 if they are not."""
-        return bucket if self.buckets else 0
+        if not self.lengths:
+            return 0
+        varies = level < 0 and len(self.lengths) > 1
+        return -1 if varies else self.lengths[min(max(level, 0), len(self.lengths) - 1)]
 
-    def row_bytes(self, columns: Columns, rows: Int64, bucket: int) -> int | Int64:
+    def levels_of(self, columns: Columns, rows: RowSelection) -> Int64:
+        """Return the level that each of some rows needs."""
+        return np.searchsorted(self.lengths[:-1], columns.split.counts_of(rows))
+
+    def row_bytes(self, columns: Columns, rows: Int64, level: int) -> int | Int64:
         """Return the bytes of a row in a request: all the same, or of each of the rows."""
         del columns, rows
-        return int(math.prod(self.row_shape(bucket))) * self.dtype.itemsize
+        return int(math.prod(self.row_shape(level))) * self.dtype.itemsize
 
-    def count_elements(self, counts: Int64) -> tuple[int, int, int]:
-        """Return how many elements of jagged rows are sent, truncated, and padding."""
-        return (int(counts.sum()) if self.jagged else 0), 0, 0
+    def count_elements(
+        self, columns: Columns, rows: RowSelection, levels: Int64
+    ) -> tuple[int, int, int]:
+        """Return how many elements of jagged rows are sent, truncated, and padding.
+
+        Parameters
+        ----------
+        columns : Columns
+            What the rows have.
+        rows : slice or array of int64
+            The rows.
+        levels : array of int64
+            The level of each row's request.
+        """
+        if not self.jagged:
+            return 0, 0, 0
+        counts = columns.split.counts_of(rows)
+        if not self.lengths:
+            return int(counts.sum()), 0, 0
+        length = np.asarray(self.lengths)[np.minimum(levels, len(self.lengths) - 1)]
+        sent = np.minimum(counts, length)
+        return int(sent.sum()), int((counts - sent).sum()), int((length - sent).sum())
+
+    def among(self, inputs: Mapping[str, Layout]) -> Layout:
+        """Return the layout with what it takes over from a model's other inputs.
+
+        Raises
+        ------
+        ConfigError
+            If they do not tell what the declaration leaves open.
+        """
+        del inputs
+        return self
 
     def counted_input(self, jagged: Sequence[str]) -> str | None:
         """Return the input to which the layout is bound instead of to arrays, of the jagged ones.
@@ -136,7 +183,7 @@ class Layout(ABC):
         """Return the tensor that would be sent for `array`."""
         bound = self.bind(Source(array))
         rows = slice(0, len(bound.rows))
-        return bound.pack("input", rows, bound.bucket_of(rows))["input"]
+        return bound.pack("input", rows, bound.level_of(rows))["input"]
 
     def unpack(self, tensor: Tensor, array: Any) -> ak.Array:
         """Return a tensor in the structure of `array`, with the fields' names (the inverse).
@@ -150,13 +197,15 @@ class Layout(ABC):
         """
         bound = self.bind(Source(array))
         layout, columns, rows = bound.layout, bound.columns, slice(0, len(bound.rows))
-        expected = layout.tensor_shape(columns, rows, bound.bucket_of(rows))
+        expected = layout.tensor_shape(columns, rows, bound.level_of(rows))
         if tensor.shape != expected:
             raise InputError(
                 f"{type(self).__name__}.unpack: expected a tensor of shape {list(expected)}, as "
                 f"pack makes it of the array, got {list(tensor.shape)}"
             )
-        return bound.rows.unflatten(layout.content(tensor, columns))
+        # awkward has no bfloat16.
+        held = tensor.astype(np.float32) if tensor.dtype in HALF[1:] else tensor
+        return bound.rows.unflatten(layout.content(held, columns))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,17 +220,22 @@ class Bound:
         """The rows, and the structure above them."""
         return self.columns.split.rows
 
-    def bucket_of(self, rows: RowSelection) -> int:
-        """Return the bucket of rows that share a request: that of the longest."""
-        buckets = self.layout.buckets
-        if not buckets:
-            return 0
-        most = self.columns.split.counts_of(rows).max(initial=0)
-        return buckets[min(int(np.searchsorted(buckets, most)), len(buckets) - 1)]
+    @property
+    def levels(self) -> int:
+        """How many levels there are; 1 if the layout pads all rows alike."""
+        return max(len(self.layout.lengths), 1)
 
-    def pack(self, name: str, rows: RowSelection, bucket: int) -> dict[str, Tensor]:
+    def levels_of(self, rows: RowSelection) -> Int64:
+        """Return the level that each of some rows needs."""
+        return self.layout.levels_of(self.columns, rows)
+
+    def level_of(self, rows: RowSelection) -> int:
+        """Return the level of rows that share a request: that of the longest."""
+        return int(self.levels_of(rows).max(initial=0)) if self.levels > 1 else 0
+
+    def pack(self, name: str, rows: RowSelection, level: int) -> dict[str, Tensor]:
         """Return the tensors of some rows, by the names of the model's inputs."""
-        return self.layout.make(name, self.columns, rows, bucket)
+        return self.layout.make(name, self.columns, rows, level)
 
 
 class FieldsLayout(Layout):
@@ -190,23 +244,68 @@ class FieldsLayout(Layout):
     __slots__ = ()
     features: tuple[Feature, ...]
     sort_by: str | None = None
+    sort_ascending: bool = False
+    missing: tuple[float, ...] | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*(f.name for f in self.features), *((self.sort_by,) if self.sort_by else ()))
+        names = [path for feature in self.features for path in feature.paths]
+        names += [feature.name for feature in self.features if feature.index]
+        names += [self.sort_by] if self.sort_by else []
+        return tuple(dict.fromkeys(path_of(name).column for name in names))
 
-    def _declare(self, fields: Fields, dtype: DTypeLike, **values: Any) -> None:
+    def _declare(
+        self,
+        fields: Fields,
+        dtype: DTypeLike,
+        *,
+        missing: float | Sequence[float] | None = None,
+        **values: Any,
+    ) -> None:
         features = as_features(fields, type(self).__name__)
-        declare(self, features=features, dtype=target_of(dtype, self), **values)
+        target = target_of(dtype, self)
+        for feature in features:
+            number = feature.nonfinite
+            if number is not None and not np.isfinite(number) and target.kind in "iub":
+                raise ConfigError(
+                    f"{type(self).__name__}, feature {feature.name!r}: {target.name} cannot hold "
+                    f"nonfinite={number}; declare a dtype of real numbers"
+                )
+        declare(self, features=features, dtype=target, **values)
+        if missing is not None:
+            missing = self._one_for_each("missing", missing, len(features))
+        if "missing" in getattr(self, "__slots__", ()):
+            declare(self, missing=missing)
+
+    def _one_for_each(
+        self, what: str, value: float | Sequence[float], count: int, of: str = "fields"
+    ) -> tuple[float, ...]:
+        """Return a number for each field, refusing those that the tensor cannot hold."""
+        name = type(self).__name__
+        numbers = tuple(value) if isinstance(value, Sequence) else (value,) * count
+        if len(numbers) != count:
+            raise ConfigError(
+                f"{name}: expected one {what} or one for each of {count} {of}, got {len(numbers)}"
+            )
+        for number in numbers:
+            check_held(number, self.dtype, name, what)
+        return tuple(map(float, numbers))
 
     def bind(self, source: Source) -> Bound:
         columns = bind_columns(
-            source, self.features, jagged=self.jagged, target=self.dtype, sort_by=self.sort_by
+            source,
+            self.features,
+            jagged=self.jagged,
+            target=self.dtype,
+            sort_by=self.sort_by,
+            longest=self.lengths[-1] if self.lengths else None,
+            ascending=self.sort_ascending,
+            missing=self.missing,
         )
         return Bound(self, columns)
 
-    def row_shape(self, bucket: int) -> Shape:
-        del bucket
+    def row_shape(self, level: int) -> Shape:
+        del level
         return (len(self.features),)
 
 
@@ -230,9 +329,41 @@ def target_of(dtype: DTypeLike, layout: Layout) -> DType:
     return target
 
 
+def check_held(number: float, dtype: DType, layout: str, what: str) -> None:
+    """Refuse a number of a declaration, if the tensor cannot hold it."""
+    with np.errstate(all="ignore"):
+        held = float(np.asarray(number, np.float64).astype(dtype))
+    exact = dtype.kind in "iub"
+    if (exact and held != number) or (np.isfinite(number) and not np.isfinite(held)):
+        raise ConfigError(f"{layout}: {dtype.name} cannot hold the {what} {number!r}")
+
+
 def length_of(length: Any, layout: Layout) -> int:
     """Return the length of an axis, refusing what is none."""
     if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or length < 1:
         name = type(layout).__name__
         raise ConfigError(f"{name}: expected a length of at least 1, got {length!r}")
     return int(length)
+
+
+AXIS_ORDERS = ("FL", "LF", "L")
+
+
+def order_of(axis_order: Any, layout: Layout) -> str:
+    """Return the order of the axes of a padded tensor, refusing what is none."""
+    if axis_order not in AXIS_ORDERS:
+        name = type(layout).__name__
+        raise ConfigError(f"{name}: expected axis_order 'FL', 'LF' or 'L', got {axis_order!r}")
+    return str(axis_order)
+
+
+def ordered(axis_order: str, fields: int, length: int) -> tuple[int, ...]:
+    """Return the shape of a row."""
+    return {"FL": (fields, length), "LF": (length, fields), "L": (length,)}[axis_order]
+
+
+def with_axes(tensor: Tensor, axis_order: str) -> Tensor:
+    """Return the view ``[N, F, L]`` of a tensor."""
+    if axis_order == "L":
+        return tensor[:, np.newaxis]
+    return tensor if axis_order == "FL" else tensor.transpose(0, 2, 1)

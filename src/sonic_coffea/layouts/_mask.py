@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.layouts._columns import bind_columns
-from sonic_coffea.layouts._fields import Feature
+from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._layout import (
     Bound,
     DType,
@@ -16,31 +15,37 @@ from sonic_coffea.layouts._layout import (
     Tensor,
     declare,
     length_of,
+    order_of,
+    ordered,
     target_of,
+    with_axes,
 )
+from sonic_coffea.layouts._rows import split
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import DTypeLike
 
-    from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._fields import Source
     from sonic_coffea.layouts._rows import RowSelection
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Mask(Layout):
-    """1 where there is a constituent, 0 where there is padding: ``[N, 1, L]``.
+    """1 where there is a constituent, 0 where there is padding: ``[N, 1, L]``, or ``[N, L]``.
 
     Parameters
     ----------
     length : int, optional
         By default that of the input which it belongs to: of each request beside `Bucketed`.
     of : str, optional
-        The field whose elements are counted, instead of those of an input.
+        The field whose elements are counted, instead of those of an input. They are not looked at,
+        so that they may be anything, such as records.
     beside : str, optional
         The model's input whose elements are counted; by default the first one that is jagged.
+    axis_order : {"FL", "LF", "L"}
+        ``[N, 1, L]``, ``[N, L, 1]`` or ``[N, L]``.
     dtype : dtype
         Type of the tensor, float32 by default.
 
@@ -54,8 +59,9 @@ class Mask(Layout):
     length: int | None
     of: str | None
     beside: str | None
+    axis_order: str
     dtype: DType
-    longest: int = field(repr=False, compare=False)
+    lengths: tuple[int, ...] = field(repr=False, compare=False)
 
     def __init__(
         self,
@@ -63,13 +69,16 @@ class Mask(Layout):
         of: str | None = None,
         *,
         beside: str | None = None,
+        axis_order: str = "FL",
         dtype: DTypeLike = "float32",
     ) -> None:
         if of is not None and beside is not None:
             raise ConfigError(f"Mask: expected of={of!r} or beside={beside!r}, got both")
         checked = None if length is None else length_of(length, self)
         target = target_of(dtype, self)
-        declare(self, length=checked, of=of, beside=beside, dtype=target, longest=0)
+        lengths = () if checked is None else (checked,)
+        declare(self, length=checked, of=of, beside=beside, axis_order=order_of(axis_order, self))
+        declare(self, dtype=target, lengths=lengths)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -93,20 +102,33 @@ class Mask(Layout):
                 "Mask does not know what to count; give of=, the name of a jagged field, "
                 "or use it beside a Padded input"
             )
-        columns = bind_columns(source, (Feature(self.of),), jagged=True, target=self.dtype)
-        return self._bound(columns, self.length)
+        lists = split(source.column(self.of), jagged=True, what=f"field {self.of!r}")
+        # In a model, `among` has told; by itself, the longest row does.
+        lengths = self.lengths or (int(lists.counts.max(initial=1)),)
+        return Bound(self._of_lengths(lengths), Columns(lists, (), ()))
 
     def bind_beside(self, counted: Bound) -> Bound:
-        return self._bound(counted.columns, self.length or counted.layout.padded_length(0))
+        return Bound(self, counted.columns)
 
-    def _bound(self, columns: Columns, length: int | None) -> Bound:
-        longest = 0 if length else int(columns.split.counts.max(initial=1))
-        return Bound(declare(copy(self), length=length, longest=longest), columns)
+    def among(self, inputs: Mapping[str, Layout]) -> Mask:
+        if self.lengths:
+            return self
+        jagged = {name: layout for name, layout in inputs.items() if layout.jagged}
+        counted = self.counted_input(list(jagged))
+        if counted is not None:
+            jagged = {counted: jagged[counted]}
+        lengths = {layout.lengths for layout in jagged.values() if layout.lengths}
+        if len(lengths) != 1:
+            names = ", ".join(map(repr, jagged)) or "none"
+            tell = f"inputs {names} have several" if lengths else f"no input is padded, of {names}"
+            raise ConfigError(f"Mask needs a length, as {tell}")
+        return self._of_lengths(*lengths)
 
-    def row_shape(self, bucket: int) -> tuple[int, ...]:
-        return 1, self.length or bucket or self.longest
+    def _of_lengths(self, lengths: tuple[int, ...]) -> Mask:
+        return declare(copy(self), lengths=lengths)
+
+    def row_shape(self, level: int) -> tuple[int, ...]:
+        return ordered(self.axis_order, 1, self.padded_length(level) or -1)
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        from sonic_coffea.layouts import _kernels
-
-        _kernels.mask(out, columns.split.starts[rows], columns.split.stops[rows])
+        columns.mark(with_axes(out, self.axis_order), rows)

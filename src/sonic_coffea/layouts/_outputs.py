@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ml_dtypes
 import numpy as np
-from awkward.contents import Content, ListArray, ListOffsetArray, NumpyArray, RecordArray
-from awkward.index import Index64
+from awkward.contents import (
+    ByteMaskedArray,
+    Content,
+    ListArray,
+    ListOffsetArray,
+    NumpyArray,
+    RecordArray,
+    RegularArray,
+)
+from awkward.index import Index8, Index64
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
 from sonic_coffea.layouts._layout import declare
-from sonic_coffea.layouts._scatter import Scatter, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,36 +30,60 @@ if TYPE_CHECKING:
 
     from sonic_coffea.layouts._inputs import Inputs
     from sonic_coffea.layouts._rows import RowSelection
+    from sonic_coffea.layouts._scatter import Scatter, Tensor
 
 PER = ("row", "constituent")
+CHOOSE = ("argmax", "slot")
+Inner = int | tuple[Any, ...] | None
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Output:
-    """One output of a model: a record of its labels, or plain numbers.
+    """One output of a model: a record of its labels, or numbers.
 
     Parameters
     ----------
     labels : sequence of str, optional
-        Names of the values; without them there is a number, or an array of fixed shape.
+        Names of the values; without them there is a number, or an array of fixed `shape`.
     dtype : dtype
         What the model gives, float32 by default; checked against the server. Scores have the same,
         of bfloat16 float32.
+    shape : sequence of int, optional
+        Shape of the array of numbers of each, such as ``(128,)`` of an embedding. Without labels
+        and shape, it is what the server says; an array that is lazy or without data, for which no
+        server is asked, has one number.
     per : {"row", "constituent"}
         Whether the model gives one for each row, or one for each element of the axis that the row
         consumes: ``[N, L, K]`` for `Padded`, ``[sum n, K]`` for `Flat`. The latter return with the
         counts of the input, and None for what was truncated.
+    axes : int
+        How many axes the elements have: 2 for one value for each pair, ``[N, L, L, K]``, which
+        returns as a list of lists of each row's own length.
+    choose : {"argmax", "slot"}, optional
+        The model chooses constituents, and the result is where they are in the row's list as it was
+        given, however it was sorted: an index, or None. ``"argmax"`` takes those with the greatest
+        score, padding aside: one for each label, or for `axes` of 2 or more one for each axis,
+        which `labels` may name. ``"slot"`` takes the numbers of slots that the model gives itself:
+        ``[N]``, or ``[N, K]`` with labels; a slot of padding, or none at all, is None.
     of : str, optional
         The input whose elements they are, if the rows of several consume an axis; the first one by
         default.
     splits : str, optional
         Name of the model's output with the offsets of this one, if it has another multiplicity
         than the input: ``[M, K]`` with offsets ``[N + 1]`` become a list for each row.
+
+    Examples
+    --------
+    >>> Output(["q1", "q2", "b"], per="constituent", axes=3, choose="argmax").labels
+    ('q1', 'q2', 'b')
     """
 
     labels: tuple[str, ...] | None
     dtype: np.dtype[Any]
+    shape: tuple[int, ...] | None
     per: str
+    axes: int
+    choose: str | None
     of: str | None
     splits: str | None
 
@@ -60,7 +92,10 @@ class Output:
         labels: Sequence[str] | None = None,
         dtype: DTypeLike = "float32",
         *,
+        shape: Sequence[int] | None = None,
         per: str = "row",
+        axes: int = 1,
+        choose: str | None = None,
         of: str | None = None,
         splits: str | None = None,
     ) -> None:
@@ -70,13 +105,48 @@ class Output:
             raise ConfigError(f"an output's labels must differ, got {list(labels)}")
         if per not in PER:
             raise ConfigError(f"an output is per row or per constituent; {nearest(per, PER)}")
-        if of is not None and per != "constituent":
+        by_row = per == "row"
+        if of is not None and by_row:
             raise ConfigError(f"an output of {of!r} is per constituent; set per='constituent'")
-        if splits is not None and per != "row":
+        if splits is not None and not by_row:
             raise ConfigError("an output with splits of its own is not per constituent")
-        names = None if labels is None else tuple(labels)
-        dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-        declare(self, labels=names, dtype=dtype, per=per, of=of, splits=splits)
+        declare(
+            self,
+            labels=None if labels is None else tuple(labels),
+            dtype=np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype),
+            shape=None if shape is None else tuple(_length(n) for n in shape),
+            per=per,
+            axes=axes,
+            choose=choose,
+            of=of,
+            splits=splits,
+        )
+        if labels is not None and shape is not None:
+            raise ConfigError(f"an output has labels or a shape, got {list(labels)} and {shape}")
+        if axes < 1 or (axes > 1 and by_row):
+            raise ConfigError(
+                f"expected one axis of constituents or more, and per='constituent', got axes={axes}"
+            )
+        if choose is not None:
+            self._check_choice(choose)
+
+    def _check_choice(self, choose: str) -> None:
+        """Refuse a choice that is none, or whose numbers nothing tells apart."""
+        if choose not in CHOOSE:
+            raise ConfigError(f"no choose={choose!r}; {nearest(choose, CHOOSE)}")
+        if self.per == "row":
+            raise ConfigError("an output that chooses constituents has per='constituent'")
+        if self.shape is not None:
+            raise ConfigError("an output that chooses constituents has labels, and no shape")
+        if choose == "slot" and (self.dtype.kind not in "iu" or self.axes > 1):
+            raise ConfigError(
+                "an output of slots has whole numbers, one for each label; set dtype='int64' and "
+                f"leave axes out, got {self.dtype} and axes={self.axes}"
+            )
+        if self.axes > 1 and self.labels is not None and len(self.labels) != self.axes:
+            raise ConfigError(
+                f"expected a label for each of {self.axes} axes, got {', '.join(self.labels)}"
+            )
 
     @property
     def score_dtype(self) -> np.dtype[Any]:
@@ -84,23 +154,52 @@ class Output:
         return np.dtype(np.float32) if self.dtype.name == "bfloat16" else self.dtype
 
     @property
-    def width(self) -> int | None:
-        """Values of each, where labels tell."""
-        return None if self.labels is None else len(self.labels)
+    def is_typed(self) -> bool:
+        """Whether the declaration alone says what the scores are."""
+        return not (self.labels is None and self.shape is None and self.choose is None)
+
+    @property
+    def inner(self) -> Inner:
+        """The number of labels of a row in the answer, or its shape; None if nothing tells.
+
+        `...` stands for the axes of constituents, which are the input's.
+        """
+        if self.labels is not None and not (self.choose and self.axes > 1):
+            return len(self.labels)
+        if self.shape is None:
+            return None
+        return self.shape if self.per == "row" and self.splits is None else (..., *self.shape)
+
+    @property
+    def last(self) -> tuple[int, ...]:
+        """The last axes of the answer, one number if nothing tells."""
+        inner = 1 if self.inner is None else self.inner
+        return (inner,) if isinstance(inner, int) else tuple(n for n in inner if n is not ...)
 
     def assemble(self, name: str, inputs: Inputs) -> Assembly:
         """Return what puts the answers of a call together."""
         if self.splits is not None:
             return _Collections(name, self, len(inputs.rows), self.splits)
+        if self.choose is not None:
+            return _Choices(name, self, inputs)
         if self.per == "constituent":
             return _Constituents(name, self, inputs)
         return ByRow(name, self, len(inputs.rows))
 
+    def shaped(self, shape: Sequence[int]) -> Output:
+        """Return it with the shape that a server tells, where none is declared."""
+        if self.labels is not None or self.shape is not None or any(n < 0 for n in shape):
+            return self
+        return declare(copy(self), shape=() if tuple(shape) == (1,) else tuple(shape))
+
     def content(self, tensor: Tensor) -> Content:
         """Return one element for each of the first axis."""
         if self.labels is None:
+            if self.shape is not None:
+                self.check_shape(tensor.shape[1:])
+                return NumpyArray(np.ascontiguousarray(tensor.reshape(len(tensor), *self.shape)))
             flat = tensor.ndim == 2 and tensor.shape[1] == 1
-            return NumpyArray(np.ascontiguousarray(tensor[:, 0]) if flat else tensor)
+            return NumpyArray(np.ascontiguousarray(tensor[:, 0] if flat else tensor))
         by_row = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
         self.check_width(by_row.shape[1], tensor.shape[1:])
         columns = [NumpyArray(np.ascontiguousarray(column)) for column in by_row.T]
@@ -114,10 +213,27 @@ class Output:
                 f"got shape {list(shape)}"
             )
 
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Refuse numbers of another shape than the declared one, if there is one."""
+        if self.shape is not None and shape not in (self.shape, (*self.shape, 1)):
+            raise ResponseError(f"expected shape {list(self.shape)} of each, got {list(shape)}")
+
+    def check_each(self, shape: tuple[int, ...]) -> None:
+        """Refuse an answer whose numbers for each element are not those that are declared."""
+        if self.labels is not None:
+            self.check_width(math.prod(shape), shape)
+        self.check_shape(shape)
+
     def blank(self, rows: int) -> Tensor:
         """Return the tensor of rows without answers."""
-        shape = (rows,) if self.labels is None else (rows, len(self.labels))
-        return np.zeros(shape, self.score_dtype)
+        last = () if self.inner is None else self.last
+        return np.zeros((rows, *last), self.score_dtype)
+
+
+def _length(number: Any) -> int:
+    if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < 1:
+        raise ConfigError(f"an output's shape has lengths of at least 1, got {number!r}")
+    return int(number)
 
 
 class Assembly(Protocol):
@@ -132,8 +248,14 @@ class Assembly(Protocol):
             If it is not what was declared.
         """
 
+    def expect(self, shape: Sequence[int]) -> None:
+        """Take note of the shape of a row that the server tells, for rows without an answer."""
+
     def content(self) -> Content:
         """Return one element, or list, for each row."""
+
+    def typed(self) -> Content:
+        """Return content of the type that any chunk has, while there is no answer."""
 
 
 class ByRow:
@@ -152,17 +274,23 @@ class ByRow:
         tensor = _tensor(self._name, answer)
         if tensor.ndim == 0 or tensor.shape[0] != rows:
             raise _misshapen(self._name, tensor, f"for {rows} rows")
+        self._output.check_shape(tensor.shape[1:])
         if self._whole is None:
             self._whole = np.zeros((self._rows, *tensor.shape[1:]), tensor.dtype)
         _check_kind(self._name, self._whole, tensor)
         self._whole[selection] = tensor
 
+    def expect(self, shape: Sequence[int]) -> None:
+        self._output = self._output.shaped(shape)
+
     def content(self) -> Content:
         return self._output.content(self.tensor)
 
+    typed = content
 
-class _Constituents:
-    """One for each element of the axis that the rows consume."""
+
+class _PerConstituent:
+    """Of each element of the axis that the rows consume."""
 
     def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
         jagged = [name for name, bound in inputs.bound.items() if bound.layout.jagged]
@@ -174,32 +302,165 @@ class _Constituents:
             raise ConfigError(
                 f"output {name!r} is per constituent of {output.of!r}; {nearest(output.of, jagged)}"
             )
+        of = output.of or jagged[0]
         self._name, self._output, self._inputs = name, output, inputs
-        self._bound = inputs.bound[output.of or jagged[0]]
-        self._scatter: Scatter | None = None
+        self._bound = inputs.bound[of]
+        self._is_padded = self._bound.layout.padded_length(0) > 0
+        if not self._is_padded and (output.axes > 1 or output.choose == "slot"):
+            what = f"{output.axes} axes" if output.axes > 1 else "slots"
+            raise ConfigError(
+                f"output {name!r} has {what} of the constituents of input {of!r}, which is not "
+                "padded; name another input with of=, or declare a padded one"
+            )
+        if self._bound.columns.several and (output.axes > 1 or output.choose):
+            raise ConfigError(
+                f"output {name!r} has pairs, or a choice, of the elements of input {of!r}, which "
+                "are of several collections; name an input of one collection with of="
+            )
+
+    def _split(self, selection: RowSelection, answer: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+        """Return the answer for some rows, and how many of its axes the elements have."""
+        tensor = _tensor(self._name, answer)
+        level = self._inputs.level_of(selection)
+        expected = self._bound.layout.elements_shape(self._bound.columns, selection, level)
+        expected += expected[-1:] * (self._output.axes - 1)
+        if tensor.shape[: len(expected)] != expected:
+            what = " rows of ".join(map(str, expected[:2]))
+            pairs = f" in {self._output.axes} axes" if self._output.axes > 1 else ""
+            raise _misshapen(self._name, tensor, f"for {what} constituents{pairs}")
+        return tensor, len(expected)
+
+    def expect(self, shape: Sequence[int]) -> None:
+        # A server lists the axes of padded elements, not that of all elements of a request.
+        self._output = self._output.shaped(shape[self._output.axes * self._is_padded :])
+
+
+class _Constituents(_PerConstituent):
+    """One for each element of the axis that the rows consume, or for each pair."""
+
+    _scatter: Scatter | None = None
+    _each: tuple[int, ...] = ()
 
     def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
-        tensor = _tensor(self._name, answer)
         del rows
-        bucket = self._inputs.bucket_of(selection)
-        expected = self._bound.layout.elements_shape(self._bound.columns, selection, bucket)
-        axes = len(expected)
-        if tensor.ndim == axes:
-            tensor = tensor[..., np.newaxis]
-        if tensor.ndim != axes + 1 or tensor.shape[:axes] != expected:
-            what = " rows of ".join(map(str, expected))
-            raise _misshapen(self._name, tensor, f"for {what} constituents")
-        self._output.check_width(tensor.shape[-1], tensor.shape[axes:])
+        tensor, axes = self._split(selection, answer)
+        each = tensor.shape[axes:] or (1,)
+        self._output.check_each(each)
         if self._scatter is None:
-            self._scatter = Scatter(self._bound.columns, tensor.shape[-1], tensor.dtype)
-        _check_kind(self._name, self._scatter.values, tensor[:, 0] if axes == 2 else tensor)
-        self._scatter.place(selection, tensor)
+            self._each = each
+            self._scatter = self._empty(math.prod(each), tensor.dtype)
+        elif (each, tensor.dtype) != (self._each, self._scatter.values.dtype):
+            raise ResponseError(
+                f"output {self._name!r} came back as {tensor.dtype} {list(each)} for each "
+                f"constituent, before as {self._scatter.values.dtype} {list(self._each)}"
+            )
+        self._scatter.place(selection, tensor.reshape(*tensor.shape[:axes], math.prod(each)))
+
+    def _empty(self, width: int, dtype: np.dtype[Any]) -> Scatter:
+        return self._bound.columns.scatter(width, dtype, axes=self._output.axes)
 
     def content(self) -> Content:
-        scatter = self._scatter or Scatter(
-            self._bound.columns, self._output.width or 1, self._output.score_dtype
-        )
-        return scatter.content(None if self._output.labels is None else list(self._output.labels))
+        return self._content(optional=False)
+
+    def typed(self) -> Content:
+        return self._content(optional=self._is_padded)
+
+    def _content(self, *, optional: bool) -> Content:
+        scatter, each = self._scatter, self._each
+        if scatter is None:
+            each = self._output.last
+            scatter = self._empty(math.prod(each), self._output.score_dtype)
+        labels, shape = self._output.labels, self._output.shape
+        if shape is None:
+            shape = () if each == (1,) else each
+        names = None if labels is None else list(labels)
+        return scatter.content(names, shape, optional=optional)
+
+
+class _Choices(_PerConstituent):
+    """Which elements of a row a model chooses: their places in the row's list, or None."""
+
+    def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
+        super().__init__(name, output, inputs)
+        self._width = output.axes if output.axes > 1 else math.prod(output.last)
+        self._chosen = np.full((len(inputs.rows), self._width), -1, np.int64)
+
+    def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
+        columns = self._bound.columns
+        counts = columns.split.counts_of(selection)
+        if self._output.choose == "slot":
+            tensor = _tensor(self._name, answer)
+            if (
+                tensor.shape not in ((rows, self._width), (rows,))
+                or tensor.size != rows * self._width
+            ):
+                raise _misshapen(self._name, tensor, f"for {self._width} slots of {rows} rows")
+            length = self._bound.layout.padded_length(self._inputs.level_of(selection))
+            slots = tensor.reshape(rows, self._width).astype(np.int64)
+        else:
+            tensor, axes = self._split(selection, answer)
+            each = math.prod(tensor.shape[axes:])
+            wanted = 1 if self._output.axes > 1 else self._width
+            if each != wanted:
+                raise _misshapen(self._name, tensor, f"for {wanted} choices of each row")
+            if not self._is_padded:
+                tensor = _by_row(tensor.reshape(len(tensor), each), counts)
+                axes = 2
+            length = tensor.shape[1]
+            slots = _greatest(tensor.reshape(*tensor.shape[:axes], each), counts, axes - 1)
+        there = (slots >= 0) & (slots < np.minimum(counts, length)[:, np.newaxis])
+        if columns.order is not None and len(columns.order):
+            starts = columns.split.starts[selection][:, np.newaxis]
+            slots = columns.order[np.where(there, starts + slots, 0)] - starts
+        self._chosen[selection] = np.where(there, slots, -1)
+
+    def content(self) -> Content:
+        labels = self._output.labels
+        if labels is not None:
+            each = [_optional(column) for column in self._chosen.T]
+            return RecordArray(each, list(labels), length=len(self._chosen))
+        if self._output.axes == 1:
+            return _optional(self._chosen[:, 0])
+        return RegularArray(_optional(self._chosen.reshape(-1)), self._width, len(self._chosen))
+
+    typed = content
+
+
+def _optional(places: Tensor) -> Content:
+    there = (places >= 0).view(np.int8)
+    return ByteMaskedArray(Index8(there), NumpyArray(np.maximum(places, 0)), valid_when=True)
+
+
+def _by_row(tensor: Tensor, counts: Tensor) -> Tensor:
+    """Return ``[sum n, K]`` as ``[N, L, K]``."""
+    out = np.zeros((len(counts), int(counts.max(initial=0)), tensor.shape[1]), tensor.dtype)
+    within = np.arange(len(tensor)) - np.repeat(np.cumsum(counts) - counts, counts)
+    out[np.repeat(np.arange(len(counts)), counts), within] = tensor
+    return out
+
+
+def _greatest(tensor: Tensor, counts: Tensor, axes: int) -> Tensor:
+    """Return the slots of the greatest score of each row, of ``[N, L, …, K]``: ``[N, axes * K]``.
+
+    Padding is left aside, and so are NaN and -inf, which stand for what cannot be chosen: -1.
+    """
+    rows, length, each = *tensor.shape[:2], tensor.shape[-1]
+    if not length:
+        return np.full((rows, axes * each), -1, np.int64)
+    inside = np.arange(length) < counts[:, np.newaxis]
+    scores = tensor.astype(np.float64)
+    for axis in range(1, axes + 1):
+        shape = [rows] + [1] * (axes + 1)
+        shape[axis] = length
+        scores[~np.broadcast_to(inside.reshape(shape), scores.shape)] = -np.inf
+    scores = np.nan_to_num(
+        scores.reshape(rows, length**axes, each), nan=-np.inf, posinf=np.inf, neginf=-np.inf
+    )
+    best = np.argmax(scores, axis=1)
+    slots = np.stack(np.unravel_index(best, (length,) * axes), axis=1)
+    chosen = scores.max(axis=1, keepdims=True) > -np.inf
+    found: Tensor = np.where(chosen, slots, -1).reshape(rows, axes * each)
+    return found
 
 
 class _Collections:
@@ -234,11 +495,16 @@ class _Collections:
         self._parts.append(tensor)
         self._length += len(tensor)
 
+    def expect(self, shape: Sequence[int]) -> None:
+        self._output = self._output.shaped(shape)
+
     def content(self) -> Content:
         whole = np.concatenate(self._parts) if self._parts else self._output.blank(0)
         lists = ListArray(Index64(self._starts), Index64(self._stops), self._output.content(whole))
         packed: ListOffsetArray = lists.to_ListOffsetArray64(start_at_zero=True)
         return packed
+
+    typed = content
 
 
 def _tensor(name: str, answer: Mapping[str, Tensor]) -> Tensor:

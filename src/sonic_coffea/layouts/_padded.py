@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from sonic_coffea.errors import ConfigError
-from sonic_coffea.layouts._layout import DType, Fields, FieldsLayout, Tensor, declare, length_of
+from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.layouts._layout import (
+    DType,
+    Fields,
+    FieldsLayout,
+    Tensor,
+    declare,
+    length_of,
+    order_of,
+    ordered,
+    with_axes,
+)
 from sonic_coffea.layouts._scatter import scattered
 
 if TYPE_CHECKING:
@@ -18,7 +26,9 @@ if TYPE_CHECKING:
 
     from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._fields import Feature
-    from sonic_coffea.layouts._rows import Int64, RowSelection
+    from sonic_coffea.layouts._rows import RowSelection
+
+PAD_MODES = ("constant", "wrap")
 
 
 class PaddedLayout(FieldsLayout):
@@ -29,48 +39,38 @@ class PaddedLayout(FieldsLayout):
     lengths: tuple[int, ...]
     fill: tuple[float, ...]
     axis_order: str
+    pad_mode: str
+    missing: tuple[float, ...] | None
 
-    def _declare_padding(self, fill: float | Sequence[float], axis_order: str) -> None:
+    def _declare_padding(
+        self, fill: float | Sequence[float], axis_order: str, pad_mode: str
+    ) -> None:
         """Check what is declared of the padding, after the fields and the type."""
         name, count = type(self).__name__, len(self.features)
-        if axis_order not in ("FL", "LF"):
-            raise ConfigError(f"{name}: expected axis_order 'FL' or 'LF', got {axis_order!r}")
-        fills = tuple(fill) if isinstance(fill, Sequence) else (fill,) * count
-        if len(fills) != count:
+        order_of(axis_order, self)
+        if axis_order == "L" and count != 1:
             raise ConfigError(
-                f"{name}: expected one fill or one for each of {count} fields, got {len(fills)}"
+                f"{name}: axis_order 'L' has no axis for {count} fields; expected one field, or "
+                "axis_order 'FL' or 'LF'"
             )
-        for value in fills:
-            with np.errstate(all="ignore"):
-                held = float(np.asarray(value, np.float64).astype(self.dtype))
-            exact = self.dtype.kind in "iub"
-            if (exact and held != value) or (np.isfinite(value) and not np.isfinite(held)):
-                raise ConfigError(f"{name}: {self.dtype.name} cannot hold the fill {value!r}")
-        declare(self, fill=tuple(map(float, fills)), axis_order=axis_order)
+        if pad_mode not in PAD_MODES:
+            raise ConfigError(f"{name}: no pad_mode {pad_mode!r}; {nearest(pad_mode, PAD_MODES)}")
+        declare(self, axis_order=axis_order, pad_mode=pad_mode)
+        self._declare_fill(fill, count, "fields")
 
-    @property
-    def buckets(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.lengths if len(self.lengths) > 1 else ()
+    def _declare_fill(self, fill: float | Sequence[float], count: int, what: str) -> None:
+        """Check what pads each of some channels."""
+        declare(self, fill=self._one_for_each("fill", fill, count, what))
 
-    def padded_length(self, bucket: int) -> int:
-        return bucket if len(self.lengths) > 1 else self.lengths[0]
-
-    def row_shape(self, bucket: int) -> tuple[int, ...]:
-        shape = (len(self.features), self.padded_length(bucket))
-        return shape if self.axis_order == "FL" else shape[::-1]
+    def row_shape(self, level: int) -> tuple[int, ...]:
+        return ordered(self.axis_order, len(self.features), self.padded_length(level))
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        columns.pad(out if self.axis_order == "FL" else out.transpose(0, 2, 1), self.fill, rows)
+        by_field = with_axes(out, self.axis_order)
+        columns.pad(by_field, self.fill, rows, wrap=self.pad_mode == "wrap")
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
-        by_element = tensor.transpose(0, 2, 1) if self.axis_order == "FL" else tensor
-        return scattered(by_element, columns)
-
-    def count_elements(self, counts: Int64) -> tuple[int, int, int]:
-        lengths = np.asarray(self.lengths)
-        padded = lengths[np.minimum(np.searchsorted(lengths, counts), len(lengths) - 1)]
-        sent = int(np.minimum(counts, padded).sum())
-        return sent, int(counts.sum()) - sent, int(padded.sum()) - sent
+        return scattered(with_axes(tensor, self.axis_order).transpose(0, 2, 1), columns)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -87,12 +87,20 @@ class Padded(PaddedLayout):
         Constituents kept of each row, the first ones; shorter rows are padded.
     fill : float or sequence of float
         What pads; one value for all fields, or one for each.
-    axis_order : {"FL", "LF"}
-        ``[N, F, L]``, as weaver's models want it, or ``[N, L, F]``.
+    axis_order : {"FL", "LF", "L"}
+        ``[N, F, L]``, as weaver's models want it, ``[N, L, F]``, or ``[N, L]`` of one field.
     dtype : dtype
         Type of the tensor, float32 by default.
     sort_by : str, optional
         Field by which a row's constituents are sorted, descending, before they are truncated.
+    sort_ascending : bool
+        Whether they are sorted upwards.
+    pad_mode : {"constant", "wrap"}
+        ``"wrap"`` pads with the row's own constituents again, from the first one; a row without
+        any is padded with `fill`.
+    missing : float or sequence of float, optional
+        What stands for numbers that are None, or that an index does not refer to; one value for all
+        fields, or one for each. By default they raise an `InputError`.
 
     Examples
     --------
@@ -108,6 +116,9 @@ class Padded(PaddedLayout):
     axis_order: str
     dtype: DType
     sort_by: str | None
+    sort_ascending: bool
+    pad_mode: str
+    missing: tuple[float, ...] | None
 
     def __init__(
         self,
@@ -118,9 +129,17 @@ class Padded(PaddedLayout):
         dtype: DTypeLike = "float32",
         *,
         sort_by: str | None = None,
+        sort_ascending: bool = False,
+        pad_mode: str = "constant",
+        missing: float | Sequence[float] | None = None,
     ) -> None:
-        self._declare(fields, dtype, length=length_of(length, self), sort_by=sort_by)
-        self._declare_padding(fill, axis_order)
+        options: dict[str, Any] = {
+            "sort_by": sort_by,
+            "sort_ascending": sort_ascending,
+            "missing": missing,
+        }
+        self._declare(fields, dtype, length=length_of(length, self), **options)
+        self._declare_padding(fill, axis_order, pad_mode)
 
     @property
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -133,13 +152,18 @@ class Bucketed(PaddedLayout):
 
     ``events * jets * var * number`` becomes ``[n, F, L]``, with another `L` in each request.
 
+    A model may have several, each with lengths of its own: a row goes with those that need the same
+    step of their lengths, the largest that any input needs of it. With lengths (12, 24, 48) of
+    candidates and (1, 4) of vertices, a jet of 20 candidates and 3 vertices is padded to 24 and 4,
+    one of 40 candidates and no vertex to 48 and 4, whatever else is in the request.
+
     Parameters
     ----------
     fields : sequence of str or Feature
         The channels of the tensor, in order.
     lengths : sequence of int
         What rows are padded to; longer rows are truncated to the last.
-    fill, axis_order, dtype, sort_by
+    fill, axis_order, dtype, sort_by, sort_ascending, pad_mode, missing
         As of `Padded`.
 
     Examples
@@ -156,6 +180,9 @@ class Bucketed(PaddedLayout):
     axis_order: str
     dtype: DType
     sort_by: str | None
+    sort_ascending: bool
+    pad_mode: str
+    missing: tuple[float, ...] | None
 
     def __init__(
         self,
@@ -166,9 +193,17 @@ class Bucketed(PaddedLayout):
         dtype: DTypeLike = "float32",
         *,
         sort_by: str | None = None,
+        sort_ascending: bool = False,
+        pad_mode: str = "constant",
+        missing: float | Sequence[float] | None = None,
     ) -> None:
         sizes = tuple(length_of(n, self) for n in lengths)
         if not sizes or list(sizes) != sorted(set(sizes)):
             raise ConfigError(f"Bucketed: expected ascending lengths, got {list(lengths)}")
-        self._declare(fields, dtype, lengths=sizes, sort_by=sort_by)
-        self._declare_padding(fill, axis_order)
+        options: dict[str, Any] = {
+            "sort_by": sort_by,
+            "sort_ascending": sort_ascending,
+            "missing": missing,
+        }
+        self._declare(fields, dtype, lengths=sizes, **options)
+        self._declare_padding(fill, axis_order, pad_mode)

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from sonic_coffea.errors import InputError
+from sonic_coffea.layouts._fields import limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,24 +23,27 @@ HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 def check_range(columns: Sequence[Column], split: Split, target: np.dtype[Any]) -> None:
-    """Refuse numbers that a tensor of integers, or of half precision, cannot hold.
+    """Refuse numbers that a tensor of integers, bools, or of half precision, cannot hold.
 
     Kernels find those that other tensors cannot hold.
     """
-    if target.kind not in "iu" and target not in HALF:
+    if target.kind not in "iub" and target not in HALF:
         return
     elements: Int64 | None = None
     for column in columns:
-        if column.feature.plain and np.can_cast(column.values.dtype, target):
+        whole = target.kind == "b" and column.values.dtype.kind in "iu"
+        if column.feature.plain and (whole or np.can_cast(column.values.dtype, target)):
             continue
         if elements is None:
             elements = split.positions()
         where = elements if column.index is None else column.index[elements]
-        wrong = _wrong(column, where, target)
+        wrong = np.zeros(len(where), np.bool_)
+        wrong[where >= 0] = _wrong(column, where[where >= 0], target)
         if wrong.any():
             element = int(np.argmax(wrong))
             row = int(np.searchsorted(split.offsets, element, side="right")) - 1
-            raise _cannot_hold(column, where[element], split.rows, row, target)
+            error = misfit(column, where[element : element + 1], split.rows, row, target)
+            raise error or _cannot_hold(column, where[element], split.rows, row, target)
 
 
 def misfit(
@@ -47,12 +51,22 @@ def misfit(
 ) -> InputError | None:
     """Return the error for the first of some numbers of a row that cannot be sent, or None."""
     feature = column.feature
-    values = column.values[where]
-    if feature.function is not None:
-        with np.errstate(all="ignore"):
-            values = getattr(np, feature.function)(values)
+    where = where[where >= 0]
+    real = np.result_type(column.values.dtype, np.float32)
+    before = column.values[where]
+    values = before if feature.plain else feature.apply(before.astype(real))
+    strange = ~np.isin(before, [key for key, _ in feature.pairs if key is not None])
+    if feature.pairs and strange.any() and dict(feature.pairs).get(None) is None:
+        known = ", ".join(str(key) for key, _ in feature.pairs)
+        event, value = rows.event_of(row), before[strange][0]
+        return InputError(
+            f"field {feature.name!r} is {value:g} in event {event}, which is none of its "
+            f"categories {known}; add it, or None: … for all others",
+            rows=(row, row + 1),
+        )
     if feature.nonfinite is None and not np.all(np.isfinite(values)):
-        after = f" after {feature.function}" if feature.function else ""
+        function = feature.function or (feature.power and f"power {feature.power}")
+        after = f" after {function}" if function else ""
         return InputError(
             f"field {feature.name!r} is NaN or infinite{after} in event {rows.event_of(row)}; "
             f"correct the input, or say what replaces it with Feature({feature.name!r}, "
@@ -81,9 +95,14 @@ def _wrong(column: Column, where: Int64, target: np.dtype[Any]) -> NDArray[np.bo
     """Say which numbers become infinite, or as integers not what they are, or are near."""
     sent = _transformed(column, where)
     wrong: NDArray[np.bool_]
+    if target.kind == "b":
+        wrong = ~np.isfinite(sent)
+        return wrong
     if target.kind not in "iu":
         with np.errstate(over="ignore"):
-            wrong = np.isfinite(column.values[where]) & ~np.isfinite(sent.astype(target))
+            wrong = ~np.isfinite(sent.astype(target))
+        if column.feature.nonfinite is None or not np.isfinite(column.feature.nonfinite):
+            wrong &= np.isfinite(column.feature.apply(column.values[where]))
         return wrong
     limits = np.iinfo(target)
     # As a float, the largest of 64 bits is one more than that.
@@ -103,13 +122,10 @@ def _transformed(column: Column, where: Int64) -> NDArray[Any]:
         return column.values[where]
     real = np.result_type(column.values.dtype, np.float32)
     values = column.values[where].astype(real)
+    values = feature.apply(values)
     with np.errstate(all="ignore"):
-        if feature.function is not None:
-            values = getattr(np, feature.function)(values)
         if feature.nonfinite is not None:
             values = np.where(np.isfinite(values), values, real.type(feature.nonfinite))
         values = (values - real.type(feature.shift)) * real.type(feature.scale)
-    lower = -np.inf if feature.lower is None else feature.lower
-    upper = np.inf if feature.upper is None else feature.upper
-    clipped: NDArray[Any] = np.clip(values, lower, upper)
+    clipped: NDArray[Any] = np.clip(values, *limits((feature.lower, feature.upper)))
     return clipped

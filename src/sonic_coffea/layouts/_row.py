@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from awkward.contents import NumpyArray, RecordArray
 
+from sonic_coffea.errors import ConfigError
 from sonic_coffea.layouts._layout import DType, Fields, FieldsLayout, Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._columns import Columns
@@ -18,16 +21,28 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._rows import RowSelection
 
 
+_AXIS_ORDERS = ("F", "FL", "LF")
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Row(FieldsLayout):
     """One row of numbers per object: ``events * objects * number`` becomes ``[N, F]``.
 
+    Fields of outer objects, such as an event's number beside those of its jets, are repeated.
+
     Parameters
     ----------
-    fields : sequence of str or Feature
-        What the columns of the tensor are, in order.
+    fields : sequence of str, number, Feature or OneHot
+        What the columns of the tensor are, in order. ``"Jet[0].pt"`` is that of the leading jet,
+        ``"Jet[:3].pt"`` are three columns.
     dtype : dtype
         Type of the tensor, float32 by default.
+    axis_order : {"F", "FL", "LF"}
+        ``[N, F]``; or, for models that take a row as a sequence of one, ``[N, F, 1]``, as weaver's
+        models want it, or ``[N, 1, F]``.
+    missing : float or sequence of float, optional
+        What stands for an object that is not there, or for a number that is None beside others:
+        one value for all fields, or one for each. By default they raise an `InputError`.
 
     Examples
     --------
@@ -35,17 +50,39 @@ class Row(FieldsLayout):
     >>> jets = ak.Array([[{"pt": 50.0, "eta": 0.5}, {"pt": 30.0, "eta": -1.0}], []])
     >>> Row(["pt", "eta"]).pack(jets).tolist()
     [[50.0, 0.5], [30.0, -1.0]]
+    >>> Row(["pt", "eta"], axis_order="LF").pack(jets).shape
+    (2, 1, 2)
+    >>> events = ak.Array([{"Jet": [{"pt": 50.0}, {"pt": 30.0}], "MET": {"pt": 80.0}}])
+    >>> Row(["Jet[:3].pt", "MET.pt"], missing=0.0).pack(events).tolist()
+    [[50.0, 30.0, 0.0, 80.0]]
     """
 
     features: tuple[Feature, ...]
     dtype: DType
+    axis_order: str
+    missing: tuple[float, ...] | None
 
-    def __init__(self, fields: Fields, dtype: DTypeLike = "float32") -> None:
-        self._declare(fields, dtype)
+    def __init__(
+        self,
+        fields: Fields,
+        dtype: DTypeLike = "float32",
+        *,
+        axis_order: str = "F",
+        missing: float | Sequence[float] | None = None,
+    ) -> None:
+        if axis_order not in _AXIS_ORDERS:
+            raise ConfigError(f"Row: expected axis_order 'F', 'FL' or 'LF', got {axis_order!r}")
+        self._declare(fields, dtype, axis_order=axis_order, missing=missing)
+
+    def row_shape(self, level: int) -> tuple[int, ...]:
+        del level
+        axes = {"F": len(self.features), "L": 1}
+        return tuple(axes[axis] for axis in self.axis_order)
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        columns.list(out, columns.split.starts[rows], rows)
+        columns.list(out.reshape(len(out), len(self.features)), columns.split.starts[rows], rows)
 
     def content(self, tensor: Tensor, columns: Columns) -> RecordArray:
-        fields = [NumpyArray(np.ascontiguousarray(field)) for field in tensor.T]
+        by_row = tensor.reshape(len(tensor), len(columns))
+        fields = [NumpyArray(np.ascontiguousarray(field)) for field in by_row.T]
         return RecordArray(fields, columns.names, length=len(tensor))

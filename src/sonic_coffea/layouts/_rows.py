@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -16,6 +16,7 @@ from awkward.contents import (
     ListOffsetArray,
     NumpyArray,
     RegularArray,
+    UnionArray,
 )
 from awkward.index import Index8, Index64
 from numpy.typing import NDArray
@@ -104,6 +105,37 @@ class Rows:
             node = node.content
         return levels
 
+    def above(self, depth: int) -> tuple[Content, Int64]:
+        """Return the structure of the first `depth` axes, and where in it each row is."""
+        levels = self._levels()
+        lists = [i for i, node in enumerate(levels) if not node.is_option]
+        upper = 0 if depth == 1 else lists[depth - 2] + 1
+        numbers = np.arange(levels[upper].length if upper < len(levels) else len(self))
+        for node in levels[upper:]:
+            if node.is_option:
+                numbers = numbers[np.asarray(node.index.data) >= 0]
+            else:
+                numbers = np.repeat(numbers, np.diff(node.offsets.data))
+        below = levels[upper].length if upper < len(levels) else len(self)
+        structure: Content = NumpyArray(np.arange(below))
+        for node in reversed(levels[:upper]):
+            structure = _with_content(node, structure)
+        return structure, numbers
+
+    def opened(self) -> tuple[Content, Int64]:
+        """Return the structure without the rows' own option, and the row at each of its places.
+
+        The latter is -1 where there is None.
+        """
+        levels = self._levels()
+        if not levels or not levels[-1].is_option:
+            return self.skeleton, np.arange(len(self))
+        index = np.asarray(levels[-1].index.data)
+        structure: Content = NumpyArray(np.arange(len(index)))
+        for node in reversed(levels[:-1]):
+            structure = _with_content(node, structure)
+        return structure, index
+
     def check_same(self, other: Rows, names: tuple[str, str]) -> None:
         """Refuse the rows of another column, or input, that are not the same."""
         if other is self or _same(self.skeleton, other.skeleton):
@@ -155,6 +187,12 @@ class Split:
         """Whether each row begins where the one before ends, and the first at 0."""
         first = self.starts[:1]
         return not first.any() and np.array_equal(self.starts[1:], self.stops[:-1])
+
+    def cut(self, length: int | None) -> Split:
+        """Return it with no more than the first `length` elements of each row."""
+        if length is None:
+            return self
+        return replace(self, stops=np.minimum(self.stops, self.starts + length))
 
     def counts_of(self, rows: RowSelection) -> Int64:
         """Return the elements of each of some rows."""
@@ -228,10 +266,7 @@ def read(buffer: Any) -> NDArray[Any]:
 
 def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]:
     """Return the structure above the leaves, numbering them, and the leaves themselves."""
-    if node.parameter("__array__") in {"string", "bytestring", "char", "byte"}:
-        raise InputError(f"{what} holds strings; expected numbers")
-    if isinstance(node, NumpyArray) and len(node.inner_shape) > 0:
-        node = node.to_RegularArray()
+    node = _of_one_kind(node, what)
     if node.is_option:
         node = node.to_IndexedOptionArray64()
         content, leaf = _outer(node.content, leaf_depth, what)
@@ -241,7 +276,9 @@ def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]
         return IndexedArray.simplified(node.index, content), leaf
     if node.is_unknown or node.purelist_depth == leaf_depth:
         return NumpyArray(np.arange(node.length, dtype=np.int64)), node
-    if node.purelist_depth < leaf_depth:
+    # Above lists beside numbers, awkward counts from -1.
+    mixed = node.is_list and node.purelist_depth <= 0
+    if node.purelist_depth < leaf_depth and not mixed:
         raise InputError(
             f"{what} has one number where a list is needed (its type is {node.form.type}); a "
             "jagged axis is expected, such as the constituents of a jet; for one number per "
@@ -255,6 +292,63 @@ def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]
     if isinstance(node, ListOffsetArray):
         return ListOffsetArray(node.offsets, content), leaf
     return ListArray(node.starts, node.stops, content), leaf
+
+
+def _of_one_kind(node: Content, what: str) -> Content:
+    """Return numbers in lists, and a union of lists as lists; refuse strings."""
+    if node.parameter("__array__") in {"string", "bytestring", "char", "byte"}:
+        raise InputError(f"{what} holds strings; expected numbers")
+    if isinstance(node, NumpyArray) and len(node.inner_shape) > 0:
+        return node.to_RegularArray()
+    if node.is_union and node.purelist_depth != 1:
+        return _lists_of_union(node, what)
+    return node
+
+
+def unwrapped(node: Content, at: Int64) -> tuple[Content, Int64]:
+    """Return what is below indexes and options, and where some elements lie there; -1 is None."""
+    while node.is_indexed or node.is_option:
+        node = node.to_IndexedOptionArray64() if node.is_option else node
+        index = np.asarray(read(node.index), np.int64)
+        at = np.where(at < 0, -1, index[at]) if len(index) else at
+        node = node.content
+    return node, at
+
+
+def _lists_of_union(union: Content, what: str) -> Content:
+    """Return a union of lists as lists of a union, so that there is one structure.
+
+    awkward's own merging makes float64 of int64 beside uint64.
+    """
+    tags, index = read(union.tags), np.asarray(read(union.index), np.int64)
+    positions = np.empty(len(tags), np.int64)
+    starts, stops, leaves = [], [], []
+    lists = elements = 0
+    for tag, kind in enumerate(union.contents):
+        mine = tags == tag
+        content, at = unwrapped(kind, index[: len(tags)][mine])
+        if content.is_numpy and content.inner_shape:
+            content = content.to_RegularArray()
+        if not content.is_list or content.parameter("__array__") in {"string", "bytestring"}:
+            raise InputError(f"{what} mixes types ({union.form.type}); expected one")
+        content = content.to_ListOffsetArray64()
+        offsets = read(content.offsets)
+        positions[mine] = np.where(at < 0, -1, at + lists)
+        starts.append(offsets[:-1] + elements)
+        stops.append(offsets[1:] + elements)
+        leaves.append(content.content)
+        lists, elements = lists + content.length, elements + content.content.length
+    lengths = [leaf.length for leaf in leaves]
+    make = UnionArray if all(leaf.is_numpy for leaf in leaves) else UnionArray.simplified
+    content = make(
+        Index8(np.repeat(np.arange(len(leaves), dtype=np.int8), lengths)),
+        Index64(np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])),
+        leaves,
+    )
+    whole = ListArray(*(Index64(np.concatenate(ends)) for ends in (starts, stops)), content)
+    optional = any(kind.is_option for kind in union.contents)
+    wrapped = IndexedOptionArray if optional else IndexedArray
+    return wrapped.simplified(Index64(positions), whole)
 
 
 def _has_option(node: Content) -> bool:
@@ -285,12 +379,60 @@ def _with_leaf(node: Content, content: Content) -> Content:
     """Return the packed structure with its innermost numbers replaced."""
     if isinstance(node, NumpyArray):
         return content
-    inner = _with_leaf(node.content, content)
+    return _with_content(node, _with_leaf(node.content, content))
+
+
+def _with_content(node: Content, inner: Content) -> Content:
+    """Return a list or option with another content."""
     if isinstance(node, ListOffsetArray):
         return ListOffsetArray(node.offsets, inner)
     if isinstance(node, RegularArray):
         return RegularArray(inner, node.size, zeros_length=node.length)
     return IndexedOptionArray.simplified(node.index, inner)
+
+
+def aligned(main: Rows, other: Rows, ids: Int64, depth: int) -> Int64 | None:
+    """Return what lies above each row of `main`, by the place of it in a column of fewer axes.
+
+    Parameters
+    ----------
+    main, other : Rows
+        The rows, and what there is in each of the first `depth` axes.
+    ids : array of int64
+        Where each of the latter lies in its column.
+    depth : int
+        Axes that both have; as many as `main` has, if `other` are the same rows.
+
+    Returns
+    -------
+    array of int64, shape ``[N]``, or None
+        -1 where there is None; None if these are not the same axes.
+    """
+    structure, places = main.above(depth)
+    theirs, present = other.opened()
+    if not _same(structure, theirs):
+        return None
+    there = np.full(len(present), -1, np.int64)
+    there[present >= 0] = ids[present[present >= 0]]
+    return there[places]
+
+
+def united(each: Sequence[Rows]) -> Rows:
+    """Return the rows that any of several columns has; None is left where none has it.
+
+    Columns that have not the same lists are left to `aligned`.
+    """
+    structure, present = each[0].opened()
+    for other in each[1:]:
+        theirs, more = other.opened()
+        if _same(structure, theirs):
+            present = np.maximum(present, more)
+    there = present >= 0
+    number = int(np.count_nonzero(there))
+    leaf: Content = NumpyArray(np.arange(number))
+    if number < len(present):
+        leaf = IndexedOptionArray(Index64(np.where(there, np.cumsum(there) - 1, -1)), leaf)
+    return Rows(_with_leaf(structure, leaf), np.arange(number))
 
 
 def _same(a: Content, b: Content) -> bool:

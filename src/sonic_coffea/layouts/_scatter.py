@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from awkward.contents import ByteMaskedArray, Content, ListOffsetArray, NumpyArray, RecordArray
+from awkward.contents import (
+    ByteMaskedArray,
+    Content,
+    ListOffsetArray,
+    NumpyArray,
+    RecordArray,
+    UnmaskedArray,
+)
 from awkward.index import Index8, Index64
 from numpy.typing import NDArray
 
+from sonic_coffea.layouts._rows import offsets_of
+
 if TYPE_CHECKING:
-    from sonic_coffea.layouts._columns import Columns
-    from sonic_coffea.layouts._rows import RowSelection
+    from sonic_coffea.layouts._rows import Int64, RowSelection, Split
 
 Tensor = NDArray[Any]
+
+
+class Elements(Protocol):
+    """What has elements: columns."""
+
+    @property
+    def split(self) -> Split:
+        """The elements of each row."""
+
+    @property
+    def order(self) -> Int64 | None:
+        """How they are sorted."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the fields."""
+
+    def __len__(self) -> int:
+        """Return how many fields there are."""
 
 
 class Scatter:
@@ -21,12 +48,14 @@ class Scatter:
 
     Parameters
     ----------
-    columns : Columns
+    columns : Elements
         Whose elements they are.
     width : int
         Values of each.
     dtype : dtype
         Type of the values.
+    axes : int
+        How many axes the elements have: 2 for a value of each pair of a row.
 
     Attributes
     ----------
@@ -34,15 +63,18 @@ class Scatter:
         Those of all rows, one row after the other; 0 where none came in.
     """
 
-    def __init__(self, columns: Columns, width: int, dtype: np.dtype[Any]) -> None:
-        self._split, self._order = columns.split, columns.order
-        self._offsets = columns.split.offsets
+    def __init__(
+        self, columns: Elements, width: int, dtype: np.dtype[Any], *, axes: int = 1
+    ) -> None:
+        self._split, self._order, self._axes = columns.split, columns.order, axes
+        self._counts = columns.split.counts
+        self._offsets = offsets_of(self._counts**axes)
         self.values = np.zeros((int(self._offsets[-1]), width), dtype)
         # Which values there are, once some have been truncated.
         self._kept: NDArray[np.bool_] | None = None
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
-        """Place ``[n, L, K]``, without what is padding, or ``[sum n, K]``.
+        """Place ``[n, L, K]``, of pairs ``[n, L, L, K]``, without padding, or ``[sum n, K]``.
 
         Raises
         ------
@@ -50,37 +82,54 @@ class Scatter:
             If the tensor is not of the rows; compiled code would write beyond its memory.
         """
         starts, counts = self._split.starts[rows], self._split.counts_of(rows)
-        length = len(counts) if tensor.ndim == 3 else int(counts.sum())
-        kind = length, self.values.shape[1], self.values.dtype
+        is_padded = tensor.ndim > 2
+        size = len(counts) if is_padded else int(counts.sum())
+        kind = size, self.values.shape[1], self.values.dtype
         if (len(tensor), tensor.shape[-1], tensor.dtype) != kind:
             raise ValueError(f"expected {kind}, got {tensor.dtype} {tensor.shape}")
-        if tensor.ndim == 3:
+        if is_padded:
             from sonic_coffea.layouts import _kernels
 
-            if self._kept is None and np.any(counts > tensor.shape[1]):
+            length = tensor.shape[1]
+            if tensor.shape[1:-1] != (length,) * self._axes:
+                raise ValueError(f"expected {self._axes} axes of {length}, got {tensor.shape}")
+            if self._kept is None and np.any(counts > length):
                 self._kept = np.ones(len(self.values), np.bool_)
+            flat = tensor.reshape(len(tensor), length**self._axes, tensor.shape[-1])
             where = (self._offsets[:-1][rows], counts, starts, self._order)
-            _kernels.unpad(_bytes(self.values), self._kept, _bytes(tensor), *where)
+            sizes = (length, self._axes)
+            _kernels.unpad(_bytes(self.values), self._kept, _bytes(flat), *sizes, *where)
             return
-        within = np.arange(length) - np.repeat(np.cumsum(counts) - counts, counts)
+        within = np.arange(size) - np.repeat(np.cumsum(counts) - counts, counts)
         if self._order is not None:
             first = np.repeat(starts, counts)
             within = self._order[first + within] - first
         self.values[np.repeat(self._offsets[:-1][rows], counts) + within] = tensor
 
-    def content(self, names: list[str] | None) -> Content:
-        """Return one list a row: records of `names`, or numbers."""
+    def content(
+        self, names: list[str] | None, each: tuple[int, ...] = (), *, optional: bool = False
+    ) -> Content:
+        """Return one list a row: records of `names`, or numbers, or arrays of the shape `each`.
+
+        Values are of an option type if some have been truncated, or may be (`optional`).
+        """
         values: Content
         if names is None:
-            values = NumpyArray(self.values[:, 0] if self.values.shape[1] == 1 else self.values)
+            shape = (len(self.values), *each)
+            values = NumpyArray(np.ascontiguousarray(self.values.reshape(shape)))
         else:
             values = RecordArray([NumpyArray(v) for v in self.values.T], names)
         if self._kept is not None:
             values = ByteMaskedArray(Index8(self._kept.view(np.int8)), values, valid_when=True)
-        return ListOffsetArray(Index64(self._offsets), values)
+        elif optional:
+            values = UnmaskedArray(values)
+        for axis in range(self._axes - 1, -1, -1):
+            counts = np.repeat(self._counts, self._counts**axis)
+            values = ListOffsetArray(Index64(offsets_of(counts)), values)
+        return values
 
 
-def scattered(tensor: Tensor, columns: Columns) -> Content:
+def scattered(tensor: Tensor, columns: Elements) -> Content:
     """Return the values of all elements as lists of records of the columns' names."""
     scatter = Scatter(columns, len(columns), tensor.dtype)
     scatter.place(slice(0, len(columns.split.rows)), tensor)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
-from awkward.contents import ListOffsetArray, RecordArray, UnmaskedArray
+from awkward.contents import RecordArray
 
 from sonic_coffea.layouts._fields import Source
 from sonic_coffea.layouts._inputs import arrays_by_input, bind_sources
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from awkward.contents import Content
 
-    from sonic_coffea.layouts._inputs import Inputs
     from sonic_coffea.layouts._layout import Layout
     from sonic_coffea.layouts._outputs import Output
 
@@ -49,7 +48,7 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
     """
     sources = arrays_by_input(layouts, arrays)
     inputs = bind_sources(layouts, {name: _Touched(source) for name, source in sources.items()})
-    contents = [_content(name, output, inputs) for name, output in outputs.items()]
+    contents = [output.assemble(name, inputs).typed() for name, output in outputs.items()]
     content = contents[0] if len(contents) == 1 else RecordArray(contents, list(outputs))
     scores = inputs.rows.unflatten(content)
     return ak.Array(scores.layout.to_typetracer(forget_length=True))
@@ -64,15 +63,10 @@ class _Touched(Source):
     def collection(self, path: str) -> tuple[None, str]:
         return None, path
 
+    def names(self, path: str = "") -> list[str]:
+        return self._source.names(path)
+
     def column(self, path: str) -> Content:
         column = self._source.column(path)
         ak.typetracer.touch_data(ak.Array(column))
         return column.form.length_zero_array(highlevel=False)
-
-
-def _content(name: str, output: Output, inputs: Inputs) -> Content:
-    """Return what stands in the place of each row."""
-    content = output.assemble(name, inputs).content()
-    if output.per == "constituent":  # what is truncated is None
-        return ListOffsetArray(content.offsets, UnmaskedArray.simplified(content.content))
-    return content

@@ -3,7 +3,25 @@
 from __future__ import annotations
 
 from sonic_coffea.model._model import Model
-from sonic_coffea.model._nanoaod import constituents, has_constituents
+from sonic_coffea.model._nanoaod import (
+    constituents,
+    has_constituents,
+    lost_tracks,
+    secondary_vertices,
+    within_cone,
+)
 from sonic_coffea.model._pending import Deferred, Pending
+from sonic_coffea.model._scaffold import inputs_of, scaffold
 
-__all__ = ["Deferred", "Model", "Pending", "constituents", "has_constituents"]
+__all__ = [
+    "Deferred",
+    "Model",
+    "Pending",
+    "constituents",
+    "has_constituents",
+    "inputs_of",
+    "lost_tracks",
+    "scaffold",
+    "secondary_vertices",
+    "within_cone",
+]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +22,7 @@ from sonic_coffea.errors import (
     InputError,
     ModelNotFoundError,
     ServerError,
+    SonicError,
     nearest,
     printable,
 )
@@ -26,6 +30,7 @@ from sonic_coffea.layouts import (
     Layout,
     Output,
     bind_inputs,
+    check_told_apart,
     declared,
     is_lazy,
     is_tracer,
@@ -34,6 +39,7 @@ from sonic_coffea.layouts import (
 )
 from sonic_coffea.model import _weaver as weaver
 from sonic_coffea.model._pending import Deferred, Pending
+from sonic_coffea.model._scaffold import fitting
 from sonic_coffea.pool import (
     MASKABLE,
     NEVER,
@@ -44,18 +50,22 @@ from sonic_coffea.pool import (
 )
 from sonic_coffea.reporting import tables
 from sonic_coffea.reuse import Part, ScoreCache, Variations
+from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from sonic_coffea.layouts import Inputs
+    from numpy.typing import NDArray
+
+    from sonic_coffea.layouts import Assembly, Inputs
     from sonic_coffea.pool import Settings
     from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
 
 ON_ERROR = ("raise", "mask")
+ONE_REQUEST_PER = ("row", "event")
 
 
 class Model(Carrier):
@@ -71,6 +81,9 @@ class Model(Carrier):
         Output names, each with the labels of its values, an `Output`, or None for plain numbers.
     version : str or int, optional
         A pinned version; by default what the server's policy serves.
+    one_request_per : {"row", "event"}, optional
+        For networks without a batch axis, such as one that takes a single graph: each row, or all
+        rows of an event, have a request of their own. By default, rows share requests.
 
     Examples
     --------
@@ -85,6 +98,7 @@ class Model(Carrier):
     """
 
     _hashed: tuple[Any, str] | None = None
+    one_request_per: str | None = None
 
     def __init__(
         self,
@@ -92,6 +106,8 @@ class Model(Carrier):
         inputs: Mapping[str, Layout],
         outputs: Mapping[str, Sequence[str] | Output | None],
         version: str | int | None = None,
+        *,
+        one_request_per: str | None = None,
     ) -> None:
         if not inputs or not outputs:
             raise ConfigError(f"model {name!r} needs at least one input and one output")
@@ -107,7 +123,15 @@ class Model(Carrier):
                     f"model {name!r}, input {key!r}: expected a layout such as sonic.Padded or "
                     f"sonic.Row, got {type(layout).__name__}"
                 )
+        if one_request_per not in (None, *ONE_REQUEST_PER):
+            raise ConfigError(
+                f"model {name!r}: no one_request_per {one_request_per!r}; "
+                f"{nearest(str(one_request_per), ONE_REQUEST_PER)}"
+            )
+        if one_request_per is None:
+            check_told_apart(inputs)
         self.name = name
+        self.one_request_per = one_request_per
         self.inputs = dict(inputs)
         self.outputs = {k: o if isinstance(o, Output) else Output(o) for k, o in outputs.items()}
         self.version = None if version is None else str(version)
@@ -119,7 +143,10 @@ class Model(Carrier):
         preprocess: str | Path | Mapping[str, Any],
         *,
         output: str = "softmax",
-        prefix: str = "",
+        prefix: str | Mapping[str, str] = "",
+        labels: str | Path | Sequence[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+        inputs: Mapping[str, Layout] | None = None,
         version: str | int | None = None,
     ) -> Model:
         """Declare a model by the preprocessing file that weaver wrote and the CMS software reads.
@@ -132,13 +159,36 @@ class Model(Carrier):
             ``preprocess.json``, or what is in it.
         output : str
             Name of the model's output tensor; its labels are the file's ``output_names``.
-        prefix : str
-            Where the variables are in the arrays, such as ``"pf."``.
+        prefix : str or mapping
+            Where the variables are in the arrays, such as ``"pf."``; or that by input or group:
+            ``{"pf": "pf.", "sv": "sv."}`` for ``pf_features``, ``sv_points`` and so on.
+        labels : sequence of str or path, optional
+            What the values of the output are called, instead of ``output_names``; a path is that of
+            a file with one in each line, such as Triton's label files.
+        rename : mapping, optional
+            New names by the file's: of variables, where the arrays have others (before the prefix),
+            and of inputs, where the served model has.
+        inputs : mapping, optional
+            Layouts of single inputs instead of the file's, by the served model's names.
         version : str or int, optional
             A pinned version.
+
+        Raises
+        ------
+        ConfigError
+            If the file lacks something; also where it does not name the values of the output.
+
+        Examples
+        --------
+        >>> group = {"var_names": ["pt"], "var_infos": {"pt": {}}, "var_length": 2}
+        >>> file = {"input_names": ["pf_features"], "pf_features": group}
+        >>> Model.from_weaver("tagger", file, labels=["qcd", "top"], rename={"pt": "pf.pt"})
+        Model('tagger', inputs: pf_features; outputs: softmax (qcd, top))
         """
-        inputs, labels = weaver.read(preprocess, prefix=prefix)
-        return cls(name, inputs, {output: labels}, version)
+        layouts, names = weaver.read(
+            preprocess, prefix=prefix, labels=labels, rename=rename, inputs=inputs
+        )
+        return cls(name, layouts, {output: names}, version)
 
     def __repr__(self) -> str:
         outputs = ", ".join(
@@ -176,10 +226,11 @@ class Model(Carrier):
     def config_hash(self) -> str:
         """A hash of the declaration: inputs, transformations, outputs and pinned version."""
         # The repr would take 0.15 ms of each call. Layouts are frozen; what else changes is seen.
-        now = (self.name, self.version, *self.inputs.items(), *self.outputs.items())
+        more = (self.one_request_per,) if self.one_request_per else ()
+        now = (self.name, self.version, *more, *self.inputs.items(), *self.outputs.items())
         hashed = self._hashed
         if hashed is None or hashed[0] != now:
-            declared = repr((self.name, self.version, self.inputs, self.outputs))
+            declared = repr((self.name, self.version, self.inputs, self.outputs, *more))
             self._hashed = hashed = now, xxhash.xxh3_64_hexdigest(declared.encode())
         return hashed[1]
 
@@ -189,13 +240,50 @@ class Model(Carrier):
         Raises
         ------
         ContractError
-            With the two side by side.
+            With the two side by side, and what would fit.
         ModelNotFoundError, ServerLostError, AccessError
             If there is nothing to compare with.
         """
         pool = current() if pool is None else pool
         contract = pool.contract(self.name, self.version, anew=True)
-        return self.compare(contract, server=", ".join(pool.settings.servers))
+        checked = self.compare(contract, server=", ".join(pool.settings.servers))
+        for server in pool.settings.servers:
+            with contextlib.suppress(ServerError, ConfigError, DeadlineError):
+                connection = connect_transport(server, options=pool.settings.connection_options())
+                with contextlib.closing(connection):
+                    labels = connection.labels(contract, self.version)
+                for note in self.compare_labels(labels, contract, server=server):
+                    logger.info("%s on %s: %s", self.name, server, note)
+                break
+        return checked
+
+    def compare_labels(
+        self, labels: Mapping[str, Sequence[str]], contract: Contract, *, server: str
+    ) -> list[str]:
+        """Compare the labels of outputs with those that a server has, and return what differs.
+
+        Other names may mean the same; the same names in another order cannot.
+
+        Raises
+        ------
+        ContractError
+            If the labels of an output are the server's in another order.
+        """
+        notes = []
+        for name, served in labels.items():
+            ours = self.outputs[name].labels if name in self.outputs else None
+            if not ours or list(ours) == list(served):
+                continue
+            if sorted(ours) == sorted(served):
+                raise ContractError(
+                    f"the labels of output {name!r} are declared in another order than the "
+                    f"server's: declared {', '.join(ours)}; on the server {', '.join(served)}",
+                    server=server,
+                    model=self.name,
+                    version=contract.version,
+                )
+            notes.append(f"the server calls the values of {name!r} {', '.join(served)}")
+        return notes
 
     def compare(self, contract: Contract, *, server: str) -> Contract:
         """Compare the declaration with what a server says of its model.
@@ -211,21 +299,76 @@ class Model(Carrier):
             With the two side by side.
         """
         whole = [name for name, one in self.inputs.items() if not one.stacks]
-        if whole and contract.max_rows is not None:
+        alone = self.one_request_per is not None and not contract.stacks
+        if whole and contract.max_rows is not None and not alone:
+            why = (
+                f"are told apart by offsets or numbers that count within a request, but the server "
+                f"may stack requests (max_batch_size {contract.max_rows}); serve the model with "
+                "max_batch_size: 0"
+                if contract.stacks
+                else "share a request, but the model has a tensor whose first axis is of fixed "
+                "length, so it takes one of them; declare Model(one_request_per='row')"
+            )
             raise ContractError(
-                f"the rows of input {whole[0]!r} are told apart by offsets or numbers that count "
-                f"within a request, but the server may stack requests (max_batch_size "
-                f"{contract.max_rows}); serve the model with max_batch_size: 0",
+                f"the rows of input {whole[0]!r} {why}",
                 server=server,
                 model=self.name,
                 version=contract.version,
             )
         inputs = declared(self.inputs)
-        outputs = {name: (o.width, o.dtype) for name, o in self.outputs.items()}
-        contract.check(inputs, outputs, server=server)
+        outputs = {name: (o.inner, o.dtype) for name, o in self.outputs.items()}
+        for name in self._inputs_without_axis(contract):
+            dtype, shape = inputs[name]
+            inputs[name] = dtype, shape and shape[1:]
+        for name in self._outputs_without_axis(contract):
+            outputs[name] = None, outputs[name][1]
+        try:
+            contract.check(inputs, outputs, server=server)
+        except ContractError as error:
+            message = f"{error.message}\n{fitting(self.inputs, self.outputs, contract)}"
+            raise ContractError(
+                message, server=server, model=self.name, version=contract.version
+            ) from None
         if not contract.lists_tensors:
             _say_that_nothing_is_listed(self.name, server)
         return contract.completed(inputs, outputs)
+
+    def pack(self, objects: Any) -> dict[str, NDArray[Any]]:
+        """Return the tensors of all inputs as they would be sent, without a server.
+
+        Parameters
+        ----------
+        objects : awkward array or dict
+            As for `submit`; not lazy.
+
+        Returns
+        -------
+        dict
+            A tensor for each input of the served model, with all rows in the order of `objects`;
+            those that are None are left out. With `Bucketed` inputs, rows of another level would
+            go with another request: here all are padded to the level of the longest row. A row
+            as it is sent is that of ``model.pack(objects)`` with this row alone.
+
+        Raises
+        ------
+        FieldError, InputError
+            If the arrays do not fit the layouts.
+
+        Examples
+        --------
+        >>> import sonic_coffea as sonic
+        >>> inputs = {"pf": sonic.Padded("pt", 2), "mask": sonic.Mask()}
+        >>> model = sonic.Model("tagger", inputs, {"scores": ["qcd", "top"]})
+        >>> sent = model.pack(ak.Array([{"pt": [3.0, 2.0, 1.0]}, {"pt": [4.0]}]))
+        >>> {name: tensor.tolist() for name, tensor in sent.items()}
+        {'pf': [[[3.0, 2.0]], [[4.0, 0.0]]], 'mask': [[[1.0, 1.0]], [[1.0, 0.0]]]}
+        """
+        if is_lazy(objects) or is_tracer(objects) or isinstance(objects, Variations):
+            raise InputError(
+                f"model {self.name!r} packs arrays that are in memory, got "
+                f"{type(objects).__name__}; compute lazy ones, and pack variations one by one"
+            )
+        return self._bind(objects).pack_all()
 
     def __call__(
         self,
@@ -327,12 +470,13 @@ class Model(Carrier):
         return self._submit(objects, how)
 
     def _submit(self, objects: Any, how: _How) -> Pending:
-        inputs = bind_inputs(self.inputs, objects)
+        inputs = self._bind(objects)
         outputs = {name: o.assemble(name, inputs) for name, o in self.outputs.items()}
         pending = Pending(
             self.name, inputs.rows, outputs, version=self.version, config_hash=self.config_hash
         )
         if len(inputs) == 0:
+            self._expect(outputs, how)
             return pending
         inputs.load()
         pool, lock = current() if how.pool is None else how.pool, threading.Lock()
@@ -340,11 +484,13 @@ class Model(Carrier):
         splits = [o.splits for o in self.outputs.values() if o.splits is not None]
         asked = list(dict.fromkeys([*self.outputs, *splits]))
         try:
-            for one, some in self._by_version(inputs, how.version):
-                contract = self._contract(pool, one, some, mask=mask, deadline=how.deadline)
+            for one, rows in self._by_version(inputs, how.version):
+                contract = self._contract(pool, one, rows, mask=mask, deadline=how.deadline)
                 if contract is None:
-                    pending.lose(some.selection(0, len(some)), len(some))
+                    pending.lose(rows.selection(0, len(rows)), len(rows))
                     continue
+                some = replace(rows, without_axis=self._inputs_without_axis(contract))
+                self._tell(outputs, contract, how)
                 cache = self._cache(pool.settings, contract, deduplicate=how.deduplicate)
                 part = Part(
                     contract,
@@ -358,6 +504,7 @@ class Model(Carrier):
                     cache=cache,
                     pool=pool,
                     deadline=how.deadline,
+                    without_axis=self._outputs_without_axis(contract),
                 )
                 pending.parts.append(part)
                 pool.submit(part.call)
@@ -365,6 +512,71 @@ class Model(Carrier):
             pending.cancel()
             raise
         return pending
+
+    def _bind(self, objects: Any) -> Inputs:
+        return bind_inputs(self.inputs, objects, one_request_per=self.one_request_per)
+
+    def _inputs_without_axis(self, contract: Contract) -> frozenset[str]:
+        """Return the inputs that the server takes without the axis of the rows."""
+        if self.one_request_per is None:
+            return frozenset()
+        specs = {spec.name: spec for spec in contract.inputs}
+        return frozenset(
+            name
+            for name, (_, shape) in declared(self.inputs).items()
+            if shape is not None
+            and name in specs
+            and name in self.inputs
+            and self.inputs[name].stacks
+            and len(specs[name].shape) + 1 == len(shape)
+            and (specs[name].rows in (-1, shape[0]) or shape[0] < 0)
+        )
+
+    def _outputs_without_axis(self, contract: Contract) -> frozenset[str]:
+        """Return the outputs that the server gives without the axis of the rows."""
+        if self.one_request_per is None:
+            return frozenset()
+        return frozenset(
+            spec.name
+            for spec in contract.outputs
+            if (output := self.outputs.get(spec.name)) is not None
+            and output.per == "row"
+            and output.splits is None
+            and (spec.rows not in (-1, 1) or (not spec.shape and math.prod(output.last) > 1))
+            and (output.inner is None or math.prod(output.last) == math.prod(spec.whole_shape))
+        )
+
+    def _expect(self, outputs: Mapping[str, Assembly], how: _How) -> None:
+        """Find out the shape of outputs that declare none, where there is no object to score.
+
+        So their type is that of other chunks. Without servers, or if none tells, it is a number.
+        """
+        if all(one.is_typed for one in self.outputs.values()):
+            return
+        version = how.version if how.version is not None and _is_one(how.version) else self.version
+        asked = None if version is None else str(version)
+        with contextlib.suppress(SonicError):
+            pool = current() if how.pool is None else how.pool
+            contract = pool.contract(self.name, asked, deadline=how.deadline)
+            self._tell(outputs, contract, how)
+
+    def _tell(self, outputs: Mapping[str, Assembly], contract: Contract, how: _How) -> None:
+        """Tell outputs their shapes; what a lazy array has to know beforehand must be declared."""
+        whole = self._outputs_without_axis(contract)
+        for spec in contract.outputs:
+            declaration = self.outputs.get(spec.name)
+            if declaration is None:
+                continue
+            shape = spec.whole_shape if spec.name in whole else spec.shape
+            if how.lazily and not declaration.is_typed and shape not in ((), (1,)):
+                raise ContractError(
+                    f"output {spec.name!r} has shape {list(shape)} a row, which the type of a lazy "
+                    f"array did not know; declare it, as sonic.Output(shape={shape}), or with "
+                    "labels",
+                    model=self.name,
+                    version=contract.version,
+                )
+            outputs[spec.name].expect(shape)
 
     def _contract(
         self, pool: Pool, version: str | None, rows: Inputs, *, mask: bool, deadline: Deadline
@@ -389,6 +601,8 @@ class Model(Carrier):
         """Return where scores are kept, if rows are told apart."""
         whole = [name for name, one in self.inputs.items() if not one.stacks]
         whole += [name for name, one in self.outputs.items() if one.splits is not None]
+        if self.one_request_per == "event":
+            whole += list(self.inputs)
         if whole and deduplicate:
             raise ConfigError(
                 f"model {self.name!r}: rows of {whole[0]!r} are not told apart, as it is one "
@@ -427,8 +641,11 @@ class Model(Carrier):
         label = f"sonic-{self.name}"
         options = {name: getattr(how, name) for name in ("on_error", "version", "deduplicate")}
         token = "-".join(map(str, [self.config_hash, *options.values()]))
-        score = partial(self, **options)
+        score = partial(self._score_partition, **options)
         return Deferred(self.name, over_partitions(score, objects, label=label, token=token))
+
+    def _score_partition(self, objects: Any, **options: Any) -> Any:
+        return self._send(objects, _How(None, lazily=True, **options)).result()
 
 
 class _How(NamedTuple):
@@ -439,6 +656,7 @@ class _How(NamedTuple):
     version: Any
     deduplicate: bool
     deadline: Deadline = NEVER
+    lazily: bool = False
 
 
 @cache

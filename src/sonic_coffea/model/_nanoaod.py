@@ -1,4 +1,4 @@
-"""The constituents of a jet as one expression, for the ways in which NanoAOD stores them."""
+"""What belongs to a jet as one expression, for the ways in which NanoAOD stores it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,29 @@ import numpy as np
 from awkward.contents import Content, IndexedArray, ListOffsetArray
 from awkward.index import Index64
 
-from sonic_coffea.errors import FieldError, InputError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts import is_lazy, is_tracer, over_partitions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from numpy.typing import NDArray
 
 # Table of the association, its index into the candidates, and the candidates: NanoAODv15, PFNano.
-_ASSOCIATIONS = (
+_CANDIDATES = (
     ("{jets}PFCand", "pfCandIdx", "PFCand"),
     ("{jets}PFCands", "pFCandsIdx", "PFCands"),
 )
+_VERTICES = (("{jets}SVs", "sVIdx", "SV"),)
+_LOST_TRACKS = ("LostTrack", "LostTracks")
+
+# The radius with which a collection was clustered.
+_RADII = {"Jet": 0.4, "JetPuppi": 0.4, "JetCHS": 0.4, "FatJet": 0.8, "FatJetAK15": 1.5}
 
 
 def has_constituents(events: Any, jets: str = "FatJet") -> bool:
     """Whether the file has the constituents of a jet collection."""
-    return _association(events, jets) is not None
+    return _association(events, jets, _CANDIDATES) is not None
 
 
 def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
@@ -53,23 +60,177 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     InputError
         If a jet is linked to a candidate that its event does not have.
     """
-    known = list(events.fields)
-    if jets not in known:
-        raise FieldError(f"the events have no collection {jets!r}; {nearest(jets, known)}")
-    association = _association(events, jets)
+    _check_known(events, jets)
+    association = _association(events, jets, _CANDIDATES)
     if association is None:
         table = f"{jets}PFCand"
         raise FieldError(
             f"the events have no constituents of {jets!r}: no collection {table!r}; "
-            f"{nearest(table, [k for k in known if k != jets])} "
+            f"{nearest(table, [k for k in events.fields if k != jets])} "
             "NanoAOD has them since v15; before that, PFNano files do"
         )
     if is_lazy(events):
         label = f"{jets}-constituents"
         return over_partitions(partial(constituents, jets=jets), events, label=label, token=label)
+    return _linked(events, jets, *association)
+
+
+def secondary_vertices(
+    events: Any, jets: str = "FatJet", *, radius: float | None = None
+) -> ak.Array:
+    """Return the secondary vertices of each jet.
+
+    Parameters
+    ----------
+    events : NanoEvents
+        With a jet collection, and vertices ``SV``.
+    jets : str
+        The jet collection.
+    radius : float, optional
+        Take those within this ΔR of a jet. By default the file's own association is used where it
+        has one (``JetSVs`` and ``FatJetSVs`` in PFNano), else the radius of the jets.
+
+    Returns
+    -------
+    awkward array
+        ``events * jets * var * vertex``, in the order of the file, jet by jet as in
+        ``events[jets]``; a vertex may be in several jets. No field of a vertex is read before it is
+        used, but for a ΔR. Lazy, if the events are.
+
+    Raises
+    ------
+    FieldError
+        If a collection is not there, naming the nearest that is.
+    ConfigError
+        If there is no association, and the radius of the jets is not known.
+    """
+    _check_known(events, jets)
+    association = None if radius is not None else _association(events, jets, _VERTICES)
+    if association is None:
+        _check_known(events, "SV")
+        return within_cone(events[jets], events["SV"], _radius(jets, radius))
+    if is_lazy(events):
+        label = f"{jets}-secondary-vertices"
+        function = partial(secondary_vertices, jets=jets)
+        return over_partitions(function, events, label=label, token=label)
+    return _linked(events, jets, *association)
+
+
+def lost_tracks(events: Any, jets: str = "Jet", *, radius: float | None = None) -> ak.Array:
+    """Return the lost tracks within the radius of each jet: those that are no candidate.
+
+    Parameters
+    ----------
+    events : NanoEvents
+        With a jet collection, and ``LostTrack`` or ``LostTracks``.
+    jets : str
+        The jet collection.
+    radius : float, optional
+        Take those within this ΔR of a jet; by default the radius of the jets.
+
+    Returns
+    -------
+    awkward array
+        ``events * jets * var * track``, as of `secondary_vertices`.
+    """
+    _check_known(events, jets)
+    tracks = next((name for name in _LOST_TRACKS if name in events.fields), _LOST_TRACKS[0])
+    _check_known(events, tracks)
+    return within_cone(events[jets], events[tracks], _radius(jets, radius))
+
+
+def within_cone(jets: Any, others: Any, radius: float) -> ak.Array:
+    """Return the objects within a ΔR of each jet.
+
+    Parameters
+    ----------
+    jets : awkward array
+        ``events * jets``, records with eta and phi.
+    others : awkward array
+        ``events * var * object``, records with eta and phi.
+    radius : float
+        ΔR below which an object belongs to a jet, and maybe to others too.
+
+    Returns
+    -------
+    awkward array
+        ``events * jets * var * object``, in the order of `others`; a jet that is None has none.
+        Only eta and phi are read. Lazy, if the arrays are.
+
+    Examples
+    --------
+    >>> jets = ak.Array([[{"eta": 0.0, "phi": 3.1}, {"eta": 1.0, "phi": 0.0}], []])
+    >>> tracks = ak.Array([[{"pt": 5.0, "eta": 0.1, "phi": -3.1}], []])
+    >>> within_cone(jets, tracks, 0.4).pt.tolist()
+    [[[5.0], []], []]
+    """
+    both = {"jets": jets, "others": others}
+    if is_lazy(both):
+        label = "within-cone"
+        function = partial(_within_cone, radius=radius)
+        return over_partitions(function, both, label=label, token=f"{label}-{radius}")
+    return _within_cone(both, radius=radius)
+
+
+def _within_cone(both: Mapping[str, Any], radius: float) -> ak.Array:
+    jets, others = both["jets"], both["others"]
+    if is_tracer(both):
+        for array in (jets, others):
+            for name in ("eta", "phi"):
+                ak.typetracer.touch_data(array[name])
+        return _of_each(jets, others)
+    counts, stored = _counts(jets), _lists(others)
+    first = np.asarray(stored.starts.data, np.int64)
+    there = np.asarray(stored.stops.data, np.int64) - first
+    if len(counts) != len(there):
+        raise InputError(
+            f"expected jets and objects of the same events, got {len(counts)} and {len(there)}"
+        )
+    event, jet_eta, jet_phi = _directions(jets)
+    _, eta, phi = _directions(others)
+    # Every jet beside every object of its event.
+    pairs = there[event]
+    jet = np.repeat(np.arange(len(event)), pairs)
+    starts = np.cumsum(there) - there
+    other = np.arange(len(jet)) - np.repeat(np.cumsum(pairs) - pairs, pairs) + starts[event][jet]
+    turn = np.abs(jet_phi[jet] - phi[other]) % (2 * np.pi)
+    turn = np.minimum(turn, 2 * np.pi - turn)
+    inside = (jet_eta[jet] - eta[other]) ** 2 + turn**2 < radius**2
+    jet, other = jet[inside], other[inside]
+    content = other - starts[event][jet] + first[event][jet]
+    nested = _nested(counts, np.bincount(jet, minlength=len(event)), content, stored.content)
+    return ak.Array(nested, behavior=others.behavior, attrs=others.attrs)
+
+
+def _directions(collection: Any) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
+    """Return the event, eta and phi of each object; NaN of one that is None."""
+    counts = _counts(collection)
+    eta, phi = (
+        np.asarray(ak.flatten(ak.fill_none(collection[name], np.nan, axis=1)), np.float64)
+        for name in ("eta", "phi")
+    )
+    return np.repeat(np.arange(len(counts)), counts), eta, phi
+
+
+def _radius(jets: str, radius: float | None) -> float:
+    if radius is None and jets not in _RADII:
+        raise ConfigError(f"the radius of {jets!r} is not known; give radius=")
+    return _RADII[jets] if radius is None else radius
+
+
+def _check_known(events: Any, collection: str) -> None:
+    known = list(events.fields)
+    if collection not in known:
+        raise FieldError(
+            f"the events have no collection {collection!r}; {nearest(collection, known)}"
+        )
+
+
+def _linked(events: Any, jets: str, table: str, index: str, candidates: str) -> ak.Array:
+    """Return what a table of the file links to each jet."""
     if is_tracer(events):
-        return _traced(events, jets, *association)
-    table, index, candidates = association
+        ak.typetracer.touch_data(events[table]["jetIdx"])
+        return _of_each(events[jets], events[candidates][events[table][index]])
     counts = _counts(events[jets])
     event_of_link, jet = _flat(events[table]["jetIdx"])
     _, candidate = _flat(events[table][index])
@@ -92,24 +253,34 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
             f"{there[event]} of {candidates!r}",
             events=(event, event + 1),
         )
-    per_jet = np.bincount(owner, minlength=first_jet[-1]).astype(np.int64)
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(per_jet)))
-    links = IndexedArray(Index64(first_candidate[event_of_link] + candidate), stored.content)
-    nested = ListOffsetArray(Index64(first_jet), ListOffsetArray(Index64(offsets), links))
+    per_jet = np.bincount(owner, minlength=first_jet[-1])
+    content = first_candidate[event_of_link] + candidate
+    nested = _nested(counts, per_jet, content, stored.content)
     return ak.Array(nested, behavior=events.behavior, attrs=events.attrs)
 
 
-def _traced(events: Any, jets: str, table: str, index: str, candidates: str) -> ak.Array:
-    """Read what constituents read, of events that have a type and no data."""
-    ak.typetracer.touch_data(events[table]["jetIdx"])
-    linked = events[candidates][events[table][index]]
-    _, nested = ak.unzip(ak.cartesian([ak.local_index(events[jets]), linked], nested=True))
+def _nested(
+    jets: NDArray[np.int64], per_jet: NDArray[np.int64], index: NDArray[np.int64], content: Content
+) -> Content:
+    """Return the elements of a content at an index as lists of jets; no field is read."""
+    outer, inner = (
+        Index64(np.concatenate((np.zeros(1, np.int64), np.cumsum(n)))) for n in (jets, per_jet)
+    )
+    links = IndexedArray.simplified(Index64(index), content)
+    return ListOffsetArray(outer, ListOffsetArray(inner, links))
+
+
+def _of_each(jets: Any, elements: Any) -> ak.Array:
+    """Return what stands for some elements of each jet, of arrays that have a type and no data."""
+    _, nested = ak.unzip(ak.cartesian([ak.local_index(jets), elements], nested=True))
     return nested
 
 
-def _association(events: Any, jets: str) -> tuple[str, str, str] | None:
+def _association(
+    events: Any, jets: str, patterns: Iterable[tuple[str, str, str]]
+) -> tuple[str, str, str] | None:
     known = set(events.fields)
-    for pattern, index, candidates in _ASSOCIATIONS:
+    for pattern, index, candidates in patterns:
         table = pattern.format(jets=jets)
         if {table, candidates} <= known and index in events[table].fields:
             return table, index, candidates

@@ -3,58 +3,154 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.layouts import Bucketed, Feature, Layout, Mask, Padded
+from sonic_coffea.layouts import Bucketed, Feature, Layout, Mask, Padded, Row
 
 # Limits beyond which weaver means: none.
 _NO_LIMIT = 1e32
 
+# Stands for classes that weaver derives from a variable; the file does not name them.
+_CLASSES = "truth_label"
+
 
 def read(
-    preprocess: str | Path | Mapping[str, Any], *, prefix: str = ""
+    preprocess: str | Path | Mapping[str, Any],
+    *,
+    prefix: str | Mapping[str, str] = "",
+    labels: str | Path | Sequence[str] | None = None,
+    rename: Mapping[str, str] | None = None,
+    inputs: Mapping[str, Layout] | None = None,
 ) -> tuple[dict[str, Layout], list[str]]:
     """Return the layouts of the inputs, and the labels of the output.
 
     The rule is that of the files' readers: a value that is not finite is replaced by
     ``replace_inf_value``, then ``clip((value - median) * norm_factor, lower_bound, upper_bound)``;
     what is missing up to ``var_length`` is ``pad``. Between ``min_length`` and ``max_length`` the
-    length follows the row: rows are padded to the next of lengths that double from the least to
-    the most. An input whose only variable is a mask, by its name, counts the elements of its
-    group: of ``sv_features`` for ``sv_mask``, that is, of the first input with the same text
-    before the last ``_``.
+    length follows the row: rows are padded to the next of lengths from the least to the most, which
+    double in the group that needs most steps; others have as many steps. A group of length 1 holds
+    numbers of the row itself: ``[N, F, 1]``.
+
+    An input whose only variable is a mask, by its name, counts the elements of its group: of
+    ``sv_features`` for ``sv_mask``, that is, of the first input with the same text before the last
+    ``_``. Names may end with the position of the input, as in weaver's TorchScript exports:
+    ``sv_mask__5`` counts ``sv_features__4``.
     """
     content = _load(preprocess)
-    inputs: dict[str, Layout] = {}
-    masks: dict[str, int | None] = {}
-    for name in _get(content, "input_names", "the file"):
-        group = _get(content, name, "the file")
+    groups = {
+        name: _get(content, name, "the file") for name in _get(content, "input_names", "the file")
+    }
+    names = _names(groups, rename or {})
+    prefixes = _prefixes(prefix, groups)
+    lengths = _lengths({name: _range(group, name) for name, group in groups.items()})
+    layouts: dict[str, Layout] = {}
+    masks: list[str] = []
+    for name, group in groups.items():
         variables = list(_get(group, "var_names", f"input {name!r}"))
-        lengths = _lengths(group, name)
         if len(variables) == 1 and variables[0].endswith("mask"):
-            masks[name] = lengths[0] if len(lengths) == 1 else None
-            inputs[name] = Mask(masks[name])  # in the order of the file
+            masks.append(name)
+            layouts[name] = Mask()  # in the order of the file
             continue
         infos = _get(group, "var_infos", f"input {name!r}")
-        features = [_feature(v, _get(infos, v, f"input {name!r}"), prefix) for v in variables]
+        features = [
+            _feature(prefixes[name] + names.get(v, v), _get(infos, v, f"input {name!r}"))
+            for v in variables
+        ]
         fills = [float(infos[v].get("pad", 0.0)) for v in variables]
-        if len(lengths) == 1:
-            inputs[name] = Padded(features, lengths[0], fill=fills)
+        if len(lengths[name]) > 1:
+            layouts[name] = Bucketed(features, lengths[name], fill=fills)
+        elif lengths[name] == [1]:
+            layouts[name] = Row(features, axis_order="FL")
         else:
-            inputs[name] = Bucketed(features, lengths, fill=fills)
-    others = [name for name in inputs if name not in masks]
-    inputs |= {name: Mask(n, beside=_counted(name, others)) for name, n in masks.items()}
-    labels = [str(n).removeprefix("label_") for n in _get(content, "output_names", "the file")]
-    return inputs, labels
+            layouts[name] = Padded(features, lengths[name][0], fill=fills)
+    others = [name for name, layout in layouts.items() if layout.jagged]
+    for name in masks:
+        fixed = lengths[name][0] if len(lengths[name]) == 1 else None
+        beside = _counted(name, others)
+        layouts[name] = Mask(fixed, beside=names.get(beside, beside))
+    renamed = {names.get(name, name): layout for name, layout in layouts.items()}
+    if len(renamed) < len(layouts):
+        raise ConfigError(f"rename: two inputs would have one name, of {', '.join(renamed)}")
+    for name in inputs or {}:
+        if name not in renamed:
+            raise ConfigError(
+                f"the preprocessing file has no input {name!r}; {nearest(name, renamed)}"
+            )
+    return {**renamed, **(inputs or {})}, _labels(content, labels)
+
+
+def _names(groups: Mapping[str, Any], rename: Mapping[str, str]) -> Mapping[str, str]:
+    """Return new names by those of the file, refusing what it does not have."""
+    known = {v for group in groups.values() for v in group.get("var_names", ())}
+    for name in rename:
+        if name not in known and name not in groups:
+            raise ConfigError(
+                f"rename: the preprocessing file has no variable or input {name!r}; "
+                f"{nearest(name, [*groups, *sorted(known)])}"
+            )
+    return rename
+
+
+def _prefixes(prefix: str | Mapping[str, str], groups: Mapping[str, Any]) -> dict[str, str]:
+    """Return where the variables of each input are."""
+    if isinstance(prefix, str):
+        return dict.fromkeys(groups, prefix)
+    known = {*groups, *map(_group, groups)}
+    for name in prefix:
+        if name not in known:
+            raise ConfigError(
+                f"prefix: the preprocessing file has no input or group {name!r}; "
+                f"{nearest(name, sorted(known))}"
+            )
+    return {name: prefix.get(name, prefix.get(_group(name), "")) for name in groups}
+
+
+def _labels(content: Mapping[str, Any], given: str | Path | Sequence[str] | None) -> list[str]:
+    """Return what the values of the output are called."""
+    if isinstance(given, (str, Path)):
+        return _lines(Path(given))
+    if given is not None:
+        return [str(label) for label in given]
+    said = content.get("output_names", content.get("flav_names"))
+    if not said:
+        raise ConfigError(
+            "the preprocessing file does not name the values of the model's output; give labels=, "
+            "a list with one for each, or the path of a file with one in each line"
+        )
+    if _CLASSES in said:
+        others = ", ".join(repr(str(n)) for n in said if n != _CLASSES)
+        raise ConfigError(
+            f"{_CLASSES!r} in the output_names of the preprocessing file stands for classes that "
+            "the file does not name; give labels=, a list with one for each value of the output"
+            + (f", which ends with {others}" if others else "")
+        )
+    return [str(name).removeprefix("label_") for name in said]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [
+            line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()
+        ]
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read the labels in {str(path)!r}: {error}"
+    raise ConfigError(message)
+
+
+def _group(name: str) -> str:
+    """Return the group of an input: its name to the last ``_``, without its position."""
+    return re.sub(r"__\d+$", "", name).rpartition("_")[0]
 
 
 def _counted(mask: str, others: list[str]) -> str:
     """Return the input whose elements a mask counts."""
-    first = {name.rpartition("_")[0]: name for name in reversed(others)}
-    group = mask.rpartition("_")[0]
+    first = {_group(name): name for name in reversed(others)}
+    group = _group(mask)
     if len(first) == 1:
         (group,) = first
     if group not in first:
@@ -65,11 +161,11 @@ def _counted(mask: str, others: list[str]) -> str:
     return first[group]
 
 
-def _feature(variable: str, info: Mapping[str, Any], prefix: str) -> Feature:
+def _feature(name: str, info: Mapping[str, Any]) -> Feature:
     lower = float(info.get("lower_bound", -_NO_LIMIT))
     upper = float(info.get("upper_bound", _NO_LIMIT))
     return Feature(
-        prefix + variable,
+        name,
         shift=float(info.get("median", 0.0)),
         scale=float(info.get("norm_factor", 1.0)),
         lower=None if lower <= -_NO_LIMIT else lower,
@@ -78,19 +174,40 @@ def _feature(variable: str, info: Mapping[str, Any], prefix: str) -> Feature:
     )
 
 
-def _lengths(group: Mapping[str, Any], name: str) -> list[int]:
-    """Return what rows are padded to: one length, or several to choose from."""
+def _range(group: Mapping[str, Any], name: str) -> tuple[int, int]:
+    """Return the least and the greatest length of a group."""
     if "var_length" in group:
-        return [int(group["var_length"])]
+        return (int(group["var_length"]),) * 2
     if "max_length" not in group:
         raise ConfigError(
             f"input {name!r} of the preprocessing file has no var_length or max_length"
         )
     most = int(group["max_length"])
-    lengths = [max(1, int(group.get("min_length", most)))]
-    while lengths[-1] < most:
-        lengths.append(min(2 * lengths[-1], most))
-    return lengths
+    least = max(1, int(group.get("min_length", most)))
+    return least, max(least, most)
+
+
+def _lengths(ranges: Mapping[str, tuple[int, int]]) -> dict[str, list[int]]:
+    """Return what the rows of each group are padded to: one length, or several to choose from.
+
+    Rows of all groups have the same level: as many steps in each waste least.
+    """
+    steps = max((_doublings(*limits) for limits in ranges.values()), default=0)
+    return {
+        name: sorted({_length(least, most, step, steps) for step in range(steps + 1)})
+        for name, (least, most) in ranges.items()
+    }
+
+
+def _doublings(least: int, most: int) -> int:
+    return math.ceil(math.log2(most / least)) if most > least else 0
+
+
+def _length(least: int, most: int, step: int, steps: int) -> int:
+    if _doublings(least, most) == steps:
+        return min(least << step, most)
+    # Rounded, as 2 ** 0.5 ** 2 is a little more than 2.
+    return math.ceil(round(float(least * (most / least) ** (step / steps)), 6))
 
 
 def _load(preprocess: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -35,6 +35,10 @@ class Segment(Protocol):
     def row_bytes(self) -> int | NDArray[np.int64]:
         """Bytes of each row."""
 
+    @property
+    def cuts(self) -> NDArray[np.int64] | None:
+        """Where each request begins, from `start` on, and the end, if that is given."""
+
 
 def rows_per_request(
     row_bytes: int, *, max_rows: int | None, preferred_rows: tuple[int, ...] = (), max_bytes: int
@@ -92,11 +96,16 @@ def plan(
     >>> from sonic_coffea.layouts import Segment
     >>> list(plan([Segment(0, 10, 100)], max_rows=4, max_bytes=1000))
     [(0, 4, 400), (4, 8, 400), (8, 10, 200)]
+    >>> list(plan([Segment(0, 4, 100, cuts=np.array([0, 3, 4]))], max_rows=2, max_bytes=1000))
+    [(0, 3, 300), (3, 4, 100)]
     >>> weights = np.array([300, 300, 700, 100])
     >>> list(plan([Segment(0, 4, weights)], max_rows=None, max_bytes=1000))
     [(0, 2, 600), (2, 4, 800)]
     """
     for segment in segments:
+        if segment.cuts is not None:
+            yield from _as_given(segment, segment.cuts, max_bytes)
+            continue
         if isinstance(segment.row_bytes, np.ndarray):
             yield from _by_weight(segment, segment.row_bytes, max_rows, max_bytes)
             continue
@@ -106,6 +115,16 @@ def plan(
         for start in range(segment.start, segment.stop, size):
             stop = min(start + size, segment.stop)
             yield start, stop, (stop - start) * segment.row_bytes
+
+
+def _as_given(
+    segment: Segment, cuts: NDArray[np.int64], max_bytes: int
+) -> Iterator[tuple[int, int, int]]:
+    row_bytes = np.broadcast_to(segment.row_bytes, segment.stop - segment.start)
+    sizes = np.add.reduceat(row_bytes, cuts[:-1])
+    _refuse_large(int(sizes.max(initial=0)), max_bytes)
+    starts = (cuts + segment.start).tolist()
+    yield from zip(starts[:-1], starts[1:], sizes.tolist(), strict=True)
 
 
 def _by_weight(

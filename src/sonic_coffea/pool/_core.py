@@ -194,6 +194,8 @@ class PoolCore:
     def _splits(attempt: Attempt, error: SonicError) -> bool:
         """Whether a request may pass in parts that did not pass as a whole."""
         request = attempt.slice
+        if request.whole:
+            return False
         if isinstance(error, RouteTimeoutError):
             # Others' requests may be why it took long; then small ones take as long.
             alone = attempt.in_flight == 1

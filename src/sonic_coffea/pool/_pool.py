@@ -216,7 +216,8 @@ class Pool:
             preferred_rows=call.contract.preferred_rows,
             max_bytes=self.settings.limits.max_request_bytes,
         )
-        slices = [RequestSlice(call, *cut) for cut in cuts]
+        whole = any(segment.cuts is not None for segment in call.inputs.segments)
+        slices = [RequestSlice(call, *cut, whole=whole) for cut in cuts]
         self._open()
         self._engine.submit(call, slices)
 

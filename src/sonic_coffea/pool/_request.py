@@ -50,6 +50,8 @@ class RequestSlice:
         How often a server failed on it.
     splits : int
         How often what it is a part of was split.
+    whole : bool
+        Whether its rows belong together, so that it is not split.
     last_url : str or None
         The endpoint that lost it last.
     queued : bool
@@ -72,6 +74,7 @@ class RequestSlice:
     retry_at: float = 0.0
     inference_failures: int = 0
     splits: int = 0
+    whole: bool = False
     first_failed_at: float | None = None
     last_url: str | None = None
     queued: bool = False

@@ -14,7 +14,7 @@ from sonic_coffea.reuse._deduplication import Duplicates, keys_of
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -43,6 +43,8 @@ class Part:
         Where scores are looked up, and kept.
     deadline : Deadline
         How long the look-up may take.
+    without_axis : set of str
+        Outputs that come without the axis of the rows: each request has one.
 
     Raises
     ------
@@ -64,11 +66,13 @@ class Part:
         cache: ScoreCache | None,
         pool: Pool,
         deadline: Deadline,
+        without_axis: Collection[str] = (),
     ) -> None:
         self.cache = cache
         self._contract, self._pool = contract, pool
         self._begun_at = time.monotonic()
         self._outputs, self._lock = outputs, lock
+        self._without_axis = without_axis
         # By form: `keep` writes all answers that are alike at once, which is faster.
         self._kept: dict[Any, list[tuple[Int64, Answer]]] = {}
         self._duplicates: Duplicates | None = None
@@ -99,6 +103,8 @@ class Part:
 
     def place(self, selection: Any, rows: int, answer: Answer) -> None:
         """Put the answer for some rows in its places."""
+        if self._without_axis:
+            answer = {n: t[np.newaxis] if n in self._without_axis else t for n, t in answer.items()}
         self._spread(selection, rows, answer)
         if self.cache is not None:
             # A copy, as the answer may lie in memory that is used again.

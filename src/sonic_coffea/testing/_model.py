@@ -70,8 +70,9 @@ _NO_SHAPE = (-1, -1)
 
 
 def _inner(output: Any) -> tuple[int, ...]:
-    width = output.width or 1
-    return (-1, width) if output.per == "constituent" else (width,)
+    # Slots are one number for each row; other constituents have their axes.
+    chosen = output.choose == "slot"
+    return (*(-1,) * (output.axes * (output.per == "constituent" and not chosen)), *output.last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""tools: what the command line does beside scoring: check a server, measure it, plan a facility."""
+"""tools: what the command line does beside scoring: check and measure a server, declare a model."""
 
 from __future__ import annotations
 
 from sonic_coffea.tools._bench import Curve, measure
 from sonic_coffea.tools._check import Step, check
 from sonic_coffea.tools._plan import plan, plot
+from sonic_coffea.tools._scaffold import Scaffold, scaffold
 
-__all__ = ["Curve", "Step", "check", "measure", "plan", "plot"]
+__all__ = ["Curve", "Scaffold", "Step", "check", "measure", "plan", "plot", "scaffold"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.tools._requests import ask, zeros
+from sonic_coffea.tools._requests import ask
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def measure(
     connection = connect_transport(settings.servers[0], options=settings.connection_options())
     with contextlib.closing(connection):
         contract = connection.contract(model, version)
-        row = zeros(contract, 1, length)
+        row = contract.zeros(1, length)
         sent_bytes = sum(tensor.nbytes for tensor in row.values())
         most = min(contract.max_rows or _MOST_ROWS, _MOST_ROWS, max(1, _MOST_BYTES // sent_bytes))
         sizes = sorted({*(2**n for n in range(most.bit_length())), most})
@@ -148,7 +148,7 @@ def measure(
         times = []
         for rows in sizes:
             tell(f"requests of {rows} rows")
-            tensors = zeros(contract, rows, length)
+            tensors = contract.zeros(rows, length)
             times.append(_median(partial(ask, connection, contract, version, tensors), seconds))
         best, best_in_flight, in_flight = 0.0, 1, 1
         while in_flight <= settings.limits.max_in_flight:

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from sonic_coffea import errors
-from sonic_coffea.tools._requests import ask, zeros
+from sonic_coffea.tools._requests import ask
 from sonic_coffea.transport import Address, Contract, Response, connect_transport
 
 if TYPE_CHECKING:
@@ -249,7 +249,11 @@ class _Steps:
     def _compare(self, declared: Model) -> str:
         contract = self._connection.contract(declared.name, declared.version)
         declared.compare(contract, server=str(self._address))
-        return errors.printable(f"fits version {contract.version}")
+        labels: dict[str, list[str]] = {}
+        with contextlib.suppress(errors.SonicError):  # a model that does not take a row of zeros
+            labels = self._connection.labels(contract, declared.version)
+        notes = declared.compare_labels(labels, contract, server=str(self._address))
+        return errors.printable("; ".join([f"fits version {contract.version}", *notes]))
 
     def _describe(self) -> str:
         contract = self._contract
@@ -266,7 +270,7 @@ class _Steps:
         return f"one row of zeros: {shown}, {took_s * 1e3:.1f} ms"
 
     def _ask(self, rows: int) -> tuple[Response, float]:
-        tensors = zeros(self._contract, rows)
+        tensors = self._contract.zeros(rows)
         return ask(self._connection, self._contract, self._version, tensors)
 
     @cached_property
@@ -282,7 +286,7 @@ class _Steps:
 
     def _bandwidth(self) -> str:
         contract = self._contract
-        row_bytes = sum(t.nbytes for t in zeros(contract, 1).values())
+        row_bytes = sum(t.nbytes for t in contract.zeros(1).values())
         rows = max(1, _LOAD_BYTES // row_bytes)
         rows = rows if contract.max_rows is None else min(rows, contract.max_rows)
         took_s = statistics.median(self._ask(rows)[1] for _ in range(3))

@@ -6,35 +6,16 @@ import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
-import numpy as np
-
-from sonic_coffea.errors import ConfigError, SonicError
-from sonic_coffea.transport import DATATYPES
+from sonic_coffea.errors import SonicError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+
     from sonic_coffea.transport import Connection, Contract, Response
 
     Tensors = Mapping[str, np.ndarray[Any, Any]]
-
-# Where a length is free: networks that look for the nearest neighbours need some.
-_FREE = 16
-
-
-def zeros(contract: Contract, rows: int, length: int = _FREE) -> Tensors:
-    """Return tensors of zeros, of a length where the model takes any."""
-    tensors = {}
-    for spec in contract.inputs:
-        if spec.datatype not in DATATYPES:
-            raise ConfigError(
-                f"the model cannot be tried with zeros: input {spec.name!r} is {spec.datatype}, "
-                "which is not a number"
-            )
-        shape = [rows, *(n if n >= 0 else length for n in spec.shape)]
-        tensors[spec.name] = np.zeros(shape, DATATYPES[spec.datatype])
-    return tensors
 
 
 def ask(

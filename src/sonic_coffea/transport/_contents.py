@@ -62,6 +62,21 @@ def checked(
     }
 
 
+def classes_of(contents: bytes) -> list[str]:
+    """Return the labels in a tensor of classes, ``value:index:label`` each, by their index."""
+    labels: dict[int, str] = {}
+    at = 0
+    while at < len(contents):
+        length = int.from_bytes(contents[at : at + 4], "little")
+        text = contents[at + 4 : at + 4 + length].decode("utf-8", "replace")
+        at += 4 + length
+        _, _, indexed = text.partition(":")
+        index, _, label = indexed.partition(":")
+        if index.isdigit():
+            labels[int(index)] = label
+    return [labels.get(i) or f"label_{i + 1}" for i in range(max(labels, default=-1) + 1)]
+
+
 def describe(request: Any, inputs: Mapping[str, NDArray[Any]], outputs: Iterable[str]) -> None:
     """Write into a request what its inputs are, and which outputs are wanted."""
     for name, tensor in inputs.items():

@@ -5,38 +5,64 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.errors import ContractError, nearest
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
+import numpy as np
+
+from sonic_coffea.errors import ConfigError, ContractError, nearest
 from sonic_coffea.transport._datatypes import DATATYPES, kserve_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
+    from numpy.typing import NDArray
+
+# Where a length is free: networks that look for the nearest neighbours need some.
+_FREE = 16
+
+
+Inner = int | tuple[Any, ...] | None
+"""The number of labels of an output, or the shape of a row; None and `...` are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
     """One input or output of a model, without the axis of the rows.
 
-    ``shape`` has -1 where a length is free; ``datatype`` is KServe's name, such as ``FP32``.
+    ``shape`` has -1 where a length is free; ``datatype`` is KServe's name, such as ``FP32``;
+    ``rows`` is the length of the axis of the rows, -1 where that is free.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    rows: int = -1
 
     def takes(self, datatype: str, shape: tuple[int, ...] | None) -> bool:
-        """Whether a tensor of this type and inner shape fits; a shape of None is not known yet."""
+        """Whether a tensor of this type and inner shape fits; a shape of None is not known yet.
+
+        A length that varies, -1, does not fit where the model takes one only.
+        """
         return datatype == self.datatype and (
             shape is None
             or (
                 len(shape) == len(self.shape)
-                and all(
-                    want < 0 or have < 0 or want == have
-                    for want, have in zip(self.shape, shape, strict=True)
-                )
+                and all(want in (-1, have) for want, have in zip(self.shape, shape, strict=True))
             )
         )
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape with the axis of the rows."""
+        return (self.rows, *self.shape)
+
+    def gives(self, inner: Inner) -> bool:
+        """Whether an output may have so many labels, or this inner shape."""
+        if inner is None:
+            return True
+        if isinstance(inner, int):
+            (width,) = self.shape[-1:] or (1,)
+            return width in (-1, inner)
+        return _fits(self.shape, inner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +73,8 @@ class Contract:
     ----------
     max_rows : int or None
         Rows that one request may hold; None where the server sets no limit.
+    stacks : bool
+        Whether the server may stack the rows of several requests.
     preferred_rows : tuple of int
         Batch sizes that the server's dynamic batcher prefers; may be empty.
     digest : str
@@ -62,16 +90,36 @@ class Contract:
     preferred_rows: tuple[int, ...] = ()
     platform: str = ""
     digest: str = ""
+    stacks: bool = False
 
     @property
     def lists_tensors(self) -> bool:
         """Whether the server lists inputs and outputs; some runtimes do not."""
         return bool(self.inputs and self.outputs)
 
+    def zeros(self, rows: int, length: int = _FREE) -> dict[str, NDArray[Any]]:
+        """Return tensors of zeros, of a length where the model takes any.
+
+        Raises
+        ------
+        ConfigError
+            If an input is not of numbers.
+        """
+        tensors = {}
+        for spec in self.inputs:
+            if spec.datatype not in DATATYPES:
+                raise ConfigError(
+                    f"the model cannot be tried with zeros: input {spec.name!r} is "
+                    f"{spec.datatype}, which is not a number"
+                )
+            shape = [rows, *(n if n >= 0 else length for n in spec.shape)]
+            tensors[spec.name] = np.zeros(shape, DATATYPES[spec.datatype])
+        return tensors
+
     def completed(
         self,
         inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...] | None]],
-        outputs: Mapping[str, tuple[int | None, np.dtype[Any] | None]],
+        outputs: Mapping[str, tuple[Inner, np.dtype[Any] | None]],
     ) -> Contract:
         """Return it with declared tensors, as for `check`, where the server lists none."""
         takes = tuple(
@@ -82,9 +130,9 @@ class Contract:
             TensorSpec(
                 name=name,
                 datatype=kserve_name(dtype),
-                shape=() if labels is None else (labels,),
+                shape=tuple(n for n in _axes(inner) if n is not ...),
             )
-            for name, (labels, dtype) in outputs.items()
+            for name, (inner, dtype) in outputs.items()
             if dtype is not None
         )
         return replace(self, inputs=self.inputs or takes, outputs=self.outputs or gives)
@@ -92,7 +140,7 @@ class Contract:
     def check(
         self,
         inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...] | None]],
-        outputs: Mapping[str, tuple[int | None, np.dtype[Any] | None]],
+        outputs: Mapping[str, tuple[Inner, np.dtype[Any] | None]],
         *,
         server: str,
     ) -> None:
@@ -103,7 +151,8 @@ class Contract:
         inputs : mapping
             Names, with dtype and inner shape of what will be sent.
         outputs : mapping
-            Names, with the number of values a row and the dtype that are expected (None: any).
+            Names, with the number of labels, or the inner shape, and the dtype that are expected
+            (None: any).
         server : str
             For the message.
 
@@ -133,17 +182,17 @@ class Contract:
             for name, (dtype, shape) in inputs.items()
             if name in takes and not takes[name].takes(kserve_name(dtype), shape)
         ]
-        for name, (labels, dtype) in outputs.items():
+        for name, (inner, dtype) in outputs.items():
             if name in gives:
-                problems += _output_problems(gives[name], labels, dtype)
+                problems += _output_problems(gives[name], inner, dtype)
             else:
                 problems.append(f"the model has no output {name!r}; {nearest(name, gives)}")
         if not problems:
             return
         declared = {f"input {n}": f"{kserve_name(d)} {_shown(s)}" for n, (d, s) in inputs.items()}
-        for name, (labels, dtype) in outputs.items():
+        for name, (inner, dtype) in outputs.items():
             shown = "any type" if dtype is None else kserve_name(dtype)
-            declared[f"output {name}"] = f"{shown} {_shown(() if labels is None else (labels,))}"
+            declared[f"output {name}"] = f"{shown} {_shown(_axes(inner))}"
         served = {f"input {t.name}": f"{t.datatype} {_shown(t.shape)}" for t in self.inputs}
         served |= {f"output {t.name}": f"{t.datatype} {_shown(t.shape)}" for t in self.outputs}
         raise ContractError(
@@ -154,26 +203,48 @@ class Contract:
         )
 
 
-def _output_problems(
-    spec: TensorSpec, labels: int | None, dtype: np.dtype[Any] | None
-) -> Iterator[str]:
+def _output_problems(spec: TensorSpec, inner: Inner, dtype: np.dtype[Any] | None) -> Iterator[str]:
     gives = DATATYPES.get(spec.datatype)
     if gives is None:
         yield f"output {spec.name!r} is {spec.datatype}, which is not a number"
     elif dtype is not None and gives != dtype.name:
         yield f"output {spec.name!r} is declared {dtype.name}, the model gives {gives}"
-    width = spec.shape[-1] if spec.shape else 1
-    if labels is not None and width >= 0 and width != labels:
+    if spec.gives(inner):
+        return
+    if isinstance(inner, int):
+        (width,) = spec.shape[-1:] or (1,)
         yield (
-            f"output {spec.name!r} is declared with {labels} labels, "
+            f"output {spec.name!r} is declared with {inner} labels, "
             f"the model gives {width} values a row"
+        )
+    else:
+        yield (
+            f"output {spec.name!r} is declared with shape {_shown(inner)}, "
+            f"the model gives {_shown(spec.shape)}"
         )
 
 
-def _shown(shape: tuple[int, ...] | None) -> str:
+def _axes(inner: Inner) -> tuple[Any, ...]:
+    return () if inner is None else (inner,) if isinstance(inner, int) else inner
+
+
+def _fits(shape: tuple[int, ...], inner: tuple[Any, ...]) -> bool:
+    """Whether a declared shape may be the server's, which may have a last axis of 1 besides."""
+    if inner[:1] == (...,):
+        inner = inner[1:]
+        shape = shape[len(shape) - len(inner) :] if len(shape) >= len(inner) else shape
+    if len(shape) == len(inner) + 1 and shape[-1] in (-1, 1):
+        shape = shape[:-1]
+    return len(shape) == len(inner) and all(
+        have < 0 or have == want for have, want in zip(shape, inner, strict=True)
+    )
+
+
+def _shown(shape: tuple[Any, ...] | None) -> str:
     if shape is None:
         return "[N, …]"
-    return "[" + ", ".join(["N", *("?" if n < 0 else str(n) for n in shape)]) + "]"
+    axes = ("…" if n is ... else "?" if n < 0 else str(n) for n in shape)
+    return "[" + ", ".join(["N", *axes]) + "]"
 
 
 def _side_by_side(declared: Mapping[str, str], served: Mapping[str, str]) -> str:

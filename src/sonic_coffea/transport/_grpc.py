@@ -29,7 +29,13 @@ from sonic_coffea.errors import (
     TokenExpiredError,
 )
 from sonic_coffea.transport._channel import Channel, call_metadata
-from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
+from sonic_coffea.transport._contents import (
+    checked,
+    classes_of,
+    describe,
+    tensors_of,
+    with_contents,
+)
 from sonic_coffea.transport._failures import STOOD_STILL, failure_of, translate
 from sonic_coffea.transport._loopback import LocalPeer
 from sonic_coffea.transport._metadata import (
@@ -271,6 +277,33 @@ class Connection:
             # Of any other failure, nothing follows: there may be one, with the size of its batches.
             logger.info("%s gives no configuration of %r: %s", self.address, model, failure)
             return None
+
+    def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
+        """Ask for the labels of outputs whose configuration names a file of them.
+
+        No call returns them, but Triton sends them with the classes of a response: so a request of
+        one row of zeros is made. Blocks for up to ``metadata_s`` a call.
+        """
+        config = self._config(contract.model, version or contract.version)
+        named = (
+            {} if config is None else {o.name: o.dims for o in config.output if o.label_filename}
+        )
+        if not named:
+            return {}
+        request = service_pb2.ModelInferRequest(
+            model_name=contract.model, model_version=version or "", id="labels"
+        )
+        inputs = contract.zeros(1)
+        describe(request, inputs, ())
+        request.raw_input_contents.extend(t.tobytes() for t in inputs.values())
+        for name, dims in named.items():
+            output = request.outputs.add(name=name)
+            output.parameters["classification"].int64_param = max(1, math.prod(dims))
+        response = self._call("ModelInfer", request, model=contract.model)
+        return {
+            output.name: classes_of(contents)
+            for output, contents in zip(response.outputs, response.raw_output_contents, strict=True)
+        }
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
         """Ask for a model's statistics. Blocks for up to ``metadata_s``."""

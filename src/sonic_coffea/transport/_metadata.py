@@ -117,12 +117,14 @@ def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contrac
         max_rows=max_rows,
         preferred_rows=preferred_rows,
         platform=metadata.platform,
+        stacks=config is not None and config.max_batch_size > 0,
     )
 
 
 def _tensor_spec(tensor: Any) -> TensorSpec:
     shape = tuple(int(n) for n in tensor.shape)
-    return TensorSpec(name=tensor.name, datatype=tensor.datatype, shape=shape[1:])
+    rows = shape[0] if shape else -1
+    return TensorSpec(name=tensor.name, datatype=tensor.datatype, shape=shape[1:], rows=rows)
 
 
 def _numeric(version: str) -> tuple[int, str]:

@@ -1,0 +1,83 @@
+"""Global ParT for AK8 jets: four groups with lengths of their own, by weaver's file as it is."""
+
+import awkward as ak
+import numpy as np
+import toys
+from common import NETWORKS, compare, main, network, serving
+from sample import auc, jets
+
+import sonic_coffea as sonic
+from sonic_coffea.demo.features import CONSTITUENT_FEATURES
+
+VECTORS = ["part_px", "part_py", "part_pz", "part_energy"]
+# The fewest and the most of each group, and its variables.
+PARTS = {
+    "cpf": ((12, 90), [*CONSTITUENT_FEATURES], VECTORS),
+    "npf": ((8, 60), [*CONSTITUENT_FEATURES[:7]], VECTORS),
+    "sv": ((1, 10), [f"f{i}" for i in range(11)], ["px", "py", "pz", "energy"]),
+}
+
+
+def preprocessing():
+    """Return what weaver writes beside a network with several groups of inputs."""
+
+    def group(names, least, most):
+        info = {"median": 0, "norm_factor": 1, "replace_inf_value": 0, "pad": 0}
+        info |= {"lower_bound": -1e32, "upper_bound": 1e32}
+        lengths = {"min_length": least, "max_length": most}
+        return {"var_names": names, "var_infos": dict.fromkeys(names, info), **lengths}
+
+    groups = {}
+    for kind, (limits, features, vectors) in PARTS.items():
+        groups[f"{kind}_features"] = group(features, *limits)
+        groups[f"{kind}_vectors"] = group(vectors, *limits)
+        groups[f"{kind}_mask"] = group([f"{kind}_mask"], *limits)
+    groups["jet_features"] = group(["log_pt", "log_mass", "eta"], 1, 1)
+    names = ["probQCD", "probTop", "massCorr"]
+    return {"output_names": names, "input_names": list(groups), **groups}
+
+
+# Each group's variables are in a collection of the jet.
+PREFIX = {kind: f"{kind}." for kind in PARTS}
+MODEL = sonic.Model.from_weaver("glopart", preprocessing(), prefix=PREFIX)
+# For fitted.py, which writes the network.
+GROUPS = [(f"{kind}_features", f"{kind}_vectors", f"{kind}_mask") for kind in PARTS]
+NUMBERS = "jet_features"
+
+
+def objects(number):
+    """Return the sample's jets with charged and neutral candidates, and simulated vertices."""
+    found = jets(number)
+    charged = found.parts.part_charge != 0
+    columns = {"cpf": found.parts[charged], "npf": found.parts[~charged]}
+    columns["sv"] = toys.displaced(found.is_top > 0, 0.5, 1.0, 11, np.random.default_rng(number))
+    columns |= {"log_pt": np.log(found.pt / 500), "log_mass": np.log1p(found.mass / 100)}
+    columns |= {name: found[name] for name in ("eta", "mass", "msoftdrop", "is_top")}
+    return ak.zip(columns, depth_limit=1)
+
+
+def training():
+    """Return what the network is fitted to: classes, and the mass over that of the jet."""
+    found = objects(1)
+    ratio = ak.to_numpy(found.msoftdrop / found.mass)
+    return found, ak.to_numpy(found.is_top).astype(int), [np.clip(ratio, 0, 2)]
+
+
+def run(folder=None):
+    """Score the sample's jets."""
+    del folder
+    found = objects(2)
+    with serving({"glopart": NETWORKS / "glopart.onnx"}):
+        scores = compare(MODEL, found, network("glopart"))
+    mass = ak.to_numpy(scores.massCorr * found.mass)
+    tops = ak.to_numpy(found.is_top > 0)
+    ratio = mass[tops] / ak.to_numpy(found.msoftdrop[tops])
+    return {
+        "auc": auc(tops, scores.probTop),
+        "mass of tops: median of the ratio": float(np.median(ratio)),
+        "rows": len(found),
+    }
+
+
+if __name__ == "__main__":
+    main(run)

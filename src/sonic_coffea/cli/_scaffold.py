@@ -1,0 +1,44 @@
+"""``sonic-coffea scaffold``: the declaration of a served model, to fill in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from sonic_coffea.cli._options import AsJson, Headers, Pem, TokenFile, Url, settings_of
+
+
+def scaffold(
+    url: Url,
+    model: Annotated[str, typer.Argument(help="The model to declare.")],
+    *,
+    version: Annotated[str | None, typer.Option(help="Version of MODEL.")] = None,
+    token_file: TokenFile = None,
+    header: Headers = None,
+    tls_root: Pem = None,
+    tls_cert: Pem = None,
+    tls_key: Pem = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a declaration of a served model, with the names of fields to fill in."""
+    from sonic_coffea import tools
+
+    settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
+    made = tools.scaffold(settings, model, version)
+    if not as_json:
+        typer.echo(made.text, nl=False)
+        return
+    contract = dataclasses.asdict(made.contract)
+    inputs = [{**spec, "layout": made.layouts[spec["name"]]} for spec in contract["inputs"]]
+    outputs = [{**spec, "labels": made.labels.get(spec["name"])} for spec in contract["outputs"]]
+    described = {
+        "url": settings.servers[0],
+        **{name: contract[name] for name in ("model", "version", "max_rows")},
+        "inputs": inputs,
+        "outputs": outputs,
+        "declaration": made.text,
+    }
+    typer.echo(json.dumps(described))

@@ -1,0 +1,427 @@
+"""Columns that are read for one input: those of its rows, and those that refer to others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sonic_coffea.errors import InputError
+from sonic_coffea.layouts._columns import (
+    Columns,
+    Composed,
+    grouped,
+    is_converted,
+    numbers_of,
+    order_of_elements,
+    positions_of,
+    read_through,
+    readable,
+    taken_apart,
+)
+from sonic_coffea.layouts._expressions import expression_of
+from sonic_coffea.layouts._fields import Column, Feature, Source
+from sonic_coffea.layouts._paths import path_of
+from sonic_coffea.layouts._range import check_range
+from sonic_coffea.layouts._rows import Int64, Rows, Split, aligned, united
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from awkward.contents import Content
+
+
+def bind_columns(
+    source: Source,
+    features: Sequence[Feature],
+    *,
+    jagged: bool,
+    target: np.dtype[Any],
+    sort_by: str | None = None,
+    ascending: bool = False,
+    missing: Sequence[float] | None = None,
+    longest: int | None = None,
+) -> Columns:
+    """Read the columns of one input.
+
+    Columns of one collection, whose rows lie alike, are read where they are. Others, such as one
+    that was computed of the rows that are left beside one of the file, are read through the
+    positions of their own elements; so are those to be sorted or converted, unless all is used,
+    and those that other objects have: the rows' own numbers beside their elements, an object of a
+    list, or what an index refers to.
+
+    Parameters
+    ----------
+    source : Source
+        The arrays.
+    features : sequence of Feature
+        What goes into each slot of the tensor.
+    jagged : bool
+        Whether the innermost list belongs to the row.
+    target : dtype
+        What the tensor will hold.
+    sort_by : str, optional
+        The field by which the elements of a row are sorted.
+    ascending : bool
+        Whether they are sorted upwards.
+    missing : sequence of float, optional
+        What stands for a missing number in each slot; without it, there must be none.
+    longest : int, optional
+        How many elements of a row are sent at most; others may be numbers that cannot be sent.
+    """
+    named = [*features, *([Feature(sort_by)] if sort_by else [])]
+    gathering = _Gathering(source, named, jagged=jagged, missing=missing is not None)
+    if gathering.in_place:
+        first, columns = _in_place(
+            source,
+            named,
+            jagged=jagged,
+            compact=sort_by is not None,
+            missing=missing is not None,
+        )
+    else:
+        first, columns = gathering.read()
+    order = None
+    if sort_by:
+        order = order_of_elements(first, columns.pop(), ascending=ascending)
+        composed = Composed()
+        columns = [replace(c, index=composed(c.index, order)) for c in columns]
+    check_range(columns, first.cut(longest), target)
+    return Columns(first, tuple(columns), grouped(columns, missing), order)
+
+
+def _in_place(
+    source: Source, named: Sequence[Feature], *, jagged: bool, compact: bool, missing: bool
+) -> tuple[Split, list[Column]]:
+    """Read columns of the same rows, and of the same elements, where they are if that is best."""
+    splits, leaves = taken_apart(source, named, jagged=jagged)
+    first = splits[0]
+    converted = [is_converted(leaf, f) for leaf, f in zip(leaves, named, strict=True)]
+    alike = all(one is first or np.array_equal(one.starts, first.starts) for one in splits)
+    indexes: list[Int64 | None] = [None] * len(splits)
+    if (
+        not alike
+        or ((compact or any(converted)) and not first.dense)
+        or any(
+            is_converted and leaf.length > first.stops.max(initial=0)
+            for leaf, is_converted in zip(leaves, converted, strict=True)
+        )
+    ):
+        indexes = positions_of(splits)
+        first = _compact(first)
+    composed = Composed()
+    return first, [
+        numbers_of(leaf, feature, index, composed, missing=missing)
+        for leaf, feature, index in zip(leaves, named, indexes, strict=True)
+    ]
+
+
+def _compact(split: Split) -> Split:
+    """Return the rows with their elements one after the other."""
+    offsets = split.offsets
+    return Split(split.rows, split.leaf, offsets[:-1], offsets[1:])
+
+
+class _Gathering:
+    """What the columns of one input have to be read through.
+
+    A field with the most axes is the rows' own. One with fewer is repeated, as numpy would: each
+    row, or element, reads the number of the object that it is in.
+
+    Parameters
+    ----------
+    source : Source
+        The arrays.
+    named : sequence of Feature
+        What is read.
+    jagged : bool
+        Whether the innermost list belongs to the row.
+    missing : bool
+        Whether numbers, and objects, may be missing.
+    """
+
+    def __init__(
+        self, source: Source, named: Sequence[Feature], *, jagged: bool, missing: bool
+    ) -> None:
+        self._source, self._named, self._jagged, self._missing = source, named, jagged, missing
+        self._paths = {text: path_of(text) for feature in named for text in feature.paths}
+        self._composed = Composed()
+        self._indexes: dict[Any, tuple[Any, Any]] = {}
+        self._lying: list[tuple[tuple[Rows, Int64], Int64]] = []
+        self._own: dict[str, tuple[Content, Int64 | None]] = {}
+
+    @property
+    def in_place(self) -> bool:
+        """Whether all are plain fields with the same axes."""
+        if any(f.expression is not None or f.index is not None for f in self._named):
+            return False
+        if any(path.pick is not None for path in self._paths.values()):
+            return False
+        if len(self._paths) == 1:
+            return True
+        if self._missing and not self._jagged:
+            collections = {id(self._source.collection(text)[0]) for text in self._paths}
+            if len(collections) > 1 or self._source.collection(next(iter(self._paths)))[0] is None:
+                return False
+        return len(set(self._depths().values()) - {None}) <= 1
+
+    def read(self) -> tuple[Split, list[Column]]:
+        """Return the rows, and the columns as numbers of their elements, one after the other."""
+        depths = self._depths()
+        known = {t: d - (self._paths[t].pick is not None) for t, d in depths.items() if d}
+        top = max(known.values(), default=2 if self._jagged else 1)
+        self._row_depth = top - 1 if self._jagged else top
+        self._depth = {text: known.get(text, top) for text in self._paths}
+        own = [t for t, path in self._paths.items() if self._depth[t] == top]
+        if self._jagged:
+            self._first = self._own_elements([t for t in own if self._paths[t].pick is None])
+            self._counts = self._first.counts
+            self._number = int(self._first.stops[-1]) if len(self._counts) else 0
+            over = [t for t in own if self._paths[t].pick is not None]
+            if over:
+                raise InputError(
+                    f"field {over[0]!r} picks an object of each constituent; an index picks one "
+                    "of the row"
+                )
+        else:
+            self._first = self._own_rows(own, top)
+            self._number = len(self._first.rows)
+        return self._first, [self._column(feature) for feature in self._named]
+
+    def _depths(self) -> dict[str, int | None]:
+        """Return the axes of each field, its index left aside; None if nothing is known."""
+        return {text: _axes(self._source, path.column) for text, path in self._paths.items()}
+
+    def _own_elements(self, own: list[str]) -> Split:
+        """Take rows with elements apart, and say where each own column has these elements."""
+        if not own:
+            raise InputError(
+                f"field {next(iter(self._paths))!r} has one number where a list is needed: an "
+                "index picks one object of it; leave the index out, or use Row"
+            )
+        splits, leaves = taken_apart(self._source, [Feature(t) for t in own], jagged=True)
+        first = splits[0]
+        self._rows = first.rows
+        size = int(first.stops[-1]) if first.dense and len(first.stops) else 0
+        alike = all(np.array_equal(s.starts, first.starts) for s in splits)
+        indexes: list[Int64 | None] = [None] * len(splits)
+        if not alike or not first.dense or any(leaf.length != size for leaf in leaves):
+            indexes = positions_of(splits)
+            first = _compact(first)
+        self._own = dict(zip(own, zip(leaves, indexes, strict=True), strict=True))
+        return first
+
+    def _own_rows(self, names: list[str], depth: int) -> Split:
+        """Take rows without elements apart: those that any of the columns has."""
+        apart = {text: self._apart(text) for text in names}
+        each = [split.rows for split, _, _ in apart.values()]
+        self._rows = united(each) if self._missing else each[0]
+        own: dict[str, tuple[Content, Int64 | None]] = {}
+        for text, (split, ids, leaf) in apart.items():
+            own[text] = leaf, self._aligned(text, split, ids, depth)
+        self._own = own
+        every = np.arange(len(self._rows))
+        return Split(self._rows, next(iter(apart.values()))[2], every, every + 1)
+
+    def _apart(self, text: str) -> tuple[Split, Int64, Content]:
+        """Return a column that is none of elements: its split, its numbers' places, its leaf."""
+        path = self._paths[text]
+        picks = path.pick is not None
+        key = "apart", text
+        if key not in self._indexes:
+            (split,), (leaf,) = taken_apart(self._source, [Feature(path.column)], jagged=picks)
+            ids = split.rows.ids if path.pick is None else _picked(split, path.pick)
+            self._indexes[key] = ids, (split, leaf)
+        ids, (split, leaf) = self._indexes[key]
+        return split, ids, leaf
+
+    def _aligned(self, text: str, split: Split, ids: Int64, depth: int) -> Int64:
+        """Return where the number of each row lies, the same array for what lies alike."""
+        for others, known in self._lying:
+            if others[0] is split.rows and np.array_equal(others[1], ids):
+                return known
+        index = aligned(self._rows, split.rows, ids, depth)
+        if index is None:
+            first = next(iter(self._own or self._paths))
+            names = f"field {first!r}", f"field {text!r}"
+            if depth == self._row_depth:
+                self._rows.check_same(split.rows, names)
+            raise InputError(
+                f"{names[0]} and {names[1]} do not have the same objects; choose both from the "
+                "same events"
+            )
+        self._lying.append(((split.rows, ids), index))
+        return index
+
+    def _place(self, text: str) -> tuple[Content, Int64 | None]:
+        """Return the leaf of a field, and the index of the rows' numbers or elements in it."""
+        if text in self._own:
+            return self._own[text]
+        split, ids, leaf = self._apart(text)
+        index = self._aligned(text, split, ids, self._depth[text])
+        return leaf, self._by_element(index)
+
+    def _by_element(self, index: Int64) -> Int64:
+        """Return an index of rows as one of their elements."""
+        if not self._jagged:
+            return index
+        key = id(index)
+        if key not in self._indexes:
+            self._indexes[key] = np.repeat(index, self._counts), index
+        repeated: Int64 = self._indexes[key][0]
+        return repeated
+
+    def _column(self, feature: Feature) -> Column:
+        if feature.expression is not None:
+            return self._computed(feature)
+        if feature.index is not None:
+            return self._referred(feature)
+        leaf, index = self._place(feature.name)
+        gaps = self._gaps(feature.name, index)
+        return self._numbers(leaf, feature, index, gaps=gaps)
+
+    def _numbers(
+        self, leaf: Content, feature: Feature, index: Int64 | None, *, gaps: bool
+    ) -> Column:
+        return numbers_of(leaf, feature, index, self._composed, gaps=gaps, missing=self._missing)
+
+    def _gaps(self, text: str, index: Int64 | None) -> bool:
+        """Return whether some numbers are missing, refusing them if they must be there."""
+        if index is None or not np.any(index < 0):
+            return False
+        if not self._missing:
+            path = self._paths[text]
+            event = self._event_of(int(np.argmax(index < 0)))
+            what = "has None" if path.pick is None else f"has no {path.picked}"
+            raise InputError(
+                f"field {text!r}: event {event} {what}; say what stands for it, such as missing=0.0"
+            )
+        return True
+
+    def _event_of(self, element: int) -> int:
+        row = element
+        if self._jagged:
+            row = int(np.searchsorted(self._first.offsets, element, side="right")) - 1
+        return self._rows.event_of(row)
+
+    def _read(self, text: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+        """Return the numbers of a field for each element, and which are missing."""
+        leaf, index = self._place(text)
+        gaps = self._gaps(text, index)
+        column = self._numbers(leaf, Feature(text), index, gaps=gaps)
+        values = column.values
+        if _holds_bools(leaf):
+            values = values.view(np.bool_)
+        if column.index is None:
+            return values[: self._number], None
+        absent = column.index < 0 if column.gaps else None
+        return read_through(values, column.index, 0), absent
+
+    def _computed(self, feature: Feature) -> Column:
+        expression = expression_of(feature.expression or "")
+        values, gaps = {}, np.zeros(self._number, np.bool_)
+        for text in expression.paths:
+            values[text], absent = self._read(text)
+            if absent is not None:
+                gaps |= absent
+        result = np.asarray(expression(values))
+        if result.ndim == 0:  # a constant
+            exact = np.float32 if np.float32(result) == result else np.float64
+            return Column(feature, result.reshape(1).astype(exact), self._zeros())
+        numbers = readable(result, f"expression {expression.text!r}")
+        if not gaps.any():
+            return Column(feature, numbers, None)
+        return Column(feature, numbers, np.where(gaps, -1, np.arange(self._number)), gaps=True)
+
+    def _zeros(self) -> Int64:
+        if "zeros" not in self._indexes:
+            self._indexes["zeros"] = np.zeros(self._number, np.int64), None
+        zeros: Int64 = self._indexes["zeros"][0]
+        return zeros
+
+    def _referred(self, feature: Feature) -> Column:
+        """Read what an index refers to in the lists of the same event."""
+        key = "referred", feature.index, feature.name.rpartition(".")[0]
+        (split,), (leaf,) = taken_apart(self._source, [Feature(feature.name)], jagged=True)
+        if key not in self._indexes:
+            self._indexes[key] = self._positions(feature, split), None
+        index: Int64 = self._indexes[key][0]
+        gaps = bool(np.any(index < 0))
+        if gaps and not self._missing:
+            event = self._event_of(int(np.argmax(index < 0)))
+            raise InputError(
+                f"field {feature.index!r} refers to no {feature.name!r} in event {event}; say what "
+                "stands for it, such as missing=0.0"
+            )
+        return self._numbers(leaf, feature, index, gaps=gaps)
+
+    def _positions(self, feature: Feature, split: Split) -> Int64:
+        """Return where what is referred to lies; -1 where nothing is."""
+        number, absent = self._read(str(feature.index))
+        if number.dtype.kind not in "iu":
+            raise InputError(f"field {feature.index!r} is an index; expected integers")
+        structure, present = split.rows.opened()
+        if not structure.is_numpy or len(present) != self._rows.events:
+            raise InputError(
+                f"field {feature.name!r}, to which {feature.index!r} refers: expected a list in "
+                f"each of {self._rows.events} events"
+            )
+        events = self._rows.event_numbers()
+        if self._jagged:
+            events = np.repeat(events, self._counts)
+        start = read_through(split.starts, present, 0)[events]
+        count = read_through(split.counts, present, 0)[events]
+        number = number.astype(np.int64)
+        refers = number >= 0
+        if absent is not None:
+            refers &= ~absent
+        wrong = np.flatnonzero(refers & (number >= count))
+        if len(wrong):
+            event = int(events[wrong[0]])
+            raise InputError(
+                f"field {feature.index!r} is {number[wrong[0]]} in event {event}, which has "
+                f"{count[wrong[0]]} of {feature.name!r}",
+                events=(event, event + 1),
+            )
+        return np.where(refers, start + number, -1)
+
+
+def _picked(split: Split, pick: int) -> Int64:
+    """Return where the object that is meant lies in each list; -1 where there is none."""
+    at = split.starts + pick if pick >= 0 else split.stops + pick
+    return np.where((at >= split.starts) & (at < split.stops), at, -1)
+
+
+def _axes(source: Source, path: str) -> int | None:
+    """Return how many axes a column has; None if nothing is known, as there is nothing in it."""
+    records, name = source.collection(path)
+    if records is not None and name in records.fields:
+        axes, node = _lists(records)
+        if node.is_record:
+            inner, _ = _lists(node.contents[node.field_to_index(name)])
+            return inner and axes + inner - 1 if axes else None
+    return _lists(source.column(path))[0]
+
+
+def _lists(node: Content) -> tuple[int | None, Content]:
+    """Return the axes of a column, and its records or numbers."""
+    axes = 1
+    while True:
+        if node.is_unknown:
+            return None, node
+        if node.is_numpy:
+            return axes + len(node.inner_shape), node
+        if node.is_record or node.parameter("__array__") in {"string", "bytestring"}:
+            return axes, node
+        if node.is_union:
+            below = node.purelist_depth
+            return axes + below - 1 if below > 0 else None, node
+        axes += node.is_list
+        node = node.content
+
+
+def _holds_bools(leaf: Content) -> bool:
+    while not (leaf.is_numpy or leaf.is_unknown or leaf.is_union or leaf.is_record):
+        leaf = leaf.content
+    return bool(leaf.is_numpy and leaf.dtype == np.bool_)

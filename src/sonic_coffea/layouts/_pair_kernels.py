@@ -1,0 +1,159 @@
+"""The compiled loop over the pairs of each row's elements."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sonic_coffea.layouts._formulae import OPERATIONS
+from sonic_coffea.layouts._kernels import _compiled
+
+(
+    CONSTANT,
+    FIELD,
+    FIRST,
+    SECOND,
+    ADD,
+    SUBTRACT,
+    MULTIPLY,
+    DIVIDE,
+    POWER,
+    MIN,
+    MAX,
+    DIFFERENCE,
+    ARCTAN2,
+    SQUARE,
+    NEGATIVE,
+    ABS,
+    SQRT,
+    LOG,
+    LOG1P,
+    EXP,
+    TANH,
+    SIN,
+    COS,
+    SINH,
+    COSH,
+    WRAP,
+) = range(len(OPERATIONS))
+
+
+@_compiled
+def _number(operation, x, y):
+    """Return what an operation makes of one or two numbers."""
+    if operation == DIVIDE:
+        return x / y
+    if operation == POWER:
+        return x**y
+    if operation == ARCTAN2:
+        return np.arctan2(x, y)
+    if operation == NEGATIVE:
+        return -x
+    if operation == ABS:
+        return abs(x)
+    if operation == LOG1P:
+        return np.log1p(x)
+    if operation == EXP:
+        return np.exp(x)
+    if operation == TANH:
+        return np.tanh(x)
+    if operation == SIN:
+        return np.sin(x)
+    if operation == COS:
+        return np.cos(x)
+    if operation == SINH:
+        return np.sinh(x)
+    return np.cosh(x)
+
+
+@_compiled
+def _execute(program, constants, values, at, count, registers):
+    """Execute a program for elements 0 to `count`, or for their pairs with element `at`.
+
+    Operations with a loop of their own become vector instructions.
+    """
+    for number in range(len(program)):
+        operation, a, b = program[number, 0], program[number, 1], program[number, 2]
+        to = registers[number]
+        if operation == CONSTANT:
+            to[:count] = constants[a]
+        elif operation == FIRST:
+            to[:count] = values[a, at]
+        elif operation in (FIELD, SECOND):
+            for k in range(count):
+                to[k] = values[a, k]
+        elif operation == ADD:
+            for k in range(count):
+                to[k] = registers[a, k] + registers[b, k]
+        elif operation == SUBTRACT:
+            for k in range(count):
+                to[k] = registers[a, k] - registers[b, k]
+        elif operation == DIFFERENCE:
+            for k in range(count):
+                to[k] = abs(registers[a, k] - registers[b, k])
+        elif operation == MULTIPLY:
+            for k in range(count):
+                to[k] = registers[a, k] * registers[b, k]
+        elif operation == SQUARE:
+            for k in range(count):
+                to[k] = registers[a, k] * registers[a, k]
+        elif operation in (MIN, MAX):
+            sign = 1.0 if operation == MIN else -1.0
+            for k in range(count):
+                x, y = registers[a, k], registers[b, k]
+                # A NaN of either stays one.
+                to[k] = x if sign * x <= sign * y or np.isnan(x) else y
+        elif operation == SQRT:
+            for k in range(count):
+                to[k] = np.sqrt(registers[a, k])
+        elif operation == LOG:
+            for k in range(count):
+                to[k] = np.log(registers[a, k])
+        elif operation == WRAP:
+            for k in range(count):
+                x = registers[a, k]
+                to[k] = x - 2.0 * np.pi * np.rint(x / (2.0 * np.pi))
+        else:
+            for k in range(count):
+                to[k] = _number(operation, registers[a, k], registers[b, k])
+
+
+@_compiled
+def pairs(out, fields, counts, fills, elements, program, constants, results, symmetric, limit):
+    """Fill ``out[n, C, L, L]`` from ``fields[n, F, L]``, whose rows have `counts` elements.
+
+    Returns the first row, times `C`, plus the channel, of a number that cannot be sent; or -1.
+    """
+    rows, channels, length, _ = out.shape
+    values = np.empty(fields.shape[1:], np.float64)
+    known = np.empty((len(elements), length), np.float64)
+    registers = np.empty((len(program), length), np.float64)
+    bad = -1
+    for n in range(rows):
+        count = min(counts[n], length)
+        for f in range(fields.shape[1]):
+            for k in range(count):
+                values[f, k] = fields[n, f, k]
+        _execute(elements, constants, values, 0, count, known)
+        for i in range(count):
+            stop = i + 1 if symmetric else count
+            _execute(program, constants, known, i, stop, registers)
+            for c in range(channels):
+                result = registers[results[c]]
+                to = out[n, c, i]
+                unfit = 0
+                for k in range(stop):
+                    to[k] = result[k]
+                    unfit += not abs(result[k]) <= limit
+                for k in range(count, length):
+                    to[k] = fills[c]
+                if bad < 0 and unfit > 0:
+                    bad = n * channels + c
+        if symmetric:
+            for c in range(channels):
+                for i in range(count):
+                    for k in range(i + 1, count):
+                        out[n, c, i, k] = out[n, c, k, i]
+        for c in range(channels):
+            for i in range(count, length):
+                out[n, c, i, :] = fills[c]
+    return bad

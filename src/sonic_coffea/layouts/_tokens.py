@@ -1,0 +1,373 @@
+"""Several collections as one sequence of tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from awkward.contents import Content, EmptyArray, RecordArray
+
+from sonic_coffea.errors import ConfigError, FieldError
+from sonic_coffea.layouts._columns import Columns
+from sonic_coffea.layouts._fields import Source
+from sonic_coffea.layouts._formulae import base_name
+from sonic_coffea.layouts._layout import Bound, DType, Layout, Tensor, check_held, declare
+from sonic_coffea.layouts._padded import Padded
+from sonic_coffea.layouts._row import Row
+from sonic_coffea.layouts._rows import Int64, RowSelection, Split
+from sonic_coffea.layouts._scatter import Scatter
+
+FLAGS = ("onehot", "number")
+Channel = tuple[str, int]
+"""A name, and its how manieth channel of a part it is."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Tokens(Layout):
+    """Several collections as one sequence of tokens: ``[N, L, F]``.
+
+    Each collection has places of its own in the sequence, as many as its length; the next one
+    begins behind them. A channel holds the fields of the same name, which is the last part of their
+    paths: of ``Jet.pt`` and ``MET.pt``, ``pt``.
+
+    Parameters
+    ----------
+    parts : mapping
+        Names of the collections, each with a `Padded` layout, or a `Row` for one token. Their
+        fields are paths from the record on (``Jet.pt``), or from the collection of the part's name
+        (``pt``).
+    flags : {"onehot", "number"} or mapping, optional
+        What tells the collections apart, in channels behind the fields: one for each collection,
+        which is 1 for its tokens; or one channel with the number of the collection, from 1 on, or
+        with the numbers of a mapping by collection. They are 0 where there is padding.
+    fill : float
+        What stands for a field that a collection does not have. What pads a collection is the
+        `fill` of its own layout.
+    axis_order : {"LF", "FL"}
+        ``[N, L, F]`` or ``[N, F, L]``.
+
+    Notes
+    -----
+    The dtype is that of the parts, which must have the same. A `Mask` beside this input has 1 for
+    each token that is there.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> events = ak.Array(
+    ...     [
+    ...         {"Jet": [{"pt": 50.0, "eta": 0.5}], "MET": {"pt": 20.0}},
+    ...         {"Jet": [], "MET": {"pt": 9.0}},
+    ...     ]
+    ... )
+    >>> tokens = Tokens({"Jet": Padded(["Jet.pt", "Jet.eta"], 2), "MET": Row(["MET.pt"])})
+    >>> tokens.pack(events).tolist()
+    [[[50.0, 0.5], [0.0, 0.0], [20.0, 0.0]], [[0.0, 0.0], [0.0, 0.0], [9.0, 0.0]]]
+    """
+
+    jagged = True
+
+    parts: tuple[tuple[str, Padded | Row], ...]
+    flags: str | tuple[tuple[str, float], ...] | None
+    fill: float
+    axis_order: str
+    dtype: DType
+    channels: tuple[Channel, ...] = field(repr=False, compare=False)
+
+    def __init__(
+        self,
+        parts: Mapping[str, Padded | Row],
+        *,
+        flags: str | Mapping[str, float] | None = None,
+        fill: float = 0.0,
+        axis_order: str = "LF",
+    ) -> None:
+        given: Any = parts
+        if not isinstance(given, Mapping) or not parts:
+            raise ConfigError(f"Tokens: expected a dict of collections, got {parts!r}")
+        for name, part in parts.items():
+            _check_part(name, part)
+        if axis_order not in ("FL", "LF"):
+            raise ConfigError(f"Tokens: expected axis_order 'LF' or 'FL', got {axis_order!r}")
+        first, *others = ((name, part.dtype) for name, part in parts.items())
+        for name, dtype in others:
+            if dtype != first[1]:
+                raise ConfigError(
+                    f"Tokens: part {first[0]!r} has dtype {first[1]}, part {name!r} {dtype}; "
+                    "expected the same"
+                )
+        if isinstance(flags, str) and flags not in FLAGS:
+            raise ConfigError(f"Tokens: expected flags 'onehot' or 'number', got {flags!r}")
+        chosen: str | tuple[tuple[str, float], ...] | None = None
+        if isinstance(flags, Mapping):
+            if set(flags) != set(parts):
+                raise ConfigError(
+                    f"Tokens: expected flags of {', '.join(parts)}, got {', '.join(flags)}"
+                )
+            chosen = tuple((name, float(flags[name])) for name in parts)
+        else:
+            chosen = flags
+        check_held(fill, first[1], "Tokens", "fill")
+        declare(self, parts=tuple(parts.items()), flags=chosen, fill=float(fill))
+        declare(self, axis_order=axis_order, dtype=first[1], channels=_channels(parts))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(name for _, part in self.parts for name in part.columns)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (sum(_length(part) for _, part in self.parts),)
+
+    def row_shape(self, level: int) -> tuple[int, ...]:
+        width = len(self.channels) + len(_flag_values(self, 0))
+        shape = self.padded_length(level), width
+        return shape if self.axis_order == "LF" else shape[::-1]
+
+    def bind(self, source: Source) -> Bound:
+        bound: list[_Part] = []
+        start = 0
+        for number, (name, part) in enumerate(self.parts):
+            try:
+                columns = part.bind(_PartSource(source, name)).columns
+            except (ConfigError, FieldError) as error:
+                raise error.within(f"part {name!r}") from None
+            keys = _keys(part)
+            slots = np.asarray([self.channels.index(key) for key in keys], np.int64)
+            groups = tuple(replace(g, slots=slots[g.slots]) for g in columns.groups)
+            fills = [self.fill] * len(self.channels)
+            for slot, value in zip(slots, _fills(part), strict=True):
+                fills[slot] = value
+            stop = start + _length(part)
+            lacking = [n for n in range(len(self.channels)) if n not in slots]
+            bound.append(
+                _Part(
+                    name,
+                    replace(columns, groups=groups),
+                    slice(start, stop),
+                    part.jagged,
+                    slots,
+                    tuple(fills),
+                    lacking,
+                    _flag_values(self, number),
+                    isinstance(part, Padded) and part.pad_mode == "wrap",
+                )
+            )
+            if number:
+                rows, names = bound[0].columns.split.rows, (bound[0].name, name)
+                rows.check_same(columns.split.rows, (f"part {names[0]!r}", f"part {names[1]!r}"))
+            start = stop
+        return Bound(self, _TokenColumns.of(bound))
+
+    def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
+        by_field = out if self.axis_order == "FL" else out.transpose(0, 2, 1)
+        assert isinstance(columns, _TokenColumns)  # noqa: S101
+        for part in columns.parts:
+            here = by_field[:, :, part.places]
+            part.columns.pad(here, part.fills, rows, wrap=part.wraps)
+            if part.lacking:
+                here[:, part.lacking] = self.fill
+            if part.flags:
+                flags = np.asarray(part.flags, out.dtype)[:, np.newaxis]
+                here[:, len(self.channels) :] = part.present(rows)[:, np.newaxis] * flags
+
+    def count_elements(
+        self, columns: Columns, rows: RowSelection, levels: Int64
+    ) -> tuple[int, int, int]:
+        assert isinstance(columns, _TokenColumns)  # noqa: S101
+        each = [
+            part.count_elements(here.columns, rows, levels * 0)
+            for (_, part), here in zip(self.parts, columns.parts, strict=True)
+        ]
+        sent, truncated, padding = map(sum, zip(*each, strict=True))
+        return sent, truncated, padding
+
+    def content(self, tensor: Tensor, columns: Columns) -> Content:
+        by_element = tensor if self.axis_order == "LF" else tensor.transpose(0, 2, 1)
+        assert isinstance(columns, _TokenColumns)  # noqa: S101
+        contents = []
+        for part in columns.parts:
+            own = by_element[:, part.places][:, :, part.slots]
+            scatter = part.columns.scatter(own.shape[2], own.dtype)
+            scatter.place(slice(0, len(own)), np.ascontiguousarray(own))
+            own_channels = [self.channels[slot] for slot in part.slots]
+            names = [f"{name}_{k}" if k else name for name, k in own_channels]
+            contents.append(part.of_rows(scatter.content(names)))
+        return RecordArray(contents, [part.name for part in columns.parts], length=len(tensor))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """A collection with the arrays of a call.
+
+    Attributes
+    ----------
+    columns : Columns
+        Its fields, for the slots of the tensor's channels.
+    places : slice
+        Its tokens in the sequence.
+    slots : array of int64
+        The channel of each of its fields.
+    fills : tuple of float
+        What pads each channel.
+    lacking : list of int
+        The channels that it does not have.
+    flags : tuple of float
+        What its tokens have in the channels behind.
+    wraps : bool
+        Whether its own tokens pad it.
+    """
+
+    name: str
+    columns: Columns
+    places: slice
+    jagged: bool
+    slots: Int64
+    fills: tuple[float, ...]
+    lacking: list[int]
+    flags: tuple[float, ...]
+    wraps: bool
+
+    def present(self, rows: RowSelection) -> Tensor:
+        """Return whether there is a token, at each place of each row."""
+        counts = self.columns.split.counts_of(rows)
+        present: Tensor = np.arange(self.places.stop - self.places.start) < counts[:, np.newaxis]
+        return present
+
+    def of_rows(self, lists: Content) -> Content:
+        """Return what is in lists of one, unless the rows have lists."""
+        return lists if self.jagged else lists.content
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TokenColumns(Columns):
+    """The columns of all parts; `split` has the tokens of each row."""
+
+    several = True
+
+    parts: tuple[_Part, ...] = ()
+
+    @classmethod
+    def of(cls, parts: list[_Part]) -> _TokenColumns:
+        rows = parts[0].columns.split.rows
+        counts = sum(part.columns.split.counts for part in parts)
+        split = Split(rows, EmptyArray(), np.zeros(len(rows), np.int64), np.asarray(counts))
+        columns = tuple(column for part in parts for column in part.columns.columns)
+        return cls(split, columns, (), None, tuple(parts))
+
+    def mark(self, out: Tensor, rows: RowSelection) -> None:
+        for part in self.parts:
+            out[:, 0, part.places] = part.present(rows)
+
+    def scatter(self, width: int, dtype: DType, *, axes: int = 1) -> Scatter:
+        assert axes == 1  # noqa: S101  others are refused, as there are several collections
+        return _TokenScatter(self, width, dtype)
+
+
+class _TokenScatter(Scatter):
+    """Values of each token: a record of the parts."""
+
+    def __init__(self, columns: _TokenColumns, width: int, dtype: DType) -> None:
+        self._parts = [(part, part.columns.scatter(width, dtype)) for part in columns.parts]
+        self.values = np.zeros((0, width), dtype)
+
+    def place(self, rows: RowSelection, tensor: Tensor) -> None:
+        for part, scatter in self._parts:
+            scatter.place(rows, np.ascontiguousarray(tensor[:, part.places]))
+
+    def content(
+        self, names: list[str] | None, each: tuple[int, ...] = (), *, optional: bool = False
+    ) -> Content:
+        contents = [
+            part.of_rows(scatter.content(names, each, optional=optional))
+            for part, scatter in self._parts
+        ]
+        return RecordArray(contents, [part.name for part, _ in self._parts])
+
+
+class _PartSource(Source):
+    """Arrays in which a part's collection need not be named."""
+
+    def __init__(self, source: Source, part: str) -> None:
+        self._source, self._part = source, part
+
+    def collection(self, path: str) -> tuple[Content | None, str]:
+        return self._source.collection(self._path(path))
+
+    def names(self, path: str = "") -> list[str]:
+        return self._source.names(path)
+
+    def column(self, path: str) -> Content:
+        return self._source.column(self._path(path))
+
+    def _path(self, path: str) -> str:
+        first, known = path.partition(".")[0].partition("[")[0], self._source.names()
+        within = self._part in known and first in self._source.names(self._part)
+        if first in known and within:
+            raise FieldError(
+                f"field {path!r} is one of the record and one of {self._part!r}; write "
+                f"{f'{self._part}.{path}'!r}, or give the part another name"
+            )
+        inside = within or (self._part in known and first not in known)
+        return f"{self._part}.{path}" if inside else path
+
+
+def _check_part(name: str, part: Any) -> None:
+    if not isinstance(part, (Padded, Row)):
+        raise ConfigError(
+            f"Tokens, part {name!r}: expected a Padded or a Row layout, got {type(part).__name__}"
+        )
+    if part.axis_order not in ("F", "FL", "LF"):
+        raise ConfigError(
+            f"Tokens, part {name!r}: axis_order {part.axis_order!r} has no axis for the channels"
+        )
+
+
+def _length(part: Padded | Row) -> int:
+    return part.length if isinstance(part, Padded) else 1
+
+
+def _fills(part: Padded | Row) -> tuple[float, ...]:
+    return part.fill if isinstance(part, Padded) else (0.0,) * len(part.features)
+
+
+def _keys(part: Padded | Row) -> list[Channel]:
+    """Return the channels of a part: names, those of the same name numbered."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for feature in part.features:
+        name = base_name(feature.name)
+        keys.append((name, seen[name]))
+        seen[name] += 1
+    return keys
+
+
+def _channels(parts: Mapping[str, Padded | Row]) -> tuple[Channel, ...]:
+    """Return the channels of all parts, in the order in which they come first."""
+    channels: dict[Channel, None] = {}
+    times: dict[str, tuple[str, int]] = {}
+    for name, part in parts.items():
+        keys = _keys(part)
+        channels |= dict.fromkeys(keys)
+        for channel, count in Counter(key for key, _ in keys).items():
+            other, known = times.setdefault(channel, (name, count))
+            if count != known:
+                raise ConfigError(
+                    f"Tokens: parts {other!r} and {name!r} have {known} and {count} fields called "
+                    f"{channel!r}; which belong together is not known"
+                )
+    return tuple(channels)
+
+
+def _flag_values(tokens: Tokens, number: int) -> tuple[float, ...]:
+    """Return what the tokens of a part have in the channels of the flags."""
+    if tokens.flags is None:
+        return ()
+    if isinstance(tokens.flags, tuple):
+        return (tokens.flags[number][1],)
+    if tokens.flags == "number":
+        return (number + 1.0,)
+    return tuple(float(n == number) for n in range(len(tokens.parts)))

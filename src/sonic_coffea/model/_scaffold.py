@@ -1,0 +1,230 @@
+"""Declarations written from what a server says of a model, to fill in."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from sonic_coffea.layouts import declared
+from sonic_coffea.transport import DATATYPES, kserve_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from sonic_coffea.layouts import Layout, Output
+    from sonic_coffea.transport import Contract, TensorSpec
+
+_WIDTH = 100
+# Between the items of a list.
+_BREAK = "\0"
+# To choose from, where the model takes any length.
+_LENGTHS = (16, 32, 64, 128)
+
+
+def scaffold(contract: Contract, labels: Mapping[str, Sequence[str]], *, server: str) -> str:
+    """Return a declaration that fits a model, as Python with names to fill in.
+
+    Parameters
+    ----------
+    contract : Contract
+        What a server says of the model.
+    labels : mapping
+        The labels of outputs, as far as they are known.
+    server : str
+        For a comment.
+    """
+    most = "any number of" if contract.max_rows is None else f"at most {contract.max_rows:,}"
+    lines = [
+        "import sonic_coffea as sonic",
+        "",
+        *_comment(
+            f"{contract.model} version {contract.version} of {server}, {most} rows a request."
+        ),
+        *_comment(
+            "Fill in the fields, in the order of the training; see what is sent with "
+            "model.pack(objects)."
+        ),
+        "model = sonic.Model(",
+        f"    {_quoted(contract.model)},",
+        "    inputs={",
+        *(line for spec in contract.inputs for line in _entry(spec, _layout(spec, contract))),
+        "    },",
+        "    outputs={",
+        *(line for s in contract.outputs for line in _entry(s, _output(s, labels.get(s.name)))),
+        "    },",
+        ")",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def inputs_of(contract: Contract) -> dict[str, str]:
+    """Return a layout for each input, as Python."""
+    layouts = {spec.name: _layout(spec, contract)[0] for spec in contract.inputs}
+    return {name: code.replace(_BREAK, " ") for name, code in layouts.items()}
+
+
+def fitting(inputs: Mapping[str, Layout], outputs: Mapping[str, Output], contract: Contract) -> str:
+    """Return what would fit, as Python, of the inputs and outputs of a declaration that do not."""
+    made = declared(inputs)
+    lines: list[str] = []
+    for spec in contract.inputs:
+        known = made.get(spec.name)
+        if known is None or not spec.takes(kserve_name(known[0]), known[1]):
+            fields = getattr(inputs.get(spec.name), "features", ())
+            lines += _entry(spec, _layout(spec, contract, fields))
+    for name in made:
+        if contract.inputs and not any(spec.name == name for spec in contract.inputs):
+            lines.append(f"        # without {name!r}")
+    for spec in contract.outputs:
+        output = outputs.get(spec.name)
+        if output is None or not _gives(spec, output):
+            lines += _entry(spec, _output(spec, None if output is None else output.labels))
+    asked = {spec.name for spec in contract.outputs}
+    lines += [f"        # without {name!r}" for name in outputs if asked and name not in asked]
+    return "what would fit:\n" + "\n".join(line.removeprefix("    ") for line in lines)
+
+
+def _gives(spec: TensorSpec, output: Any) -> bool:
+    return DATATYPES.get(spec.datatype) == output.dtype.name and spec.gives(output.inner)
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+
+
+def _entry(spec: TensorSpec, suggestion: tuple[str, str]) -> Iterator[str]:
+    """Yield the lines of an entry: what the server says of it, and what fits."""
+    code, remark = suggestion
+    shape = ", ".join(["N", *("?" if n < 0 else str(n) for n in spec.shape)])
+    said = f"{spec.datatype} [{shape}]" + (f": {remark}" if remark else "")
+    for line in _comment(said):
+        yield f"        {line}"
+    yield from _wrapped(f"{_quoted(spec.name)}: {code},")
+
+
+def _wrapped(code: str) -> Iterator[str]:
+    """Yield the lines of an entry, which goes on in further lines where a list has a break."""
+    line = " " * 8
+    for part in code.split(_BREAK):
+        if line.strip() and len(line) + len(part) > _WIDTH:
+            yield line.rstrip()
+            line = " " * 12
+        line += part + " "
+    yield line.rstrip()
+
+
+def _layout(spec: TensorSpec, contract: Contract, fields: Sequence[Any] = ()) -> tuple[str, str]:
+    """Return a layout that makes a tensor, as Python, and a remark."""
+    dtype = DATATYPES.get(spec.datatype)
+    if dtype is None:
+        return "...", "not a number, so that no layout makes it"
+    ending = "" if dtype == "float32" else f', dtype="{dtype}"'
+    if len(spec.shape) == 2 and _is_mask(spec):
+        return _mask(spec, contract, ending)
+    if len(spec.shape) == 2:
+        return _fields(spec, contract, fields, ending)
+    if len(spec.shape) == 1:
+        if spec.shape[0] > 0:
+            return f"sonic.Row({_names(spec.shape[0], fields)}{ending})", "numbers of each object"
+        arguments = f'"field_1", {_LENGTHS}, axis_order="L"{ending}'
+        return f"sonic.Bucketed({arguments})", "a number of each constituent"
+    inner = "" if min(spec.shape, default=-1) < 0 else f", shape={spec.shape}"
+    return f'sonic.Dense("field_1"{inner}{ending})', "an array of each object"
+
+
+def _fields(
+    spec: TensorSpec, contract: Contract, fields: Sequence[Any], ending: str
+) -> tuple[str, str]:
+    """Return a layout of fields of constituents."""
+    order, sure = _axes(spec, contract)
+    count, length = spec.shape if order == "FL" else spec.shape[::-1]
+    names = _names(max(count, 1), fields)
+    if length == 1:
+        return f'sonic.Row({names}, axis_order="{order}"{ending})', "numbers of each object"
+    ending = ("" if order == "FL" else ', axis_order="LF"') + ending
+    remark = f"{max(count, 1)} fields of each constituent"
+    if not sure:
+        remark += f"; or {length} of them, with the axes the other way round"
+    if length < 0:
+        return f"sonic.Bucketed({names}, {_LENGTHS}{ending})", f"{remark}, of any length"
+    return f"sonic.Padded({names}, {length}{ending})", remark
+
+
+def _mask(spec: TensorSpec, contract: Contract, ending: str) -> tuple[str, str]:
+    length = math.prod(spec.shape)
+    given = str(length) if length > 0 else ""
+    group = _group(spec.name)
+    jagged = [s for s in contract.inputs if len(s.shape) == 2 and not _is_mask(s)]
+    beside = next((s.name for s in jagged if group and _group(s.name) == group), None)
+    arguments = [a for a in (given, f"beside={_quoted(beside)}" if beside else "") if a]
+    arguments += [ending.removeprefix(", ")] if ending else []
+    remark = "1 where there is a constituent"
+    if spec.shape[0] != 1:
+        remark += "; not made so: the model wants [N, L, 1]"
+    return f"sonic.Mask({', '.join(arguments)})", remark
+
+
+def _is_mask(spec: TensorSpec) -> bool:
+    return "mask" in spec.name.lower() and 1 in spec.shape
+
+
+def _group(name: str) -> str:
+    return re.sub(r"__\d+$", "", name).rpartition("_")[0]
+
+
+def _axes(spec: TensorSpec, contract: Contract) -> tuple[str, bool]:
+    """Return the order of the fields and the constituents, and whether it is sure."""
+    first, last = spec.shape
+    if (first < 0) != (last < 0):
+        return ("LF" if first < 0 else "FL"), True
+    if (first == 1) != (last == 1):  # a sequence of one
+        return ("LF" if first == 1 else "FL"), False
+    masks = {n for s in contract.inputs if _is_mask(s) for n in s.shape if n != 1}
+    if (first in masks) != (last in masks):
+        return ("LF" if first in masks else "FL"), True
+    return ("LF" if first > last else "FL"), False
+
+
+def _names(count: int, fields: Sequence[Any]) -> str:
+    """Return the names of the fields, as far as they are declared, as a list in Python."""
+    declared_names = [_quoted(f.name) if f.plain else f"sonic.{f!r}" for f in fields]
+    names = declared_names[:count]
+    names += [_quoted(f"field_{k + 1}") for k in range(len(names), count)]
+    return _list(names)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _list(items: Iterable[str]) -> str:
+    return f"[{f',{_BREAK}'.join(items)}]"
+
+
+def _output(spec: TensorSpec, labels: Sequence[str] | None) -> tuple[str, str]:
+    """Return what fits an output, as Python, and a remark."""
+    dtype = DATATYPES.get(spec.datatype)
+    if dtype is None:
+        return "...", "not a number"
+    width = spec.shape[-1] if spec.shape else 1
+    options = [] if dtype == "float32" else [f'dtype="{dtype}"']
+    if len(spec.shape) == 2 and spec.shape[0] < 0:
+        options.append('per="constituent"')
+    remark = ""
+    named = "None"
+    if len(spec.shape) <= 2 and width > 1:
+        known = list(labels or ())[:width]
+        missing = [f"label_{k + 1}" for k in range(len(known), width)]
+        named = _list(map(_quoted, [*known, *missing]))
+        remark = "names of the values" if missing else ""
+    elif labels and width == 1:
+        named = _list(map(_quoted, labels[:1]))
+    elif len(spec.shape) > 2 and min(spec.shape) > 0:
+        options.append(f"shape={spec.shape}")
+    if not options:
+        return named, remark
+    first = [] if named == "None" else [named]
+    return f"sonic.Output({', '.join(first + options)})", remark

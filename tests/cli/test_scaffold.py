@@ -1,0 +1,148 @@
+"""Declarations written from what a server says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import awkward as ak
+import pytest
+from tests.commands import run
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.testing import FakeModel, FakeServer
+
+FIELDS = ["a", "b", "c"]
+MODELS = {
+    "weaver": sonic.Model(
+        "weaver",
+        {
+            "pf_features": sonic.Bucketed(FIELDS, (16, 32)),
+            "pf_mask": sonic.Mask(beside="pf_features"),
+            "sv_features": sonic.Bucketed(FIELDS, (1, 4), axis_order="LF"),
+            "sv_mask": sonic.Mask(beside="sv_features"),
+            "jet_features": sonic.Row(FIELDS[:2], axis_order="FL"),
+        },
+        {"softmax": [f"a label of {k}" for k in range(20)]},
+    ),
+    "fixed": sonic.Model(
+        "fixed",
+        {
+            "long_features": sonic.Padded([f"variable_{k}" for k in range(30)], 7),
+            "long_mask": sonic.Mask(7, beside="long_features"),
+            "row": sonic.Row(FIELDS, dtype="float16"),
+            "token": sonic.Row(FIELDS, axis_order="LF"),
+            "image": sonic.Dense("image", shape=(1, 4, 4)),
+        },
+        {"number": None, "which": sonic.Output(["a", "b"], "int64")},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Any:
+    with FakeServer({name: FakeModel.of(model) for name, model in MODELS.items()}) as running:
+        yield running
+
+
+def declared(text: str) -> sonic.Model:
+    """Return what the text of a declaration makes."""
+    assert max(map(len, text.splitlines())) <= 100
+    names: dict[str, Any] = {}
+    exec(text, names)  # noqa: S102
+    model = names["model"]
+    assert isinstance(model, sonic.Model)
+    return model
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_what_is_printed_fits(server: FakeServer, name: str) -> None:
+    done = run("scaffold", server.url, name, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found) == [
+        *("url", "model", "version", "max_rows", "inputs", "outputs", "declaration")
+    ]
+    model = declared(found["declaration"])
+    assert list(model.inputs) == list(MODELS[name].inputs)
+    for one in found["inputs"]:
+        layout = eval(one["layout"], {"sonic": sonic})  # noqa: S307
+        assert layout == model.inputs[one["name"]]
+        assert type(layout) is type(MODELS[name].inputs[one["name"]])
+    with sonic.connect(server.url):
+        model.check()
+
+
+def test_a_declaration_of_weaver_s_kind(server: FakeServer) -> None:
+    done = run("scaffold", server.url, "weaver")
+    assert done.returncode == 0, done.stderr
+    model = declared(done.stdout)
+    assert model.inputs["pf_mask"] == sonic.Mask(beside="pf_features")
+    assert model.inputs["sv_mask"] == sonic.Mask(beside="sv_features")
+    sent = model.pack(
+        {
+            "pf_features": ak.Array([{f"field_{k}": [1.0] for k in (1, 2, 3)}]),
+            "sv_features": ak.Array([{f"field_{k}": [] for k in (1, 2, 3)}]),
+            "jet_features": ak.Array([{f"field_{k}": 1.0 for k in (1, 2)}]),
+        }
+    )
+    assert sent["pf_mask"].sum() == 1
+    assert "# FP32 [N, ?, 3]: 3 fields of each constituent, of any length" in done.stdout
+
+
+def test_a_model_that_is_not_there(server: FakeServer) -> None:
+    done = run("scaffold", server.url, "weavr")
+    assert done.returncode == 1
+    assert "did you mean 'weaver'" in done.stderr
+
+
+def test_a_server_that_lists_nothing() -> None:
+    unlisted = FakeModel.of(MODELS["weaver"], lists_tensors=False)
+    with FakeServer({"weaver": unlisted}) as server:
+        done = run("scaffold", server.url, "weaver")
+    assert done.returncode == 1
+    assert "does not list what the model takes and gives" in done.stderr
+
+
+def test_an_error_shows_what_would_fit(server: FakeServer) -> None:
+    pt = sonic.Feature("pt", scale=0.1)
+    wrong = sonic.Model(
+        "weaver",
+        {
+            "pf_features": sonic.Bucketed([pt, "eta"], (16, 32)),
+            "pf_masks": sonic.Mask(beside="pf_features"),
+            "sv_features": sonic.Bucketed(FIELDS, (1, 4)),
+            "sv_mask": sonic.Mask(beside="sv_features"),
+            "jet_features": sonic.Row(FIELDS[:2]),
+        },
+        {"softmax": ["a", "b"], "mass": None},
+    )
+    with sonic.connect(server.url), pytest.raises(errors.ContractError) as caught:
+        wrong.check()
+    _, _, fits = str(caught.value).partition("what would fit:\n")
+    for line in (
+        """"pf_features": sonic.Bucketed([sonic.Feature('pt', scale=0.1), "eta",""",
+        '"field_3"], (16, 32, 64, 128)),',
+        '"pf_mask": sonic.Mask(beside="pf_features"),',
+        "# without 'pf_masks'",
+        '"sv_features": sonic.Bucketed(["a", "b", "c"], (16, 32, 64, 128), axis_order="LF"),',
+        '"jet_features": sonic.Row(["a", "b"], axis_order="FL"),',
+        '"softmax": ["a", "b", "label_3",',
+        "# without 'mass'",
+    ):
+        assert line in fits
+    assert "sv_mask" not in fits
+
+
+def test_labels_in_another_order() -> None:
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["a", "b"], "z": None})
+    with FakeServer({"m": FakeModel.of(model)}) as server, sonic.connect(server.url):
+        contract = model.check()
+    compare = model.compare_labels
+    assert compare({"y": ["a", "b"], "z": ["c"]}, contract, server="s") == []
+    assert compare({"y": ["p", "q"]}, contract, server="s") == [
+        "the server calls the values of 'y' p, q"
+    ]
+    with pytest.raises(errors.ContractError, match="'y' are declared in another order .* b, a"):
+        compare({"y": ["b", "a"]}, contract, server="s")

@@ -1,0 +1,223 @@
+"""What every layout makes of an array, by plain loops over lists: slow, and written independently.
+
+`REFERENCES` has a function for each layout; another layout gets one with `@reference(Layout)`, and
+a strategy in ``test_oracle.py``. It takes the layout and an array, or a dict of columns, and
+returns the tensor as nested lists, or as an array. It raises `Refused` where the layout must.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import awkward as ak
+import ml_dtypes
+import numpy as np
+
+import sonic_coffea as sonic
+
+REFERENCES: dict[type, Callable[[Any, Any], Any]] = {}
+
+
+class Refused(Exception):  # noqa: N818
+    """The layout must raise an `InputError`."""
+
+
+def reference(layout: type) -> Callable[[Any], Any]:
+    def register(function: Any) -> Any:
+        REFERENCES[layout] = function
+        return function
+
+    return register
+
+
+def expected(layout: Any, array: Any) -> np.ndarray:
+    """Return the tensor that the layout makes of an array."""
+    return np.asarray(REFERENCES[type(layout)](layout, array), layout.dtype)
+
+
+def rows_of(plain: Any, depth: int) -> list[Any]:
+    """Return what is there below `depth` lists."""
+    if plain is None:
+        return []
+    if depth == 0:
+        return [plain]
+    return [row for one in plain for row in rows_of(one, depth - 1)]
+
+
+def replaced(plain: Any, depth: int, values: Any) -> Any:
+    """Return the structure with the next of some values in the place of each row."""
+    if plain is None:
+        return None
+    if depth == 0:
+        return next(values)
+    return [replaced(one, depth - 1, values) for one in plain]
+
+
+def column(array: Any, path: str) -> ak.Array:
+    for part in path.split("."):
+        array = array[part]
+    return array
+
+
+def depth_of(array: Any, path: str, *, jagged: bool, axes: int = 0) -> int:
+    """Return how many lists are above the rows."""
+    return int(column(array, path).ndim) - (1 if jagged else 0) - axes
+
+
+def rows(array: Any, path: str, *, jagged: bool, axes: int = 0) -> list[Any]:
+    """Return, of each row, its number, or the list of its numbers."""
+    depth = depth_of(array, path, jagged=jagged, axes=axes)
+    return rows_of(ak.to_list(column(array, path)), depth)
+
+
+def number(feature: Any, value: Any, target: np.dtype[Any]) -> Any:
+    """Return a number as it is sent."""
+    plain = feature == sonic.Feature(feature.name)
+    result = value
+    if not plain:
+        with np.errstate(all="ignore"):
+            result = np.float64(value)
+            if feature.function is not None:
+                result = getattr(np, feature.function)(result)
+            if not np.isfinite(result) and feature.nonfinite is not None:
+                result = np.float64(feature.nonfinite)
+            result = (result - feature.shift) * feature.scale
+        if feature.lower is not None and result < feature.lower:
+            result = np.float64(feature.lower)
+        if feature.upper is not None and result > feature.upper:
+            result = np.float64(feature.upper)
+    if feature.nonfinite is None and not math.isfinite(value):
+        raise Refused(f"{value} is not finite")
+    if not math.isfinite(result):
+        raise Refused(f"{value} becomes {result}")
+    return held(result, target, exact=plain)
+
+
+def held(value: Any, target: np.dtype[Any], *, exact: bool) -> Any:
+    if target.kind == "b":
+        return bool(value)
+    if target.kind in "iu":
+        info = np.iinfo(target)
+        if (exact and int(value) != value) or not info.min <= value <= info.max:
+            raise Refused(f"{target} cannot hold {value}")
+        return int(value)
+    with np.errstate(all="ignore"):
+        sent = np.float64(value) if target == np.float64 else np.float32(value).astype(target)
+    if not math.isfinite(sent):
+        raise Refused(f"{target} cannot hold {value}")
+    return sent
+
+
+def sorting(layout: Any, array: Any) -> list[list[int]]:
+    """Return the order of the elements of each row."""
+    lists = rows(array, layout.features[0].name, jagged=True)
+    if layout.sort_by is None:
+        return [list(range(len(row))) for row in lists]
+    keys = rows(array, layout.sort_by, jagged=True)
+    if not all(math.isfinite(key) for row in keys for key in row):
+        raise Refused("a key is not finite")
+    return [sorted(range(len(row)), key=lambda k, row=row: -row[k]) for row in keys]
+
+
+@reference(sonic.Row)
+def row(layout: Any, array: Any) -> Any:
+    columns = [
+        [number(f, x, layout.dtype) for x in rows(array, f.name, jagged=False)]
+        for f in layout.features
+    ]
+    return [list(numbers) for numbers in zip(*columns, strict=True)] or empty(len(columns))
+
+
+def elements(layout: Any, array: Any, length: int | None) -> list[list[list[Any]]]:
+    """Return, of each row, the numbers of each element that is sent."""
+    order = sorting(layout, array)
+    each = [rows(array, f.name, jagged=True) for f in layout.features]
+    return [
+        [
+            [number(f, each[j][i][k], layout.dtype) for j, f in enumerate(layout.features)]
+            for k in places[:length]
+        ]
+        for i, places in enumerate(order)
+    ]
+
+
+def padded_to(layout: Any, array: Any, length: int) -> Any:
+    made = elements(layout, array, length)
+    tensor = [row + [list(layout.fill)] * (length - len(row)) for row in made]
+    if layout.axis_order == "FL":
+        tensor = [[[e[j] for e in row] for j in range(len(layout.features))] for row in tensor]
+    shape = (len(layout.features), length)
+    return tensor or empty(*(shape if layout.axis_order == "FL" else shape[::-1]))
+
+
+@reference(sonic.Padded)
+def padded(layout: Any, array: Any) -> Any:
+    return padded_to(layout, array, layout.length)
+
+
+@reference(sonic.Bucketed)
+def bucketed(layout: Any, array: Any) -> Any:
+    """Pad as a request of all rows: the longest decides."""
+    longest = max((len(r) for r in rows(array, layout.features[0].name, jagged=True)), default=0)
+    length = next((n for n in layout.lengths if n >= longest), layout.lengths[-1])
+    return padded_to(layout, array, length)
+
+
+@reference(sonic.Flat)
+def flat(layout: Any, array: Any) -> Any:
+    made = elements(layout, array, None)
+    return [e for row in made for e in row] or empty(len(layout.features))
+
+
+@reference(sonic.Mask)
+def mask(layout: Any, array: Any) -> Any:
+    counts = [len(row) for row in rows(array, layout.of, jagged=True)]
+    length = layout.lengths[-1] if layout.lengths else max([*counts, 1])
+    return [[[k < n for k in range(length)]] for n in counts] or empty(1, length)
+
+
+@reference(sonic.Dense)
+def dense(layout: Any, array: Any) -> Any:
+    (feature,) = layout.features
+    made = rows(array, feature.name, jagged=False, axes=2)
+    images = [[[number(feature, x, layout.dtype) for x in line] for line in r] for r in made]
+    shape = layout.shape or (2, 3)
+    return np.asarray(images, layout.dtype).reshape(len(images), *shape)
+
+
+def empty(*shape: int) -> Any:
+    return np.zeros((0, *shape))
+
+
+def unpacked(layout: Any, array: Any) -> Any:
+    """Return the inverse of a tensor that was packed, in the structure of the array.
+
+    Numbers are those of the tensor; elements that were truncated are None.
+    """
+    names = [f.name for f in layout.features]
+    tensor = expected(layout, array)
+    if layout.dtype == ml_dtypes.bfloat16:
+        tensor = tensor.astype(np.float32)
+    jagged = layout.jagged
+    depth = depth_of(array, names[0], jagged=jagged, axes=2 * isinstance(layout, sonic.Dense))
+    structure = ak.to_list(column(array, names[0]))
+    if isinstance(layout, sonic.Dense):
+        return replaced(structure, depth, iter(tensor.tolist()))
+    if not jagged:
+        records = [dict(zip(names, r, strict=True)) for r in tensor.tolist()]
+        return replaced(structure, depth, iter(records))
+    lists: list[Any] = []
+    numbers = iter(tensor.tolist())
+    for i, order in enumerate(sorting(layout, array)):
+        if isinstance(layout, sonic.Flat):
+            sent = [next(numbers) for _ in order]
+        else:
+            by_element = tensor[i].T if layout.axis_order == "FL" else tensor[i]
+            sent = by_element.tolist()
+        values: list[Any] = [None] * len(order)
+        for place, numbers_of_element in zip(order, sent, strict=False):
+            values[place] = dict(zip(names, numbers_of_element, strict=True))
+        lists.append(values)
+    return replaced(structure, depth, iter(lists))

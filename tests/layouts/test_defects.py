@@ -1,0 +1,213 @@
+"""What layouts got wrong once: each of these failed before it was mended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+from awkward.contents import (
+    IndexedOptionArray,
+    ListArray,
+    NumpyArray,
+    RegularArray,
+    UnionArray,
+    UnmaskedArray,
+)
+from awkward.index import Index8, Index64
+
+import sonic_coffea as sonic
+from sonic_coffea.errors import InputError
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "bool"])
+@pytest.mark.parametrize(
+    "lists",
+    [
+        [[300.5, 1e30], [np.nan], []],
+        [[1, None], [None], []],
+        [[{"a": 1}, {"a": 2}], [{"a": 3}], []],
+        [["one", "two"], ["three"], []],
+    ],
+)
+def test_a_mask_counts_whatever_it_is(lists: Any, dtype: str) -> None:
+    tensor = sonic.Mask(3, of="x", dtype=dtype).pack({"x": ak.Array(lists)})
+    assert tensor.dtype == dtype
+    assert tensor.tolist() == [[[1, 1, 0]], [[1, 0, 0]], [[0, 0, 0]]]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16"])
+@pytest.mark.parametrize("options", [{}, {"sort_by": "key"}])
+def test_what_is_truncated_may_be_out_of_range(dtype: str, options: dict[str, Any]) -> None:
+    array = ak.Array({"x": [[1, 2, 1e9], [5]], "key": [[3, 2, 1], [1]]})
+    for layout in (
+        sonic.Padded("x", 2, dtype=dtype, **options),
+        sonic.Bucketed("x", (1, 2), dtype=dtype, **options),
+    ):
+        assert layout.pack(array).tolist() == [[[1, 2]], [[5, 0]]]
+
+
+def test_the_number_that_is_named_is_one_that_is_sent() -> None:
+    array = {"x": ak.Array([[1, 300], [5, 6], [400, 7]])}
+    with pytest.raises(InputError, match="is 400 in event 2, which int8 cannot hold"):
+        sonic.Padded("x", 1, dtype="int8").pack(array)
+
+
+@pytest.mark.parametrize("feature", [sonic.Feature("x"), sonic.Feature("x", scale=2.0)])
+@pytest.mark.parametrize("dtype", ["bool", "int32", "float16", "float32"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nan_is_no_bool_and_no_integer(feature: Any, dtype: str, bad: float) -> None:
+    message = "field 'x' is NaN or infinite in event 1; correct the input"
+    with pytest.raises(InputError, match=message):
+        sonic.Row(feature, dtype=dtype).pack({"x": ak.Array([0.0, bad, 2.0])})
+    for layout in (sonic.Padded(feature, 2, dtype=dtype), sonic.Flat(feature, dtype=dtype)):
+        with pytest.raises(InputError, match=message):
+            layout.pack({"x": ak.Array([[0.0], [2.0, bad]])})
+
+
+def test_numbers_become_bools_as_numpy_makes_them() -> None:
+    for numbers in ([0.0, 0.5, -2.0], [0, 3, -1], [False, True, True]):
+        tensor = sonic.Row("x", dtype="bool").pack({"x": ak.Array(numbers)})
+        assert tensor[:, 0].tolist() == [False, True, True]
+
+
+def lists(starts: list[int], stops: list[int], **keys: list[float]) -> ak.Array:
+    contents = {name: NumpyArray(np.asarray(values)) for name, values in keys.items()}
+    whole = ak.contents.RecordArray(list(contents.values()), list(contents))
+    return ak.Array(
+        ListArray(
+            Index64(np.asarray(starts, np.int64)), Index64(np.asarray(stops, np.int64)), whole
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("starts", "stops", "expected"),
+    [
+        ([0, 100], [3, 100], [[3.0, 2.0], [0.0, 0.0]]),
+        ([100, 0], [100, 3], [[0.0, 0.0], [3.0, 2.0]]),
+        ([0, 3, 3, 7], [3, 3, 3, 7], [[3.0, 2.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
+        ([9], [9], [[0.0, 0.0]]),
+    ],
+)
+@pytest.mark.parametrize("key", ["x", "key", None])
+def test_empty_lists_may_start_beyond_the_content(
+    starts: list[int], stops: list[int], expected: Any, key: str | None
+) -> None:
+    array = lists(starts, stops, x=[1.0, 2.0, 3.0], key=[1, 2, 3])
+    if key is None:
+        expected = [[1.0, 2.0] if any(row) else row for row in expected]
+    for dtype in ("float32", "int16"):
+        layout = sonic.Padded("x", 2, sort_by=key, dtype=dtype)
+        assert layout.pack(array)[:, 0].tolist() == expected
+    flat = sonic.Flat("x", sort_by=key).pack(array)
+    assert flat[:, 0].tolist() == ([1.0, 2.0, 3.0] if key is None else [3.0, 2.0, 1.0]) * (
+        sum(stops) > sum(starts)
+    )
+
+
+IMAGES = np.arange(8, dtype=np.float32).reshape(2, 1, 2, 2)
+
+
+def test_images_of_numbers_that_might_be_missing() -> None:
+    numbers = UnmaskedArray(NumpyArray(IMAGES.reshape(-1)))
+    image = RegularArray(RegularArray(numbers, 2), 2)
+    plain, channel = ({"x": ak.Array(x)} for x in (image, RegularArray(image, 1)))
+    for layout, array, shape in (
+        (sonic.Dense("x"), plain, (2, 2, 2)),
+        (sonic.Dense("x", (1, 2, 2)), plain, (2, 1, 2, 2)),
+        (sonic.Dense("x"), channel, (2, 1, 2, 2)),
+        (sonic.Dense("x", (1, 2, 2)), channel, (2, 1, 2, 2)),
+    ):
+        np.testing.assert_array_equal(layout.pack(array), IMAGES.reshape(shape))
+        back = layout.unpack(layout.pack(array), array)
+        assert back.tolist() == IMAGES.reshape(shape).tolist()
+
+
+def test_images_some_of_which_are_missing() -> None:
+    """The axes above an option are the objects'; with a shape that has them, they are the row's."""
+    images = RegularArray(RegularArray(NumpyArray(IMAGES.reshape(-1)), 2), 2)
+    there = IndexedOptionArray(Index64(np.asarray([0, 1])), images)
+    some = IndexedOptionArray(Index64(np.asarray([0, -1])), images)
+    pairs, pair = ({"x": ak.Array(RegularArray(x, 2))} for x in (there, some))
+    assert sonic.Dense("x").pack(pairs).shape == (2, 2, 2)
+    assert sonic.Dense("x").pack(pair).shape == (1, 2, 2)
+    assert sonic.Dense("x", (2, 2, 2)).pack(pairs).shape == (1, 2, 2, 2)
+    with pytest.raises(InputError, match="is not of fixed shape"):
+        sonic.Dense("x", (2, 2, 2)).pack(pair)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("layout", "array"),
+    [
+        (sonic.Row, [[1.0], [2.0, 3.0]]),
+        (sonic.Flat, [[1.0], [2.0, 3.0]]),
+        (sonic.Dense, np.ones((2, 3))),
+        (lambda field, **options: sonic.Padded(field, 2, **options), [[1.0], [2.0, 3.0]]),
+        (lambda field, **options: sonic.Bucketed(field, (2, 4), **options), [[1.0], [2.0, 3.0]]),
+    ],
+)
+def test_half_precision_is_unpacked(layout: Any, array: Any, dtype: str) -> None:
+    made = layout("x", dtype=dtype)
+    array = {"x": ak.Array(array)}
+    back = made.unpack(made.pack(array), array)
+    assert (back.x if back.fields else back).tolist() == array["x"].tolist()
+
+
+def union(*arrays: ak.Array) -> ak.Array:
+    """One element of each, as a union."""
+    ones = np.arange(len(arrays), dtype=np.int8)
+    index = Index64(np.zeros(len(arrays), np.int64))
+    return ak.Array(UnionArray(Index8(ones), index, [a.layout for a in arrays]))
+
+
+def test_a_union_of_lists_of_records() -> None:
+    one = ak.Array([[{"pt": 1.0, "q": 3}, {"pt": 2.0, "q": 4}]])
+    other = ak.Array([[{"pt": 7, "extra": True}]])
+    both = union(one, other)
+    assert sonic.Padded("pt", 2).pack(both).tolist() == [[[1.0, 2.0]], [[7.0, 0.0]]]
+    assert sonic.Row("pt").pack(both).tolist() == [[1.0], [2.0], [7.0]]
+    assert sonic.Flat("pt").pack(ak.Array({"x": both}).x).tolist() == [[1.0], [2.0], [7.0]]
+    assert sonic.Mask(2, of="x").pack({"x": both}).tolist() == [[[1, 1]], [[1, 0]]]
+    layout = sonic.Padded("pt", 2)
+    assert layout.unpack(layout.pack(both), both).pt.tolist() == [[1.0, 2.0], [7.0]]
+    deeper = ak.Array(RegularArray(both.layout, 2))
+    assert sonic.Padded("pt", 2).pack(deeper).tolist() == [[[1.0, 2.0]], [[7.0, 0.0]]]
+
+
+def test_a_union_of_lists_is_exact_and_may_have_options() -> None:
+    number = 2**62 + 1
+    one = ak.Array(NumpyArray(np.asarray([[number]], np.uint64)))
+    other = ak.Array(NumpyArray(np.asarray([[-number, 1]], np.int64)))
+    both = {"x": union(one, other)}
+    assert sonic.Padded("x", 2, dtype="int64").pack(both).tolist() == [
+        [[number, 0]],
+        [[-number, 1]],
+    ]
+    assert sonic.Row("x", dtype="int64").pack(both).tolist() == [[number], [-number], [1]]
+    # awkward's own mask rounds numbers of mixed types.
+    optional = {"x": ak.mask(union(ak.Array([[3]]), ak.Array([[0.5, 1.0]])), [False, True])}
+    assert sonic.Row("x").pack(optional).tolist() == [[0.5], [1.0]]
+
+
+@pytest.mark.parametrize(
+    "array", [union(ak.Array([[1.0]]), ak.Array([1.0])), union(ak.Array([[1.0]]), ak.Array(["a"]))]
+)
+def test_a_union_of_other_things_than_lists_is_refused(array: ak.Array) -> None:
+    for layout in (sonic.Padded("x", 2), sonic.Row("x"), sonic.Mask(2, of="x"), sonic.Flat("x")):
+        for nested in (array, ak.Array(RegularArray(array.layout, 2))):
+            with pytest.raises(InputError, match="field 'x' .*(mixes types|holds strings)"):
+                layout.pack({"x": nested})
+
+
+def test_a_union_of_numbers_that_might_be_missing() -> None:
+    """As awkward makes it of records of several kinds."""
+    kinds = [UnmaskedArray(NumpyArray(np.asarray([1, 2], np.int32))), UnmaskedArray(FLOATS)]
+    tags = Index8(np.asarray([0, 1, 0], np.int8))
+    mixed = {"x": ak.Array(UnionArray(tags, Index64(np.asarray([1, 0, 0])), kinds))}
+    assert sonic.Row("x").pack(mixed).tolist() == [[2.0], [0.5], [1.0]]
+
+
+FLOATS = NumpyArray(np.asarray([0.5]))

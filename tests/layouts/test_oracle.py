@@ -1,0 +1,142 @@
+"""Every layout against the slow reference, on every kind of awkward node.
+
+The suite tries a few cases; ``make oracle`` tries 20,000, ``make oracle CASES=100000`` more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.layouts.nodes import CASES, objects
+from tests.layouts.reference import REFERENCES, Refused, expected, unpacked
+
+import sonic_coffea as sonic
+from sonic_coffea.errors import InputError
+from sonic_coffea.layouts import bind_inputs
+
+cases = settings(max_examples=CASES or settings.default.max_examples, print_blob=True)
+TARGETS = ("float32", "int8")
+if CASES:
+    TARGETS = (
+        *("float32", "float64", "float16", "bfloat16", "bool", "int8", "int16", "int32", "int64"),
+        *("uint8", "uint16", "uint32", "uint64"),
+    )
+targets = st.sampled_from(TARGETS) | st.just("float32")
+lengths = st.integers(1, 5)
+
+
+@st.composite
+def features(draw: Any, name: str) -> Any:
+    """Draw a field as it is, or a transformation that any type of number may have."""
+    if draw(st.booleans()):
+        return name
+    lower, upper = draw(st.sampled_from([(None, None), (0.0, None), (None, 20.0), (0.0, 20.0)]))
+    return sonic.Feature(
+        name,
+        shift=draw(st.sampled_from([0.0, 0.5])),
+        scale=draw(st.sampled_from([1.0, 0.25, 2.0])),
+        lower=lower,
+        upper=upper,
+        nonfinite=draw(st.sampled_from([None, 7.0])),
+        function=draw(st.sampled_from([None, "abs"])),
+    )
+
+
+def fields(*names: str) -> Any:
+    chosen = st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)
+    return chosen.flatmap(lambda some: st.tuples(*map(features, some)).map(list))
+
+
+constituents = fields("pf.pt", "pf.id")
+options = st.fixed_dictionaries(
+    {"dtype": targets, "sort_by": st.sampled_from([None, None, "pf.pt", "pf.id"])}
+)
+orders = st.sampled_from(["FL", "LF"])
+
+LAYOUTS: dict[type, Any] = {
+    sonic.Row: st.builds(sonic.Row, fields("m", "q"), dtype=targets),
+    sonic.Padded: st.tuples(constituents, lengths, st.sampled_from([0, 1]), orders, options).map(
+        lambda a: sonic.Padded(*a[:4], **a[4])
+    ),
+    sonic.Bucketed: st.tuples(constituents, orders, options).map(
+        lambda a: sonic.Bucketed(a[0], (1, 3), 0, a[1], **a[2])
+    ),
+    sonic.Flat: st.tuples(constituents, options).map(lambda a: sonic.Flat(a[0], **a[1])),
+    sonic.Mask: st.builds(
+        sonic.Mask,
+        lengths,
+        of=st.sampled_from(["pf.pt", "pf", "pf.id"]),
+        dtype=targets,
+    ),
+    sonic.Dense: st.builds(
+        sonic.Dense,
+        features("image"),
+        shape=st.sampled_from([(2, 3), (1, 2, 3)]),
+        dtype=targets,
+    ),
+}
+"""What a layout's declarations are drawn from; the fields are those of `nodes.objects`."""
+
+
+ELSEWHERE = {sonic.Tokens, sonic.Pairwise}
+"""Layouts with a reference in the tests of their own module."""
+
+
+def test_every_layout_is_tried() -> None:
+    public = [getattr(sonic, name) for name in sonic.__all__]
+    ours = {x for x in public if isinstance(x, type) and issubclass(x, sonic.Layout)}
+    assert ours - {sonic.Layout} - ELSEWHERE == set(LAYOUTS) == set(REFERENCES)
+
+
+def check(layout: Any, array: ak.Array) -> None:
+    try:
+        tensor = expected(layout, array)
+    except Refused:
+        with pytest.raises(InputError):
+            layout.pack(array)
+        return
+    packed = layout.pack(array)
+    assert packed.dtype == layout.dtype
+    assert packed.shape == tensor.shape
+    # float32 numbers are transformed as such.
+    exact = all(f.plain for f in getattr(layout, "features", ()))
+    rtol = 0.0 if exact else {"float16": 2e-3, "bfloat16": 2e-2}.get(layout.dtype.name, 1e-6)
+    real = [t if t.dtype.kind in "iub" else t.astype(np.float64) for t in (packed, tensor)]
+    np.testing.assert_allclose(*real, rtol=rtol, atol=rtol)
+    if not isinstance(layout, sonic.Mask):
+        back = layout.unpack(packed, array)
+        if exact:
+            assert ak.to_list(back) == unpacked(layout, array)
+        assert len(back) == len(array)
+    pieces(layout, array, packed)
+
+
+def pieces(layout: Any, array: ak.Array, packed: np.ndarray) -> None:
+    """A row's tensor depends on the row only."""
+    inputs = bind_inputs({"x": layout}, array)
+    for segment in inputs.segments:
+        for place in range(segment.start, segment.stop):
+            one = inputs.pack(place, place + 1)["x"]
+            row = int(inputs.numbers(place, place + 1)[0])
+            if isinstance(layout, sonic.Flat):
+                counts = inputs.bound["x"].columns.split.counts
+                start = int(counts[:row].sum())
+                whole = packed[start : start + counts[row]]
+            else:
+                whole = packed[row : row + 1]
+                cut = tuple(slice(0, n) for n in one.shape)
+                whole = whole[cut]
+            np.testing.assert_array_equal(one, whole)
+
+
+@pytest.mark.timeout(0)
+@cases
+@given(st.data(), st.sampled_from(sorted(LAYOUTS, key=str)), st.booleans())
+def test_layouts_make_what_the_reference_makes(data: Any, kind: type, wild: bool) -> None:
+    array = data.draw(objects(wild=wild), label="array")
+    check(data.draw(LAYOUTS[kind], label="layout"), array)

@@ -1,0 +1,266 @@
+"""Pairs of a row's elements, against plain loops."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sonic_coffea as sonic
+from sonic_coffea.errors import ConfigError, FieldError, InputError
+from sonic_coffea.layouts import bind_inputs, declared, trace
+from sonic_coffea.model import Model
+
+CARTESIAN = ("px", "py", "pz", "energy")
+EPS = 1e-8
+
+
+def vectors(counts: list[int], seed: int = 1) -> ak.Array:
+    """``rows * var * {px, py, pz, energy, pt, eta, phi, mass}``."""
+    rng = np.random.default_rng(seed)
+    n = sum(counts)
+    pt, eta, phi = rng.exponential(20.0, n) + 0.1, rng.uniform(-3, 3, n), rng.uniform(-3.1, 3.1, n)
+    mass = rng.uniform(0.0, 5.0, n)
+    px, py, pz = pt * np.cos(phi), pt * np.sin(phi), pt * np.sinh(eta)
+    energy = np.sqrt(px**2 + py**2 + pz**2 + mass**2)
+    columns = {"px": px, "py": py, "pz": pz, "energy": energy}
+    columns |= {"pt": pt, "eta": eta, "phi": phi, "mass": mass}
+    return ak.unflatten(ak.zip(columns), np.asarray(counts, np.int64))
+
+
+def of_pair(a: dict[str, float], b: dict[str, float]) -> list[float]:
+    """ln kt, ln z, ln delta R and ln m² by the book."""
+    y = [0.5 * math.log((v["energy"] + v["pz"]) / (v["energy"] - v["pz"])) for v in (a, b)]
+    pt = [math.hypot(v["px"], v["py"]) for v in (a, b)]
+    dphi = abs(math.atan2(a["py"], a["px"]) - math.atan2(b["py"], b["px"]))
+    delta = math.hypot(y[0] - y[1], min(dphi, 2 * math.pi - dphi))
+    m2 = (a["energy"] + b["energy"]) ** 2 - sum((a[k] + b[k]) ** 2 for k in ("px", "py", "pz"))
+    numbers = min(pt) * delta, min(pt) / max(sum(pt), EPS), delta, m2
+    return [math.log(max(number, EPS)) for number in numbers]
+
+
+def expected(rows: Any, length: int, of: Any, channels: int, fill: float = 0.0) -> np.ndarray:
+    out = np.full((len(rows), channels, length, length), fill)
+    for n, row in enumerate(rows):
+        for i, a in enumerate(row[:length]):
+            for j, b in enumerate(row[:length]):
+                out[n, :, i, j] = of(a, b)
+    return out
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=5),
+    st.integers(1, 5),
+    st.sampled_from([CARTESIAN, ("pt", "eta", "phi", "mass"), ("pt", "eta", "phi", "energy")]),
+    st.sampled_from([0.0, -7.5]),
+    st.integers(0, 99),
+)
+def test_a_four_vector_makes_the_four_quantities(
+    counts: list[int], length: int, fields: Any, fill: float, seed: int
+) -> None:
+    jets = vectors(counts, seed)
+    tensor = sonic.Pairwise(fields, length, fill=fill).pack(jets)
+    assert tensor.dtype == np.float32
+    wanted = expected(jets.to_list(), length, of_pair, 4, fill)
+    # Of an element with itself, kt and delta R are eps; m² is a difference of large numbers.
+    np.testing.assert_allclose(tensor, wanted, rtol=1e-4, atol=1e-4)
+
+
+FORMULAE = {
+    "abs(pt_i - pt_j)": lambda a, b: abs(a["pt"] - b["pt"]),
+    "pt_i - 2 * eta_j": lambda a, b: a["pt"] - 2 * b["eta"],
+    "log(max(pt_i / pt_j, 1e-3))": lambda a, b: math.log(max(a["pt"] / b["pt"], 1e-3)),
+    "wrap(phi_i - phi_j)": lambda a, b: math.remainder(a["phi"] - b["phi"], 2 * math.pi),
+    "(eta_i - eta_j)**2 + sin(phi_i) * cos(phi_j)": lambda a, b: (
+        (a["eta"] - b["eta"]) ** 2 + math.sin(a["phi"]) * math.cos(b["phi"])
+    ),
+    "-min(pt_i, pt_j) ** 1.5": lambda a, b: -(min(a["pt"], b["pt"]) ** 1.5),
+    "arctan2(eta_i, pt_j) + sqrt(pt_i) - exp(-pt_j)": lambda a, b: (
+        math.atan2(a["eta"], b["pt"]) + math.sqrt(a["pt"]) - math.exp(-b["pt"])
+    ),
+    "tanh(eta_i) + sinh(eta_j) * cosh(eta_i) + log1p(pt_j)": lambda a, b: (
+        math.tanh(a["eta"]) + math.sinh(b["eta"]) * math.cosh(a["eta"]) + math.log1p(b["pt"])
+    ),
+    "z - kt / (1 + pt_i)": lambda a, b: (
+        math.exp(of_pair(a, b)[1])
+        - (math.exp(of_pair(a, b)[0]) if a is not b else 0.0) / (1 + a["pt"])
+    ),
+}
+
+
+@pytest.mark.parametrize("formula", FORMULAE)
+def test_formulae_of_ones_own(formula: str) -> None:
+    jets = vectors([3, 0, 5, 1])
+    rows = [[dict(v) for v in row] for row in jets.to_list()]
+    layout = sonic.Pairwise(["pt", "eta", "phi", "mass"], 4, formulae=formula, dtype="float64")
+    of = FORMULAE[formula]
+    wanted = expected(rows, 4, lambda a, b: [of(a, b)], 1)
+    np.testing.assert_allclose(layout.pack(jets), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_symmetric_formulae_are_found_out() -> None:
+    def symmetric(*formulae: str) -> bool:
+        return sonic.Pairwise(["pt", "eta", "phi", "mass"], 4, formulae)._program().symmetric
+
+    assert symmetric("ln_kt", "ln_z", "ln_delta_r", "ln_m2", "abs(eta_i - eta_j)", "pt_i * pt_j")
+    assert symmetric("(eta_i - eta_j)**2")
+    assert not symmetric("ln_kt", "eta_i - eta_j")
+    assert not symmetric("(eta_i - eta_j)**3")
+    assert not symmetric("pt_i / pt_j")
+
+
+def test_names_may_have_a_beginning_and_others_stand_beside() -> None:
+    jets = vectors([2, 3])
+    named = ak.zip({f"part_{k}": jets[k] for k in CARTESIAN} | {"charge": jets.eta})
+    fields = [f"pf.part_{k}" for k in CARTESIAN]
+    nested = ak.zip({"pf": named}, depth_limit=1)
+    np.testing.assert_array_equal(
+        sonic.Pairwise(fields, 3).pack(nested), sonic.Pairwise(CARTESIAN, 3).pack(jets)
+    )
+    more = sonic.Pairwise([*fields, "pf.charge"], 3, ["ln_kt", "charge_i * charge_j"])
+    assert more.pack(nested).shape == (2, 2, 3, 3)
+
+
+def test_what_a_feature_does_comes_first_and_elements_may_be_sorted() -> None:
+    jets = ak.Array([{"x": [1.0, 3.0, 2.0]}, {"x": [5.0]}])
+    tripled = sonic.Feature("x", scale=3.0)
+    layout = sonic.Pairwise(tripled, 2, "x_i - x_j", sort_by="x")
+    assert layout.pack(jets).tolist() == [[[[0, 3], [-3, 0]]], [[[0, 0], [0, 0]]]]
+
+
+def test_axes_and_types() -> None:
+    jets = vectors([3, 1])
+    plain = sonic.Pairwise(CARTESIAN, 4).pack(jets)
+    other = sonic.Pairwise(CARTESIAN, 4, axis_order="LLC").pack(jets)
+    np.testing.assert_array_equal(other, plain.transpose(0, 2, 3, 1))
+    half = sonic.Pairwise(CARTESIAN, 4, dtype="float16")
+    np.testing.assert_array_equal(half.pack(jets), plain.astype(np.float16))
+    large = sonic.Pairwise("energy", 2, "energy_i * 1e6", dtype="float16")
+    with pytest.raises(InputError, match="larger than float16"):
+        large.pack(jets)
+    assert declared({"v": sonic.Pairwise(CARTESIAN, 4)}) == {"v": (np.dtype("f4"), (4, 4, 4))}
+
+
+def pairs_of(jets: ak.Array) -> ak.Array:
+    """``rows * var * var * {d, s}`` of all pairs."""
+    a, b = ak.unzip(ak.cartesian([jets, jets], nested=True))
+    return ak.zip({"d": a.pt - b.pt, "s": ak.values_astype(a.eta + b.eta, "float32")})
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 2, 5], [0, 0], [1], []])
+@pytest.mark.parametrize("order", ["CLL", "LLC"])
+def test_pairs_may_be_given(counts: list[int], order: str) -> None:
+    jets = vectors(counts)
+    tensor = sonic.Pairwise(["d", "s"], 3, fill=[-1.0, 2.0], axis_order=order).pack(pairs_of(jets))
+    if order == "LLC":
+        tensor = tensor.transpose(0, 3, 1, 2)
+    for channel, (of, fill) in enumerate(
+        [(lambda a, b: a["pt"] - b["pt"], -1.0), (lambda a, b: a["eta"] + b["eta"], 2.0)]
+    ):
+        wanted = expected(jets.to_list(), 3, lambda a, b, of=of: [of(a, b)], 1, fill)
+        np.testing.assert_allclose(tensor[:, [channel]], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_given_pairs_of_jets_in_events() -> None:
+    jets = vectors([2, 3, 0, 1])
+    a, b = ak.unzip(ak.cartesian([jets.pt, jets.pt], axis=1, nested=True))
+    nested = ak.Array(
+        ak.contents.ListOffsetArray(ak.index.Index64([0, 1, 1, 4]), ak.to_layout(a - b))
+    )
+    selected = ak.mask(nested, [[True], [], [True, False, True]])
+    for array in (nested, nested[::-1], selected):
+        flat = ak.drop_none(ak.flatten(array))
+        got = sonic.Pairwise("d", 3).pack({"d": array})
+        assert len(got) == len(flat)
+        for tensor, row in zip(got[:, 0], flat.to_list(), strict=True):
+            n = len(row)
+            np.testing.assert_allclose(tensor[:n, :n], np.asarray(row).reshape(n, n), rtol=1e-6)
+            assert not tensor[n:].any()
+            assert not tensor[:, n:].any()
+
+
+def test_given_pairs_that_are_none() -> None:
+    for array, match in [
+        (ak.Array([[[1.0, 2.0], [3.0]]]), "list of 1 pairs in one of 2 in event 0"),
+        (ak.Array([[1.0, 2.0]]), "one jagged axis where Pairwise needs i x j"),
+        (ak.Array([[[1.0], None]]), "has None where Pairwise"),
+        (ak.Array([[[math.nan]]]), "NaN or infinite in event 0"),
+    ]:
+        with pytest.raises(InputError, match=match):
+            sonic.Pairwise("d", 3).pack({"d": array})
+
+
+def test_nonsense_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="no 'pq_i'; did you mean 'pt_i'"):
+        sonic.Pairwise(["pt", "eta"], 3, "pq_i")
+    with pytest.raises(ConfigError, match="need the fields of a four-vector"):
+        sonic.Pairwise(["x"], 3, "ln_kt")
+    with pytest.raises(ConfigError, match="no function 'lag'; did you mean 'log'"):
+        sonic.Pairwise(["x"], 3, "lag(x_i)")
+    with pytest.raises(ConfigError, match="min takes 2, got 1"):
+        sonic.Pairwise(["x"], 3, "min(x_i)")
+    for formula in ("x_i.real", "[x_i]", "x_i if x_j else 0", "'x'", "__import__('os')", "x_i <"):
+        with pytest.raises(ConfigError, match="formula"):
+            sonic.Pairwise(["x"], 3, formula)
+    with pytest.raises(ConfigError, match="not int32"):
+        sonic.Pairwise(CARTESIAN, 3, dtype="int32")
+    with pytest.raises(ConfigError, match="axis_order 'CLL' or 'LLC'"):
+        sonic.Pairwise(CARTESIAN, 3, axis_order="FL")
+    with pytest.raises(ConfigError, match="one for each of 4 channels"):
+        sonic.Pairwise(CARTESIAN, 3, fill=[1.0, 2.0])
+    with pytest.raises(ConfigError, match="not sorted"):
+        sonic.Pairwise("d", 3, sort_by="d")
+    with pytest.raises(FieldError):
+        sonic.Pairwise("d", 3).pack(vectors([1]))
+
+
+def test_what_cannot_be_sent_is_an_error() -> None:
+    jets = ak.Array([[{"x": [1.0, 2.0]}], [{"x": [3.0, 0.0]}]])
+    with pytest.raises(InputError, match=r"formula 'log\(x_i\)' is NaN.*in event 1") as raised:
+        sonic.Pairwise("x", 2, ["x_j", "log(x_i)"]).pack(jets)
+    assert raised.value.rows == (1, 2)
+    # Beyond the cut, nothing is computed.
+    assert sonic.Pairwise("x", 1, "log(x_i)").pack(jets).shape == (2, 1, 1, 1)
+    with pytest.raises(InputError, match="field 'x' is NaN"):
+        sonic.Pairwise("x", 2, "x_i").pack(ak.Array([{"x": [math.nan]}]))
+
+
+def test_buckets_counts_and_a_mask_beside() -> None:
+    jets = vectors([1, 4, 2, 9])
+    inputs = {
+        "v": sonic.Pairwise(CARTESIAN, [2, 4]),
+        "x": sonic.Bucketed(["pt"], [2, 4]),
+        "m": sonic.Mask(beside="v"),
+    }
+    bound = bind_inputs(inputs, jets)
+    assert [(s.start, s.stop, s.level) for s in bound.segments] == [(0, 2, 0), (2, 4, 1)]
+    tensors = bound.pack(2, 4)
+    assert {k: t.shape for k, t in tensors.items()} == {
+        "v": (2, 4, 4, 4),
+        "x": (2, 1, 4),
+        "m": (2, 1, 4),
+    }
+    np.testing.assert_array_equal(tensors["m"], np.ones((2, 1, 4)))
+    only = bind_inputs({"v": inputs["v"]}, jets)
+    assert only.count_elements() == (1 + 16 + 4 + 16, 81 - 16, 3)
+
+
+def test_a_declaration_can_be_pickled_compared_and_traced() -> None:
+    layout = sonic.Pairwise(CARTESIAN, 3)
+    assert pickle.loads(pickle.dumps(layout)) == layout
+    model = Model("m", {"v": layout}, {"y": None})
+    assert (
+        model.config_hash
+        != Model("m", {"v": sonic.Pairwise(CARTESIAN, 4)}, {"y": None}).config_hash
+    )
+    form = vectors([2, 1]).layout.form_with_key("node{id}")
+    tracer, report = ak.typetracer.typetracer_with_report(form)
+    trace(model.inputs, model.outputs, ak.Array(tracer))
+    assert len(report.data_touched) == 5

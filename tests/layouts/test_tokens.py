@@ -1,0 +1,224 @@
+"""Several collections in one sequence, against plain loops."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sonic_coffea as sonic
+from sonic_coffea.errors import ConfigError, FieldError, InputError
+from sonic_coffea.layouts import bind_inputs, declared, trace
+
+EVENTS = ak.Array(
+    [
+        {
+            "Jet": [{"pt": 50.0, "eta": 0.5, "btag": 0.9}, {"pt": 40.0, "eta": -1.0, "btag": 0.1}],
+            "Lepton": [{"pt": 30.0, "eta": 2.0}],
+            "MET": {"pt": 20.0, "phi": 1.5},
+        },
+        {"Jet": [], "Lepton": [], "MET": {"pt": 9.0, "phi": -2.0}},
+        {
+            "Jet": [{"pt": p, "eta": 0.1, "btag": 0.5} for p in (90.0, 80.0, 70.0, 60.0)],
+            "Lepton": [{"pt": 25.0, "eta": 0.0}, {"pt": 15.0, "eta": 1.0}],
+            "MET": {"pt": 33.0, "phi": 0.25},
+        },
+    ]
+)
+PARTS = {
+    "Jet": sonic.Padded(["Jet.pt", "Jet.eta", "Jet.btag"], 3, fill=[0.0, -9.0, -1.0]),
+    "Lepton": sonic.Padded(["Lepton.eta", "Lepton.pt"], 2),
+    "MET": sonic.Row(["MET.pt", "MET.phi"]),
+}
+CHANNELS = ["pt", "eta", "btag", "phi"]
+
+
+def expected(events: Any, *, lacking: float = 0.0) -> np.ndarray:
+    """The tokens of `PARTS`, by loops."""
+    out = []
+    for event in events:
+        tokens = []
+        for name, part in PARTS.items():
+            objects = [event[name]] if name == "MET" else event[name]
+            own = [f.name.split(".")[1] for f in part.features]
+            fills = dict(zip(own, getattr(part, "fill", ()), strict=False))
+            for k in range(getattr(part, "length", 1)):
+                there = objects[k] if k < len(objects) else fills
+                tokens.append([there[c] if c in own else lacking for c in CHANNELS])
+        out.append(tokens)
+    return np.asarray(out, np.float32)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=6),
+    st.sampled_from([0.0, -5.0]),
+    st.sampled_from(["LF", "FL"]),
+    st.integers(0, 99),
+)
+def test_each_collection_has_its_places(counts: Any, lacking: float, order: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    events = [
+        {
+            "Jet": [
+                dict(zip(("pt", "eta", "btag"), rng.normal(size=3), strict=True)) for _ in range(j)
+            ],
+            "Lepton": [dict(zip(("pt", "eta"), rng.normal(size=2), strict=True)) for _ in range(n)],
+            "MET": {"pt": rng.normal(), "phi": rng.normal()},
+        }
+        for j, n in counts
+    ]
+    events[0] = EVENTS[0].to_list()  # types of lists that may all be empty
+    array, tokens = ak.Array(events), sonic.Tokens(PARTS, fill=lacking, axis_order=order)
+    tensor = tokens.pack(array)
+    assert tensor.dtype == np.float32
+    wanted = expected(events, lacking=lacking)
+    np.testing.assert_array_equal(tensor, wanted if order == "LF" else wanted.transpose(0, 2, 1))
+    back = tokens.unpack(tensor, array)
+    assert back.MET.phi.to_list() == [np.float32(e["MET"]["phi"]) for e in events]
+    for name, length in (("Jet", 3), ("Lepton", 2)):
+        for got, event in zip(back[name].eta.to_list(), events, strict=True):
+            etas = [np.float32(one["eta"]) for one in event[name]]
+            assert got == etas[:length] + [None] * (len(etas) - length)
+
+
+def test_fields_may_be_named_within_their_collection() -> None:
+    short = sonic.Tokens({"Jet": sonic.Padded(["pt", "eta"], 3), "MET": sonic.Row(["pt"])})
+    full = sonic.Tokens({"Jet": sonic.Padded(["Jet.pt", "Jet.eta"], 3), "MET": sonic.Row("MET.pt")})
+    np.testing.assert_array_equal(short.pack(EVENTS), full.pack(EVENTS))
+    apart = {"Jet": EVENTS.Jet, "MET": EVENTS.MET}
+    np.testing.assert_array_equal(short.pack(apart), full.pack(EVENTS))
+    np.testing.assert_array_equal(full.pack(apart), full.pack(EVENTS))
+    free = sonic.Tokens(
+        {"jets": sonic.Padded(["Jet.pt", "Jet.eta"], 3), "met": sonic.Row("MET.pt")}
+    )
+    np.testing.assert_array_equal(free.pack(EVENTS), full.pack(EVENTS))
+    both = ak.with_field(EVENTS, EVENTS.Jet.pt, "pt")
+    with pytest.raises(FieldError, match="part 'Jet': field 'pt' is one of the record and one of"):
+        short.pack(both)
+    with pytest.raises(FieldError, match="part 'Jet': no field 'ptt'.*did you mean 'pt'"):
+        sonic.Tokens({"Jet": sonic.Padded("ptt", 3)}).pack(EVENTS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ("onehot", [[1, 0, 0]] * 2 + [[0, 0, 0]] + [[0, 1, 0]] + [[0, 0, 0]] + [[0, 0, 1]]),
+        ("number", [[1], [1], [0], [2], [0], [3]]),
+        ({"MET": 7, "Lepton": -1, "Jet": 4}, [[4], [4], [0], [-1], [0], [7]]),
+    ],
+)
+def test_flags_tell_collections_apart(flags: Any, wanted: Any) -> None:
+    tokens = sonic.Tokens(PARTS, flags=flags)
+    tensor = tokens.pack(EVENTS[:1])
+    assert tensor.shape == (1, 6, 4 + len(wanted[0]))
+    np.testing.assert_array_equal(tensor[:, :, :4], expected(EVENTS[:1].to_list()))
+    assert tensor[0, :, 4:].tolist() == wanted
+    assert declared({"t": tokens}) == {"t": (np.dtype("f4"), tensor.shape[1:])}
+
+
+def test_fields_of_one_name_belong_together_in_their_order() -> None:
+    log = sonic.Feature("Jet.pt", function="log")
+    parts = {
+        "Jet": sonic.Padded([log, "Jet.pt"], 1),
+        "Lepton": sonic.Padded([sonic.Feature("Lepton.pt", scale=2.0), "Lepton.pt"], 1),
+    }
+    tensor = sonic.Tokens(parts).pack(EVENTS[:1])
+    np.testing.assert_allclose(tensor[0], [[np.log(50.0), 50.0], [60.0, 30.0]], rtol=1e-6)
+    with pytest.raises(ConfigError, match="'Jet' and 'MET' have 2 and 1 fields called 'pt'"):
+        sonic.Tokens({"Jet": parts["Jet"], "MET": sonic.Row("MET.pt")})
+
+
+def test_several_collections_of_one_jet() -> None:
+    jets = ak.Array(
+        [
+            [{"pf": [{"pt": 1.0}, {"pt": 2.0}], "sv": [{"pt": 9.0, "m": 3.0}]}],
+            [],
+            [{"pf": [], "sv": []}],
+        ]
+    )
+    tokens = sonic.Tokens({"pf": sonic.Padded(["pt"], 2), "sv": sonic.Padded(["pt", "m"], 1)})
+    assert tokens.pack(jets).tolist() == [[[1, 0], [2, 0], [9, 3]], [[0, 0]] * 3]
+    assert tokens.unpack(tokens.pack(jets), jets).to_list() == [
+        [{"pf": [{"pt": 1}, {"pt": 2}], "sv": [{"pt": 9, "m": 3}]}],
+        [],
+        [{"pf": [], "sv": []}],
+    ]
+    other = {"pf": jets.pf, "sv": jets.sv[1:]}
+    with pytest.raises(InputError, match="part 'pf' and part 'sv' do not have the same objects"):
+        tokens.pack(other)
+
+
+def test_a_row_alone_is_one_token() -> None:
+    tensor = sonic.Tokens({"MET": sonic.Row(["MET.pt", "MET.phi"])}).pack(EVENTS)
+    assert tensor.tolist() == [[[20.0, 1.5]], [[9.0, -2.0]], [[33.0, 0.25]]]
+
+
+@pytest.mark.parametrize("chosen", [slice(None), np.asarray([2, 0])])
+def test_a_mask_the_counts_and_answers_by_token(chosen: Any) -> None:
+    inputs = {
+        "tokens": sonic.Tokens(PARTS),
+        "mask": sonic.Mask(beside="tokens"),
+    }
+    bound = bind_inputs(inputs, EVENTS)
+    assert bound.count_elements() == (5 + 3, 1, 4 + 3)
+    rows = bound.only(np.arange(3)[chosen])
+    present = np.asarray([[1, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1]])
+    assert rows.pack(0, len(rows))["mask"][:, 0].tolist() == present[chosen].tolist()
+    output = sonic.Output(["a", "b"], per="constituent", of="tokens")
+    assembly = output.assemble("y", bound)
+    answer = np.arange(3 * 6 * 2, dtype=np.float32).reshape(3, 6, 2)
+    for row in (2, 0, 1):
+        assembly.place(slice(row, row + 1), 1, {"y": answer[row : row + 1]})
+    scores = bound.rows.unflatten(assembly.content())
+    assert scores.Jet.a.to_list() == [[0, 2], [], [24, 26, 28, None]]
+    assert scores.Lepton.b.to_list() == [[7], [], [31, 33]]
+    assert scores.MET.a.to_list() == [10, 22, 34]
+    empty = sonic.Output(per="constituent").assemble("y", bind_inputs(inputs, EVENTS[:0]))
+    assert (
+        str(empty.content().form.type)
+        == "{Jet: var * float32, Lepton: var * float32, MET: float32}"
+    )
+
+
+def test_nonsense_is_refused_by_name() -> None:
+    for parts, match in [
+        ({}, "a dict of collections"),
+        ({"Jet": sonic.Flat("pt")}, "part 'Jet': expected a Padded or a Row layout, got Flat"),
+        (
+            {"Jet": sonic.Padded("pt", 2), "MET": sonic.Row("pt", dtype="int32")},
+            "'Jet' has dtype float32, part 'MET' int32",
+        ),
+    ]:
+        with pytest.raises(ConfigError, match=match):
+            sonic.Tokens(parts)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="flags 'onehot' or 'number'"):
+        sonic.Tokens(PARTS, flags="one")
+    with pytest.raises(ConfigError, match="expected flags of Jet, Lepton, MET, got Jet"):
+        sonic.Tokens(PARTS, flags={"Jet": 1})
+    with pytest.raises(ConfigError, match="axis_order 'LF' or 'FL'"):
+        sonic.Tokens(PARTS, axis_order="F")
+    with pytest.raises(ConfigError, match="int32 cannot hold"):
+        sonic.Tokens({"MET": sonic.Row("pt", dtype="int32")}, fill=0.5)
+    bad = ak.Array([{"Jet": [{"pt": np.nan}]}])
+    with pytest.raises(InputError, match="field 'pt' is NaN"):
+        sonic.Tokens({"Jet": sonic.Padded("pt", 2)}).pack(bad)
+
+
+def test_a_declaration_can_be_pickled_compared_and_traced() -> None:
+    tokens = sonic.Tokens(PARTS, flags="onehot")
+    assert pickle.loads(pickle.dumps(tokens)) == tokens
+    assert tokens != sonic.Tokens(PARTS, flags="number")
+    model = sonic.Model("m", {"t": tokens}, {"y": ["ttH", "tt"]})
+    assert (
+        model.config_hash != sonic.Model("m", {"t": sonic.Tokens(PARTS)}, model.outputs).config_hash
+    )
+    tracer, report = ak.typetracer.typetracer_with_report(EVENTS.layout.form_with_key("node{id}"))
+    scores = trace(model.inputs, model.outputs, ak.Array(tracer))
+    assert str(scores.type) == "## * {ttH: float32, tt: float32}"
+    assert len(report.data_touched) == 9

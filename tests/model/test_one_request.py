@@ -1,0 +1,208 @@
+"""Networks without a batch axis: a request for each row, or for each event."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea.errors import ConfigError, ContractError, InputError
+from sonic_coffea.layouts import bind_inputs
+from sonic_coffea.pool._batching import plan
+from sonic_coffea.testing import FakeModel, FakeServer
+
+EDGES = ("source", "target")
+
+
+def graphs(events: int, seed: int = 1) -> dict[str, ak.Array]:
+    """Hits and edges of events; the second event has none."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(1, 9, events)
+    counts[1] = 0
+    hits = ak.unflatten(ak.zip({"x": rng.normal(size=counts.sum()).astype("f4")}), counts)
+    number = ak.local_index(hits.x)
+    edges = ak.cartesian({"source": number, "target": number})
+    edges = edges[edges.source < edges.target]
+    return {"hits": hits, "edges": edges}
+
+
+def model(**options: Any) -> sonic.Model:
+    return sonic.Model(
+        "tracks",
+        {
+            "hits": sonic.Flat("x", None),
+            "edges": sonic.Flat(EDGES, None, dtype="int64", axis_order="FL"),
+        },
+        {
+            "edge_score": sonic.Output(per="constituent", of="edges"),
+            "event": ["sum", "spread"],
+        },
+        **options,
+    )
+
+
+def network(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Whatever is in the request is one graph: a score of each edge, and two of the graph."""
+    x, (source, target) = inputs["hits"][:, 0], inputs["edges"]
+    spread = x.max() - x.min() if len(x) else 0.0
+    return {
+        "edge_score": (x[source] * x[target]).astype("f4"),
+        "event": np.asarray([x.sum(), spread], "f4"),
+    }
+
+
+def served(function: Any = network) -> FakeModel:
+    return FakeModel(
+        inputs={"hits": ("float32", (-1, 1)), "edges": ("int64", (2, -1))},
+        outputs={"edge_score": ("float32", (-1,)), "event": ("float32", (2,))},
+        function=function,
+        max_rows=0,
+    )
+
+
+@pytest.mark.parametrize("per", ["row", "event"])
+def test_each_graph_has_a_request_of_its_own(per: str) -> None:
+    arrays = graphs(40)
+    requests: list[int] = []
+
+    def counted(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        requests.append(len(inputs["hits"]))
+        return network(inputs)
+
+    with FakeServer({"tracks": served(counted)}) as server, sonic.connect(server.url) as pool:
+        scores = model(one_request_per=per)(arrays, pool=pool)
+    assert sorted(requests) == sorted(ak.num(arrays["hits"]).to_list())
+    for hits, edges, score, event in zip(
+        arrays["hits"].to_list(),
+        arrays["edges"].to_list(),
+        scores.edge_score.to_list(),
+        scores.event.to_list(),
+        strict=True,
+    ):
+        x = [np.float32(hit["x"]) for hit in hits]
+        assert score == [float(x[e["source"]] * x[e["target"]]) for e in edges]
+        assert event["sum"] == pytest.approx(sum(x), abs=1e-5)
+        assert event["spread"] == pytest.approx(max(x, default=0) - min(x, default=0), abs=1e-6)
+
+
+def test_all_rows_of_an_event_share_one() -> None:
+    """Jets with numbers and constituents; the network sees all jets of the event at once."""
+    rng = np.random.default_rng(2)
+    counts = rng.integers(0, 4, 30)
+    pf = rng.integers(0, 9, counts.sum())
+    flat = ak.unflatten(ak.zip({"pt": rng.exponential(size=pf.sum()).astype("f4")}), pf)
+    jets = ak.unflatten(
+        ak.zip({"m": rng.normal(size=len(pf)).astype("f4"), "pf": flat}, depth_limit=1), counts
+    )
+    tagger = sonic.Model(
+        "event",
+        {"jets": sonic.Row("m"), "pf": sonic.Bucketed("pf.pt", [2, 4, 8])},
+        {"y": None},
+        one_request_per="event",
+    )
+
+    def share(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        own = inputs["jets"][:, 0] + inputs["pf"].sum(axis=(1, 2))
+        return {"y": np.column_stack([own / own.sum()])}
+
+    fake = FakeModel(
+        inputs={"jets": ("float32", (-1, 1)), "pf": ("float32", (-1, 1, -1))},
+        outputs={"y": ("float32", (-1, 1))},
+        function=share,
+        max_rows=0,
+    )
+    with FakeServer({"event": fake}) as server, sonic.connect(server.url) as pool:
+        pending = tagger.submit(jets, pool=pool)
+        y = pending.result()
+    assert pending.statistics.total().requests == np.count_nonzero(counts)
+    own = jets.m + ak.sum(jets.pf.pt[:, :, :8], axis=-1)
+    np.testing.assert_allclose(ak.flatten(y), ak.flatten(own / ak.sum(own, axis=1)), rtol=1e-4)
+
+
+def test_networks_without_the_axis_of_rows() -> None:
+    """A row's tensor is sent as it is, without an axis of length 1."""
+    rows = ak.Array(
+        [[{"x": [1.0, 2.0], "a": 1.0, "b": 2.0}], [], [{"x": [5.0], "a": 3.0, "b": 4.0}]]
+    )
+    tagger = sonic.Model(
+        "single",
+        {"x": sonic.Padded("x", 3), "r": sonic.Row(["a", "b"])},
+        {"y": ["sum", "product"], "z": None},
+        one_request_per="row",
+    )
+
+    def network(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert inputs["x"].shape == (1, 3)
+        assert inputs["r"].shape == (2,)
+        y = np.asarray([inputs["x"].sum(), inputs["r"].prod()], "f4")
+        return {"y": y, "z": np.outer(inputs["r"], inputs["r"])}
+
+    fake = FakeModel(
+        inputs={"x": ("float32", (1, 3)), "r": ("float32", (2,))},
+        outputs={"y": ("float32", (2,)), "z": ("float32", (2, 2))},
+        function=network,
+        max_rows=0,
+    )
+    with FakeServer({"single": fake}) as server, sonic.connect(server.url) as pool:
+        scores = tagger(rows, pool=pool, deduplicate=True)
+        with pytest.raises(ContractError):
+            sonic.Model("single", tagger.inputs, tagger.outputs)(rows, pool=pool)
+    assert scores.y.to_list() == [[{"sum": 3, "product": 2}], [], [{"sum": 5, "product": 12}]]
+    assert scores.z.to_list() == [[[[1, 2], [2, 4]]], [], [[[9, 12], [12, 16]]]]
+
+
+def test_merging_graphs_is_an_error_unless_it_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"'hits' puts .*one_request_per='row'") as raised:
+        model()
+    assert "merge_rows=True" in str(raised.value)
+    model(one_request_per="event")
+    outputs = {"y": sonic.Output(per="constituent")}
+    sonic.Model("m", {"x": sonic.Flat("x", None, merge_rows=True)}, outputs)
+    with pytest.raises(ConfigError, match="no one_request_per 'jet'"):
+        model(one_request_per="jet")
+
+
+def test_offsets_of_the_same_elements_tell_rows_apart() -> None:
+    arrays = graphs(5)
+    shared = {"real": sonic.Flat("x"), "whole": sonic.Flat("n", None, dtype="int64")}
+    hits = ak.with_field(arrays["hits"], ak.local_index(arrays["hits"].x), "n")
+    assert len(bind_inputs(shared, hits)) == 5
+    other = {"real": hits, "whole": hits[:, ::-1][:, 1:]}
+    with pytest.raises(InputError, match=r"input 'whole' has no splits.*event 0"):
+        bind_inputs(shared, other)
+
+
+def test_a_graph_is_never_split_nor_joined() -> None:
+    arrays = graphs(6)
+    inputs = bind_inputs(model(one_request_per="event").inputs, arrays, one_request_per="event")
+    assert [cut[:2] for cut in plan(inputs.segments, max_rows=None, max_bytes=10**6)] == [
+        (n, n + 1) for n in range(6)
+    ]
+    some = inputs.only(np.asarray([1, 4]))
+    assert [cut[:2] for cut in plan(some.segments, max_rows=1, max_bytes=10**6)] == [(0, 1), (1, 2)]
+    largest = max(cut[2] for cut in plan(inputs.segments, max_rows=None, max_bytes=10**6))
+    with pytest.raises(ConfigError, match="max_request_bytes"):
+        list(plan(inputs.segments, max_rows=None, max_bytes=largest - 1))
+    with pytest.raises(InputError, match="6 requests, one for each event"):
+        model(one_request_per="event").pack(arrays)
+    one = {name: array[:1] for name, array in arrays.items()}
+    assert model(one_request_per="event").pack(one)["edges"].shape[0] == 2
+
+
+def test_it_is_a_part_of_the_declaration() -> None:
+    one, other = model(one_request_per="row"), model(one_request_per="event")
+    assert one.config_hash != other.config_hash
+    assert pickle.loads(pickle.dumps(one)).one_request_per == "row"
+    with FakeServer({"tracks": served()}) as server, sonic.connect(server.url) as pool:
+        with pytest.raises(ConfigError, match="leave deduplicate out"):
+            one(graphs(3), pool=pool, deduplicate=True)
+        with pytest.raises(ContractError, match="one_request_per='row'"):
+            sonic.Model(
+                "tracks",
+                {"hits": sonic.Flat("x"), "edges": sonic.Flat(EDGES, "ends", dtype="int64")},
+                one.outputs,
+            )(graphs(3), pool=pool)
