@@ -37,6 +37,17 @@ MODELS = {
         },
         {"number": None, "which": sonic.Output(["a", "b"], "int64")},
     ),
+    "orders": sonic.Model(
+        "orders",
+        {
+            "Jet_data": sonic.Padded([*FIELDS, *FIELDS, "d"], 7, axis_order="LF"),
+            "Jet_mask": sonic.Mask(7, beside="Jet_data", axis_order="L", dtype="bool"),
+            "track_data": sonic.Bucketed("a", (2, 4), axis_order="L"),
+            "track_mask": sonic.Mask(beside="track_data", axis_order="LF"),
+            "pairs": sonic.Pairwise(["px", "py", "pz", "energy"], 5),
+        },
+        {"y": None},
+    ),
 }
 
 
@@ -70,6 +81,9 @@ def test_what_is_printed_fits(server: FakeServer, name: str) -> None:
         layout = eval(one["layout"], {"sonic": sonic})  # noqa: S307
         assert layout == model.inputs[one["name"]]
         assert type(layout) is type(MODELS[name].inputs[one["name"]])
+        assert getattr(layout, "beside", None) == getattr(
+            MODELS[name].inputs[one["name"]], "beside", None
+        )
     with sonic.connect(server.url):
         model.check()
 

@@ -325,9 +325,12 @@ class Model(Carrier):
         try:
             contract.check(inputs, outputs, server=server)
         except ContractError as error:
-            message = f"{error.message}\n{fitting(self.inputs, self.outputs, contract)}"
+            fits = fitting(self.inputs, self.outputs, contract, made=inputs, given=outputs)
             raise ContractError(
-                message, server=server, model=self.name, version=contract.version
+                f"{error.message}\n{fits}",
+                server=server,
+                model=self.name,
+                version=contract.version,
             ) from None
         if not contract.lists_tensors:
             _say_that_nothing_is_listed(self.name, server)

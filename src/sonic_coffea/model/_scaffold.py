@@ -8,7 +8,7 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.layouts import declared
+from sonic_coffea.layouts import Feature
 from sonic_coffea.transport import DATATYPES, kserve_name
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _WIDTH = 100
 _BREAK = "\0"
 # To choose from, where the model takes any length.
 _LENGTHS = (16, 32, 64, 128)
+_VECTOR = tuple(Feature(name) for name in ("px", "py", "pz", "energy"))
 
 
 def scaffold(contract: Contract, labels: Mapping[str, Sequence[str]], *, server: str) -> str:
@@ -66,9 +67,23 @@ def inputs_of(contract: Contract) -> dict[str, str]:
     return {name: code.replace(_BREAK, " ") for name, code in layouts.items()}
 
 
-def fitting(inputs: Mapping[str, Layout], outputs: Mapping[str, Output], contract: Contract) -> str:
-    """Return what would fit, as Python, of the inputs and outputs of a declaration that do not."""
-    made = declared(inputs)
+def fitting(
+    inputs: Mapping[str, Layout],
+    outputs: Mapping[str, Output],
+    contract: Contract,
+    *,
+    made: Mapping[str, tuple[Any, Any]],
+    given: Mapping[str, tuple[Any, Any]],
+) -> str:
+    """Return what would fit, as Python, of the inputs and outputs of a declaration that do not.
+
+    Parameters
+    ----------
+    inputs, outputs, contract
+        The declaration, and what a server says.
+    made, given : mapping
+        The tensors of both as they are compared.
+    """
     lines: list[str] = []
     for spec in contract.inputs:
         known = made.get(spec.name)
@@ -80,19 +95,21 @@ def fitting(inputs: Mapping[str, Layout], outputs: Mapping[str, Output], contrac
             lines.append(f"        # without {name!r}")
     for spec in contract.outputs:
         output = outputs.get(spec.name)
-        if output is None or not _gives(spec, output):
+        if output is None or not _gives(spec, *given[spec.name]):
             lines += _entry(spec, _output(spec, None if output is None else output.labels))
     asked = {spec.name for spec in contract.outputs}
     lines += [f"        # without {name!r}" for name in outputs if asked and name not in asked]
     return "what would fit:\n" + "\n".join(line.removeprefix("    ") for line in lines)
 
 
-def _gives(spec: TensorSpec, output: Any) -> bool:
-    return DATATYPES.get(spec.datatype) == output.dtype.name and spec.gives(output.inner)
+def _gives(spec: TensorSpec, shape: Any, dtype: Any) -> bool:
+    return (dtype is None or DATATYPES.get(spec.datatype) == dtype.name) and spec.gives(shape)
 
 
-def _comment(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+def _comment(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
+    )
 
 
 def _entry(spec: TensorSpec, suggestion: tuple[str, str]) -> Iterator[str]:
@@ -100,8 +117,7 @@ def _entry(spec: TensorSpec, suggestion: tuple[str, str]) -> Iterator[str]:
     code, remark = suggestion
     shape = ", ".join(["N", *("?" if n < 0 else str(n) for n in spec.shape)])
     said = f"{spec.datatype} [{shape}]" + (f": {remark}" if remark else "")
-    for line in _comment(said):
-        yield f"        {line}"
+    yield from _comment(said, " " * 8)
     yield from _wrapped(f"{_quoted(spec.name)}: {code},")
 
 
@@ -122,15 +138,28 @@ def _layout(spec: TensorSpec, contract: Contract, fields: Sequence[Any] = ()) ->
     if dtype is None:
         return "...", "not a number, so that no layout makes it"
     ending = "" if dtype == "float32" else f', dtype="{dtype}"'
-    if len(spec.shape) == 2 and _is_mask(spec):
+    if _is_mask(spec):
         return _mask(spec, contract, ending)
     if len(spec.shape) == 2:
         return _fields(spec, contract, fields, ending)
     if len(spec.shape) == 1:
-        if spec.shape[0] > 0:
-            return f"sonic.Row({_names(spec.shape[0], fields)}{ending})", "numbers of each object"
-        arguments = f'"field_1", {_LENGTHS}, axis_order="L"{ending}'
-        return f"sonic.Bucketed({arguments})", "a number of each constituent"
+        return _numbers(spec, fields, ending)
+    return _array(spec, ending)
+
+
+def _numbers(spec: TensorSpec, fields: Sequence[Any], ending: str) -> tuple[str, str]:
+    """Return a layout of ``[N, F]``, or of ``[N, L]``."""
+    if spec.shape[0] > 0:
+        return f"sonic.Row({_names(spec.shape[0], fields)}{ending})", "numbers of each object"
+    arguments = f'{_names(1, fields)}, {_LENGTHS}, axis_order="L"{ending}'
+    return f"sonic.Bucketed({arguments})", "a number of each constituent"
+
+
+def _array(spec: TensorSpec, ending: str) -> tuple[str, str]:
+    """Return a layout of any rank."""
+    if len(spec.shape) == 3 and spec.shape[1] == spec.shape[2] and spec.shape[0] == len(_VECTOR):
+        length = str(spec.shape[1] if spec.shape[1] > 0 else _LENGTHS)
+        return f"sonic.Pairwise({_names(4, _VECTOR)}, {length}{ending})", "of each pair"
     inner = "" if min(spec.shape, default=-1) < 0 else f", shape={spec.shape}"
     return f'sonic.Dense("field_1"{inner}{ending})', "an array of each object"
 
@@ -157,18 +186,25 @@ def _mask(spec: TensorSpec, contract: Contract, ending: str) -> tuple[str, str]:
     length = math.prod(spec.shape)
     given = str(length) if length > 0 else ""
     group = _group(spec.name)
-    jagged = [s for s in contract.inputs if len(s.shape) == 2 and not _is_mask(s)]
+    jagged = [
+        s
+        for s in contract.inputs
+        if not _is_mask(s) and (s.shape == (-1,) or (len(s.shape) == 2 and 1 not in s.shape))
+    ]
     beside = next((s.name for s in jagged if group and _group(s.name) == group), None)
+    order = "L" if len(spec.shape) == 1 else "FL" if spec.shape[0] == 1 else "LF"
     arguments = [a for a in (given, f"beside={_quoted(beside)}" if beside else "") if a]
+    arguments += [f'axis_order="{order}"'] if order != "FL" else []
     arguments += [ending.removeprefix(", ")] if ending else []
     remark = "1 where there is a constituent"
-    if spec.shape[0] != 1:
-        remark += "; not made so: the model wants [N, L, 1]"
+    if beside is None and len(jagged) > 1:
+        remark += "; say of which input, with beside="
     return f"sonic.Mask({', '.join(arguments)})", remark
 
 
 def _is_mask(spec: TensorSpec) -> bool:
-    return "mask" in spec.name.lower() and 1 in spec.shape
+    named = "mask" in spec.name.lower()
+    return named and (len(spec.shape) == 1 or (len(spec.shape) == 2 and 1 in spec.shape))
 
 
 def _group(name: str) -> str:
@@ -190,7 +226,7 @@ def _axes(spec: TensorSpec, contract: Contract) -> tuple[str, bool]:
 
 def _names(count: int, fields: Sequence[Any]) -> str:
     """Return the names of the fields, as far as they are declared, as a list in Python."""
-    declared_names = [_quoted(f.name) if f.plain else f"sonic.{f!r}" for f in fields]
+    declared_names = [_quoted(f.name) if f == Feature(f.name) else f"sonic.{f!r}" for f in fields]
     names = declared_names[:count]
     names += [_quoted(f"field_{k + 1}") for k in range(len(names), count)]
     return _list(names)
