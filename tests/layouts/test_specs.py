@@ -261,7 +261,10 @@ def test_declared_tensors() -> None:
         (lambda: sonic.Bucketed("a", lengths=(8, 4)), "expected ascending lengths"),
         (lambda: sonic.Feature("pt", lower=1.0, upper=0.0), "lower .* is above upper"),
         (lambda: sonic.Feature("pt", function="logg"), "did you mean 'log'"),
-        (lambda: sonic.Output("qcd"), "labels are a list of names"),
+        (lambda: sonic.Output("qcd"), "labels as a list of names, got 'qcd'"),
+        (lambda: sonic.Output(100_000), "labels as a list of names, got 100000"),
+        (lambda: sonic.Output({"a": 1}), "labels as a list of names"),
+        (lambda: sonic.Output([1, 2]), "labels as a list of names"),
         (lambda: sonic.Output(["a", "a"]), "labels must differ"),
         (
             lambda: sonic.Mask(2, of="a", beside="b"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,7 +25,7 @@ from sonic_coffea.errors import ConfigError, ResponseError, nearest
 from sonic_coffea.layouts._layout import declare
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import DTypeLike
 
@@ -99,8 +100,13 @@ class Output:
         of: str | None = None,
         splits: str | None = None,
     ) -> None:
-        if isinstance(labels, str):
-            raise ConfigError(f"an output's labels are a list of names, got the string {labels!r}")
+        given: Any = labels
+        names = isinstance(given, Sequence) and not isinstance(given, str)
+        if not (given is None or (names and all(isinstance(label, str) for label in given))):
+            raise ConfigError(
+                f"expected an output's labels as a list of names, got {given!r}; numbers without "
+                "labels are None, and arrays of fixed shape an Output(shape=…)"
+            )
         if labels is not None and len(set(labels)) != len(labels):
             raise ConfigError(f"an output's labels must differ, got {list(labels)}")
         if per not in PER:
