@@ -67,7 +67,6 @@ def test_sample_is_scored_whole(sample_run: dict[str, Any]) -> None:
     assert sample_run["n_jets"] == sample_run["n_scored"] == n_jets
     assert sample_run["events"] == sum(len(n) for n in with_sample.values())
     assert sample_run["report"]["total"]["rows"] == n_jets
-    assert sample_run["report"]["total"]["retries"] == 0
     jets = ak.from_parquet(sample_run["jets"])
     assert len(jets) == n_jets
     assert ak.all((jets.top >= 0) & (jets.top <= 1))

@@ -27,12 +27,11 @@ Feed = dict[str, Any]
 
 # Triton takes this process for dead if a thread of its library, which writes to shared memory every
 # 0.3 s, has not done so for a second, and answers its requests with errors. If the process only
-# stood still, what it answers afterwards would be taken for the answer to the next request.
-_WRITES_S = 0.3
-# It has stood still if Python's threads have, for so long, without this part of it on a CPU, and if
-# there were fewer such writes. Else they have only waited for the interpreter's lock.
-_STALL_S, _LEAST_CPU = 0.6, 0.1
-_BEAT_S = 0.2
+# stood still, what it answers afterwards would be taken for the answer to the next request. That
+# thread cannot be watched; it is taken to stand still when this one does, though that may also be
+# for want of the interpreter's lock.
+_STALL_S = float(os.environ.get("SONIC_COFFEA_STALL_S", "0.65"))
+_BEAT_S = 0.1
 # For so long after a stall, a request may be one that was sent before its end.
 _SENT_BEFORE_S = 1.5
 
@@ -41,7 +40,7 @@ class Pulse:
     """Ends this process, and the server, when it has stood still while Triton waited for it."""
 
     def __init__(self) -> None:
-        self._last = _now()
+        self._last = time.monotonic()
         self._stalled_until = -math.inf
         self._awaited_until = -math.inf
         threading.Thread(target=self._beat, name="pulse", daemon=True).start()
@@ -62,18 +61,12 @@ class Pulse:
         while True:
             time.sleep(_BEAT_S)
             self._look()
-            self._last = _now()
+            self._last = time.monotonic()
 
     def _look(self) -> None:
-        at, cpu_s, runs = self._last
-        if time.monotonic() - at <= _STALL_S:
-            return
-        self._last = now, cpu_now_s, runs_now = _now()
-        gap_s = now - at
-        writes = max((number - runs.get(task, 0) for task, number in runs_now.items()), default=0)
-        idle = cpu_now_s - cpu_s < _LEAST_CPU * gap_s
-        if idle and gap_s - _WRITES_S * writes >= _WRITES_S:
-            self._stalled_until = now
+        at, now = self._last, time.monotonic()
+        if now - at > _STALL_S:
+            self._last = self._stalled_until = now
             if at < self._awaited_until:
                 self._end()
 
@@ -88,19 +81,6 @@ class Pulse:
         # A container's first process takes no SIGKILL from inside.
         os.kill(server, signal.SIGTERM if server == 1 else signal.SIGKILL)
         os._exit(1)
-
-
-def _now() -> tuple[float, float, dict[str, int]]:
-    """Return the time, this process's time on CPUs, and how often its other threads were on one."""
-    own = {str(thread.native_id) for thread in threading.enumerate()}
-    runs = {}
-    for task in Path("/proc/self/task").iterdir():
-        if task.name not in own:
-            try:
-                runs[task.name] = int((task / "schedstat").read_text().split()[2])
-            except (OSError, IndexError):  # it has just ended
-                continue
-    return time.monotonic(), time.process_time(), runs
 
 
 class TritonPythonModel:
