@@ -127,7 +127,13 @@ def row(layout: Any, array: Any) -> Any:
         [number(f, x, layout.dtype) for x in rows(array, f.name, jagged=False)]
         for f in layout.features
     ]
-    return [list(numbers) for numbers in zip(*columns, strict=True)] or empty(len(columns))
+    made = [list(numbers) for numbers in zip(*columns, strict=True)]
+    count = len(columns)
+    if layout.axis_order == "FL":
+        return [[[x] for x in numbers] for numbers in made] or empty(count, 1)
+    if layout.axis_order == "LF":
+        return [[numbers] for numbers in made] or empty(1, count)
+    return made or empty(count)
 
 
 def elements(layout: Any, array: Any, length: int | None) -> list[list[list[Any]]]:
@@ -206,7 +212,8 @@ def unpacked(layout: Any, array: Any) -> Any:
     if isinstance(layout, sonic.Dense):
         return replaced(structure, depth, iter(tensor.tolist()))
     if not jagged:
-        records = [dict(zip(names, r, strict=True)) for r in tensor.tolist()]
+        by_row = tensor.reshape(len(tensor), len(names)).tolist()
+        records = [dict(zip(names, r, strict=True)) for r in by_row]
         return replaced(structure, depth, iter(records))
     lists: list[Any] = []
     numbers = iter(tensor.tolist())
