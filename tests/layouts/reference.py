@@ -100,9 +100,11 @@ def held(value: Any, target: np.dtype[Any], *, exact: bool) -> Any:
         return bool(value)
     if target.kind in "iu":
         info = np.iinfo(target)
-        if (exact and int(value) != value) or not info.min <= value <= info.max:
+        # As a float, the largest of 64 bits is one more than that.
+        whole = int(value)
+        if (exact and whole != value) or not info.min <= whole <= info.max:
             raise Refused(f"{target} cannot hold {value}")
-        return int(value)
+        return whole
     with np.errstate(all="ignore"):
         sent = np.float64(value) if target == np.float64 else np.float32(value).astype(target)
     if not math.isfinite(sent):

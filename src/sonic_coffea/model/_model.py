@@ -442,6 +442,18 @@ class Model(Carrier):
         """
         return self._send(objects, _How(pool, on_error, version, deduplicate))
 
+    def submit_some(
+        self,
+        objects: Any,
+        events: NDArray[np.bool_] | None,
+        *,
+        pool: Pool | None = None,
+        on_error: str = "raise",
+        deduplicate: bool = False,
+    ) -> Pending:
+        """Send the objects of some events; the scores of others mean nothing. For `Folds`."""
+        return self._send(objects, _How(pool, on_error, None, deduplicate, events=events))
+
     def _send(self, objects: Any, how: _How) -> Pending:
         version = how.version
         if how.on_error not in ON_ERROR:
@@ -478,6 +490,13 @@ class Model(Carrier):
         pending = Pending(
             self.name, inputs.rows, outputs, version=self.version, config_hash=self.config_hash
         )
+        if how.events is not None:
+            if len(how.events) != inputs.rows.events:
+                raise InputError(
+                    f"expected a fold for each of {inputs.rows.events} events, got "
+                    f"{len(how.events)}"
+                )
+            inputs = inputs.only(np.flatnonzero(how.events[inputs.rows.event_numbers()]))
         if len(inputs) == 0:
             self._expect(outputs, how)
             return pending
@@ -660,6 +679,7 @@ class _How(NamedTuple):
     deduplicate: bool
     deadline: Deadline = NEVER
     lazily: bool = False
+    events: NDArray[np.bool_] | None = None
 
 
 @cache
