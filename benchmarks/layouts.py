@@ -118,6 +118,40 @@ def packing(results: Results, rows: int, repeats: int) -> None:
     results.add(times, "Padded", called=called, against="awkward by hand", at_least=40)
 
 
+def gathering(results: Results, rows: int, repeats: int) -> None:
+    """Measure fields that are not read where they lie, or not as they are."""
+    parts = collection(rows, fields=FIELDS, mean=MEAN)
+    jets = ak.zip({"pf": parts, **{f: ak.sum(parts[f], axis=2) for f in FIELDS}}, depth_limit=2)
+    charge = ak.values_astype(parts.f0 > 0, np.int32)
+    some = ak.mask(parts.f1, parts.f0 > -1)
+    own = ak.zip(
+        {"pf": ak.with_field(ak.with_field(parts, charge, "q"), some, "some")}, depth_limit=2
+    )
+    pf = [f"pf.{f}" for f in FIELDS]
+    ratios = [sonic.Feature(f, expression=f"pf.{f} / (1 + abs({f}))") for f in FIELDS]
+    ways = {
+        "Padded, 5 of 10 fields broadcast": (sonic.Padded([*pf[:5], *FIELDS[5:]], LENGTH), jets),
+        "Padded, 1 of 10 fields with None": (
+            sonic.Padded([*pf[:9], "pf.some"], LENGTH, missing=0.0),
+            own,
+        ),
+        "Padded, one-hot of 10": (
+            sonic.Padded(sonic.OneHot("pf.q", list(range(10))), LENGTH),
+            own,
+        ),
+        "Padded, 10 expressions": (sonic.Padded(ratios, LENGTH), jets),
+        "Row, 8 leading objects, missing": (
+            sonic.Row([f"pf[:8].{f}" for f in FIELDS], missing=0.0),
+            jets,
+        ),
+    }
+    targets = dict.fromkeys(list(ways)[:2], 1.5)
+    for name, (layout, arrays) in ways.items():
+        here = {COPY: layout.pack(arrays).copy, name: lambda: layout.pack(arrays)}  # noqa: B023
+        times = interleaved(here, repeats, title=name)
+        results.add(times, name, against=COPY, at_most=targets.get(name))
+
+
 def small(results: Results, repeats: int) -> None:
     """Measure what a call costs by itself."""
     jets = collection(100, fields=FIELDS, mean=MEAN)
@@ -203,6 +237,7 @@ def main() -> None:
     results = Results("Layouts: 10 float32 fields, 64 long, Poisson counts of mean 45")
     rows, repeats = (2_000, 3) if options.quick else (20_000, 25)
     packing(results, rows, repeats)
+    gathering(results, rows, repeats)
     small(results, 30 if options.quick else 1_000)
     returning(results, rows, repeats)
     sizes = [10**n for n in range(3, 6 if options.quick else 8)]

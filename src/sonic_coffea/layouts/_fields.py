@@ -147,7 +147,8 @@ class Feature:
             if self.categories is not None:
                 known = {k: v for k, v in self.pairs if k is not None}
                 other = dict(self.pairs).get(None, np.nan)
-                values = np.asarray([known.get(v, other) for v in values.tolist()], values.dtype)
+                stands = [v if np.isnan(v) else known.get(v, other) for v in values.tolist()]
+                values = np.asarray(stands, values.dtype)
             if self.within is not None:
                 values = np.clip(values, *map(values.dtype.type, limits(self.within)))
             if self.power is not None:
@@ -162,11 +163,16 @@ class Feature:
         return tuple(self.categories or ())
 
     @property
+    def only(self) -> float | None:
+        """The value for which it is 1, if it is 0 for all others."""
+        if len(self.pairs) == 2 and self.pairs[0][1] == 1 and self.pairs[1] == (None, 0):
+            return self.pairs[0][0]
+        return None
+
+    @property
     def channel(self) -> str:
         """What the channel is called where a tensor is unpacked."""
-        if len(self.pairs) == 2 and self.pairs[0][1] == 1 and self.pairs[1] == (None, 0):
-            return f"{self.name}={self.pairs[0][0]}"
-        return self.name
+        return self.name if self.only is None else f"{self.name}={self.only}"
 
     def __repr__(self) -> str:
         changed = [
@@ -242,13 +248,22 @@ class OneHot:
 class Column:
     """The numbers of one field: ``values``, read through ``index`` if there is one.
 
-    With `gaps`, the index is -1 where a number is missing.
+    With `gaps`, the index is -1 where a number is missing. It is that of the elements of rows; or,
+    `by_row`, that of the rows, each of whose elements has the same number.
     """
 
     feature: Feature
     values: NDArray[Any]
     index: Int64 | None
     gaps: bool = False
+    by_row: bool = False
+
+    def where(self, elements: Int64, rows: Int64) -> Int64:
+        """Return where the numbers of some elements of some rows lie."""
+        if self.index is None:
+            return elements
+        found: Int64 = self.index[rows if self.by_row else elements]
+        return found
 
 
 def as_features(named: Any, layout: str) -> tuple[Feature, ...]:

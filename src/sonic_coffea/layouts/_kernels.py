@@ -118,13 +118,15 @@ def _clip(value, lower, upper):
 @_compiled
 def _sent(numbers, replace, function, table, bounds, j, value):
     """Return a number transformed; and 1 if it must not be sent, -1 if it may be NaN."""
-    if bounds[j] < bounds[j + 1]:
+    if bounds[j] < bounds[j + 1] and not np.isnan(value):
         key = value
         value = numbers[8, j]
         for c in range(bounds[j], bounds[j + 1]):
             if table[0, c] == key:
                 value = table[1, c]
-    value = _apply(function, numbers[7, j], _clip(value, numbers[4, j], numbers[5, j]))
+    value = _clip(value, numbers[4, j], numbers[5, j])
+    if function >= -1:
+        value = _apply(function, numbers[7, j], value)
     wrong = np.int32(0)
     if not np.isfinite(value):
         wrong = np.int32(1)
@@ -136,7 +138,7 @@ def _sent(numbers, replace, function, table, bounds, j, value):
 
 
 @_compiled
-def padded(
+def padded(  # noqa: PLR0915
     out, slots, addresses, size, like, index, transform, missing, starts, stops, fills, wrap
 ):
     """Fill ``out[:, slots, :]``, padding with `fills` as they are, or with elements again.
@@ -168,6 +170,13 @@ def padded(
                         to[k] = sent
                         # The difference of a number that is not finite to itself is NaN.
                         unfit = np.int32(unfit + ((value - value) + (sent - sent) != 0))
+                elif index is None and functions[j] == -3:
+                    only = numbers[7, j]
+                    here = values[start : start + count]
+                    for k in range(count):
+                        value = here[k]
+                        to[k] = out.dtype.type(value == only)
+                        unfit = np.int32(unfit + (value - value != 0))
                 else:
                     for k in range(count):
                         at = start + k if index is None else index[start + k]
@@ -229,6 +238,31 @@ def rows(out, slots, addresses, size, like, index, transform, missing, ids):
             out[i, slots[j]] = sent
         if bad < 0 and unfit > 0:
             bad = i
+    return bad
+
+
+@_compiled
+def repeated(
+    out, slots, addresses, size, like, index, transform, missing, starts, stops, fills, wrap, ids
+):
+    """Fill ``out[:, slots, :]`` with one number a row, at the places of its elements."""
+    one = np.empty((1, out.shape[1]), out.dtype)
+    bad = -1
+    for i in range(out.shape[0]):
+        count = min(stops[i] - starts[i], out.shape[2])
+        if count > 0:
+            own = ids[i : i + 1]
+            wrong = rows(one, slots, addresses, size, like, index, transform, missing, own)
+            if bad < 0 and wrong >= 0:
+                bad = i
+            if wrap:
+                count = out.shape[2]
+        for j in range(len(slots)):
+            to = out[i, slots[j]]
+            for k in range(count):
+                to[k] = one[0, slots[j]]
+            for k in range(count, out.shape[2]):
+                to[k] = fills[j]
     return bad
 
 
