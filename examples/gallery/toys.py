@@ -100,6 +100,19 @@ def candidates(events, seed):
     return ak.unflatten(found, counts), ak.zip({"px": true[:, 0], "py": true[:, 1]})
 
 
+def with_categories(cands, seed):
+    """Return candidates with a charge of -1, 0 or 1, and the pdgId of a particle."""
+    rng = np.random.default_rng(seed)
+    charged = np.asarray(ak.flatten(cands.charge)) != 0
+    sign = rng.choice([-1, 1], len(charged))
+    kind = rng.choice([211, 11, 13], len(charged), p=[0.9, 0.05, 0.05])
+    pdg_id = np.where(charged, sign * kind, rng.choice([22, 130], len(charged)))
+    counts = ak.num(cands)
+    columns = {name: cands[name] for name in ("px", "py", "eta", "dz", "puppi")}
+    columns |= {"charge": ak.unflatten(np.where(charged, sign, 0), counts)}
+    return ak.zip({**columns, "pdgId": ak.unflatten(pdg_id, counts)})
+
+
 def elements(events, seed):
     """``events * elements * {track, ecal, hcal, log_e, eta, phi, kind, log_pt}``: tracks, clusters.
 

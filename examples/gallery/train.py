@@ -287,6 +287,81 @@ def kfold():
         )
 
 
+def event_classifier():
+    """Train a boosted forest for each fold of events, on those of the others."""
+    import xgboost
+    from event_classifier import FEATURES, FOLDS, fold, objects
+
+    found = objects(1)
+    x, y = FEATURES.pack(found), ak.to_numpy(found.is_top)
+    for number in range(1, FOLDS + 1):
+        others = fold(found) != number
+        forest = xgboost.XGBClassifier(n_estimators=40, max_depth=3, learning_rate=0.2)
+        forest.fit(x[others], y[others]).get_booster().save_model(
+            HERE / f"event_classifier_{number}.ubj"
+        )
+
+
+def deepmet_categories():
+    """Fit what dz and puppi say of a candidate, for each particle and charge, by hand."""
+    from deepmet_categories import MODEL
+    from onnx import helper, numpy_helper
+
+    cands = toys.with_categories(toys.candidates(800, 1)[0], 1)
+    tensors = MODEL.pack(cands)
+    x = np.concatenate(
+        [tensors["candidates"][:, :, 2:], tensors["candidates"][:, :, :1] * 0 + 1], 2
+    )
+    there = (tensors["particle"] > 0).reshape(-1)
+    x, particle, charge = (
+        one.reshape(-1, *one.shape[2:])[there]
+        for one in (x, tensors["particle"], tensors["charge"])
+    )
+    # The toys put puppi at 0.85 for what is of the hard collision, and at 0.15 for the rest.
+    primary = toys.is_primary(cands)[:, : tensors["particle"].shape[1]]
+    y = ak.to_numpy(ak.flatten(primary)).astype(np.float32)
+    tables = [np.zeros((6, 3)), np.zeros((4, 3))]
+    for _ in range(600):
+        score = ((tables[0][particle] + tables[1][charge]) * x).sum(1)
+        slope = (1 / (1 + np.exp(-score)) - y)[:, None] * x / len(y)
+        for table, index in zip(tables, (particle, charge), strict=True):
+            for column in range(3):
+                table[:, column] -= 8.0 * np.bincount(index, slope[:, column], len(table))
+    nodes = [
+        helper.make_node("Gather", ["particles", "particle"], ["by_particle"]),
+        helper.make_node("Gather", ["charges", "charge"], ["by_charge"]),
+        helper.make_node("Add", ["by_particle", "by_charge"], ["embedded"]),
+        helper.make_node("Slice", ["candidates", "two", "four", "axis"], ["numbers"]),
+        helper.make_node("Slice", ["embedded", "zero", "two", "axis"], ["slopes"]),
+        helper.make_node("Slice", ["embedded", "two", "three", "axis"], ["bias"]),
+        helper.make_node("Mul", ["numbers", "slopes"], ["products"]),
+        helper.make_node("ReduceSum", ["products", "axis"], ["sum"], keepdims=1),
+        helper.make_node("Add", ["sum", "bias"], ["score"]),
+        helper.make_node("Sigmoid", ["score"], ["weights"]),
+    ]
+    names = ("zero", "two", "three", "four", "axis")
+    constants = dict(zip(names, (np.asarray([n]) for n in (0, 2, 3, 4, 2)), strict=True))
+    constants |= {"particles": tables[0].astype("f4"), "charges": tables[1].astype("f4")}
+    whole, real = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
+    axes = ["rows", "length"]
+    graph = helper.make_graph(
+        nodes,
+        "deepmet",
+        [
+            helper.make_tensor_value_info("candidates", real, [*axes, 4]),
+            helper.make_tensor_value_info("particle", whole, axes),
+            helper.make_tensor_value_info("charge", whole, axes),
+        ],
+        [helper.make_tensor_value_info("weights", real, [*axes, 1])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    opset = [helper.make_opsetid("", 18)]
+    onnx.save(
+        helper.make_model(graph, opset_imports=opset, ir_version=9),
+        HERE / "deepmet_categories.onnx",
+    )
+
+
 TRAINED = (
     particle_transformer,
     tau_images,
@@ -299,6 +374,8 @@ TRAINED = (
     resnet50,
     fixed_point,
     kfold,
+    event_classifier,
+    deepmet_categories,
 )
 
 if __name__ == "__main__":

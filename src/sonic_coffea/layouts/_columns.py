@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from awkward.contents import Content
 
 Tensor = NDArray[Any]
+
+_BLOCK = 2048
 
 _AS_THEY_ARE = frozenset(map(np.dtype, "bBhHiIlLqQfd"))
 """Types that kernels read."""
@@ -81,8 +84,11 @@ class Columns:
         for group in self.groups:
             pads = np.asarray([fills[s] for s in group.slots]).astype(out.dtype)
             if group.by_row and group.columns[0].index is not None:
-                own = group.columns[0].index[rows]
-                bad = _run(_kernels.repeated, out, group, starts, stops, pads, wrap, own)
+                filled = np.flatnonzero(stops > starts)
+                numbers = np.empty((len(filled), out.shape[1]), out.dtype)
+                bad = _run(_kernels.rows, numbers, group, group.columns[0].index[rows][filled])
+                bad = int(filled[bad]) if bad >= 0 else bad
+                _kernels.repeated(out, group.slots, numbers, starts, stops, pads, wrap)
             else:
                 bad = _run(_kernels.padded, out, group, starts, stops, pads, wrap)
             if bad >= 0:
@@ -93,12 +99,19 @@ class Columns:
         """Fill ``out[n, F]`` with the elements of the rows."""
         from sonic_coffea.layouts import _kernels
 
+        each = []
         for group in self.groups:
             ids = elements
             if group.by_row and group.columns[0].index is not None:
                 ids = np.repeat(group.columns[0].index[rows], self.split.counts_of(rows))
-            bad = _run(_kernels.rows, out, group, ids)
+            each.append((group, ids))
+        # Groups of the same arrays, such as the leading objects of a list, find them in the cache.
+        step = _BLOCK if len(each) > 1 else max(len(out), 1)
+        for start, (group, ids) in product(range(0, len(out), step), each):
+            here = slice(start, start + step)
+            bad = _run(_kernels.rows, out[here], group, ids[here])
             if bad >= 0:
+                bad += start
                 ends = np.cumsum(self.split.counts_of(rows))
                 row = self._number(rows, int(np.searchsorted(ends, bad, side="right")))
                 raise self._misfit(group, out, row, elements[bad : bad + 1])

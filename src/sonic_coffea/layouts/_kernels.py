@@ -242,28 +242,23 @@ def rows(out, slots, addresses, size, like, index, transform, missing, ids):
 
 
 @_compiled
-def repeated(
-    out, slots, addresses, size, like, index, transform, missing, starts, stops, fills, wrap, ids
-):
-    """Fill ``out[:, slots, :]`` with one number a row, at the places of its elements."""
-    one = np.empty((1, out.shape[1]), out.dtype)
-    bad = -1
+def repeated(out, slots, numbers, starts, stops, fills, wrap):
+    """Fill ``out[:, slots, :]`` with one number for all elements of a row.
+
+    There are `numbers` for the rows that have elements only.
+    """
+    length = out.shape[2]
+    place = 0
     for i in range(out.shape[0]):
-        count = min(stops[i] - starts[i], out.shape[2])
-        if count > 0:
-            own = ids[i : i + 1]
-            wrong = rows(one, slots, addresses, size, like, index, transform, missing, own)
-            if bad < 0 and wrong >= 0:
-                bad = i
-            if wrap:
-                count = out.shape[2]
+        filled = stops[i] > starts[i]
+        count = np.int32(length if wrap and filled else min(stops[i] - starts[i], length))
         for j in range(len(slots)):
             to = out[i, slots[j]]
-            for k in range(count):
-                to[k] = one[0, slots[j]]
-            for k in range(count, out.shape[2]):
-                to[k] = fills[j]
-    return bad
+            fill = fills[j]
+            number = numbers[place, slots[j]] if filled else fill
+            for k in range(length):
+                to[k] = number if np.int32(k) < count else fill
+        place += filled
 
 
 @_compiled
