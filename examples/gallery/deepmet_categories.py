@@ -36,8 +36,9 @@ def run():
     cands = with_categories(found, 3)
     with serving({MODEL.name: NETWORKS / "deepmet_categories.onnx"}, max_batch_size=64):
         weights = compare(MODEL, cands, network("deepmet_categories"), batch=64)
-        # Neutral hadrons in the place of all others: the network has to tell them apart.
-        alike = MODEL(ak.with_field(cands, ak.full_like(cands.pdgId, 130), "pdgId"))
+        # As if all were neutral hadrons: dz then says nothing.
+        neutral = ak.with_field(cands, ak.full_like(cands.pdgId, 130), "pdgId")
+        alike = MODEL(ak.with_field(neutral, ak.zeros_like(cands.charge), "charge"))
     expected = [[PARTICLES[n] for n in ids] for ids in cands.pdgId[:9].tolist()]
     packed = MODEL.inputs["particle"].pack(cands[:9])
     for row, known in zip(packed.tolist(), expected, strict=True):

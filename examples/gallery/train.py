@@ -296,37 +296,40 @@ def event_classifier():
     x, y = FEATURES.pack(found), ak.to_numpy(found.is_top)
     for number in range(1, FOLDS + 1):
         others = fold(found) != number
-        forest = xgboost.XGBClassifier(n_estimators=40, max_depth=3, learning_rate=0.2)
-        forest.fit(x[others], y[others]).get_booster().save_model(
-            HERE / f"event_classifier_{number}.ubj"
-        )
+        rows = xgboost.DMatrix(x[others], y[others])
+        options = {"max_depth": 3, "eta": 0.2, "objective": "binary:logistic"}
+        forest = xgboost.train(options, rows, 40)
+        forest.save_model(HERE / f"event_classifier_{number}.ubj")
 
 
 def deepmet_categories():
-    """Fit what dz and puppi say of a candidate, for each particle and charge, by hand."""
+    """Fit, by Adam in numpy, what dz and puppi say of candidates of each kind and charge."""
     from deepmet_categories import MODEL
     from onnx import helper, numpy_helper
 
-    cands = toys.with_categories(toys.candidates(800, 1)[0], 1)
-    tensors = MODEL.pack(cands)
-    x = np.concatenate(
-        [tensors["candidates"][:, :, 2:], tensors["candidates"][:, :, :1] * 0 + 1], 2
-    )
-    there = (tensors["particle"] > 0).reshape(-1)
-    x, particle, charge = (
-        one.reshape(-1, *one.shape[2:])[there]
-        for one in (x, tensors["particle"], tensors["charge"])
-    )
-    # The toys put puppi at 0.85 for what is of the hard collision, and at 0.15 for the rest.
-    primary = toys.is_primary(cands)[:, : tensors["particle"].shape[1]]
-    y = ak.to_numpy(ak.flatten(primary)).astype(np.float32)
+    found, true = toys.candidates(800, 1)
+    true = np.stack([ak.to_numpy(true.px), ak.to_numpy(true.py)], 1)
+    tensors = MODEL.pack(toys.with_categories(found, 1))
+    p, x = np.split(tensors["candidates"].astype(float), 2, axis=2)
+    x = np.concatenate([x, np.ones_like(x[:, :, :1])], 2)
+    particle, charge = tensors["particle"], tensors["charge"]
     tables = [np.zeros((6, 3)), np.zeros((4, 3))]
-    for _ in range(600):
-        score = ((tables[0][particle] + tables[1][charge]) * x).sum(1)
-        slope = (1 / (1 + np.exp(-score)) - y)[:, None] * x / len(y)
-        for table, index in zip(tables, (particle, charge), strict=True):
-            for column in range(3):
-                table[:, column] -= 8.0 * np.bincount(index, slope[:, column], len(table))
+    mean = [np.zeros_like(table) for table in tables]
+    square = [np.zeros_like(table) for table in tables]
+    for step in range(1, 301):
+        score = ((tables[0][particle] + tables[1][charge]) * x).sum(2)
+        weight = (particle > 0) / (1 + np.exp(-score))
+        off = (weight[:, :, None] * p).sum(1) + true
+        slope = ((p * off[:, None]).sum(2) * weight * (1 - weight))[:, :, None] * x
+        for i, index in enumerate((particle, charge)):
+            columns = [
+                np.bincount(index.ravel(), slope[:, :, k].ravel(), len(tables[i])) for k in range(3)
+            ]
+            gradient = np.stack(columns, 1) / len(p)
+            mean[i] += 0.1 * (gradient - mean[i])
+            square[i] += 0.01 * (gradient**2 - square[i])
+            unbiased = square[i] / (1 - 0.99**step)
+            tables[i] -= 0.1 * mean[i] / (1 - 0.9**step) / (np.sqrt(unbiased) + 1e-9)
     nodes = [
         helper.make_node("Gather", ["particles", "particle"], ["by_particle"]),
         helper.make_node("Gather", ["charges", "charge"], ["by_charge"]),

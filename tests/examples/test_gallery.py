@@ -32,8 +32,8 @@ EXPECTED: dict[str, dict[str, tuple[float, float]]] = {
     "tau_images": {"auc": (0.85, 1)},
     "deepmet": {"resolution [GeV]": (1, 24), "without weights [GeV]": (25, 60)},
     "deepmet_categories": {
-        "resolution [GeV]": (1, 24),
-        "with one category for all [GeV]": (25, 60),
+        "resolution [GeV]": (1, 9.5),
+        "with one category for all [GeV]": (10, 20),
         "without weights [GeV]": (25, 60),
     },
     "facile": {"mean error [GeV]": (0, 0.6), "of a sum of three samples [GeV]": (0.7, 5)},
