@@ -40,6 +40,9 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 """Element-wise functions that a feature may name. Kernels know each by its place here."""
 
 
+_UNCHANGED = (None,) * 5
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Feature:
     """One field, transformed.
@@ -132,14 +135,14 @@ class Feature:
     @property
     def plain(self) -> bool:
         """Whether the numbers pass unchanged."""
-        transformed = fields(self)[1 : -len(("expression", "index"))]
-        return all(getattr(self, f.name) == f.default for f in transformed)
+        clipped = self.lower is not None or self.upper is not None
+        return self.shift == 0.0 and self.scale == 1.0 and not clipped and not self.computed
 
     @property
     def computed(self) -> bool:
         """Whether more than the shift, the scale and the limits changes the numbers."""
         changed = self.nonfinite, self.function, self.power, self.within, self.categories
-        return any(one is not None for one in changed)
+        return changed != _UNCHANGED
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return what becomes of numbers before those that are not finite are replaced."""
