@@ -102,7 +102,7 @@ def held(value: Any, target: np.dtype[Any], *, exact: bool) -> Any:
         info = np.iinfo(target)
         # As a float, the largest of 64 bits is one more than that.
         whole = int(value)
-        if (exact and whole != value) or not info.min <= whole <= info.max:
+        if (exact and whole != value) or value < info.min or whole > info.max:
             raise Refused(f"{target} cannot hold {value}")
         return whole
     with np.errstate(all="ignore"):
