@@ -118,6 +118,99 @@ def packing(results: Results, rows: int, repeats: int) -> None:
     results.add(times, "Padded", called=called, against="awkward by hand", at_least=40)
 
 
+def gathering(results: Results, rows: int, repeats: int) -> None:
+    """Measure fields that are not read where they lie, or not as they are."""
+    parts = collection(rows, fields=FIELDS, mean=MEAN)
+    jets = ak.zip({"pf": parts, **{f: ak.sum(parts[f], axis=2) for f in FIELDS}}, depth_limit=2)
+    charge = ak.values_astype(parts.f0 > 0, np.int32)
+    some = ak.mask(parts.f1, parts.f0 > -1)
+    own = ak.zip(
+        {"pf": ak.with_field(ak.with_field(parts, charge, "q"), some, "some")}, depth_limit=2
+    )
+    pf = [f"pf.{f}" for f in FIELDS]
+    ratios = [sonic.Feature(f, expression=f"pf.{f} / (1 + abs({f}))") for f in FIELDS]
+    ways = {
+        "Padded, 5 of 10 fields broadcast": (sonic.Padded([*pf[:5], *FIELDS[5:]], LENGTH), jets),
+        "Padded, 1 of 10 fields with None": (
+            sonic.Padded([*pf[:9], "pf.some"], LENGTH, missing=0.0),
+            own,
+        ),
+        "Padded, one-hot of 10": (
+            sonic.Padded(sonic.OneHot("pf.q", list(range(10))), LENGTH),
+            own,
+        ),
+        "Padded, 10 expressions": (sonic.Padded(ratios, LENGTH), jets),
+        "Row, 8 leading objects, missing": (
+            sonic.Row([f"pf[:8].{f}" for f in FIELDS], missing=0.0),
+            jets,
+        ),
+    }
+    targets = dict.fromkeys(list(ways)[:2], 1.5)
+    for name, (layout, arrays) in ways.items():
+        here = {COPY: layout.pack(arrays).copy, name: lambda: layout.pack(arrays)}  # noqa: B023
+        times = interleaved(here, repeats, title=name)
+        results.add(times, name, against=COPY, at_most=targets.get(name))
+
+
+def pairs_in_numpy(vectors: np.ndarray) -> np.ndarray:
+    """Return ``[N, 4, L, L]`` of ``[N, 4, L]``: px, py, pz and energy."""
+    eps = np.float32(1e-8)
+    px, py, pz, energy = vectors.transpose(1, 0, 2)
+    pt, phi = np.sqrt(px**2 + py**2), np.arctan2(py, px)
+    rapidity = 0.5 * np.log(np.maximum(energy + pz, eps) / np.maximum(energy - pz, eps))
+    out = np.empty((len(pt), 4, pt.shape[1], pt.shape[1]), np.float32)
+
+    def each(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return x[:, :, np.newaxis], x[:, np.newaxis, :]
+
+    dphi = np.subtract(*each(phi))
+    dphi -= np.float32(2 * np.pi) * np.rint(dphi / np.float32(2 * np.pi))
+    delta = np.sqrt(np.subtract(*each(rapidity)) ** 2 + dphi**2)
+    least = np.minimum(*each(pt))
+    out[:, 0] = np.log(np.maximum(least * delta, eps))
+    out[:, 1] = np.log(np.maximum(least / np.maximum(np.add(*each(pt)), eps), eps))
+    out[:, 2] = np.log(np.maximum(delta, eps))
+    m2 = np.add(*each(energy)) ** 2
+    for p in (px, py, pz):
+        m2 -= np.add(*each(p)) ** 2
+    out[:, 3] = np.log(np.maximum(m2, eps))
+    return out
+
+
+def composed(results: Results, rows: int, repeats: int) -> None:
+    """Measure pairs, against numpy on arrays that are padded already, and tokens."""
+    names = ["px", "py", "pz", "energy"]
+    jets = collection(rows // 10, fields=names, mean=MEAN)
+    jets["energy"] = np.sqrt(jets.px**2 + jets.py**2 + jets.pz**2 + np.float32(0.02))
+    ready = sonic.Padded(names, LENGTH).pack(jets)
+    layout, hand = sonic.Pairwise(names, LENGTH), "pairs in numpy, of padded arrays"
+    there = sonic.Mask(LENGTH, of="px").pack(jets) > 0
+    both = (there[:, :, :, np.newaxis] & there[:, :, np.newaxis]).repeat(4, axis=1)
+    got, wanted = layout.pack(jets)[both], pairs_in_numpy(ready)[both]
+    close = np.abs(got - wanted) < 1e-3 * np.maximum(np.abs(wanted), 1)
+    assert close.mean() > 0.999  # float32 cancels in the masses of some
+    times = interleaved(
+        {hand: lambda: pairs_in_numpy(ready), "Pairwise": lambda: layout.pack(jets)},
+        max(3, repeats // 5),
+    )
+    results.add(times, hand)
+    results.add(times, "Pairwise", against=hand, at_most=2.0)
+    a, b = ak.unzip(ak.cartesian([jets[:20].px, jets[:20].px], axis=2, nested=True))
+    some = {"d": ak.concatenate([a - b] * max(1, rows // 400))}
+    given = sonic.Pairwise("d", LENGTH)
+    tokens = sonic.Tokens(
+        {"a": sonic.Padded(FIELDS[:8], LENGTH), "b": sonic.Padded(FIELDS[2:], LENGTH)},
+        flags="onehot",
+    )
+    plain = collection(rows // 2, fields=FIELDS, mean=MEAN)
+    for name, way in {
+        "Pairwise, given": lambda: given.pack(some),
+        "Tokens": lambda: tokens.pack(plain),
+    }.items():
+        times = interleaved({COPY: way().copy, name: way}, repeats, title=name)
+        results.add(times, name, against=COPY)
+
+
 def small(results: Results, repeats: int) -> None:
     """Measure what a call costs by itself."""
     jets = collection(100, fields=FIELDS, mean=MEAN)
@@ -203,6 +296,8 @@ def main() -> None:
     results = Results("Layouts: 10 float32 fields, 64 long, Poisson counts of mean 45")
     rows, repeats = (2_000, 3) if options.quick else (20_000, 25)
     packing(results, rows, repeats)
+    gathering(results, rows, repeats)
+    composed(results, rows, repeats)
     small(results, 30 if options.quick else 1_000)
     returning(results, rows, repeats)
     sizes = [10**n for n in range(3, 6 if options.quick else 8)]

@@ -13,6 +13,7 @@ def test_public_names() -> None:
         "Dense",
         "Feature",
         "Flat",
+        "Folds",
         "Layout",
         "LocalServer",
         "Mask",

@@ -43,7 +43,7 @@ def network(name):
 
 def directly(model, objects, function, batch):
     """Return the scores of objects by running the model here, request by request."""
-    inputs = bind_inputs(model.inputs, objects)
+    inputs = bind_inputs(model.inputs, objects, one_request_per=model.one_request_per)
     outputs = {name: one.assemble(name, inputs) for name, one in model.outputs.items()}
     for segment in inputs.segments:
         for start in range(segment.start, segment.stop, batch):

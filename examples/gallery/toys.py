@@ -100,6 +100,19 @@ def candidates(events, seed):
     return ak.unflatten(found, counts), ak.zip({"px": true[:, 0], "py": true[:, 1]})
 
 
+def with_categories(cands, seed):
+    """Return candidates with a charge of -1, 0 or 1, and the pdgId of a particle."""
+    rng = np.random.default_rng(seed)
+    charged = np.asarray(ak.flatten(cands.charge)) != 0
+    sign = rng.choice([-1, 1], len(charged))
+    kind = rng.choice([211, 11, 13], len(charged), p=[0.9, 0.05, 0.05])
+    pdg_id = np.where(charged, sign * kind, rng.choice([22, 130], len(charged)))
+    counts = ak.num(cands)
+    columns = {name: cands[name] for name in ("px", "py", "eta", "dz", "puppi")}
+    columns |= {"charge": ak.unflatten(np.where(charged, sign, 0), counts)}
+    return ak.zip({**columns, "pdgId": ak.unflatten(pdg_id, counts)})
+
+
 def elements(events, seed):
     """``events * elements * {track, ecal, hcal, log_e, eta, phi, kind, log_pt}``: tracks, clusters.
 
@@ -144,3 +157,92 @@ def displaced(signal, mean, extra, width, rng):
     columns |= {"px": pt * np.cos(phi), "py": pt * np.sin(phi), "pz": pt * np.sinh(eta)}
     columns["energy"] = pt * np.cosh(eta)
     return ak.unflatten(ak.zip({k: v.astype("float32") for k, v in columns.items()}), counts)
+
+
+def tops(events, seed):
+    """``events * {Jet, Lepton, Met, Event, true}``: a hadronic top among other jets.
+
+    true has the places of the two quarks of the W and of the b among the jets.
+    """
+    rng = np.random.default_rng(seed)
+    jets, true = [], []
+    for _ in range(events):
+        top = np.r_[rng.normal(0.0, 80.0, 2), rng.normal(0.0, 120.0)]
+        w, b = _decay(np.r_[np.sqrt(top @ top + 172.5**2), top], 80.4, 5.0, rng)
+        q1, q2 = _decay(w, 1.0, 1.0, rng)
+        others = [rng.normal(0.0, 60.0, 3) for _ in range(rng.integers(1, 7))]
+        four = [q1, q2, b, *(np.r_[np.sqrt(p @ p + 25.0), p] for p in others)]
+        four = np.asarray(four) * rng.normal(1.0, 0.05, (len(four), 1))
+        tagged = np.r_[False, False, True, rng.random(len(others)) < 0.2]
+        btag = np.clip(rng.normal(np.where(tagged, 0.8, 0.2), 0.15), 0, 1)
+        order = np.argsort(-np.hypot(four[:, 1], four[:, 2]))
+        jets.append(_jets(four[order], btag[order]))
+        true.append([int(np.flatnonzero(order == n)[0]) for n in range(3)])
+    jet = ak.Array(jets)
+    angle, kinds = rng.uniform(-np.pi, np.pi, (2, events)), rng.random(events) < 0.5
+    alone = [
+        {
+            "pt": rng.exponential(40.0, events),
+            "eta": eta,
+            "sin_phi": np.sin(a),
+            "cos_phi": np.cos(a),
+        }
+        for a, eta in zip(angle, (rng.normal(0, 1, events), np.zeros(events)), strict=True)
+    ]
+    lepton, met = ak.zip(alone[0] | {"is_e": kinds}), ak.zip(alone[1])
+    event = ak.zip({"ht": ak.sum(jet.pt, axis=1)})
+    parts = {"Jet": jet, "Lepton": lepton, "Met": met, "Event": event, "true": np.asarray(true)}
+    return ak.zip(parts, depth_limit=1)
+
+
+def _decay(parent, mass, other, rng):
+    """Return the four-vectors (E, p) of two bodies of some masses, isotropic at rest."""
+    m2 = parent[0] ** 2 - parent[1:] @ parent[1:]
+    k2 = (m2 - (mass + other) ** 2) * (m2 - (mass - other) ** 2) / (4 * m2)
+    n = rng.normal(size=3)
+    p = np.sqrt(k2) * n / np.linalg.norm(n)
+    beta, gamma = parent[1:] / parent[0], parent[0] / np.sqrt(m2)
+    bodies = []
+    for m, q in ((mass, p), (other, -p)):
+        e = np.sqrt(k2 + m * m)
+        along = gamma * (e + gamma / (gamma + 1) * (beta @ q))
+        bodies.append(np.r_[gamma * (e + beta @ q), q + along * beta])
+    return bodies
+
+
+def _jets(four, btag):
+    e, px, py, pz = four.T
+    pt = np.hypot(px, py)
+    mass = np.sqrt(np.maximum(e**2 - pt**2 - pz**2, 0))
+    columns = {"mass": mass, "pt": pt, "eta": np.arcsinh(pz / pt), "sin_phi": py / pt}
+    columns |= {"cos_phi": px / pt, "btag": btag, "tagged": (btag > 0.5).astype(float)}
+    return [
+        dict(zip(columns, map(float, row), strict=True))
+        for row in zip(*columns.values(), strict=True)
+    ]
+
+
+def spacepoints(events, seed, layers=8):
+    """``events * hits * {r, phi, z, layer, track}``: tracks, and noise of track < 0."""
+    rng = np.random.default_rng(seed)
+    counts, rows = [], []
+    for _ in range(events):
+        n = int(rng.integers(5, 15))
+        phi, bend, slope = rng.uniform(-2.5, 2.5, n), rng.normal(0, 0.15, n), rng.normal(0, 1.0, n)
+        z0 = rng.normal(0, 0.05, n)
+        here = []
+        for layer in range(layers):
+            r = 0.1 + 0.1 * layer
+            noise = int(rng.poisson(4))
+            places = np.r_[phi + bend * r + rng.normal(0, 5e-4, n), rng.uniform(-2.5, 2.5, noise)]
+            z = np.r_[z0 + slope * r + rng.normal(0, 2e-3, n), rng.normal(0, 2 * r, noise)]
+            track = np.r_[np.arange(n), -1 - np.arange(noise) - 100 * layer]
+            shared = np.full(len(z), r), places, z, np.full(len(z), layer), track
+            here.append(np.column_stack(shared))
+        table = np.concatenate(here)
+        rows.append(table[rng.permutation(len(table))])
+        counts.append(len(table))
+    table = np.concatenate(rows).astype("float32")
+    names = ("r", "phi", "z", "layer", "track")
+    found = ak.zip({name: table[:, i] for i, name in enumerate(names)})
+    return ak.unflatten(found, counts)

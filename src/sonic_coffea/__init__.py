@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Tokens,
     )
     from sonic_coffea.model import (
+        Folds,
         Model,
         Pending,
         constituents,
@@ -54,6 +55,7 @@ _HOMES = {
     "Pairwise": "sonic_coffea.layouts",
     "Row": "sonic_coffea.layouts",
     "Tokens": "sonic_coffea.layouts",
+    "Folds": "sonic_coffea.model",
     "Model": "sonic_coffea.model",
     "Output": "sonic_coffea.layouts",
     "Pending": "sonic_coffea.model",
@@ -76,6 +78,7 @@ __all__ = [
     "Dense",
     "Feature",
     "Flat",
+    "Folds",
     "Layout",
     "LocalServer",
     "Mask",

@@ -100,9 +100,11 @@ def held(value: Any, target: np.dtype[Any], *, exact: bool) -> Any:
         return bool(value)
     if target.kind in "iu":
         info = np.iinfo(target)
-        if (exact and int(value) != value) or not info.min <= value <= info.max:
+        # As a float, the largest of 64 bits is one more than that.
+        whole = int(value)
+        if (exact and whole != value) or value < info.min or whole > info.max:
             raise Refused(f"{target} cannot hold {value}")
-        return int(value)
+        return whole
     with np.errstate(all="ignore"):
         sent = np.float64(value) if target == np.float64 else np.float32(value).astype(target)
     if not math.isfinite(sent):
@@ -127,7 +129,13 @@ def row(layout: Any, array: Any) -> Any:
         [number(f, x, layout.dtype) for x in rows(array, f.name, jagged=False)]
         for f in layout.features
     ]
-    return [list(numbers) for numbers in zip(*columns, strict=True)] or empty(len(columns))
+    made = [list(numbers) for numbers in zip(*columns, strict=True)]
+    count = len(columns)
+    if layout.axis_order == "FL":
+        return [[[x] for x in numbers] for numbers in made] or empty(count, 1)
+    if layout.axis_order == "LF":
+        return [[numbers] for numbers in made] or empty(1, count)
+    return made or empty(count)
 
 
 def elements(layout: Any, array: Any, length: int | None) -> list[list[list[Any]]]:
@@ -206,7 +214,8 @@ def unpacked(layout: Any, array: Any) -> Any:
     if isinstance(layout, sonic.Dense):
         return replaced(structure, depth, iter(tensor.tolist()))
     if not jagged:
-        records = [dict(zip(names, r, strict=True)) for r in tensor.tolist()]
+        by_row = tensor.reshape(len(tensor), len(names)).tolist()
+        records = [dict(zip(names, r, strict=True)) for r in by_row]
         return replaced(structure, depth, iter(records))
     lists: list[Any] = []
     numbers = iter(tensor.tolist())

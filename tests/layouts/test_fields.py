@@ -310,6 +310,15 @@ def test_what_is_computed_may_be_transformed_and_must_be_finite() -> None:
         sonic.Row(sonic.Feature("y", expression="a / c")).pack(array)
 
 
+def test_a_number_of_a_row_without_elements_is_not_sent() -> None:
+    array = ak.Array([{"pt": NAN, "pf": []}, {"pt": 2.0, "pf": [1.0, 3.0]}])
+    layout = sonic.Padded(["pf", "pt"], 2)
+    assert layout.pack(array).tolist() == [[[0, 0], [0, 0]], [[1, 3], [2, 2]]]
+    for other in (layout, sonic.Flat(["pf", "pt"])):
+        with pytest.raises(InputError, match="field 'pt' is NaN or infinite in event 0"):
+            other.pack({"pf": array.pf[::-1], "pt": array.pt})
+
+
 def test_references_must_lie_in_their_event() -> None:
     events = ak.Array(
         [
@@ -367,6 +376,8 @@ def test_a_path_through_a_reference_of_nanoaod() -> None:
         (lambda: sonic.Feature("x", expression="[a, b]"), "is no part of an expression"),
         (lambda: sonic.Feature("x", expression="a.__class__(b)"), "no function 'a.__class__'"),
         (lambda: sonic.Feature("x", expression="a", index="b"), "expression= or index=, got both"),
+        (lambda: sonic.Dense(sonic.Feature("x", expression="a")), "Dense takes a field as it is"),
+        (lambda: sonic.Dense("x[0]"), "Dense takes a field as it is"),
         (lambda: sonic.OneHot("x", []), "expected different values"),
         (lambda: sonic.OneHot("x", [1, 1]), "expected different values"),
         (lambda: sonic.Row(["a", "b"], missing=[1.0]), "one missing or one for each of 2 fields"),
@@ -388,6 +399,7 @@ def test_bad_declarations(make: Any, message: str) -> None:
         (sonic.Row(["Jet[0].pt", "MET.pt"]), r"event 1 has no Jet\[0\]; say what stands for it"),
         (sonic.Row(["MET.pt", "x"]), "'x' has None"),
         (sonic.Padded(["Jet.pt", "Jet[0].id", "x"], 2, missing=None), "event 1 has no|has None"),
+        (sonic.Padded("Jet.pt", 2, sort_by="MET.pt"), "'MET.pt', by which .* of the whole row"),
         (sonic.Padded("Jet[0].pt", 2), "one number where a list is needed|an index picks"),
     ],
 )

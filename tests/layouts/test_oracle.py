@@ -59,7 +59,12 @@ options = st.fixed_dictionaries(
 orders = st.sampled_from(["FL", "LF"])
 
 LAYOUTS: dict[type, Any] = {
-    sonic.Row: st.builds(sonic.Row, fields("m", "q"), dtype=targets),
+    sonic.Row: st.builds(
+        sonic.Row,
+        fields("m", "q"),
+        dtype=targets,
+        axis_order=st.sampled_from(["F", "F", "FL", "LF"]),
+    ),
     sonic.Padded: st.tuples(constituents, lengths, st.sampled_from([0, 1]), orders, options).map(
         lambda a: sonic.Padded(*a[:4], **a[4])
     ),

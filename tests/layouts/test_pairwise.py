@@ -264,3 +264,34 @@ def test_a_declaration_can_be_pickled_compared_and_traced() -> None:
     tracer, report = ak.typetracer.typetracer_with_report(form)
     trace(model.inputs, model.outputs, ak.Array(tracer))
     assert len(report.data_touched) == 5
+
+
+def test_pairs_are_not_taken_for_constituents() -> None:
+    jets = vectors([3, 0, 2, 5])
+    pairs = pairs_of(jets)
+    for layout in (sonic.Padded("d", 4), sonic.Bucketed(["d", "s"], [2, 4])):
+        with pytest.raises(InputError, match=r"pairs i x j; .*use sonic.Pairwise"):
+            layout.pack(pairs)
+        with pytest.raises(InputError, match=r"input 'x': all lists of field 'd'"):
+            bind_inputs({"x": layout, "m": sonic.Mask()}, pairs)
+        with pytest.raises(InputError, match="use sonic.Pairwise"):
+            layout.pack({"d": pairs.d, "s": pairs.s})
+    # Jets of one event, each with all jets: an input of the jets says so.
+    meant = bind_inputs(
+        {"all": sonic.Padded("d", 4), "jet": sonic.Row("pt")}, {"all": pairs, "jet": jets}
+    )
+    assert len(meant) == 10
+    assert sonic.Padded("d", 4).pack(ak.flatten(pairs)).shape == (10, 1, 4)
+    # Another input has fewer levels.
+    with pytest.raises(InputError, match=r"same objects.*there is sonic.Pairwise"):
+        bind_inputs(
+            {"pf": sonic.Padded("pt", 4), "v": sonic.Padded("d", 4)}, {"pf": jets, "v": pairs}
+        )
+
+
+@pytest.mark.parametrize(
+    "counts", [[[2, 2], [], [1]], [[3, 3, 2], [1]], [[1]], [[2, 2], [2, 1]], [], [[0, 0, 0]]]
+)
+def test_constituents_are_not_taken_for_pairs(counts: list[list[int]]) -> None:
+    array = ak.Array([[{"pt": [1.0] * n} for n in event] for event in counts] or [[{"pt": [1.0]}]])
+    assert len(sonic.Padded("pt", 2).pack(array)) == sum(map(len, counts)) or not counts

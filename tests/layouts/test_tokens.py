@@ -134,6 +134,14 @@ def test_fields_of_one_name_belong_together_in_their_order() -> None:
         sonic.Tokens({"Jet": parts["Jet"], "MET": sonic.Row("MET.pt")})
 
 
+def test_categories_have_channels_of_their_own() -> None:
+    parts = {
+        "Jet": sonic.Padded([sonic.OneHot("Jet.eta", [0.5, 1])], 1),
+        "Lepton": sonic.Padded([sonic.OneHot("Lepton.eta", [2, 0.5])], 1),
+    }
+    assert sonic.Tokens(parts).pack(EVENTS[:1]).tolist() == [[[1, 0, 0], [0, 0, 1]]]
+
+
 def test_several_collections_of_one_jet() -> None:
     jets = ak.Array(
         [

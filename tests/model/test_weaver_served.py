@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Settings
-from sonic_coffea.tools import scaffold
+from sonic_coffea.tools import check, scaffold
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,13 +160,21 @@ def test_scores_are_those_of_the_rule(network: Path, installation: Any, tmp_path
         scores = model(array)
         found = np.stack([np.asarray(scores[label]) for label in labels], axis=1)
         np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
+        settings = Settings.make(server.url)
         assert model.check().max_rows == 16
         swapped = sonic.Model.from_weaver("network", file, output="output", labels=labels[::-1])
         with pytest.raises(
             errors.ContractError, match="labels of output 'output' .* another order"
         ):
             swapped.check()
-        made = scaffold(Settings.make(server.url), "network")
+        other = sonic.Model.from_weaver(
+            "network", file, output="output", labels=["bottom", "gluon", "pt"]
+        )
+        steps = [*check(settings, declared=[other]), *check(settings, declared=[swapped])]
+        details = [s.detail for s in steps if s.name == "declaration of network"]
+        assert details[0].endswith("the server calls the values of 'output' b, g, target_pt")
+        assert "are declared in another order" in details[1]
+        made = scaffold(settings, "network")
         assert made.labels == {"output": labels}
         names: dict[str, Any] = {}
         exec(made.text, names)  # noqa: S102

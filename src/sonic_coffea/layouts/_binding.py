@@ -24,7 +24,7 @@ from sonic_coffea.layouts._expressions import expression_of
 from sonic_coffea.layouts._fields import Column, Feature, Source
 from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import check_range
-from sonic_coffea.layouts._rows import Int64, Rows, Split, aligned, united
+from sonic_coffea.layouts._rows import Int64, Split, aligned, united
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,9 +84,13 @@ def bind_columns(
         first, columns = gathering.read()
     order = None
     if sort_by:
+        if columns[-1].by_row:
+            raise InputError(
+                f"field {sort_by!r}, by which constituents are sorted, is a number of the whole row"
+            )
         order = order_of_elements(first, columns.pop(), ascending=ascending)
         composed = Composed()
-        columns = [replace(c, index=composed(c.index, order)) for c in columns]
+        columns = [c if c.by_row else replace(c, index=composed(c.index, order)) for c in columns]
     check_range(columns, first.cut(longest), target)
     return Columns(first, tuple(columns), grouped(columns, missing), order)
 
@@ -147,8 +151,7 @@ class _Gathering:
         self._source, self._named, self._jagged, self._missing = source, named, jagged, missing
         self._paths = {text: path_of(text) for feature in named for text in feature.paths}
         self._composed = Composed()
-        self._indexes: dict[Any, tuple[Any, Any]] = {}
-        self._lying: list[tuple[tuple[Rows, Int64], Int64]] = []
+        self._indexes: dict[Any, Int64] = {}
         self._own: dict[str, tuple[Content, Int64 | None]] = {}
 
     @property
@@ -164,7 +167,21 @@ class _Gathering:
             collections = {id(self._source.collection(text)[0]) for text in self._paths}
             if len(collections) > 1 or self._source.collection(next(iter(self._paths)))[0] is None:
                 return False
-        return len(set(self._depths().values()) - {None}) <= 1
+        return self._of_one_collection or len(set(self._depths().values()) - {None}) <= 1
+
+    @property
+    def _of_one_collection(self) -> bool:
+        """Whether all are numbers of the same records; what most are takes the least time."""
+        collections = [self._source.collection(text) for text in self._paths]
+        records = collections[0][0]
+        if records is None or any(other is not records for other, _ in collections):
+            return False
+        while records.is_list:
+            records = records.content
+        if not records.is_record or not all(records.has_field(name) for _, name in collections):
+            return False
+        fields = (records.contents[records.field_to_index(name)] for _, name in collections)
+        return all(field.is_numpy and not field.inner_shape for field in fields)
 
     def read(self) -> tuple[Split, list[Column]]:
         """Return the rows, and the columns as numbers of their elements, one after the other."""
@@ -174,11 +191,13 @@ class _Gathering:
         self._row_depth = top - 1 if self._jagged else top
         self._depth = {text: known.get(text, top) for text in self._paths}
         own = [t for t, path in self._paths.items() if self._depth[t] == top]
+        elements = [t for t in own if self._jagged and self._paths[t].pick is None]
+        self._take_apart([t for t in self._paths if t not in elements])
         if self._jagged:
-            self._first = self._own_elements([t for t in own if self._paths[t].pick is None])
+            self._first = self._own_elements(elements)
             self._counts = self._first.counts
             self._number = int(self._first.stops[-1]) if len(self._counts) else 0
-            over = [t for t in own if self._paths[t].pick is not None]
+            over = [t for t in own if t not in elements]
             if over:
                 raise InputError(
                     f"field {over[0]!r} picks an object of each constituent; an index picks one "
@@ -212,65 +231,49 @@ class _Gathering:
         self._own = dict(zip(own, zip(leaves, indexes, strict=True), strict=True))
         return first
 
-    def _own_rows(self, names: list[str], depth: int) -> Split:
+    def _own_rows(self, own: list[str], depth: int) -> Split:
         """Take rows without elements apart: those that any of the columns has."""
-        apart = {text: self._apart(text) for text in names}
-        each = [split.rows for split, _, _ in apart.values()]
+        each = list(dict.fromkeys(self._apart[text][0].rows for text in own))
         self._rows = united(each) if self._missing else each[0]
-        own: dict[str, tuple[Content, Int64 | None]] = {}
-        for text, (split, ids, leaf) in apart.items():
-            own[text] = leaf, self._aligned(text, split, ids, depth)
-        self._own = own
+        self._own = {text: (self._apart[text][1], self._aligned(text, depth)) for text in own}
         every = np.arange(len(self._rows))
-        return Split(self._rows, next(iter(apart.values()))[2], every, every + 1)
+        return Split(self._rows, self._apart[own[0]][1], every, every + 1)
 
-    def _apart(self, text: str) -> tuple[Split, Int64, Content]:
-        """Return a column that is none of elements: its split, its numbers' places, its leaf."""
-        path = self._paths[text]
-        picks = path.pick is not None
-        key = "apart", text
-        if key not in self._indexes:
-            (split,), (leaf,) = taken_apart(self._source, [Feature(path.column)], jagged=picks)
-            ids = split.rows.ids if path.pick is None else _picked(split, path.pick)
-            self._indexes[key] = ids, (split, leaf)
-        ids, (split, leaf) = self._indexes[key]
-        return split, ids, leaf
+    def _take_apart(self, others: list[str]) -> None:
+        """Take columns apart that have no elements of rows: each one's split, and its leaf."""
+        self._apart: dict[str, tuple[Split, Content]] = {}
+        for picks in (False, True):
+            some = [t for t in others if (self._paths[t].pick is not None) == picks]
+            named = [Feature(self._paths[t].column) for t in some]
+            apart = taken_apart(self._source, named, jagged=picks, check=False)
+            self._apart |= dict(zip(some, zip(*apart, strict=True), strict=True))
 
-    def _aligned(self, text: str, split: Split, ids: Int64, depth: int) -> Int64:
+    def _aligned(self, text: str, depth: int) -> Int64:
         """Return where the number of each row lies, the same array for what lies alike."""
-        for others, known in self._lying:
-            if others[0] is split.rows and np.array_equal(others[1], ids):
-                return known
+        split, _ = self._apart[text]
+        pick = self._paths[text].pick
+        key = id(split), pick
+        if key in self._indexes:
+            known: Int64 = self._indexes[key]
+            return known
+        ids = split.rows.ids if pick is None else _picked(split, pick)
         index = aligned(self._rows, split.rows, ids, depth)
         if index is None:
-            first = next(iter(self._own or self._paths))
-            names = f"field {first!r}", f"field {text!r}"
+            names = f"field {next(iter(self._own or self._paths))!r}", f"field {text!r}"
             if depth == self._row_depth:
                 self._rows.check_same(split.rows, names)
             raise InputError(
                 f"{names[0]} and {names[1]} do not have the same objects; choose both from the "
                 "same events"
             )
-        self._lying.append(((split.rows, ids), index))
+        self._indexes[key] = index
         return index
 
     def _place(self, text: str) -> tuple[Content, Int64 | None]:
-        """Return the leaf of a field, and the index of the rows' numbers or elements in it."""
+        """Return the leaf of a field, and the index of the numbers of rows, or elements, in it."""
         if text in self._own:
             return self._own[text]
-        split, ids, leaf = self._apart(text)
-        index = self._aligned(text, split, ids, self._depth[text])
-        return leaf, self._by_element(index)
-
-    def _by_element(self, index: Int64) -> Int64:
-        """Return an index of rows as one of their elements."""
-        if not self._jagged:
-            return index
-        key = id(index)
-        if key not in self._indexes:
-            self._indexes[key] = np.repeat(index, self._counts), index
-        repeated: Int64 = self._indexes[key][0]
-        return repeated
+        return self._apart[text][1], self._aligned(text, self._depth[text])
 
     def _column(self, feature: Feature) -> Column:
         if feature.expression is not None:
@@ -279,7 +282,20 @@ class _Gathering:
             return self._referred(feature)
         leaf, index = self._place(feature.name)
         gaps = self._gaps(feature.name, index)
-        return self._numbers(leaf, feature, index, gaps=gaps)
+        column = self._numbers(leaf, feature, index, gaps=gaps)
+        return self._by_row(column) if self._is_by_row(feature.name) else column
+
+    def _is_by_row(self, text: str) -> bool:
+        """Whether all elements of a row have the same number."""
+        return self._jagged and text not in self._own
+
+    def _by_row(self, column: Column) -> Column:
+        index = column.index
+        if index is None:  # what was converted is one number a row
+            if "rows" not in self._indexes:
+                self._indexes["rows"] = np.arange(len(self._rows))
+            index = self._indexes["rows"]
+        return replace(column, index=index, by_row=True)
 
     def _numbers(
         self, leaf: Content, feature: Feature, index: Int64 | None, *, gaps: bool
@@ -292,16 +308,17 @@ class _Gathering:
             return False
         if not self._missing:
             path = self._paths[text]
-            event = self._event_of(int(np.argmax(index < 0)))
+            place = int(np.argmax(index < 0))
+            event = self._event_of(place, of_row=self._is_by_row(text))
             what = "has None" if path.pick is None else f"has no {path.picked}"
             raise InputError(
                 f"field {text!r}: event {event} {what}; say what stands for it, such as missing=0.0"
             )
         return True
 
-    def _event_of(self, element: int) -> int:
+    def _event_of(self, element: int, *, of_row: bool = False) -> int:
         row = element
-        if self._jagged:
+        if self._jagged and not of_row:
             row = int(np.searchsorted(self._first.offsets, element, side="right")) - 1
         return self._rows.event_of(row)
 
@@ -310,13 +327,15 @@ class _Gathering:
         leaf, index = self._place(text)
         gaps = self._gaps(text, index)
         column = self._numbers(leaf, Feature(text), index, gaps=gaps)
-        values = column.values
+        values, absent = column.values, None
         if _holds_bools(leaf):
             values = values.view(np.bool_)
-        if column.index is None:
-            return values[: self._number], None
-        absent = column.index < 0 if column.gaps else None
-        return read_through(values, column.index, 0), absent
+        if column.index is not None:
+            absent = column.index < 0 if column.gaps else None
+            values = read_through(values, column.index, 0)
+        if self._is_by_row(text):
+            return np.repeat(values, self._counts), absent and np.repeat(absent, self._counts)
+        return values[: self._number], absent
 
     def _computed(self, feature: Feature) -> Column:
         expression = expression_of(feature.expression or "")
@@ -328,25 +347,20 @@ class _Gathering:
         result = np.asarray(expression(values))
         if result.ndim == 0:  # a constant
             exact = np.float32 if np.float32(result) == result else np.float64
-            return Column(feature, result.reshape(1).astype(exact), self._zeros())
+            zeros = np.zeros(len(self._rows), np.int64)
+            return Column(feature, result.reshape(1).astype(exact), zeros, by_row=self._jagged)
         numbers = readable(result, f"expression {expression.text!r}")
         if not gaps.any():
             return Column(feature, numbers, None)
         return Column(feature, numbers, np.where(gaps, -1, np.arange(self._number)), gaps=True)
-
-    def _zeros(self) -> Int64:
-        if "zeros" not in self._indexes:
-            self._indexes["zeros"] = np.zeros(self._number, np.int64), None
-        zeros: Int64 = self._indexes["zeros"][0]
-        return zeros
 
     def _referred(self, feature: Feature) -> Column:
         """Read what an index refers to in the lists of the same event."""
         key = "referred", feature.index, feature.name.rpartition(".")[0]
         (split,), (leaf,) = taken_apart(self._source, [Feature(feature.name)], jagged=True)
         if key not in self._indexes:
-            self._indexes[key] = self._positions(feature, split), None
-        index: Int64 = self._indexes[key][0]
+            self._indexes[key] = self._positions(feature, split)
+        index: Int64 = self._indexes[key]
         gaps = bool(np.any(index < 0))
         if gaps and not self._missing:
             event = self._event_of(int(np.argmax(index < 0)))

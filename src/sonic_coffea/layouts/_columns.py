@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 Tensor = NDArray[Any]
 
+_BLOCK = 2048
+
 _AS_THEY_ARE = frozenset(map(np.dtype, "bBhHiIlLqQfd"))
 """Types that kernels read."""
 
@@ -44,6 +47,11 @@ class _Group:
     addresses: Int64
     transform: tuple[NDArray[Any], ...] | None
     missing: NDArray[np.float64] | None = None
+
+    @property
+    def by_row(self) -> bool:
+        """Whether all elements of a row have the same number."""
+        return self.columns[0].by_row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +83,14 @@ class Columns:
         starts, stops = self.split.starts[rows], self.split.stops[rows]
         for group in self.groups:
             pads = np.asarray([fills[s] for s in group.slots]).astype(out.dtype)
-            bad = _run(_kernels.padded, out, group, starts, stops, pads, wrap)
+            if group.by_row and group.columns[0].index is not None:
+                filled = np.flatnonzero(stops > starts)
+                numbers = np.empty((len(filled), out.shape[1]), out.dtype)
+                bad = _run(_kernels.rows, numbers, group, group.columns[0].index[rows][filled])
+                bad = int(filled[bad]) if bad >= 0 else bad
+                _kernels.repeated(out, group.slots, numbers, starts, stops, pads, wrap)
+            else:
+                bad = _run(_kernels.padded, out, group, starts, stops, pads, wrap)
             if bad >= 0:
                 elements = np.arange(starts[bad], min(stops[bad], starts[bad] + out.shape[2]))
                 raise self._misfit(group, out, self._number(rows, bad), elements)
@@ -84,9 +99,19 @@ class Columns:
         """Fill ``out[n, F]`` with the elements of the rows."""
         from sonic_coffea.layouts import _kernels
 
+        each = []
         for group in self.groups:
-            bad = _run(_kernels.rows, out, group, elements)
+            ids = elements
+            if group.by_row and group.columns[0].index is not None:
+                ids = np.repeat(group.columns[0].index[rows], self.split.counts_of(rows))
+            each.append((group, ids))
+        # Groups of the same arrays, such as the leading objects of a list, find them in the cache.
+        step = _BLOCK if len(each) > 1 else max(len(out), 1)
+        for start, (group, ids) in product(range(0, len(out), step), each):
+            here = slice(start, start + step)
+            bad = _run(_kernels.rows, out[here], group, ids[here])
             if bad >= 0:
+                bad += start
                 ends = np.cumsum(self.split.counts_of(rows))
                 row = self._number(rows, int(np.searchsorted(ends, bad, side="right")))
                 raise self._misfit(group, out, row, elements[bad : bad + 1])
@@ -107,7 +132,7 @@ class Columns:
     def _misfit(self, group: _Group, out: Tensor, row: int, elements: Int64) -> InputError:
         """Return the error for the first of some elements that cannot be sent."""
         for column in group.columns:
-            where = elements if column.index is None else column.index[elements]
+            where = column.where(elements, np.full(len(elements), row))
             error = misfit(column, where, self.split.rows, row, out.dtype)
             if error is not None:
                 return error
@@ -117,6 +142,7 @@ class Columns:
 def _run(kernel: Any, out: Tensor, group: _Group, *where: Any) -> int:
     """Fill the slots of a group; return the place of the first that cannot be sent, or -1."""
     values, index = group.columns[0].values, group.columns[0].index
+    index = None if group.by_row else index
     size = len(values) if index is None else len(index)
     missing = None if group.missing is None else group.missing.astype(out.dtype)
     first = (out, group.slots, group.addresses, size, values[:0], index, group.transform)
@@ -264,16 +290,18 @@ def _plain(leaf: Content, what: str, *, missing: bool) -> tuple[NumpyArray, Int6
     index: Int64 | None = None
     while not leaf.is_numpy:
         if leaf.is_option:
-            there = leaf.mask_as_bool(valid_when=True)
-            if not there.all():
+            present = np.asarray(leaf.to_IndexedOptionArray64().index.data)
+            if np.any(present < 0):
                 if not missing:
                     raise InputError(
                         f"{what} has None among the constituents of a row; remove them with "
                         "ak.drop_none, fill them with ak.fill_none, or say what stands for them: "
                         "missing=…"
                     )
-                index = _counted(there) if index is None else read_through(_counted(there), index)
-            leaf = leaf.project()
+                index = present if index is None else read_through(present, index)
+                leaf = leaf.to_IndexedOptionArray64().content
+            else:
+                leaf = leaf.project()
         elif leaf.is_indexed:
             leaf = leaf.project()
         elif leaf.is_union:
@@ -353,7 +381,7 @@ def grouped(
     """Put columns together that one kernel can pack."""
     slots: dict[Any, list[int]] = {}
     for slot, column in enumerate(columns):
-        of = (id(column.index), column.gaps)
+        of = (id(column.index), column.gaps, column.by_row)
         key = (column.values.dtype, len(column.values), *of, column.feature.plain)
         slots.setdefault(key, []).append(slot)
     return tuple(_group(here, [columns[s] for s in here], missing) for here in slots.values())
@@ -389,7 +417,7 @@ def _transform(columns: list[Column]) -> tuple[NDArray[Any], ...]:
                 *limits((f.lower, f.upper)),
                 *limits(f.within or (None, None)),
                 f.nonfinite or 0.0,
-                1.0 if f.power is None else f.power,
+                _argument(f),
                 dict(f.pairs).get(None, np.nan),
             )
             for f in features
@@ -407,10 +435,19 @@ def _transform(columns: list[Column]) -> tuple[NDArray[Any], ...]:
     )
 
 
+def _argument(feature: Feature) -> float:
+    """Return what a kernel's function takes besides the number."""
+    if feature.only is not None:
+        return feature.only
+    return 1.0 if feature.power is None else feature.power
+
+
 def _code(feature: Feature) -> int:
     """Return the number that a kernel has for a function; 0 if nothing but shift and scale is."""
     if feature.power is not None:
         return -1
+    if feature.only is not None and feature == Feature(feature.name, categories=feature.pairs):
+        return -3
     if feature.function is not None:
         return 1 + list(FUNCTIONS).index(feature.function)
     return -2 if feature.computed else 0

@@ -23,6 +23,7 @@ from sonic_coffea.layouts._layout import (
     declare,
     length_of,
 )
+from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import check_range
 from sonic_coffea.layouts._rows import Split, split
 
@@ -73,6 +74,9 @@ class Dense(FieldsLayout):
         self._declare(field, dtype, shape=checked)
         if len(self.features) != 1:
             raise ConfigError("Dense takes one field; several make several inputs")
+        (feature,) = self.features
+        if feature.paths != (feature.name,) or path_of(feature.name).pick is not None:
+            raise ConfigError(f"Dense takes a field as it is, got {feature!r}")
 
     def row_shape(self, level: int) -> Shape:
         del level

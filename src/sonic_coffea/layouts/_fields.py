@@ -40,6 +40,9 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 """Element-wise functions that a feature may name. Kernels know each by its place here."""
 
 
+_UNCHANGED = (None,) * 5
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Feature:
     """One field, transformed.
@@ -132,14 +135,14 @@ class Feature:
     @property
     def plain(self) -> bool:
         """Whether the numbers pass unchanged."""
-        transformed = fields(self)[1 : -len(("expression", "index"))]
-        return all(getattr(self, f.name) == f.default for f in transformed)
+        clipped = self.lower is not None or self.upper is not None
+        return self.shift == 0.0 and self.scale == 1.0 and not clipped and not self.computed
 
     @property
     def computed(self) -> bool:
         """Whether more than the shift, the scale and the limits changes the numbers."""
         changed = self.nonfinite, self.function, self.power, self.within, self.categories
-        return any(one is not None for one in changed)
+        return changed != _UNCHANGED
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return what becomes of numbers before those that are not finite are replaced."""
@@ -147,7 +150,8 @@ class Feature:
             if self.categories is not None:
                 known = {k: v for k, v in self.pairs if k is not None}
                 other = dict(self.pairs).get(None, np.nan)
-                values = np.asarray([known.get(v, other) for v in values.tolist()], values.dtype)
+                stands = [v if np.isnan(v) else known.get(v, other) for v in values.tolist()]
+                values = np.asarray(stands, values.dtype)
             if self.within is not None:
                 values = np.clip(values, *map(values.dtype.type, limits(self.within)))
             if self.power is not None:
@@ -162,11 +166,16 @@ class Feature:
         return tuple(self.categories or ())
 
     @property
+    def only(self) -> float | None:
+        """The value for which it is 1, if it is 0 for all others."""
+        if len(self.pairs) == 2 and self.pairs[0][1] == 1 and self.pairs[1] == (None, 0):
+            return self.pairs[0][0]
+        return None
+
+    @property
     def channel(self) -> str:
         """What the channel is called where a tensor is unpacked."""
-        if len(self.pairs) == 2 and self.pairs[0][1] == 1 and self.pairs[1] == (None, 0):
-            return f"{self.name}={self.pairs[0][0]}"
-        return self.name
+        return self.name if self.only is None else f"{self.name}={self.only}"
 
     def __repr__(self) -> str:
         changed = [
@@ -242,13 +251,22 @@ class OneHot:
 class Column:
     """The numbers of one field: ``values``, read through ``index`` if there is one.
 
-    With `gaps`, the index is -1 where a number is missing.
+    With `gaps`, the index is -1 where a number is missing. It is that of the elements of rows; or,
+    `by_row`, that of the rows, each of whose elements has the same number.
     """
 
     feature: Feature
     values: NDArray[Any]
     index: Int64 | None
     gaps: bool = False
+    by_row: bool = False
+
+    def where(self, elements: Int64, rows: Int64) -> Int64:
+        """Return where the numbers of some elements of some rows lie."""
+        if self.index is None:
+            return elements
+        found: Int64 = self.index[rows if self.by_row else elements]
+        return found
 
 
 def as_features(named: Any, layout: str) -> tuple[Feature, ...]:

@@ -13,7 +13,7 @@ from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts._fields import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sonic_coffea.layouts._layout import Bound, DType, Layout, Shape, Tensor
     from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
@@ -185,7 +185,14 @@ def bind_sources(
     bound = {name: bound[name] for name in layouts}
     first, rows = next((name, one.rows) for name, one in bound.items())
     for name, one in bound.items():
-        rows.check_same(one.rows, (f"input {first!r}", f"input {name!r}"))
+        try:
+            rows.check_same(one.rows, (f"input {first!r}", f"input {name!r}"))
+        except InputError as error:
+            if one.rows.depth == rows.depth:
+                raise
+            remark = "for the pairs i x j of a row, [N, C, L, L], there is sonic.Pairwise"
+            raise error.because(remark) from None
+    _check_meant(bound, [name for name in bound if name not in counted])
     if one_request_per is None:
         _check_told_apart(bound, rows)
     everything = np.arange(len(rows))
@@ -193,6 +200,17 @@ def bind_sources(
     order, segments = _segments(bound, everything, units)
     known = None if _levels(bound) == 1 else order
     return Inputs(bound, rows, segments, known, one_request_per)
+
+
+def _check_meant(bound: Mapping[str, Bound], names: Sequence[str]) -> None:
+    """Refuse rows that no input has but those that may be meant otherwise."""
+    doubts = {}
+    for name in names:
+        doubts[name] = bound[name].layout.doubt(bound[name].columns)
+        if doubts[name] is None:
+            return
+    for name, doubt in doubts.items():
+        raise InputError(f"input {name!r}: {doubt}")
 
 
 def check_told_apart(layouts: Mapping[str, Layout]) -> None:

@@ -118,13 +118,15 @@ def _clip(value, lower, upper):
 @_compiled
 def _sent(numbers, replace, function, table, bounds, j, value):
     """Return a number transformed; and 1 if it must not be sent, -1 if it may be NaN."""
-    if bounds[j] < bounds[j + 1]:
+    if bounds[j] < bounds[j + 1] and not np.isnan(value):
         key = value
         value = numbers[8, j]
         for c in range(bounds[j], bounds[j + 1]):
             if table[0, c] == key:
                 value = table[1, c]
-    value = _apply(function, numbers[7, j], _clip(value, numbers[4, j], numbers[5, j]))
+    value = _clip(value, numbers[4, j], numbers[5, j])
+    if function >= -1:
+        value = _apply(function, numbers[7, j], value)
     wrong = np.int32(0)
     if not np.isfinite(value):
         wrong = np.int32(1)
@@ -136,7 +138,7 @@ def _sent(numbers, replace, function, table, bounds, j, value):
 
 
 @_compiled
-def padded(
+def padded(  # noqa: PLR0915
     out, slots, addresses, size, like, index, transform, missing, starts, stops, fills, wrap
 ):
     """Fill ``out[:, slots, :]``, padding with `fills` as they are, or with elements again.
@@ -168,6 +170,13 @@ def padded(
                         to[k] = sent
                         # The difference of a number that is not finite to itself is NaN.
                         unfit = np.int32(unfit + ((value - value) + (sent - sent) != 0))
+                elif index is None and functions[j] == -3:
+                    only = numbers[7, j]
+                    here = values[start : start + count]
+                    for k in range(count):
+                        value = here[k]
+                        to[k] = out.dtype.type(value == only)
+                        unfit = np.int32(unfit + (value - value != 0))
                 else:
                     for k in range(count):
                         at = start + k if index is None else index[start + k]
@@ -230,6 +239,26 @@ def rows(out, slots, addresses, size, like, index, transform, missing, ids):
         if bad < 0 and unfit > 0:
             bad = i
     return bad
+
+
+@_compiled
+def repeated(out, slots, numbers, starts, stops, fills, wrap):
+    """Fill ``out[:, slots, :]`` with one number for all elements of a row.
+
+    There are `numbers` for the rows that have elements only.
+    """
+    length = out.shape[2]
+    place = 0
+    for i in range(out.shape[0]):
+        filled = stops[i] > starts[i]
+        count = np.int32(length if wrap and filled else min(stops[i] - starts[i], length))
+        for j in range(len(slots)):
+            to = out[i, slots[j]]
+            fill = fills[j]
+            number = numbers[place, slots[j]] if filled else fill
+            for k in range(length):
+                to[k] = number if np.int32(k) < count else fill
+        place += filled
 
 
 @_compiled

@@ -164,6 +164,11 @@ class Layout(ABC):
         del inputs
         return self
 
+    def doubt(self, columns: Columns) -> str | None:
+        """Return why the rows may not be those that are meant, unless another input has them."""
+        del columns
+        return None
+
     def counted_input(self, jagged: Sequence[str]) -> str | None:
         """Return the input to which the layout is bound instead of to arrays, of the jagged ones.
 
@@ -182,6 +187,9 @@ class Layout(ABC):
     def pack(self, array: Any) -> Tensor:
         """Return the tensor that would be sent for `array`."""
         bound = self.bind(Source(array))
+        doubt = self.doubt(bound.columns)
+        if doubt is not None:
+            raise InputError(f"{type(self).__name__}: {doubt}")
         rows = slice(0, len(bound.rows))
         return bound.pack("input", rows, bound.level_of(rows))["input"]
 

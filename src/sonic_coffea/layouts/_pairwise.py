@@ -174,6 +174,9 @@ class Pairwise(PaddedLayout):
         sent, padded = np.minimum(counts, length) ** 2, length**2
         return int(sent.sum()), int((counts**2 - sent).sum()), int((padded - sent).sum())
 
+    def doubt(self, columns: Columns) -> None:
+        del columns
+
     def content(self, tensor: Tensor, columns: Columns) -> Content:
         return Layout.content(self, tensor, columns)
 

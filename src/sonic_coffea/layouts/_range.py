@@ -29,19 +29,20 @@ def check_range(columns: Sequence[Column], split: Split, target: np.dtype[Any]) 
     """
     if target.kind not in "iub" and target not in HALF:
         return
-    elements: Int64 | None = None
+    elements, rows = np.zeros(0, np.int64), np.zeros(0, np.int64)
     for column in columns:
         whole = target.kind == "b" and column.values.dtype.kind in "iu"
         if column.feature.plain and (whole or np.can_cast(column.values.dtype, target)):
             continue
-        if elements is None:
+        if not len(rows):
             elements = split.positions()
-        where = elements if column.index is None else column.index[elements]
+            rows = np.repeat(np.arange(len(split.rows)), split.counts)
+        where = column.where(elements, rows)
         wrong = np.zeros(len(where), np.bool_)
         wrong[where >= 0] = _wrong(column, where[where >= 0], target)
         if wrong.any():
             element = int(np.argmax(wrong))
-            row = int(np.searchsorted(split.offsets, element, side="right")) - 1
+            row = int(rows[element])
             error = misfit(column, where[element : element + 1], split.rows, row, target)
             raise error or _cannot_hold(column, where[element], split.rows, row, target)
 

@@ -55,6 +55,11 @@ class Rows:
         """Length of the outermost axis."""
         return int(self.skeleton.length)
 
+    @property
+    def depth(self) -> int:
+        """How many lists are above a row."""
+        return sum(not node.is_option for node in self._levels())
+
     def unflatten(self, content: Content, attrs: Mapping[str, Any] | None = None) -> ak.Array:
         """Return `content`, one element per row, in the structure that the rows came from."""
         return ak.Array(_with_leaf(self.skeleton, content), attrs=attrs)
@@ -193,6 +198,23 @@ class Split:
         if length is None:
             return self
         return replace(self, stops=np.minimum(self.stops, self.starts + length))
+
+    @property
+    def square(self) -> bool:
+        """Whether each list is as long as the list that it is in: pairs i x j of elements.
+
+        Two lists of two, in one list, may be so by chance; that is not enough.
+        """
+        levels = self.rows._levels()  # noqa: SLF001
+        if not levels or levels[-1].is_option:
+            return False
+        offsets = np.asarray(levels[-1].offsets.data)
+        # Those of real constituents differ at once.
+        for end in (min(len(offsets) - 1, 16), len(offsets) - 1):
+            sizes = np.diff(offsets[: end + 1])
+            if not np.array_equal(self.counts[: offsets[end]], np.repeat(sizes, sizes)):
+                return False
+        return bool(sizes[sizes >= 2].sum() >= 3)
 
     def counts_of(self, rows: RowSelection) -> Int64:
         """Return the elements of each of some rows."""

@@ -340,6 +340,8 @@ def _keys(part: Padded | Row) -> list[Channel]:
     keys = []
     for feature in part.features:
         name = base_name(feature.name)
+        if feature.only is not None:  # a category of its own
+            name = f"{name}={feature.only:g}"
         keys.append((name, seen[name]))
         seen[name] += 1
     return keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sonic_coffea.model._folds import Folds
 from sonic_coffea.model._model import Model
 from sonic_coffea.model._nanoaod import (
     constituents,
@@ -15,6 +16,7 @@ from sonic_coffea.model._scaffold import inputs_of, scaffold
 
 __all__ = [
     "Deferred",
+    "Folds",
     "Model",
     "Pending",
     "constituents",

@@ -84,6 +84,15 @@ class Model(Carrier):
     one_request_per : {"row", "event"}, optional
         For networks without a batch axis, such as one that takes a single graph: each row, or all
         rows of an event, have a request of their own. By default, rows share requests.
+    parameters : mapping, optional
+        What each request carries for the model besides tensors: names, with a bool, int, float or
+        str.
+    priority : int, optional
+        Which requests the server takes first, of those that wait: 1 before 2. The model's
+        configuration says how many levels there are.
+    server_timeout_s : float, optional
+        How long a request may wait on the server, if the model's queue policy allows the override;
+        then it is sent again, as to a server that is overloaded.
 
     Examples
     --------
@@ -99,6 +108,7 @@ class Model(Carrier):
 
     _hashed: tuple[Any, str] | None = None
     one_request_per: str | None = None
+    parameters: tuple[tuple[str, bool | int | float | str], ...] = ()
 
     def __init__(
         self,
@@ -108,6 +118,9 @@ class Model(Carrier):
         version: str | int | None = None,
         *,
         one_request_per: str | None = None,
+        parameters: Mapping[str, bool | int | float | str] | None = None,
+        priority: int | None = None,
+        server_timeout_s: float | None = None,
     ) -> None:
         if not inputs or not outputs:
             raise ConfigError(f"model {name!r} needs at least one input and one output")
@@ -132,6 +145,7 @@ class Model(Carrier):
             check_told_apart(inputs)
         self.name = name
         self.one_request_per = one_request_per
+        self.parameters = _parameters(name, parameters or {}, priority, server_timeout_s)
         self.inputs = dict(inputs)
         self.outputs = {k: o if isinstance(o, Output) else Output(o) for k, o in outputs.items()}
         self.version = None if version is None else str(version)
@@ -226,7 +240,8 @@ class Model(Carrier):
     def config_hash(self) -> str:
         """A hash of the declaration: inputs, transformations, outputs and pinned version."""
         # The repr would take 0.15 ms of each call. Layouts are frozen; what else changes is seen.
-        more = (self.one_request_per,) if self.one_request_per else ()
+        more: tuple[Any, ...] = (self.one_request_per,) if self.one_request_per else ()
+        more += self.parameters
         now = (self.name, self.version, *more, *self.inputs.items(), *self.outputs.items())
         hashed = self._hashed
         if hashed is None or hashed[0] != now:
@@ -298,6 +313,10 @@ class Model(Carrier):
         ContractError
             With the two side by side.
         """
+        if contract.unsupported:
+            raise ContractError(
+                contract.unsupported, server=server, model=self.name, version=contract.version
+            )
         whole = [name for name, one in self.inputs.items() if not one.stacks]
         alone = self.one_request_per is not None and not contract.stacks
         if whole and contract.max_rows is not None and not alone:
@@ -334,7 +353,7 @@ class Model(Carrier):
             ) from None
         if not contract.lists_tensors:
             _say_that_nothing_is_listed(self.name, server)
-        return contract.completed(inputs, outputs)
+        return replace(contract.completed(inputs, outputs), parameters=self.parameters)
 
     def pack(self, objects: Any) -> dict[str, NDArray[Any]]:
         """Return the tensors of all inputs as they would be sent, without a server.
@@ -442,6 +461,18 @@ class Model(Carrier):
         """
         return self._send(objects, _How(pool, on_error, version, deduplicate))
 
+    def submit_some(
+        self,
+        objects: Any,
+        events: NDArray[np.bool_] | None,
+        *,
+        pool: Pool | None = None,
+        on_error: str = "raise",
+        deduplicate: bool = False,
+    ) -> Pending:
+        """Send the objects of some events; the scores of others mean nothing. For `Folds`."""
+        return self._send(objects, _How(pool, on_error, None, deduplicate, events=events))
+
     def _send(self, objects: Any, how: _How) -> Pending:
         version = how.version
         if how.on_error not in ON_ERROR:
@@ -478,6 +509,13 @@ class Model(Carrier):
         pending = Pending(
             self.name, inputs.rows, outputs, version=self.version, config_hash=self.config_hash
         )
+        if how.events is not None:
+            if len(how.events) != inputs.rows.events:
+                raise InputError(
+                    f"expected a fold for each of {inputs.rows.events} events, got "
+                    f"{len(how.events)}"
+                )
+            inputs = inputs.only(np.flatnonzero(how.events[inputs.rows.event_numbers()]))
         if len(inputs) == 0:
             self._expect(outputs, how)
             return pending
@@ -651,6 +689,48 @@ class Model(Carrier):
         return self._send(objects, _How(None, lazily=True, **options)).result()
 
 
+def _parameters(
+    model: str,
+    parameters: Mapping[str, bool | int | float | str],
+    priority: int | None,
+    server_timeout_s: float | None,
+) -> tuple[tuple[str, bool | int | float | str], ...]:
+    """Return what each request carries, as Triton names it, refusing what it cannot be."""
+    for name, value in parameters.items():
+        if name in _RESERVED:
+            raise ConfigError(f"model {model!r}: parameter {name!r} is not free; {_RESERVED[name]}")
+        if type(value) not in (bool, int, float, str):
+            raise ConfigError(
+                f"model {model!r}, parameter {name!r}: expected a bool, int, float or str, got "
+                f"{type(value).__name__}"
+            )
+    found = list(parameters.items())
+    if priority is not None:
+        if type(priority) is not int or priority < 1:
+            raise ConfigError(
+                f"model {model!r}: expected a priority of 1 or more, got {priority!r}"
+            )
+        found.append(("priority", priority))
+    if server_timeout_s is not None:
+        if not 0 < server_timeout_s < _LONGEST_S:
+            raise ConfigError(
+                f"model {model!r}: expected server_timeout_s above 0 s, got {server_timeout_s!r}"
+            )
+        found.append(("timeout", max(1, round(server_timeout_s * 1e6))))
+    return tuple(found)
+
+
+_LONGEST_S = 1e9
+_SEQUENCES = "rows are scored each by itself, and sequences are not supported"
+_RESERVED = {
+    "priority": "declare priority=",
+    "timeout": "declare server_timeout_s=",
+    **dict.fromkeys(("sequence_id", "sequence_start", "sequence_end"), _SEQUENCES),
+    **dict.fromkeys(("headers", "binary_data_output"), "the protocol has it"),
+}
+"""Parameters that mean something to Triton itself."""
+
+
 class _How(NamedTuple):
     """The options of `Model.submit`."""
 
@@ -660,6 +740,7 @@ class _How(NamedTuple):
     deduplicate: bool
     deadline: Deadline = NEVER
     lazily: bool = False
+    events: NDArray[np.bool_] | None = None
 
 
 @cache

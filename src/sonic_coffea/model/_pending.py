@@ -76,6 +76,11 @@ class Pending:
         return tables.table(f"Pending {self._model}", rows, notes=notes)
 
     @property
+    def rows(self) -> Rows:
+        """The rows, and the structure above them."""
+        return self._rows
+
+    @property
     def statistics(self) -> Statistics:
         """What happened to the requests so far."""
         total = Statistics() + self._unsent

@@ -80,7 +80,8 @@ class Part:
         if deduplicate or cache is not None:
             # Without a checksum, the same name may be another model elsewhere.
             which = contract.digest or pool.settings.servers
-            keys = keys_of(inputs, repr((contract.model, contract.version, which, asked)))
+            scope = (contract.model, contract.version, which, asked)
+            keys = keys_of(inputs, repr((*scope, *contract.scored_by)))
             duplicates = self._duplicates = Duplicates(keys)
             self._keys, lost_with = keys, lambda rows: duplicates.expand(rows)[0]
             different = len(duplicates.sent)

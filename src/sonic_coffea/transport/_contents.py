@@ -77,8 +77,15 @@ def classes_of(contents: bytes) -> list[str]:
     return [labels.get(i) or f"label_{i + 1}" for i in range(max(labels, default=-1) + 1)]
 
 
-def describe(request: Any, inputs: Mapping[str, NDArray[Any]], outputs: Iterable[str]) -> None:
-    """Write into a request what its inputs are, and which outputs are wanted."""
+def describe(
+    request: Any,
+    inputs: Mapping[str, NDArray[Any]],
+    outputs: Iterable[str],
+    parameters: Iterable[tuple[str, bool | int | float | str]] = (),
+) -> None:
+    """Write into a request what its inputs are, which outputs are wanted, and its parameters."""
+    for name, value in parameters:
+        setattr(request.parameters[name], _PARAMETERS[type(value)], value)
     for name, tensor in inputs.items():
         request.inputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
     for name in outputs:
@@ -96,6 +103,15 @@ def with_contents(request: Any, tensors: Iterable[NDArray[Any]]) -> bytes:
         raw = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
         parts += [_CONTENTS, _varint(len(raw)), raw.data]
     return b"".join(parts)
+
+
+_PARAMETERS = {
+    bool: "bool_param",
+    int: "int64_param",
+    float: "double_param",
+    str: "string_param",
+}
+"""Where KServe v2 has a parameter of a type."""
 
 
 def _varint(number: int) -> bytes:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _FREE = 16
 
 
+SCHEDULING = ("priority", "timeout")
+"""Parameters of a request that say when it is executed, not how."""
+
 Inner = int | tuple[Any, ...] | None
 """The number of labels of an output, or the shape of a row; None and `...` are not known."""
 
@@ -80,6 +83,10 @@ class Contract:
     digest : str
         The checksum of what decides the version's outputs, if the model's configuration says it:
         of an ONNX model the file, of others the files, the function, and the tensors in order.
+    unsupported : str
+        Why requests of rows cannot be sent to it, such as that it wants sequences.
+    parameters : tuple of (str, value)
+        What each request carries besides tensors; declared, not told by the server.
     """
 
     model: str
@@ -90,7 +97,14 @@ class Contract:
     preferred_rows: tuple[int, ...] = ()
     platform: str = ""
     digest: str = ""
+    unsupported: str = ""
+    parameters: tuple[tuple[str, bool | int | float | str], ...] = ()
     stacks: bool = False
+
+    @property
+    def scored_by(self) -> tuple[tuple[str, bool | int | float | str], ...]:
+        """The parameters that may change scores."""
+        return tuple(one for one in self.parameters if one[0] not in SCHEDULING)
 
     @property
     def lists_tensors(self) -> bool:
@@ -161,6 +175,10 @@ class Contract:
         ContractError
             With the two side by side.
         """
+        if self.unsupported:
+            raise ContractError(
+                self.unsupported, server=server, model=self.model, version=self.version
+            )
         listed = self.completed(inputs, outputs)
         takes = {t.name: t for t in listed.inputs}
         gives = {t.name: t for t in listed.outputs}
@@ -206,7 +224,10 @@ class Contract:
 def _output_problems(spec: TensorSpec, inner: Inner, dtype: np.dtype[Any] | None) -> Iterator[str]:
     gives = DATATYPES.get(spec.datatype)
     if gives is None:
-        yield f"output {spec.name!r} is {spec.datatype}, which is not a number"
+        yield (
+            f"output {spec.name!r} is {spec.datatype}, which is not a number; leave it out of the "
+            "declaration, and it is not asked for"
+        )
     elif dtype is not None and gives != dtype.name:
         yield f"output {spec.name!r} is declared {dtype.name}, the model gives {gives}"
     if spec.gives(inner):

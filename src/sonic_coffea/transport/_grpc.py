@@ -337,7 +337,7 @@ class Connection:
         request = service_pb2.ModelInferRequest(
             model_name=contract.model, model_version=version or "", id=request_id
         )
-        describe(request, inputs, outputs)
+        describe(request, inputs, outputs, contract.parameters)
         region = None if self._shared is None else self._shared.place(inputs, request.inputs)
         try:
             message = with_contents(request, () if region else inputs.values())

@@ -103,8 +103,9 @@ def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contrac
     """
     free = all(t.shape and t.shape[0] < 0 for t in metadata.inputs)
     max_rows = None if free else 1
-    digest, preferred_rows = "", ()
+    digest, preferred_rows, unsupported = "", (), ""
     if config is not None:
+        unsupported = _unsupported(config)
         max_rows = config.max_batch_size if config.max_batch_size > 0 else max_rows
         digest = config.parameters[f"sha256.{version}"].string_value
         preferred_rows = tuple(config.dynamic_batching.preferred_batch_size)
@@ -118,7 +119,24 @@ def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contrac
         preferred_rows=preferred_rows,
         platform=metadata.platform,
         stacks=config is not None and config.max_batch_size > 0,
+        unsupported=unsupported,
     )
+
+
+def _unsupported(config: Any) -> str:
+    """Return why a model cannot be asked for the scores of rows; nothing if it can."""
+    if config.model_transaction_policy.decoupled:
+        return (
+            "the model is decoupled: it gives any number of responses to a request, and a row has "
+            "one; serve it without model_transaction_policy { decoupled: true }"
+        )
+    if config.WhichOneof("scheduling_choice") == "sequence_batching":
+        return (
+            "the model has a sequence batcher: its requests belong together by a correlation id, "
+            "and rows are scored each by itself, in any order and on any server; serve it with "
+            "dynamic_batching"
+        )
+    return ""
 
 
 def _tensor_spec(tensor: Any) -> TensorSpec:
