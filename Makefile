@@ -20,7 +20,7 @@ CASES ?= 20000
 SECONDS ?= 30
 PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
-BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow failover cluster facility
+BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow failover balancer cluster facility
 
 .PHONY: help demo quick test lint types unit pytest test-lazy oracle chaos docs bench bench-quick bench-page \
 	sample tagger clean

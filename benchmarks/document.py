@@ -29,6 +29,7 @@ ORDER = (
     "cluster",
     "facility",
     "failover",
+    "balancer",
     "layouts",
     "wire",
     "shared_memory",
@@ -76,6 +77,12 @@ more than to block. A chunk of some thousand jets does not notice.
 The limit is that of messages; a share a little above it is noise. With a server on its own machine,
 sonic-coffea puts large tensors into shared memory if nobody tells it not to, and may then be above
 the limit.""",
+    "balancer": """\
+Triton's batcher sleeps for half a second after a refusal, so that the call which meets one takes
+2 s. Eight processes that do not know of each other are refused more often than bare clients, of
+which the best number, four, was started; a dask cluster gives its workers quotas instead. Where
+each second request is led to a server that hangs, what is left varied from 0.25 to 0.94 in four
+runs. The tasks of dask compare their scores on the same two cores.""",
     "cluster": """\
 The limit of real workers is one warm process that sends prebuilt tensors, the best of several turns
 with 2 to 16 requests in flight, before and after; more such processes at a time did not get more
