@@ -274,7 +274,12 @@ def test_models(server: sonic.LocalServer) -> None:
         "READY",
         64,
     )
-    assert one["inputs"][0] == {"name": "features", "datatype": "FP32", "shape": [2, -1]}
+    assert one["inputs"][0] == {
+        "name": "features",
+        "datatype": "FP32",
+        "shape": [2, -1],
+        "rows": -1,
+    }
     shown = run("models", server.url).stdout
     assert "features FP32 [2, ?]" in shown
     done = run("models", "grpc://127.0.0.1:9")
