@@ -140,6 +140,27 @@ def test_a_server_that_hangs_costs_a_second() -> None:
     assert len(scenario.in_flight) < 100
 
 
+@pytest.mark.parametrize(
+    ("error", "again"), [(undelivered(), True), (errors.RequestError("rejected"), False)]
+)
+def test_what_hangs_is_not_waited_for(error: errors.SonicError, again: bool) -> None:
+    """What was sent again for it may fail in its turn."""
+    scenario = Scenario(ONE)
+    scenario.lives[ONE] = True
+    (rows,) = scenario.submit(1)
+    (hangs,) = scenario.in_flight
+    while not hangs.overdue:
+        scenario.wait(0.1)
+        scenario.submit(1)
+        for attempt in [a for a in scenario.in_flight if a.slice is not rows]:
+            scenario.answer(attempt)
+    (second,) = [a for a in scenario.in_flight if a.slice is rows and not a.overdue]
+    scenario.fail(second, error)
+    scenario.wait(0.5)
+    assert bool([a for a in scenario.in_flight if a.slice is rows and not a.overdue]) == again
+    assert (rows in scenario.failed) != again
+
+
 def test_a_last_request_that_is_led_to_a_hanging_server_again_and_again() -> None:
     """Each time is as likely as not, where each second server hangs."""
     scenario = Scenario(ONE)

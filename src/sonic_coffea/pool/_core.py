@@ -169,9 +169,11 @@ class PoolCore:
         if not self._settle(attempt) or request.delivered or request.call.over:
             return
         again = self._retries(attempt, error, now)
-        if again and not request.attempts:
+        # A server that hangs has the others, and is not waited for.
+        awaited = any(not other.overdue for other in request.attempts)
+        if again and not awaited:
             self._send_again(attempt, error, now)
-        elif again or request.attempts or request.queued:
+        elif again or awaited or request.queued:
             self._instructions.append(e.Count(attempt, error, retried=True))
         else:
             self._give_up(request, attempt.url, error)

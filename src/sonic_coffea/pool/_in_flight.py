@@ -241,6 +241,7 @@ class InFlight:
             for key in {attempt.key for attempt in overdue}:
                 self.limit(key).restart()
         for attempt in overdue:
+            attempt.overdue = True
             del self.attempts[attempt]
             self.overdue[attempt] = None
             self._by_model[attempt.key] -= 1

@@ -115,6 +115,8 @@ class Attempt:
         Requests for the model that are in flight to the endpoint, itself included.
     settled : bool
         Whether it has ended, however that was.
+    overdue : bool
+        Whether a server that hangs seems to have it.
     """
 
     slice: RequestSlice
@@ -123,6 +125,7 @@ class Attempt:
     begun_at: float
     in_flight: int
     settled: bool = False
+    overdue: bool = False
 
     @property
     def key(self) -> ModelKey:
