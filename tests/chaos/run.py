@@ -236,6 +236,8 @@ def _break(
 
 def _look_for_leaks(world: World, before: Held, outcome: Outcome) -> None:
     """Wait until nothing is left; say what there still is after some time."""
+    for triton in world.tritons.values():
+        triton.start()  # one whose model stood still has ended by itself
     # What a client left that was killed is for the next one.
     for url in world.urls.values():
         with Pool(Settings.make(url)) as pool:
