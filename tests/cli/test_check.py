@@ -8,6 +8,7 @@ import ssl
 import threading
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 import trustme
 from tests.commands import run
@@ -264,6 +265,17 @@ def test_models_that_are_none(tmp_path: Path) -> None:
     done = run("check", "grpc://h:1", "--against", "analysis:A", cwd=tmp_path)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_a_service_is_woken(fake: FakeServer) -> None:
+    done = run("wake", fake.url, "m")
+    assert done.returncode == 0
+    assert done.stdout == f"{fake.url} is ready, after 0 s\n"
+    assert json.loads(run("wake", fake.url, "--json").stdout)["seconds"] < 60
+    fake.refuse("ServerReady", grpc.StatusCode.UNAVAILABLE, "no healthy upstream")
+    done = run("wake", fake.url, "--timeout", 1)
+    assert done.returncode == 1
+    assert "no server was ready within 1 s" in done.stderr
 
 
 def test_models(server: sonic.LocalServer) -> None:

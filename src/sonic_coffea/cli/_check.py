@@ -22,7 +22,7 @@ from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     from sonic_coffea.model import Model
-    from sonic_coffea.tools import Step
+    from sonic_coffea.tools import Checks, Step
     from sonic_coffea.transport import Contract, ModelEntry
 
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}
@@ -43,6 +43,14 @@ def check(
             metavar="MODULE:NAME", help="A Model, or a processor with models, to compare with."
         ),
     ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Try it from a worker of each host of this dask scheduler's cluster, such as "
+            "tcp://host:8786.",
+        ),
+    ] = None,
     token_file: TokenFile = None,
     header: Headers = None,
     tls_root: Pem = None,
@@ -56,6 +64,16 @@ def check(
     settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
     declared = _declared(model, weaver, against)
     console = Console(quiet=as_json, soft_wrap=True)
+    if scheduler is not None:
+        from sonic_coffea.dask import check_cluster
+
+        with console.status("trying"):
+            checks = check_cluster(scheduler, settings, model, version, declared)
+        if as_json:
+            typer.echo(json.dumps(checks.to_dict()))
+        else:
+            Console().print(_table(checks))
+        raise typer.Exit(0 if checks.ok else 1)
     steps: list[Step] = []
     with console.status("trying"):
         for step in tools.check(settings, model, version, declared):
@@ -69,6 +87,15 @@ def check(
         tried = [dataclasses.asdict(step) for step in steps]
         typer.echo(json.dumps({"url": settings.servers[0], "ok": ok, "steps": tried}))
     raise typer.Exit(0 if ok else 1)
+
+
+def _table(checks: Checks) -> Table:
+    table = Table(title="the server, as hosts see it", title_justify="left", show_lines=True)
+    for column in checks.header:
+        table.add_column(column, overflow="fold")
+    for row in checks.rows():
+        table.add_row(*(literal(cell, lines=True) for cell in row))
+    return table
 
 
 def _declared(model: str | None, weaver: Path | None, against: str | None) -> list[Model]:
@@ -106,6 +133,32 @@ def _load(path: str) -> Any:
         return getattr(loaded, name)
     except AttributeError as error:
         raise typer.BadParameter(str(error), param_hint="--against") from None
+
+
+def wake(
+    url: Url,
+    model: Annotated[str | None, typer.Argument(help="A model that it is to have.")] = None,
+    *,
+    timeout: Annotated[float, typer.Option(help="How long it may take, in seconds.")] = 600.0,
+    token_file: TokenFile = None,
+    header: Headers = None,
+    tls_root: Pem = None,
+    tls_cert: Pem = None,
+    tls_key: Pem = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wake a service that sleeps, and wait until a server is ready."""
+    from sonic_coffea.pool import Pool
+
+    settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
+    with Pool(settings) as pool:
+        seconds = pool.wake(*([model] if model else []), timeout_s=timeout, progress=not as_json)
+    if as_json:
+        typer.echo(json.dumps({"url": settings.servers[0], "seconds": seconds}))
+    else:
+        Console(soft_wrap=True).print(
+            literal(f"{settings.servers[0]} is ready, after {seconds:.0f} s")
+        )
 
 
 def models(

@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from sonic_coffea import __version__
-from sonic_coffea.cli._check import check, models
+from sonic_coffea.cli._check import check, models, wake
 from sonic_coffea.cli._demo import demo
 from sonic_coffea.cli._plan import bench, plan
 from sonic_coffea.cli._repository import repository_app
@@ -29,6 +29,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     serve,
     check,
     models,
+    wake,
     scaffold,
     status,
     bench,

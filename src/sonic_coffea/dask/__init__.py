@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
+from sonic_coffea.dask._hosts import check_cluster, check_workers
 from sonic_coffea.dask._scheduler import SonicSchedulerPlugin
 from sonic_coffea.dask._worker import SonicPlugin
 from sonic_coffea.pool import install
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.pool import Pool, Settings
 
-__all__ = ["SonicPlugin", "SonicSchedulerPlugin", "register"]
+__all__ = ["SonicPlugin", "SonicSchedulerPlugin", "check_cluster", "check_workers", "register"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,4 +33,5 @@ async def register(client: Client, settings: Settings) -> Pool:
             "the scheduler cannot load sonic-coffea (%s); each worker adapts its own limits", error
         )
     await client.register_plugin(SonicPlugin(settings))
+    pool.check_also(partial(check_workers, client))
     return pool

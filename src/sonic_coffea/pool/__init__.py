@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from sonic_coffea.pool._batching import rows_per_request
 from sonic_coffea.pool._call import MASKABLE, Call
+from sonic_coffea.pool._check import Step, check
 from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._endpoint import EndpointReport, ServerState
 from sonic_coffea.pool._hooks import take_part
+from sonic_coffea.pool._hosts import Checks, HostCheck, check_here
 from sonic_coffea.pool._in_flight import RttStatistics
 from sonic_coffea.pool._limits import MAX_RTT_RATIO, AdaptiveLimit, Quota, min_in_flight
 from sonic_coffea.pool._pool import Pool
@@ -22,9 +24,11 @@ __all__ = [
     "CacheSettings",
     "Call",
     "Carrier",
+    "Checks",
     "Deadline",
     "EndpointReport",
     "Fallback",
+    "HostCheck",
     "Limits",
     "ModelKey",
     "Pool",
@@ -33,7 +37,10 @@ __all__ = [
     "RttStatistics",
     "ServerState",
     "Settings",
+    "Step",
     "carried",
+    "check",
+    "check_here",
     "current",
     "forget",
     "install",

@@ -12,16 +12,19 @@ from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._engine import Engine
+from sonic_coffea.pool._hosts import Checks, HostCheck, check_here
 from sonic_coffea.pool._request import ModelKey, RequestSlice
+from sonic_coffea.pool._wake import shown, wake
 from sonic_coffea.pool._watch import ServersFile
 from sonic_coffea.reporting import tables
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from types import TracebackType
 
     from sonic_coffea.pool._call import Call
+    from sonic_coffea.pool._check import Declaration
     from sonic_coffea.pool._endpoint import EndpointReport, ServerState
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
@@ -49,6 +52,7 @@ class Pool:
         self, settings: Settings, *, connect: Callable[..., Connection] | None = None
     ) -> None:
         self._engine = Engine(settings, connect or connect_transport)
+        self._check_elsewhere: Callable[..., list[HostCheck]] | None = None
 
     def __enter__(self) -> Pool:
         return self
@@ -118,6 +122,86 @@ class Pool:
             If a URL cannot be used.
         """
         self._engine.set_servers(self.settings.with_servers(servers).servers)
+
+    def check(
+        self,
+        model: str | None = None,
+        version: str | None = None,
+        declared: Sequence[Declaration] = (),
+    ) -> Checks:
+        """Try each server step by step, from its name to an inference, and say what helps.
+
+        With the client of a dask cluster (``sonic.connect(..., client=client)``), the same is done
+        by one worker of each host.
+
+        Parameters
+        ----------
+        model, version : str, optional
+            What is tried there; without, no inference is.
+        declared : sequence of sonic_coffea.Model
+            Declarations that are compared with the servers' models.
+
+        Returns
+        -------
+        Checks
+            A table: which hosts reach which server with which delay, and what they lack.
+
+        Raises
+        ------
+        ConfigError
+            If the dask client is closed, or asynchronous.
+        """
+        here = check_here(self.settings, model, version, declared)
+        elsewhere = self._check_elsewhere
+        others = elsewhere(self.settings, model, version, declared) if elsewhere else []
+        return Checks([here, *others], here.versions)
+
+    def wake(
+        self, *models: str | Declaration, timeout_s: float = 600.0, progress: bool = True
+    ) -> float:
+        """Wake servers that sleep, and wait until one is ready.
+
+        A service without a running server starts one when it is asked for its models, which takes
+        minutes. Calls of models wait for ``retry_timeout_s`` only, and do not ask that.
+
+        Parameters
+        ----------
+        *models : str or sonic_coffea.Model
+            What the server is to have.
+        timeout_s : float
+            How long it may take.
+        progress : bool
+            Whether a terminal or notebook shows for how long, and for what, it waits.
+
+        Returns
+        -------
+        float
+            How many seconds it took.
+
+        Raises
+        ------
+        AccessError, ModelNotFoundError
+            If no server will ever do.
+        CancelledError
+            If the pool is closed meanwhile.
+        DeadlineError
+            If no server was ready in time.
+        """
+        keys = [
+            ModelKey(m, None) if isinstance(m, str) else ModelKey(m.name, m.version) for m in models
+        ]
+        with shown(progress=progress) as tell:
+            return wake(self.connections(), keys, timeout_s, self._engine.closing, tell)
+
+    def check_also(self, elsewhere: Callable[..., list[HostCheck]]) -> None:
+        """Have `check` ask other hosts, too.
+
+        Parameters
+        ----------
+        elsewhere : callable
+            Takes the settings and the arguments of `check`.
+        """
+        self._check_elsewhere = elsewhere
 
     def delay_start(self, delay_s: float) -> None:
         """Contact no server for some time: many processes may start at the same time."""

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from sonic_coffea.pool import Checks, HostCheck, Step, check
 from sonic_coffea.tools._bench import Curve, measure
-from sonic_coffea.tools._check import Step, check
 from sonic_coffea.tools._plan import plan, plot
 from sonic_coffea.tools._scaffold import Scaffold, scaffold
 
-__all__ = ["Curve", "Scaffold", "Step", "check", "measure", "plan", "plot", "scaffold"]
+__all__ = [
+    "Checks",
+    "Curve",
+    "HostCheck",
+    "Scaffold",
+    "Step",
+    "check",
+    "measure",
+    "plan",
+    "plot",
+    "scaffold",
+]

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.tools._requests import ask
-from sonic_coffea.transport import connect_transport
+from sonic_coffea.transport import ask, connect_transport
 
 if TYPE_CHECKING:
     import os

@@ -14,6 +14,7 @@ from sonic_coffea.transport._loopback import HeldPort
 from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, Response, ServerInfo
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
 from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls
+from sonic_coffea.transport._requests import ask
 from sonic_coffea.transport._tokens import TokenFile
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
     "Timeouts",
     "Tls",
     "TokenFile",
+    "ask",
     "connect_transport",
     "kserve_name",
     "local_state",

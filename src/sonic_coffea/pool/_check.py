@@ -1,26 +1,23 @@
-"""Step by step: what works between this machine and a server, what does not, and the remedy."""
+"""Step by step: what works between this host and a server, what does not, and the remedy."""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import socket
 import ssl
 import statistics
 import time
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sonic_coffea import errors
-from sonic_coffea.tools._requests import ask
-from sonic_coffea.transport import Address, Contract, Response, connect_transport
+from sonic_coffea.transport import Address, Contract, Response, ask, connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sonic_coffea.model import Model
-    from sonic_coffea.pool import Settings
+    from sonic_coffea.pool._settings import Settings
     from sonic_coffea.transport import Connection
 
 _TIMEOUT_S = 5.0
@@ -39,6 +36,26 @@ _REMEDIES: dict[type[errors.SonicError], str] = {
     errors.ServerLostError: "the server broke the connection; its log says why",
     errors.ConfigError: "use another model, or other options",
 }
+
+
+class Declaration(Protocol):
+    """What is declared of a model, such as by `sonic_coffea.Model`."""
+
+    @property
+    def name(self) -> str:
+        """The model's name on the servers."""
+
+    @property
+    def version(self) -> str | None:
+        """Its version; None for the latest."""
+
+    def compare(self, contract: Contract, *, server: str) -> Any:
+        """Raise `ContractError` unless the declaration fits what a server says."""
+
+    def compare_labels(
+        self, labels: dict[str, list[str]], contract: Contract, *, server: str
+    ) -> list[str]:
+        """Return how the declared labels differ from the server's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +95,7 @@ def check(
     settings: Settings,
     model: str | None = None,
     version: str | None = None,
-    declared: Sequence[Model] = (),
+    declared: Sequence[Declaration] = (),
 ) -> Iterator[Step]:
     """Try a server, from its name to an inference; each step is returned when it is over.
 
@@ -88,7 +105,7 @@ def check(
         One server, and how it is connected.
     model, version : str, optional
         What is tried there.
-    declared : sequence of Model
+    declared : sequence of sonic_coffea.Model
         Declarations that are compared with the server's models.
     """
     steps, failed = _Steps(settings, model, version), False
@@ -117,7 +134,7 @@ class _Steps:
         self._settings = settings
         self._model, self._version = model or "", version
 
-    def of(self, declared: Sequence[Model]) -> Iterator[tuple[str, Callable[[], str]]]:
+    def of(self, declared: Sequence[Declaration]) -> Iterator[tuple[str, Callable[[], str]]]:
         """Return the names of the steps, and the steps."""
         yield "name", self._resolve
         yield "connection", self._connect
@@ -179,6 +196,8 @@ class _Steps:
 
     def _speak(self) -> str:
         """Tell HTTP, TLS and plain gRPC apart, which all fail alike for gRPC."""
+        import http.client
+
         try:
             self._connection.info()
         except (errors.ServerLostError, errors.DeadlineError):
@@ -246,7 +265,7 @@ class _Steps:
         models = ", ".join(f"{e.name} v{e.version} {e.state}".strip() for e in entries)
         return errors.printable(models) or "none"
 
-    def _compare(self, declared: Model) -> str:
+    def _compare(self, declared: Declaration) -> str:
         contract = self._connection.contract(declared.name, declared.version)
         declared.compare(contract, server=str(self._address))
         labels: dict[str, list[str]] = {}

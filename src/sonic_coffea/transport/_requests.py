@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from sonic_coffea.transport import Connection, Contract, Response
+    from sonic_coffea.transport._contract import Contract
+    from sonic_coffea.transport._grpc import Connection
+    from sonic_coffea.transport._metadata import Response
 
     Tensors = Mapping[str, np.ndarray[Any, Any]]
 

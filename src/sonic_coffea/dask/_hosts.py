@@ -1,0 +1,87 @@
+"""Tries the servers from one worker of each host of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from distributed import Client
+
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.pool import Checks, HostCheck, check_here
+
+if TYPE_CHECKING:
+    from sonic_coffea.pool import Settings
+
+_CONNECT_TIMEOUT_S = 10.0
+
+
+def check_workers(client: Client, settings: Settings, *tried: Any) -> list[HostCheck]:
+    """Try the servers from one worker of each host.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        The client of the cluster.
+    settings : Settings
+        The servers, and how they are connected.
+    *tried
+        Further arguments of `sonic_coffea.tools.check`.
+
+    Raises
+    ------
+    ConfigError
+        If the client is closed or asynchronous, or there are no workers.
+    """
+    if client.asynchronous:
+        raise ConfigError("check asks workers by a synchronous client, got an asynchronous one")
+    if client.status != "running":
+        raise ConfigError(
+            f"check asks workers by a running client, got one that is {client.status}"
+        )
+    hosts = {urlsplit(address).hostname: address for address in reversed(list(client.nthreads()))}
+    if not hosts:
+        raise ConfigError("the cluster has no workers that could try the servers; start one first")
+    workers = list(hosts.values())
+    replies = client.run(_check, settings, *tried, workers=workers, on_error="return")
+    return [_read(replies[address], str(host), address) for host, address in hosts.items()]
+
+
+def check_cluster(scheduler: str, settings: Settings, *tried: Any) -> Checks:
+    """Try the servers from one worker of each host of the cluster of a scheduler.
+
+    Parameters
+    ----------
+    scheduler : str
+        Its address.
+    settings, *tried
+        As for `check_workers`.
+
+    Raises
+    ------
+    ConfigError
+        If no scheduler answers there, or it has no workers.
+    """
+    try:
+        client = Client(scheduler, timeout=_CONNECT_TIMEOUT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"no dask scheduler answers at {scheduler!r}: {error}; expected an address such as "
+            "'tcp://host:8786'"
+        ) from None
+    with client:
+        return Checks(check_workers(client, settings, *tried))
+
+
+async def _check(settings: Settings, *tried: Any, dask_worker: Any) -> HostCheck:
+    """Run on a worker, beside its event loop."""
+    work = partial(check_here, settings, *tried, process=dask_worker.address)
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def _read(reply: HostCheck | Exception, host: str, address: str) -> HostCheck:
+    if isinstance(reply, HostCheck):
+        return reply
+    return HostCheck(host=host, process=address, error=f"{type(reply).__name__}: {reply}")

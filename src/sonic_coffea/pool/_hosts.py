@@ -1,0 +1,209 @@
+"""What works from each host: its servers step by step, the files it reads, its packages."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sonic_coffea.pool._check import Step, check
+from sonic_coffea.reporting import tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sonic_coffea.pool._check import Declaration
+    from sonic_coffea.pool._settings import Settings
+
+_PACKAGES = (
+    "sonic-coffea",
+    "awkward",
+    "coffea",
+    "dask",
+    "distributed",
+    "grpcio",
+    "numba",
+    "numpy",
+    "protobuf",
+    "tritonclient",
+)
+_HEADER = ("host", "process", "server", "delay", "result", "lacks, or has otherwise")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCheck:
+    """What works from one process of a host.
+
+    Attributes
+    ----------
+    host : str
+        The host's name, or its address if it gave no answer.
+    process : str
+        The address of a dask worker; ``"this process"`` for the one that asks.
+    servers : mapping of str to sequence of Step
+        The steps of each server, by URL.
+    unreadable : mapping of str to str
+        Files of the settings that cannot be read there, and why: by option, such as ``tls_root``.
+    versions : mapping of str to (str or None)
+        Those of Python and of packages; None for one that is not installed.
+    error : str
+        Why nothing could be tried there; empty if it could.
+    """
+
+    host: str
+    process: str
+    servers: Mapping[str, Sequence[Step]] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every step is, every file can be read, and no package is missing."""
+        tried = all(step.ok for steps in self.servers.values() for step in steps)
+        return tried and not (self.error or self.unreadable or None in self.versions.values())
+
+
+class Checks(Sequence[HostCheck]):
+    """What works from each host, as a table.
+
+    Parameters
+    ----------
+    hosts : sequence of HostCheck
+        One of each host.
+    expected : mapping of str to (str or None)
+        The versions that others are compared with: by default those of this process.
+    """
+
+    def __init__(
+        self, hosts: Sequence[HostCheck], expected: Mapping[str, str | None] | None = None
+    ) -> None:
+        self._hosts = tuple(hosts)
+        self._expected = versions() if expected is None else expected
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._hosts[index]
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is well on each host; another version of a package is no failure."""
+        return all(host.ok for host in self)
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return _HEADER
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield the lines of the table: one for each host and server."""
+        for host in self:
+            lacks = "\n".join(self._lacks(host))
+            if host.error:
+                yield host.host, host.process, "", "", f"not tried: {host.error}", lacks
+            for server, steps in host.servers.items():
+                yield host.host, host.process, server, _delay(steps), _result(steps), lacks
+
+    def _lacks(self, host: HostCheck) -> Iterator[str]:
+        for option, problem in host.unreadable.items():
+            yield f"{option}: {problem}"
+        for package, version in host.versions.items():
+            expected = self._expected.get(package)
+            if version is None:
+                yield f"{package} is not installed"
+            elif version != expected:
+                yield f"{package} {version}, here {expected or 'not installed'}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as plain values, for JSON."""
+        hosts = [{**asdict(host), "ok": host.ok} for host in self]
+        return {"ok": self.ok, "expected": dict(self._expected), "hosts": hosts}
+
+    def __repr__(self) -> str:
+        lines = [" | ".join(self.header), *(" | ".join(row) for row in self.rows())]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return tables.table("Servers, as hosts see them", self.rows(), header=self.header)
+
+
+def check_here(
+    settings: Settings,
+    model: str | None = None,
+    version: str | None = None,
+    declared: Sequence[Declaration] = (),
+    *,
+    process: str = "this process",
+) -> HostCheck:
+    """Try all servers from this process, at the same time.
+
+    Parameters
+    ----------
+    settings : Settings
+        The servers, and how they are connected.
+    model, version, declared
+        As for `check`.
+    process : str
+        What this process is called in the table.
+    """
+
+    def tried(url: str) -> tuple[Step, ...]:
+        return tuple(check(replace(settings, servers=(url,)), model, version, declared))
+
+    with ThreadPoolExecutor(len(settings.servers), thread_name_prefix="sonic-check") as threads:
+        steps = dict(zip(settings.servers, threads.map(tried, settings.servers), strict=True))
+    return HostCheck(
+        host=socket.gethostname(),
+        process=process,
+        servers=steps,
+        unreadable=dict(_unreadable(settings)),
+        versions=versions(),
+    )
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python and of the packages that matter; None if one is missing."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _unreadable(settings: Settings) -> Iterator[tuple[str, str]]:
+    files = {
+        "servers_file": settings.servers_file,
+        "token_file": settings.token if isinstance(settings.token, Path) else None,
+        "tls_root": settings.tls.root,
+        "tls_cert": settings.tls.cert,
+        "tls_key": settings.tls.key,
+    }
+    for option, path in files.items():
+        if path is not None:
+            try:
+                Path(path).expanduser().open("rb").close()
+            except OSError as error:
+                yield option, f"cannot read {path}: {error.strerror}"
+
+
+def _delay(steps: Sequence[Step]) -> str:
+    """Return the time of one question and its answer, on a connection that is open already."""
+    answered = [step.seconds for step in steps if step.name == "readiness" and step.ok]
+    return f"{1e3 * answered[0]:.1f} ms" if answered else ""
+
+
+def _result(steps: Sequence[Step]) -> str:
+    for step in steps:
+        if step.ok is False:
+            remedy = f"\n→ {step.remedy}" if step.remedy else ""
+            return f"✗ {step.name}: {step.detail}{remedy}"
+    return f"✓ {steps[-1].name}"

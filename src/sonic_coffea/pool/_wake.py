@@ -1,0 +1,126 @@
+"""Wakes servers that sleep: asks again and again, until one is ready or the time is over."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from sonic_coffea.errors import (
+    AccessError,
+    CancelledError,
+    DeadlineError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    SonicError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from threading import Event
+
+    from sonic_coffea.pool._request import ModelKey
+    from sonic_coffea.transport import Connection
+
+logger = logging.getLogger(__name__)
+
+# Autoscalers look at rates over 30 s or more.
+INTERVAL_S = 5.0
+
+
+def wake(
+    connections: Sequence[Connection],
+    models: Sequence[ModelKey],
+    timeout_s: float,
+    closing: Event,
+    tell: Callable[[str], None],
+) -> float:
+    """Ask all servers until one is ready; return how many seconds that took.
+
+    Parameters
+    ----------
+    connections : sequence of Connection
+        One to each server.
+    models : sequence of ModelKey
+        What the server is to have.
+    timeout_s : float
+        How long they are asked.
+    closing : threading.Event
+        Set when the pool is closed.
+    tell : callable
+        Takes a sentence about what is waited for.
+
+    Raises
+    ------
+    AccessError, ModelNotFoundError
+        If no server will ever do.
+    CancelledError
+        If the pool is closed meanwhile.
+    DeadlineError
+        If no server was ready in time.
+    """
+    begun = time.monotonic()
+    with ThreadPoolExecutor(len(connections), thread_name_prefix="sonic-wake") as threads:
+        while True:
+            reasons = list(threads.map(lambda c: _ask(c, models), connections))
+            waited_s = time.monotonic() - begun
+            if None in reasons:
+                return waited_s
+            failures = [reason for reason in reasons if reason is not None]
+            passing = [str(failure) for failure in failures if not _final(failure)]
+            if not passing:
+                raise failures[0]
+            reason = passing[0]
+            logger.info("no server is ready after %.0f s of %g s: %s", waited_s, timeout_s, reason)
+            tell(f"no server is ready after {waited_s:.0f} s of {timeout_s:g} s: {reason}")
+            if waited_s + INTERVAL_S > timeout_s:
+                error = DeadlineError(f"no server was ready within {timeout_s:g} s")
+                raise error.because(reason)
+            if closing.wait(INTERVAL_S):
+                raise CancelledError("the pool was closed while it waited for a server")
+
+
+def _final(failure: SonicError) -> bool:
+    """Whether waiting changes nothing about a failure."""
+    comes = isinstance(failure, ModelNotReadyError)
+    return not comes and isinstance(failure, (AccessError, ModelNotFoundError))
+
+
+def _ask(connection: Connection, models: Sequence[ModelKey]) -> SonicError | None:
+    """Return why a server is not ready; None if it is.
+
+    It is asked for the index of its repository first: proxies count that question, and wake a
+    server by the count.
+    """
+    where = str(connection.address)
+    reason: SonicError = ModelNotReadyError("the server is not ready", server=where)
+    try:
+        connection.models()
+    except AccessError as error:
+        return error
+    except SonicError as error:  # also from one that is ready, and refuses this question alone
+        reason = error
+    if not connection.ready():
+        return reason
+    try:
+        for model, version in models:
+            connection.contract(model, version)
+    except SonicError as error:
+        return error
+    return None
+
+
+@contextlib.contextmanager
+def shown(*, progress: bool) -> Iterator[Callable[[str], None]]:
+    """Yield what shows a sentence, in place of the one before; on terminals and in notebooks."""
+    if not progress:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    status: Any
+    with Console(stderr=True).status("waking the servers") as status:
+        yield lambda sentence: status.update(Text(sentence))

@@ -1,0 +1,138 @@
+"""What works from each host of a cluster."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from distributed import Client
+from tests.commands import run
+from tests.ports import held_port
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.dask import check_workers
+from sonic_coffea.pool import Settings
+from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.tools import Checks, HostCheck, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["a"]})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    with FakeServer({"m": FakeModel.of(MODEL)}) as running:
+        yield running
+
+
+def address(client: Client) -> str:
+    (found,) = client.nthreads()
+    return str(found)
+
+
+@pytest.mark.server
+def test_one_worker_of_each_host_tries_all_servers(one_worker: Client, server: FakeServer) -> None:
+    with held_port() as port:
+        nobody = f"grpc://127.0.0.1:{port}"
+        with sonic.connect([server.url, nobody], client=one_worker) as pool:
+            checks = pool.check("m", declared=[MODEL])
+    assert not checks.ok
+    assert [host.process for host in checks] == ["this process", address(one_worker)]
+    for host, (good, bad) in zip(checks, zip(*[checks.rows()] * 2, strict=True), strict=True):
+        assert [step.name for step in host.servers[server.url]][-1] == "bandwidth"
+        assert good[2:5:2] == (server.url, "✓ bandwidth")
+        assert good[3].endswith(" ms")
+        assert good[5] == bad[5] == ""
+        assert bad[2:4] == (nobody, "")
+        assert f"✗ connection: nothing listens at port {port}" in bad[4]
+
+
+@pytest.mark.server
+def test_the_command(one_worker: Client, server: FakeServer, tmp_path: Path) -> None:
+    scheduler = one_worker.scheduler.address
+    done = run("check", server.url, "m", "--scheduler", scheduler)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "✓ bandwidth" in done.stdout
+    done = run("check", server.url, "n", "--scheduler", scheduler, "--json")
+    assert done.returncode == 1
+    (host,) = json.loads(done.stdout)["hosts"]
+    assert host["process"] == address(one_worker)
+    assert [s["name"] for s in host["servers"][server.url] if s["ok"] is False] == ["model n"]
+    with held_port() as port:
+        done = run("check", server.url, "--scheduler", f"tcp://127.0.0.1:{port}")
+        assert "no dask scheduler answers at" in done.stderr
+    done = run("check", server.url, "--scheduler", "nonsense://here")
+    assert "no dask scheduler answers at 'nonsense://here'" in done.stderr
+
+
+@pytest.mark.server
+def test_a_worker_that_cannot_try(
+    one_worker: Client, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one without this package, which does not know what to run."""
+    monkeypatch.setattr("sonic_coffea.dask._hosts._check", ModuleOf("no_such_package"))
+    (host,) = check_workers(one_worker, Settings.make(server.url))
+    assert not host.ok
+    assert "No module named 'no_such_package'" in host.error
+    ((*_, result, _),) = Checks([host]).rows()
+    assert result == f"not tried: {host.error}"
+
+
+class ModuleOf:
+    """Wants a module where it arrives."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+
+    def __call__(self) -> None: ...
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return __import__, (self.module,)
+
+
+def test_what_a_host_lacks(server: FakeServer, tmp_path: Path) -> None:
+    from sonic_coffea.pool import check_here
+
+    token = tmp_path / "token"
+    token.write_text("secret")
+    settings = Settings.make(server.url, token=token)
+    here = check_here(settings)
+    assert here.ok
+    token.unlink()
+    there = check_here(settings, process="tcp://there")
+    assert there.unreadable == {"token_file": f"cannot read {token}: No such file or directory"}
+    versions = {**here.versions, "awkward": "1.0", "coffea": None}
+    checks = Checks([here, replace(there, versions=versions)])
+    assert not checks.ok
+    good, bad = checks.rows()
+    assert good[5] == ""
+    assert bad[5].splitlines() == [
+        f"token_file: {there.unreadable['token_file']}",
+        f"awkward 1.0, here {here.versions['awkward']}",
+        "coffea is not installed",
+    ]
+    assert "✗ access" in bad[4]
+    assert "secret" not in json.dumps(checks.to_dict()) + repr(checks) + checks._repr_html_()
+    # Another version may do; a missing package does not.
+    step = Step(name="readiness", ok=True, seconds=0.0012)
+    older = HostCheck(host="h", process="p", servers={"s": [step]}, versions={"awkward": "1.0"})
+    assert older.ok
+    assert next(iter(Checks([older]).rows()))[3] == "1.2 ms"
+    assert not replace(older, versions={"awkward": None}).ok
+
+
+def test_clients_that_cannot_ask(server: FakeServer) -> None:
+    with (
+        Client(processes=False, n_workers=0, dashboard_address=None) as client,
+        sonic.connect(server.url, client=client) as pool,
+        pytest.raises(errors.ConfigError, match="no workers"),
+    ):
+        pool.check()
+    with pytest.raises(errors.ConfigError, match="closed"):
+        check_workers(client, Settings.make(server.url))

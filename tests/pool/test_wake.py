@@ -1,0 +1,85 @@
+"""Services that sleep are woken, and waited for."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.pool import _wake
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["a"]})
+METHODS = ("RepositoryIndex", "ServerReady", "ModelMetadata")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_wake, "INTERVAL_S", 0.01)
+
+
+@pytest.fixture
+def asleep() -> Iterator[FakeServer]:
+    """Yield a proxy without a server behind it."""
+    with FakeServer({"m": FakeModel.of(MODEL)}) as server:
+        for method in METHODS:
+            server.refuse(method, grpc.StatusCode.UNAVAILABLE, "no healthy upstream")
+        yield server
+
+
+def index_requests(server: FakeServer) -> int:
+    return sum(method == "RepositoryIndex" for method, _ in server.calls)
+
+
+def test_it_is_asked_for_its_models_until_it_is_ready(
+    asleep: FakeServer, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO, "sonic_coffea")
+    with sonic.connect(asleep.url) as pool, ThreadPoolExecutor(1) as thread:
+        woken = thread.submit(pool.wake, MODEL, timeout_s=100)
+        until(lambda: index_requests(asleep) >= 3)
+        # The server is there before its model is, and never says what it has.
+        asleep.accept("ServerReady")
+        asked = index_requests(asleep)
+        until(lambda: index_requests(asleep) >= asked + 2)
+        assert not woken.done()
+        asleep.accept("ModelMetadata")
+        assert 0 < woken.result() < 100
+    said = [r.getMessage() for r in caplog.records if "no server is ready after" in r.getMessage()]
+    assert " s of 100 s" in said[0]
+    assert "no healthy upstream" in said[0]
+    assert capsys.readouterr().out == ""
+
+
+def test_the_time_is_stated(asleep: FakeServer) -> None:
+    with sonic.connect(asleep.url) as pool:
+        with pytest.raises(errors.DeadlineError, match=r"within 0\.1 s.*no healthy upstream"):
+            pool.wake("m", timeout_s=0.1, progress=False)
+        with ThreadPoolExecutor(1) as thread:
+            woken = thread.submit(pool.wake, progress=False)
+            until(lambda: index_requests(asleep) >= 20)
+            pool.close()
+            with pytest.raises(errors.CancelledError, match="closed"):
+                woken.result()
+
+
+def test_what_waiting_does_not_mend() -> None:
+    with (
+        FakeServer({"m": FakeModel.of(MODEL)}) as server,
+        FakeServer({"m": FakeModel.of(MODEL)}, headers={"authorization": "Bearer x"}) as closed,
+    ):
+        with sonic.connect([closed.url, server.url]) as pool:
+            assert pool.wake("m") < 100
+            with pytest.raises(errors.SonicError):
+                pool.wake("n")
+        with sonic.connect(closed.url) as pool, pytest.raises(errors.AccessError):
+            pool.wake()
