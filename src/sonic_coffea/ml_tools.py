@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sonic_coffea.errors import ConfigError, ContractError, InputError, nearest
 from sonic_coffea.layouts import ByRow, Output, Segment, is_lazy, is_tracer, over_partitions
 from sonic_coffea.pool import Call, Carrier, Settings, rows_per_request, shared
-from sonic_coffea.transport import DATATYPES, Address
+from sonic_coffea.transport import DATATYPES, STRINGS, Address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -346,7 +346,7 @@ def _refuse_unusable(name: str, tensor: Tensor) -> None:
         raise InputError(f"input {name!r} has None in it; fill it with ak.fill_none")
     if tensor.ndim == 0:
         raise InputError(f"input {name!r} is one number; expected an array with an axis of rows")
-    if tensor.dtype.name not in DATATYPES.values():
+    if tensor.dtype == STRINGS or tensor.dtype.name not in DATATYPES.values():
         raise InputError(f"input {name!r} is {tensor.dtype}; expected numbers of a KServe type")
 
 

@@ -49,7 +49,9 @@ def test_what_fits_is_silent() -> None:
         ({"features": (DOUBLE, None)}, {}, "is FP64 [N, …]"),
         ({}, {"scores": (3, FLOAT)}, "declared with 3 labels, the model gives 2 values a row"),
         ({}, {"mass": (1, FLOAT)}, "is declared float32, the model gives float64"),
-        ({}, {"words": (None, None)}, "'words' is BYTES, which is not a number"),
+        ({}, {"words": (1, FLOAT)}, "is declared float32, the model gives string (BYTES)"),
+        ({}, {"mass": (1, np.dtype(object))}, "is declared string, the model gives float64 (FP64)"),
+        ({"ids": (np.dtype(object), ())}, {}, "is BYTES [N], the model takes INT64 [N]"),
     ],
 )
 def test_what_does_not_fit_is_named(

@@ -15,6 +15,7 @@ from sonic_coffea.layouts._padded import Bucketed, Padded
 from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._row import Row
 from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
+from sonic_coffea.layouts._texts import dtype_name
 from sonic_coffea.layouts._tokens import Tokens
 from sonic_coffea.layouts._tracing import is_tracer, trace
 
@@ -44,6 +45,7 @@ __all__ = [
     "bind_inputs",
     "check_told_apart",
     "declared",
+    "dtype_name",
     "is_lazy",
     "is_tracer",
     "over_partitions",

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from awkward.contents import Content
 
+    from sonic_coffea.layouts._texts import Texts
+
 Tensor = NDArray[Any]
 
 _BLOCK = 2048
@@ -65,6 +67,8 @@ class Columns:
     columns: tuple[Column, ...]
     groups: tuple[_Group, ...]
     order: Int64 | None = None
+    texts: Texts | None = None
+    """The strings whose numbers the columns have."""
 
     def __len__(self) -> int:
         return len(self.columns)

@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.layouts._layout import DType, Fields, FieldsLayout, Shape, Tensor, declare
+from sonic_coffea.layouts._layout import (
+    Constants,
+    DType,
+    Fields,
+    FieldsLayout,
+    Shape,
+    Tensor,
+    declare,
+)
 from sonic_coffea.layouts._rows import offsets_of
 from sonic_coffea.layouts._scatter import scattered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from awkward.contents import Content
     from numpy.typing import DTypeLike
 
@@ -58,6 +64,7 @@ class Flat(FieldsLayout):
 
     stacks = False
     jagged = True
+    holds_strings = True
 
     features: tuple[Feature, ...]
     splits: str | None
@@ -65,7 +72,7 @@ class Flat(FieldsLayout):
     dtype: DType
     sort_by: str | None
     sort_ascending: bool
-    missing: tuple[float, ...] | None
+    missing: tuple[Any, ...] | None
     axis_order: str
     merge_rows: bool
 
@@ -78,7 +85,7 @@ class Flat(FieldsLayout):
         dtype: DTypeLike = "float32",
         sort_by: str | None = None,
         sort_ascending: bool = False,
-        missing: float | Sequence[float] | None = None,
+        missing: Constants = None,
         axis_order: str = "LF",
         merge_rows: bool = False,
     ) -> None:
@@ -111,7 +118,7 @@ class Flat(FieldsLayout):
 
     def row_bytes(self, columns: Columns, rows: Int64, level: int) -> Int64:
         del level
-        per_element = len(self.features) * self.dtype.itemsize + (8 if self.batch else 0)
+        per_element = len(self.features) * self.item_bytes(columns) + (8 if self.batch else 0)
         return columns.split.counts_of(rows) * per_element + (8 if self.splits else 0)
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:

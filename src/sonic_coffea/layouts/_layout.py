@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +17,7 @@ from sonic_coffea.layouts._fields import Feature, OneHot, Source, as_features
 from sonic_coffea.layouts._memory import empty
 from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import HALF
+from sonic_coffea.layouts._texts import TEXT, Numbered, Texts, dtype_of
 
 if TYPE_CHECKING:
     import awkward as ak
@@ -33,6 +33,8 @@ Fields = Sequence[Field] | Field
 Tensor = NDArray[Any]
 DType = np.dtype[Any]
 Shape = tuple[int, ...] | None
+
+Constants = float | str | Sequence[float] | Sequence[str] | None
 
 _NAMES = "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool"
 TARGETS = tuple(_NAMES.split())
@@ -55,6 +57,8 @@ class Layout(ABC):
         Whether a server may stack the rows of several requests; not, if tensors count within one.
     jagged : bool
         Whether the rows consume the innermost jagged axis.
+    holds_strings : bool
+        Whether its tensors may be of strings.
     merges : bool
         Whether nothing tells the rows of a request apart.
     lengths : tuple of int
@@ -65,6 +69,7 @@ class Layout(ABC):
     dtype: DType
     stacks: ClassVar[bool] = True
     jagged: ClassVar[bool] = False
+    holds_strings: ClassVar[bool] = False
     merges: bool = False
     lengths: tuple[int, ...] = ()
 
@@ -102,9 +107,23 @@ class Layout(ABC):
     ) -> dict[str, Tensor]:
         """Return the tensors of some rows, by the names of the model's inputs."""
         shape = self.tensor_shape(columns, rows, level)
-        out = empty(shape, np.dtype(np.float32) if self.dtype in HALF else self.dtype)
+        out = empty(shape, self._moved())
         self.write(out, columns, rows)
+        if self.dtype == TEXT and columns.texts is not None:
+            return {name: columns.texts.tensor(out)}
         return {name: out.astype(self.dtype, copy=False)}
+
+    def _moved(self) -> DType:
+        """Return the type that kernels write: they lack half precision, and move no strings."""
+        if self.dtype == TEXT:
+            return np.dtype(np.int64)
+        return np.dtype(np.float32) if self.dtype in HALF else self.dtype
+
+    def item_bytes(self, columns: Columns) -> int:
+        """Return the bytes of a number, or of the longest string and its length."""
+        if columns.texts is None or self.dtype != TEXT:
+            return self.dtype.itemsize
+        return columns.texts.longest + 4
 
     def tensor_shape(self, columns: Columns, rows: RowSelection, level: int) -> tuple[int, ...]:
         """Return the shape of the tensor of some rows."""
@@ -127,8 +146,8 @@ class Layout(ABC):
 
     def row_bytes(self, columns: Columns, rows: Int64, level: int) -> int | Int64:
         """Return the bytes of a row in a request: all the same, or of each of the rows."""
-        del columns, rows
-        return int(math.prod(self.row_shape(level))) * self.dtype.itemsize
+        del rows
+        return int(math.prod(self.row_shape(level))) * self.item_bytes(columns)
 
     def count_elements(
         self, columns: Columns, rows: RowSelection, levels: Int64
@@ -211,6 +230,10 @@ class Layout(ABC):
                 f"{type(self).__name__}.unpack: expected a tensor of shape {list(expected)}, as "
                 f"pack makes it of the array, got {list(tensor.shape)}"
             )
+        if layout.dtype == TEXT:
+            texts = Texts()
+            numbers = layout.content(texts.numbered(tensor), columns)
+            return bound.rows.unflatten(texts.content(numbers))
         # awkward has no bfloat16.
         held = tensor.astype(np.float32) if tensor.dtype in HALF[1:] else tensor
         return bound.rows.unflatten(layout.content(held, columns))
@@ -253,7 +276,8 @@ class FieldsLayout(Layout):
     features: tuple[Feature, ...]
     sort_by: str | None = None
     sort_ascending: bool = False
-    missing: tuple[float, ...] | None = None
+    missing: tuple[Any, ...] | None = None
+    fill: tuple[Any, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -267,11 +291,13 @@ class FieldsLayout(Layout):
         fields: Fields,
         dtype: DTypeLike,
         *,
-        missing: float | Sequence[float] | None = None,
+        missing: Constants = None,
         **values: Any,
     ) -> None:
         features = as_features(fields, type(self).__name__)
         target = target_of(dtype, self)
+        if target == TEXT:
+            _check_strings(features, values.get("sort_by"), type(self).__name__)
         for feature in features:
             number = feature.nonfinite
             if number is not None and not np.isfinite(number) and target.kind in "iub":
@@ -286,31 +312,44 @@ class FieldsLayout(Layout):
             declare(self, missing=missing)
 
     def _one_for_each(
-        self, what: str, value: float | Sequence[float], count: int, of: str = "fields"
-    ) -> tuple[float, ...]:
-        """Return a number for each field, refusing those that the tensor cannot hold."""
+        self, what: str, value: Any, count: int, of: str = "fields"
+    ) -> tuple[Any, ...]:
+        """Return a constant for each field, refusing those that the tensor cannot hold."""
         name = type(self).__name__
-        numbers = tuple(value) if isinstance(value, Sequence) else (value,) * count
+        several = isinstance(value, Sequence) and not isinstance(value, str)
+        numbers = tuple(value) if several else (value,) * count
         if len(numbers) != count:
             raise ConfigError(
                 f"{name}: expected one {what} or one for each of {count} {of}, got {len(numbers)}"
             )
+        wrong = [n for n in numbers if isinstance(n, str) != (self.dtype == TEXT)]
+        if wrong:
+            kind = "a string, such as ''" if self.dtype == TEXT else "a number"
+            raise ConfigError(f"{name}: expected {what} to be {kind}, got {wrong[0]!r}")
+        if self.dtype == TEXT:
+            return numbers
         for number in numbers:
             check_held(number, self.dtype, name, what)
         return tuple(map(float, numbers))
 
     def bind(self, source: Source) -> Bound:
+        missing, texts = self.missing, None
+        if self.dtype == TEXT:
+            # What pads has its number before threads pack.
+            texts = Texts(self.fill)
+            source = Numbered(source, self.features, texts)
+            missing = missing and tuple(texts.numbers_of(missing))
         columns = bind_columns(
             source,
             self.features,
             jagged=self.jagged,
-            target=self.dtype,
+            target=self._moved() if texts else self.dtype,
             sort_by=self.sort_by,
             longest=self.lengths[-1] if self.lengths else None,
             ascending=self.sort_ascending,
-            missing=self.missing,
+            missing=missing,
         )
-        return Bound(self, columns)
+        return Bound(self, replace(columns, texts=texts) if texts else columns)
 
     def row_shape(self, level: int) -> Shape:
         del level
@@ -327,14 +366,35 @@ def declare(layout: T, **values: Any) -> T:
 def target_of(dtype: DTypeLike, layout: Layout) -> DType:
     """Return the type of a tensor, refusing one that is not supported."""
     try:
-        target = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        target = dtype_of(dtype)
     except TypeError:
         target = None
+    if target == TEXT and isinstance(dtype, (str, type)) and dtype in ("string", str):
+        if not layout.holds_strings:
+            raise ConfigError(
+                f"{type(layout).__name__} holds numbers; strings are sent by Row, Padded, Bucketed "
+                "and Flat"
+            )
+        return TEXT
     if target is None or target.name not in TARGETS:
         raise ConfigError(
             f"{type(layout).__name__} cannot make dtype {dtype!r}; {nearest(str(dtype), TARGETS)}"
         )
     return target
+
+
+def _check_strings(features: Sequence[Feature], sort_by: str | None, layout: str) -> None:
+    """Refuse what cannot be done with strings."""
+    for feature in features:
+        if not feature.plain or feature.expression is not None:
+            raise ConfigError(
+                f"{layout}, feature {feature.name!r}: strings are sent as they are, got {feature!r}"
+            )
+        if feature.name == sort_by:
+            raise ConfigError(
+                f"{layout}: elements are not sorted by strings, such as {sort_by!r}; expected "
+                "sort_by to be a field of numbers"
+            )
 
 
 def check_held(number: float, dtype: DType, layout: str, what: str) -> None:

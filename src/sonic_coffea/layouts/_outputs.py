@@ -8,7 +8,6 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import ml_dtypes
 import numpy as np
 from awkward.contents import (
     ByteMaskedArray,
@@ -23,6 +22,7 @@ from awkward.index import Index8, Index64
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
 from sonic_coffea.layouts._layout import declare
+from sonic_coffea.layouts._texts import TEXT, Texts, dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Output:
         Names of the values; without them there is a number, or an array of fixed `shape`.
     dtype : dtype
         What the model gives, float32 by default; checked against the server. Scores have the same,
-        of bfloat16 float32.
+        of bfloat16 float32. ``"string"`` of strings, such as the name of a class.
     shape : sequence of int, optional
         Shape of the array of numbers of each, such as ``(128,)`` of an embedding. Without labels
         and shape, it is what the server says; an array that is lazy or without data, for which no
@@ -119,7 +119,7 @@ class Output:
         declare(
             self,
             labels=None if labels is None else tuple(labels),
-            dtype=np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype),
+            dtype=dtype_of(dtype),
             shape=None if shape is None else tuple(_length(n) for n in shape),
             per=per,
             axes=axes,
@@ -142,6 +142,8 @@ class Output:
             raise ConfigError(f"no choose={choose!r}; {nearest(choose, CHOOSE)}")
         if self.per == "row":
             raise ConfigError("an output that chooses constituents has per='constituent'")
+        if self.dtype == TEXT:
+            raise ConfigError("an output that chooses constituents has numbers, and no strings")
         if self.shape is not None:
             raise ConfigError("an output that chooses constituents has labels, and no shape")
         if choose == "slot" and (self.dtype.kind not in "iu" or self.axes > 1):
@@ -184,6 +186,8 @@ class Output:
 
     def assemble(self, name: str, inputs: Inputs) -> Assembly:
         """Return what puts the answers of a call together."""
+        if self.dtype == TEXT:
+            return _Strings(name, self, inputs)
         if self.splits is not None:
             return _Collections(name, self, len(inputs.rows), self.splits)
         if self.choose is not None:
@@ -511,6 +515,39 @@ class _Collections:
         return packed
 
     typed = content
+
+
+class _Strings:
+    """Strings, which are numbers as long as they are put together."""
+
+    def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
+        self._name, self._texts = name, Texts([b""])
+        numbers = declare(copy(output), dtype=np.dtype(np.int64))
+        self._numbers = numbers.assemble(name, inputs)
+
+    def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
+        tensor = _tensor(self._name, answer)
+        if tensor.dtype != TEXT:
+            raise ResponseError(f"output {self._name!r} came back as {tensor.dtype}, not strings")
+        numbers = {**answer, self._name: self._texts.numbered(tensor)}
+        self._numbers.place(selection, rows, numbers)
+
+    def expect(self, shape: Sequence[int]) -> None:
+        self._numbers.expect(shape)
+
+    def content(self) -> Content:
+        return self._strings(self._numbers.content())
+
+    def typed(self) -> Content:
+        return self._strings(self._numbers.typed())
+
+    def _strings(self, numbers: Content) -> Content:
+        try:
+            return self._texts.content(numbers)
+        except UnicodeDecodeError as error:
+            raise ResponseError(
+                f"output {self._name!r} came back with bytes that are no UTF-8: {error.object!r}"
+            ) from None
 
 
 def _tensor(name: str, answer: Mapping[str, Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.layouts._layout import (
+    Constants,
     DType,
     Fields,
     FieldsLayout,
@@ -19,6 +20,7 @@ from sonic_coffea.layouts._layout import (
     with_axes,
 )
 from sonic_coffea.layouts._scatter import scattered
+from sonic_coffea.layouts._texts import TEXT
 
 if TYPE_CHECKING:
     from awkward.contents import Content
@@ -37,14 +39,12 @@ class PaddedLayout(FieldsLayout):
     __slots__ = ()
     jagged = True
     lengths: tuple[int, ...]
-    fill: tuple[float, ...]
+    fill: tuple[Any, ...]
     axis_order: str
     pad_mode: str
-    missing: tuple[float, ...] | None
+    missing: tuple[Any, ...] | None
 
-    def _declare_padding(
-        self, fill: float | Sequence[float], axis_order: str, pad_mode: str
-    ) -> None:
+    def _declare_padding(self, fill: Constants, axis_order: str, pad_mode: str) -> None:
         """Check what is declared of the padding, after the fields and the type."""
         name, count = type(self).__name__, len(self.features)
         order_of(axis_order, self)
@@ -58,8 +58,10 @@ class PaddedLayout(FieldsLayout):
         declare(self, axis_order=axis_order, pad_mode=pad_mode)
         self._declare_fill(fill, count, "fields")
 
-    def _declare_fill(self, fill: float | Sequence[float], count: int, what: str) -> None:
+    def _declare_fill(self, fill: Constants, count: int, what: str) -> None:
         """Check what pads each of some channels."""
+        if fill is None:
+            fill = "" if self.dtype == TEXT else 0.0
         declare(self, fill=self._one_for_each("fill", fill, count, what))
 
     def row_shape(self, level: int) -> tuple[int, ...]:
@@ -67,7 +69,8 @@ class PaddedLayout(FieldsLayout):
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
         by_field = with_axes(out, self.axis_order)
-        columns.pad(by_field, self.fill, rows, wrap=self.pad_mode == "wrap")
+        fill = self.fill if columns.texts is None else columns.texts.numbers_of(self.fill).tolist()
+        columns.pad(by_field, fill, rows, wrap=self.pad_mode == "wrap")
 
     def doubt(self, columns: Columns) -> str | None:
         if not columns.split.square:
@@ -95,12 +98,12 @@ class Padded(PaddedLayout):
         The channels of the tensor, in order.
     length : int
         Constituents kept of each row, the first ones; shorter rows are padded.
-    fill : float or sequence of float
-        What pads; one value for all fields, or one for each.
+    fill : float or str, or sequence of them, optional
+        What pads, 0 or the empty string by default; one value for all fields, or one for each.
     axis_order : {"FL", "LF", "L"}
         ``[N, F, L]``, as weaver's models want it, ``[N, L, F]``, or ``[N, L]`` of one field.
     dtype : dtype
-        Type of the tensor, float32 by default.
+        Type of the tensor, float32 by default; ``"string"`` of strings.
     sort_by : str, optional
         Field by which a row's constituents are sorted, descending, before they are truncated.
     sort_ascending : bool
@@ -108,7 +111,7 @@ class Padded(PaddedLayout):
     pad_mode : {"constant", "wrap"}
         ``"wrap"`` pads with the row's own constituents again, from the first one; a row without
         any is padded with `fill`.
-    missing : float or sequence of float, optional
+    missing : float or str, or sequence of them, optional
         What stands for numbers that are None, or that an index does not refer to; one value for all
         fields, or one for each. By default they raise an `InputError`.
 
@@ -120,28 +123,30 @@ class Padded(PaddedLayout):
     [[[3.0, 2.0]], [[4.0, 0.0]]]
     """
 
+    holds_strings = True
+
     features: tuple[Feature, ...]
     length: int
-    fill: tuple[float, ...]
+    fill: tuple[Any, ...]
     axis_order: str
     dtype: DType
     sort_by: str | None
     sort_ascending: bool
     pad_mode: str
-    missing: tuple[float, ...] | None
+    missing: tuple[Any, ...] | None
 
     def __init__(
         self,
         fields: Fields,
         length: int,
-        fill: float | Sequence[float] = 0.0,
+        fill: Constants = None,
         axis_order: str = "FL",
         dtype: DTypeLike = "float32",
         *,
         sort_by: str | None = None,
         sort_ascending: bool = False,
         pad_mode: str = "constant",
-        missing: float | Sequence[float] | None = None,
+        missing: Constants = None,
     ) -> None:
         options: dict[str, Any] = {
             "sort_by": sort_by,
@@ -184,28 +189,30 @@ class Bucketed(PaddedLayout):
     (2, 1, 4)
     """
 
+    holds_strings = True
+
     features: tuple[Feature, ...]
     lengths: tuple[int, ...]
-    fill: tuple[float, ...]
+    fill: tuple[Any, ...]
     axis_order: str
     dtype: DType
     sort_by: str | None
     sort_ascending: bool
     pad_mode: str
-    missing: tuple[float, ...] | None
+    missing: tuple[Any, ...] | None
 
     def __init__(
         self,
         fields: Fields,
         lengths: Sequence[int] = (16, 32, 64, 128),
-        fill: float | Sequence[float] = 0.0,
+        fill: Constants = None,
         axis_order: str = "FL",
         dtype: DTypeLike = "float32",
         *,
         sort_by: str | None = None,
         sort_ascending: bool = False,
         pad_mode: str = "constant",
-        missing: float | Sequence[float] | None = None,
+        missing: Constants = None,
     ) -> None:
         sizes = tuple(length_of(n, self) for n in lengths)
         if not sizes or list(sizes) != sorted(set(sizes)):

@@ -281,7 +281,7 @@ def _given(source: Source, layout: Pairwise) -> Columns:
         stops=np.concatenate((inner.split.stops, nothing)),
     )
     split = Split(rows, inner.split.leaf, starts, stops)
-    return _GivenPairs(split, inner.columns, (), None, replace(inner, split=extended))
+    return _GivenPairs(split, inner.columns, (), inner=replace(inner, split=extended))
 
 
 def _without_last_list(node: Content) -> tuple[Any, Int64 | None]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from awkward.contents import NumpyArray, RecordArray
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.layouts._layout import DType, Fields, FieldsLayout, Tensor
+from sonic_coffea.layouts._layout import Constants, DType, Fields, FieldsLayout, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._columns import Columns
@@ -36,11 +34,11 @@ class Row(FieldsLayout):
         What the columns of the tensor are, in order. ``"Jet[0].pt"`` is that of the leading jet,
         ``"Jet[:3].pt"`` are three columns.
     dtype : dtype
-        Type of the tensor, float32 by default.
+        Type of the tensor, float32 by default; ``"string"`` of strings.
     axis_order : {"F", "FL", "LF"}
         ``[N, F]``; or, for models that take a row as a sequence of one, ``[N, F, 1]``, as weaver's
         models want it, or ``[N, 1, F]``.
-    missing : float or sequence of float, optional
+    missing : float or str, or sequence of them, optional
         What stands for an object that is not there, or for a number that is None beside others:
         one value for all fields, or one for each. By default they raise an `InputError`.
 
@@ -57,10 +55,12 @@ class Row(FieldsLayout):
     [[50.0, 30.0, 0.0, 80.0]]
     """
 
+    holds_strings = True
+
     features: tuple[Feature, ...]
     dtype: DType
     axis_order: str
-    missing: tuple[float, ...] | None
+    missing: tuple[Any, ...] | None
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Row(FieldsLayout):
         dtype: DTypeLike = "float32",
         *,
         axis_order: str = "F",
-        missing: float | Sequence[float] | None = None,
+        missing: Constants = None,
     ) -> None:
         if axis_order not in _AXIS_ORDERS:
             raise ConfigError(f"Row: expected axis_order 'F', 'FL' or 'LF', got {axis_order!r}")

@@ -19,6 +19,7 @@ from sonic_coffea.layouts._padded import Padded
 from sonic_coffea.layouts._row import Row
 from sonic_coffea.layouts._rows import Int64, RowSelection, Split
 from sonic_coffea.layouts._scatter import Scatter
+from sonic_coffea.layouts._texts import TEXT
 
 FLAGS = ("onehot", "number")
 Channel = tuple[str, int]
@@ -256,7 +257,7 @@ class _TokenColumns(Columns):
         counts = sum(part.columns.split.counts for part in parts)
         split = Split(rows, EmptyArray(), np.zeros(len(rows), np.int64), np.asarray(counts))
         columns = tuple(column for part in parts for column in part.columns.columns)
-        return cls(split, columns, (), None, tuple(parts))
+        return cls(split, columns, (), parts=tuple(parts))
 
     def mark(self, out: Tensor, rows: RowSelection) -> None:
         for part in self.parts:
@@ -320,6 +321,8 @@ def _check_part(name: str, part: Any) -> None:
         raise ConfigError(
             f"Tokens, part {name!r}: expected a Padded or a Row layout, got {type(part).__name__}"
         )
+    if part.dtype == TEXT:
+        raise ConfigError(f"Tokens, part {name!r}: tokens have numbers, and no strings")
     if part.axis_order not in ("F", "FL", "LF"):
         raise ConfigError(
             f"Tokens, part {name!r}: axis_order {part.axis_order!r} has no axis for the channels"

@@ -32,6 +32,7 @@ from sonic_coffea.layouts import (
     bind_inputs,
     check_told_apart,
     declared,
+    dtype_name,
     is_lazy,
     is_tracer,
     over_partitions,
@@ -226,7 +227,7 @@ class Model(Carrier):
         for name, output in self.outputs.items():
             labels = ", ".join(output.labels or ()) or "numbers"
             per = "a new collection" if output.splits else f"per {output.per}"
-            rows.append(("output", name, str(output.dtype), f"{labels}; {per}"))
+            rows.append(("output", name, dtype_name(output.dtype), f"{labels}; {per}"))
         version = f" version {self.version}" if self.version else ""
         note = "check() compares this with the server's model"
         return tables.table(f"Model {self.name}{version}", rows, notes=[note])
@@ -783,4 +784,5 @@ def _repeated(version: Any, lengths: Mapping[str, int]) -> ak.Array:
 
 def _shown(dtype: Any, shape: tuple[int, ...] | None) -> str:
     axes = "?" if shape is None else ", ".join("?" if n < 0 else str(n) for n in shape)
-    return f"{dtype} [N, {axes}]" if axes else f"{dtype} [N]"
+    name = dtype_name(dtype)
+    return f"{name} [N, {axes}]" if axes else f"{name} [N]"

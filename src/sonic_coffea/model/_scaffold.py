@@ -106,6 +106,11 @@ def _gives(spec: TensorSpec, shape: Any, dtype: Any) -> bool:
     return (dtype is None or DATATYPES.get(spec.datatype) == dtype.name) and spec.gives(shape)
 
 
+def _dtype(spec: TensorSpec) -> str | None:
+    """Return the name of a tensor's type in a declaration."""
+    return "string" if spec.datatype == "BYTES" else DATATYPES.get(spec.datatype)
+
+
 def _comment(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(
         text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
@@ -134,11 +139,11 @@ def _wrapped(code: str) -> Iterator[str]:
 
 def _layout(spec: TensorSpec, contract: Contract, fields: Sequence[Any] = ()) -> tuple[str, str]:
     """Return a layout that makes a tensor, as Python, and a remark."""
-    dtype = DATATYPES.get(spec.datatype)
-    if dtype is None:
-        return "...", "not a number, so that no layout makes it"
+    dtype = _dtype(spec)
+    if dtype is None or (dtype == "string" and len(spec.shape) > 2):
+        return "...", "no layout makes it"
     ending = "" if dtype == "float32" else f', dtype="{dtype}"'
-    if _is_mask(spec):
+    if _is_mask(spec) and dtype != "string":
         return _mask(spec, contract, ending)
     if len(spec.shape) == 2:
         return _fields(spec, contract, fields, ending)
@@ -242,9 +247,9 @@ def _list(items: Iterable[str]) -> str:
 
 def _output(spec: TensorSpec, labels: Sequence[str] | None) -> tuple[str, str]:
     """Return what fits an output, as Python, and a remark."""
-    dtype = DATATYPES.get(spec.datatype)
+    dtype = _dtype(spec)
     if dtype is None:
-        return "...", "not a number"
+        return "...", "of a type that is not known"
     width = spec.shape[-1] if spec.shape else 1
     options = [] if dtype == "float32" else [f'dtype="{dtype}"']
     if len(spec.shape) == 2 and spec.shape[0] < 0:

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from sonic_coffea.errors import ConfigError
+from sonic_coffea.transport import STRINGS, from_wire, to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -178,7 +179,7 @@ def _encode(
     head = json.dumps(about).encode() + b"\n"
     rows = [np.ascontiguousarray(array).reshape(len(keys), -1) for array in outputs.values()]
     for number, key in enumerate(keys):
-        body = head + b"".join(row[number].tobytes() for row in rows)
+        body = head + b"".join(to_wire(row[number]).tobytes() for row in rows)
         yield key, xxhash.xxh3_64_digest(key + body) + body
 
 
@@ -192,6 +193,15 @@ def _decode(key: bytes, scores: bytes) -> dict[str, NDArray[Any]] | None:
     for name, (dtype, shape) in json.loads(head).items():
         kind = np.dtype(dtype)
         number = int(np.prod(shape, dtype=np.int64))
-        row[name] = np.frombuffer(data, kind, number, at).reshape(shape)
-        at += number * kind.itemsize
+        length = _strings_length(data, at, number) if kind == STRINGS else number * kind.itemsize
+        row[name] = from_wire(data[at : at + length], kind, tuple(shape))
+        at += length
     return row
+
+
+def _strings_length(data: bytes, start: int, number: int) -> int:
+    """Return the bytes of some strings, each with its length before it."""
+    at = start
+    for _ in range(number):
+        at += 4 + int.from_bytes(data[at : at + 4], "little")
+    return at - start

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
+from sonic_coffea.transport import STRINGS, to_wire
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from numpy.typing import NDArray
 
     from sonic_coffea.layouts import Inputs, Int64
 
@@ -38,7 +42,7 @@ def keys_of(inputs: Inputs, scope: str) -> dict[int, bytes]:
             form = [(name, t.dtype.str, t.shape[1:]) for name, t in tensors.items()]
             head = xxhash.xxh3_128_digest(f"{scope} {form}".encode())
             parts = [
-                np.ascontiguousarray(t).reshape(len(rows), -1).view(np.uint8)
+                np.ascontiguousarray(_hashed(t)).reshape(len(rows), -1).view(np.uint8)
                 for t in tensors.values()
             ]
             packed = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
@@ -48,6 +52,14 @@ def keys_of(inputs: Inputs, scope: str) -> dict[int, bytes]:
                 key.update(view[place * width : (place + 1) * width])
                 keys[row] = key.digest()
     return keys
+
+
+def _hashed(tensor: NDArray[Any]) -> NDArray[Any]:
+    """Return a tensor with as many bytes in each row: of strings, their hash."""
+    if tensor.dtype != STRINGS:
+        return tensor
+    each = (xxhash.xxh3_128_digest(to_wire(row).tobytes()) for row in tensor)
+    return np.frombuffer(b"".join(each), np.uint8).reshape(len(tensor), -1)
 
 
 class Duplicates:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.layouts import declared
 from sonic_coffea.server.in_process import Function, KServeModel, Tensors
+from sonic_coffea.transport import STRINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,8 +36,8 @@ class FakeModel(KServeModel):
             The declaration.
         function : callable, optional
             As above. By default, the k-th value of a row is ``1 / (1 + exp(-m - k))``, m being the
-            mean of the row's numbers in the first input: the same rows have the same scores, and
-            other rows have others.
+            mean of the row's numbers in the first input, or of the checksums of its strings: the
+            same rows have the same scores, and other rows have others.
         **options
             `max_rows`, `versions` and `lists_tensors`.
 
@@ -47,6 +49,10 @@ class FakeModel(KServeModel):
         tensors = declared(model.inputs)
         flat = not all(layout.stacks for layout in model.inputs.values())
         by_row = all(o.per == "row" and o.splits is None for o in model.outputs.values())
+        if function is None and any(o.dtype == STRINGS for o in model.outputs.values()):
+            raise ConfigError(
+                f"model {model.name!r} has an output of strings; give a function that makes them"
+            )
         if function is None and (flat or not by_row):
             raise ConfigError(
                 f"model {model.name!r} has more than one row for each object; give a function that "
@@ -83,7 +89,11 @@ class _Scores:
     outputs: Mapping[str, tuple[Any, int]]
 
     def __call__(self, inputs: Tensors) -> dict[str, NDArray[Any]]:
-        tensor = inputs[self.first].astype(np.float64)
+        tensor = inputs[self.first]
+        if tensor.dtype == STRINGS:
+            sums = [zlib.crc32(string) / 2**32 for string in tensor.flat]
+            tensor = np.reshape(sums, tensor.shape)
+        tensor = tensor.astype(np.float64)
         rows = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
         mean = rows.mean(axis=1, keepdims=True) if rows.shape[1] else np.zeros((len(rows), 1))
         return {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sonic_coffea.transport import _local_state as local_state
 from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._contract import Contract, TensorSpec
-from sonic_coffea.transport._datatypes import DATATYPES, TYPED_CONTENTS, kserve_name
+from sonic_coffea.transport._datatypes import DATATYPES, STRINGS, TYPED_CONTENTS, kserve_name
 from sonic_coffea.transport._local_state import ServerRecord
 from sonic_coffea.transport._loopback import HeldPort
 from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, Response, ServerInfo
@@ -16,6 +16,7 @@ from sonic_coffea.transport._model_config import read_model_config, write_model_
 from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls
 from sonic_coffea.transport._requests import ask
 from sonic_coffea.transport._tokens import TokenFile
+from sonic_coffea.transport._wire import from_wire, to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DATATYPES",
+    "STRINGS",
     "TYPED_CONTENTS",
     "Address",
     "ConnectionOptions",
@@ -42,9 +44,11 @@ __all__ = [
     "TokenFile",
     "ask",
     "connect_transport",
+    "from_wire",
     "kserve_name",
     "local_state",
     "read_model_config",
+    "to_wire",
     "write_model_config",
 ]
 

@@ -9,6 +9,7 @@ from tritonclient.grpc import service_pb2
 
 from sonic_coffea.errors import ResponseError
 from sonic_coffea.transport._datatypes import DATATYPES, TYPED_CONTENTS, kserve_name
+from sonic_coffea.transport._wire import from_wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,7 +28,7 @@ def tensors_of(response: Any) -> dict[str, NDArray[Any]] | None:
     for index, output in enumerate(response.outputs):
         shape, dtype = tuple(output.shape), np.dtype(DATATYPES[output.datatype])
         if raw:
-            tensors[output.name] = np.frombuffer(raw[index], dtype).reshape(shape)
+            tensors[output.name] = from_wire(raw[index], dtype, shape)
             continue
         numbers = getattr(output.contents, TYPED_CONTENTS.get(output.datatype, ""), ())
         if len(numbers) != np.prod(shape):

@@ -121,7 +121,7 @@ class Contract:
         """
         tensors = {}
         for spec in self.inputs:
-            if spec.datatype not in DATATYPES:
+            if spec.datatype not in DATATYPES or spec.datatype == "BYTES":
                 raise ConfigError(
                     f"the model cannot be tried with zeros: input {spec.name!r} is "
                     f"{spec.datatype}, which is not a number"
@@ -225,8 +225,16 @@ def _output_problems(spec: TensorSpec, inner: Inner, dtype: np.dtype[Any] | None
     gives = DATATYPES.get(spec.datatype)
     if gives is None:
         yield (
-            f"output {spec.name!r} is {spec.datatype}, which is not a number; leave it out of the "
+            f"output {spec.name!r} is {spec.datatype}, which is not known; leave it out of the "
             "declaration, and it is not asked for"
+        )
+    elif (
+        dtype is not None and "BYTES" in (spec.datatype, kserve_name(dtype)) and gives != dtype.name
+    ):
+        ours, theirs = ("string" if d == "object" else d for d in (dtype.name, gives))
+        yield (
+            f"output {spec.name!r} is declared {ours}, the model gives {theirs} "
+            f"({spec.datatype}); declare Output(dtype={theirs!r})"
         )
     elif dtype is not None and gives != dtype.name:
         yield f"output {spec.name!r} is declared {dtype.name}, the model gives {gives}"

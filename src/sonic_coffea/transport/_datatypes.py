@@ -5,12 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
+STRINGS = np.dtype(object)
+"""The type of tensors of strings, BYTES: numpy has none of any length."""
 
-# KServe v2 data types and numpy's names for them; BYTES has none of fixed size.
+# KServe v2 data types and numpy's names for them.
 DATATYPES: Mapping[str, str] = {
     "BOOL": "bool",
     "UINT8": "uint8",
@@ -25,6 +28,7 @@ DATATYPES: Mapping[str, str] = {
     "BF16": "bfloat16",
     "FP32": "float32",
     "FP64": "float64",
+    "BYTES": STRINGS.name,
 }
 # Where a message of KServe v2 has a tensor's numbers, if it does not have its bytes.
 TYPED_CONTENTS: Mapping[str, str] = {
@@ -39,8 +43,10 @@ TYPED_CONTENTS: Mapping[str, str] = {
     "UINT64": "uint64_contents",
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
 }
-_KSERVE_NAMES = {numpy_name: name for name, numpy_name in DATATYPES.items()}
+# Strings of a length that is not said are numpy's "bytes".
+_KSERVE_NAMES = {"bytes": "BYTES"} | {numpy_name: name for name, numpy_name in DATATYPES.items()}
 
 
 @cache

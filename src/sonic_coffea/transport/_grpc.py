@@ -49,6 +49,7 @@ from sonic_coffea.transport._metadata import (
     statistics_of,
 )
 from sonic_coffea.transport._shared_memory import SharedMemory, shares, unknown_region
+from sonic_coffea.transport._wire import to_wire, wire_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -338,9 +339,10 @@ class Connection:
             model_name=contract.model, model_version=version or "", id=request_id
         )
         describe(request, inputs, outputs, contract.parameters)
-        region = None if self._shared is None else self._shared.place(inputs, request.inputs)
+        sent = {name: to_wire(tensor) for name, tensor in inputs.items()}
+        region = None if self._shared is None else self._shared.place(sent, request.inputs)
         try:
-            message = with_contents(request, () if region else inputs.values())
+            message = with_contents(request, () if region else sent.values())
             sent_at = time.monotonic()
             future = channel.infer.future(
                 message,
@@ -359,7 +361,7 @@ class Connection:
             return self.infer(
                 contract, inputs, outputs, version=version, request_id=request_id, done=done
             )
-        sent_bytes = len(message) + (sum(t.nbytes for t in inputs.values()) if region else 0)
+        sent_bytes = len(message) + (sum(t.nbytes for t in sent.values()) if region else 0)
         channel.in_flight.add(future)
 
         def finished(call: Any) -> None:
@@ -412,7 +414,7 @@ class Connection:
             outputs=checked(tensors, contract, context),
             version=message.model_version,
             sent_bytes=sent_bytes,
-            received_bytes=sum(t.nbytes for t in tensors.values()),
+            received_bytes=sum(map(wire_bytes, tensors.values())),
         )
 
     def close(self) -> None:

@@ -18,7 +18,16 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.transport import DATATYPES, TYPED_CONTENTS, HeldPort, kserve_name, local_state
+from sonic_coffea.transport import (
+    DATATYPES,
+    STRINGS,
+    TYPED_CONTENTS,
+    HeldPort,
+    from_wire,
+    kserve_name,
+    local_state,
+    to_wire,
+)
 
 if TYPE_CHECKING:
     from typing import Self
@@ -36,7 +45,8 @@ class KServeModel:
     Parameters
     ----------
     inputs, outputs : mapping
-        By name, the dtype and the shape of one row; -1 where a length is free.
+        By name, the dtype and the shape of one row; -1 where a length is free. Strings are of dtype
+        object, and each of them is of type bytes.
     function : callable
         Makes the outputs of the inputs, both mappings of name to array, rows first. What it raises
         is an error of the model.
@@ -184,8 +194,8 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         """Return the tensors of a request, which must be what the model takes."""
         inputs: dict[str, NDArray[Any]] = {}
         for spec, raw in zip(request.inputs, request.raw_input_contents, strict=True):
-            tensor = np.frombuffer(raw, np.dtype(DATATYPES[spec.datatype]))
-            inputs[spec.name] = tensor.reshape(tuple(spec.shape))
+            dtype = np.dtype(DATATYPES[spec.datatype])
+            inputs[spec.name] = from_wire(raw, dtype, tuple(spec.shape))
         for name, (datatype, shape) in model.described(model.inputs).items():
             array = inputs.get(name)
             fits = (
@@ -218,8 +228,9 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         )
         for name in [output.name for output in request.outputs] or list(outputs):
             tensor = np.ascontiguousarray(outputs[name])
+            tensor = tensor.astype(STRINGS) if tensor.dtype.kind in "SU" else tensor
             answer.outputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
-            answer.raw_output_contents.append(tensor.tobytes())
+            answer.raw_output_contents.append(to_wire(tensor).tobytes())
         return answer
 
 
@@ -346,7 +357,7 @@ class KServeServer:
 def _typed(answer: Any) -> Any:
     """Put the numbers into the message one by one, in place of their bytes."""
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
-        numbers = np.frombuffer(raw, np.dtype(DATATYPES[output.datatype]))
+        numbers = from_wire(raw, np.dtype(DATATYPES[output.datatype]), (-1,))
         getattr(output.contents, TYPED_CONTENTS[output.datatype]).extend(numbers.tolist())
     del answer.raw_output_contents[:]
     return answer

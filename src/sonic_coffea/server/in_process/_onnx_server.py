@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
 from sonic_coffea.server.in_process._grpc_server import KServeModel, KServeServer
 from sonic_coffea.server.repository import Served, _manifest
 from sonic_coffea.server.repository._sources import read_source
 from sonic_coffea.server.repository.formats import _onnx
-from sonic_coffea.transport import DATATYPES, local_state, read_model_config
+from sonic_coffea.transport import DATATYPES, STRINGS, local_state, read_model_config
 
 if TYPE_CHECKING:
     from typing import Self
@@ -137,7 +139,7 @@ def _model(folder: Path, threads: int, turn: threading.Lock) -> KServeModel | No
 
     def run(inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
         with turn:
-            return network(dict(inputs), names)
+            return network({name: _readable(one) for name, one in inputs.items()}, names)
 
     rows = int(config.get("max_batch_size", 0))
     # A Triton passes on what the configuration says of the version's files.
@@ -150,6 +152,15 @@ def _model(folder: Path, threads: int, turn: threading.Lock) -> KServeModel | No
         versions=(versions[-1],),
         digest=str(digest.get("string_value", "")),
     )
+
+
+def _readable(tensor: NDArray[Any]) -> NDArray[Any]:
+    """Return a tensor as onnxruntime takes it: strings are of type str."""
+    if tensor.dtype != STRINGS:
+        return tensor
+    strings = np.empty(tensor.shape, STRINGS)
+    strings.reshape(-1)[:] = [string.decode() for string in tensor.reshape(-1)]
+    return strings
 
 
 def _described(version: Path) -> Mapping[str, Any] | None:
@@ -167,6 +178,6 @@ def _tensors(
     tensors: Sequence[Mapping[str, Any]], rows: int, path: Path
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     for tensor in tensors:
-        if tensor["dtype"] not in DATATYPES.values():
+        if tensor["dtype"] not in (*DATATYPES.values(), "bytes"):
             raise ConfigError(f"{path} has a tensor {tensor['name']!r} of {tensor['dtype']}")
     return {t["name"]: (t["dtype"], tuple(t["shape"][1 if rows else 0 :])) for t in tensors}

@@ -14,9 +14,8 @@ from sonic_coffea.transport import DATATYPES
 if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Declaration, Served
 
-TRITON_TYPES = {"bytes": "TYPE_STRING"} | {
-    numpy: f"TYPE_{kserve}" for kserve, numpy in DATATYPES.items()
-}
+TRITON_TYPES = {numpy: f"TYPE_{kserve}" for kserve, numpy in DATATYPES.items()}
+TRITON_TYPES |= dict.fromkeys(("bytes", DATATYPES["BYTES"]), "TYPE_STRING")
 # Name, numpy's name of the dtype, and shape, as in the manifest; -1 is an axis of any length.
 Tensor = dict[str, Any]
 

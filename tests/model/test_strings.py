@@ -1,0 +1,184 @@
+"""Models that take strings, and answer with strings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.server import InProcessServer
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+EVENTS = ak.Array([[{"ids": ["e", "µ"]}, None], [], [{"ids": []}, {"ids": ["h", "e", "e"]}]])
+MODEL = sonic.Model(
+    "words",
+    {"x": sonic.Padded("ids", 2, axis_order="L", dtype="string"), "mask": sonic.Mask()},
+    {
+        "joined": sonic.Output(dtype="string"),
+        "each": sonic.Output(dtype="string", per="constituent"),
+        "two": sonic.Output(["first", "last"], dtype="string"),
+        "three": sonic.Output(shape=[3], dtype="string"),
+    },
+)
+EXPECTED = [
+    [
+        {
+            "joined": "e+µ",
+            "each": ["e", "µ"],
+            "two": {"first": "e", "last": "µ"},
+            "three": ["e+µ"] * 3,
+        },
+        None,
+    ],
+    [],
+    [
+        {"joined": "+", "each": [], "two": {"first": "", "last": ""}, "three": ["+"] * 3},
+        {
+            "joined": "h+e",
+            "each": ["h", "e", None],
+            "two": {"first": "h", "last": "e"},
+            "three": ["h+e"] * 3,
+        },
+    ],
+]
+
+
+def words(inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    x = inputs["x"]
+    joined = np.asarray([b"+".join(row) for row in x.tolist()], object)
+    return {"joined": joined[:, None], "each": x, "two": x, "three": np.stack([joined] * 3, 1)}
+
+
+@pytest.mark.parametrize("typed_contents", [False, True])
+def test_strings_there_and_back(*, typed_contents: bool) -> None:
+    served = {"words": FakeModel.of(MODEL, words)}
+    with FakeServer(served, typed_contents=typed_contents) as server, sonic.connect(server.url):
+        scores = MODEL(EVENTS)
+        nothing = MODEL(EVENTS[:0])
+    assert scores.tolist() == EXPECTED
+    assert str(scores.type).startswith("3 * var * ?{joined: string, each: var * ?string, two: {")
+    assert nothing.joined.type.content == MODEL(ak.Array(EVENTS[1:2])).joined.type.content
+
+
+def test_equal_strings_are_sent_once_and_found_again(tmp_path: Path) -> None:
+    jets = ak.Array([[{"ids": ["a", "b"]}, {"ids": ["ab", ""]}, {"ids": ["a", "b", "c"]}]])
+    with FakeServer({"words": FakeModel.of(MODEL, words)}) as server:
+        with sonic.connect(server.url) as pool:
+            alike = MODEL(jets, deduplicate=True).joined.tolist()
+            # Truncated, the third is the first.
+            assert pool.statistics.total().rows == 2
+        options = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
+        with sonic.connect(server.url, **options) as pool:
+            for _ in range(2):
+                assert MODEL(jets).joined.tolist() == alike == [["a+b", "ab+", "a+b"]]
+            assert pool.statistics.total().rows == 2
+
+
+def test_numbers_for_strings_fail_before_a_row_leaves() -> None:
+    numbers = sonic.Model("words", {"x": sonic.Row(["a", "b"])}, {"joined": None})
+    with FakeServer({"words": FakeModel.of(MODEL, words)}) as server, sonic.connect(server.url):
+        with pytest.raises(errors.ContractError) as caught:
+            numbers(ak.Array([{"a": 1.0, "b": 2.0}]))
+        assert not server.statistics
+    message = str(caught.value)
+    assert "input 'x' is FP32 [N, 2], the model takes BYTES [N, 2]" in message
+    assert "declared float32, the model gives string (BYTES)" in message
+    assert '"x": sonic.Row(["a", "b"], dtype="string")' in message
+    assert '"joined": sonic.Output(dtype="string")' in message
+
+
+def test_bytes_that_are_no_text_are_not_taken_for_it() -> None:
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": sonic.Output(dtype="string")})
+    served = FakeModel.of(model, lambda inputs: {"y": np.full((len(inputs["x"]), 1), b"\xff")})
+    problem = pytest.raises(errors.ResponseError, match="'y' came back with bytes that are no UTF")
+    with FakeServer({"m": served}) as server, sonic.connect(server.url), problem:
+        model(ak.Array([{"pt": 1.0}]))
+
+
+def test_strings_have_no_mean() -> None:
+    with pytest.raises(errors.ConfigError, match="no mean"):
+        sonic.Folds([MODEL, MODEL])(EVENTS)
+    with pytest.raises(errors.ConfigError, match="output of strings; give a function"):
+        FakeModel.of(MODEL)
+    strings_in = sonic.Model("m", MODEL.inputs, {"y": ["a"]})
+    with FakeServer({"m": FakeModel.of(strings_in)}) as server, sonic.connect(server.url):
+        scores = ak.drop_none(ak.flatten(strings_in(EVENTS))).a
+    assert len(set(scores.tolist())) == 3
+
+
+CODES = sonic.Model(
+    "codes",
+    {"words": sonic.Row(["a", "b"], dtype="string")},
+    {
+        "code": sonic.Output(["a", "b"], dtype="int64"),
+        "echo": sonic.Output(["a", "b"], dtype="string"),
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model repository with a network that takes, and gives, strings."""
+    from onnx import TensorProto, helper, save
+
+    def described(name: str, kind: int) -> Any:
+        return helper.make_tensor_value_info(name, kind, ["N", 2])
+
+    encoder = helper.make_node(
+        "LabelEncoder",
+        ["words"],
+        ["code"],
+        domain="ai.onnx.ml",
+        keys_strings=["e", "µ"],
+        values_int64s=[11, 13],
+        default_int64=0,
+    )
+    graph = helper.make_graph(
+        [encoder, helper.make_node("Identity", ["words"], ["echo"])],
+        "codes",
+        [described("words", TensorProto.STRING)],
+        [described("code", TensorProto.INT64), described("echo", TensorProto.STRING)],
+    )
+    versions = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    path = tmp_path_factory.mktemp("onnx") / "codes.onnx"
+    save(helper.make_model(graph, opset_imports=versions, ir_version=8), str(path))
+    repository = path.parent / "repository"
+    sonic.build_repository(repository, {"codes": path}, max_batch_size=50_000)
+    return repository
+
+
+@pytest.fixture(scope="module")
+def rows() -> Any:
+    some = np.asarray(["e", "µ", "", "a longer word"])
+    rng = np.random.default_rng(1)
+    return ak.zip({name: ak.Array(some[rng.integers(0, 4, 40_000)]) for name in "ab"})
+
+
+def check_codes(scores: Any, rows: Any) -> None:
+    assert scores.echo.tolist() == rows.tolist()
+    expected = np.select([np.asarray(rows.a) == "e", np.asarray(rows.a) == "µ"], [11, 13], 0)
+    np.testing.assert_array_equal(scores.code.a, expected)
+
+
+def test_onnxruntime_in_place_of_a_server(codes: Path, rows: Any) -> None:
+    with InProcessServer(codes) as server, sonic.connect(server.url):
+        CODES.check()
+        check_codes(CODES(rows[:100]), rows[:100])
+
+
+def test_a_real_server_takes_and_gives_strings(codes: Path, rows: Any, installation: Any) -> None:
+    with sonic.LocalServer(codes, stop_timeout_s=0.0) as server:
+        for shared_memory in (True, False):
+            # Some requests are large enough for shared memory.
+            with sonic.connect(server, shared_memory=shared_memory) as pool:
+                check_codes(CODES(rows, pool=pool), rows)
+        assert CODES.check(sonic.connect(server)).inputs[0].datatype == "BYTES"
