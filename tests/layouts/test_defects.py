@@ -89,6 +89,9 @@ def lists(starts: list[int], stops: list[int], **keys: list[float]) -> ak.Array:
         ([100, 0], [100, 3], [[0.0, 0.0], [3.0, 2.0]]),
         ([0, 3, 3, 7], [3, 3, 3, 7], [[3.0, 2.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
         ([9], [9], [[0.0, 0.0]]),
+        # More stops than lists: what is beyond is not looked at.
+        ([0, 100], [3, 100, 7], [[3.0, 2.0], [0.0, 0.0]]),
+        ([0], [3, 50], [[3.0, 2.0]]),
     ],
 )
 @pytest.mark.parametrize("key", ["x", "key", None])
@@ -103,7 +106,7 @@ def test_empty_lists_may_start_beyond_the_content(
         assert layout.pack(array)[:, 0].tolist() == expected
     flat = sonic.Flat("x", sort_by=key).pack(array)
     assert flat[:, 0].tolist() == ([1.0, 2.0, 3.0] if key is None else [3.0, 2.0, 1.0]) * (
-        sum(stops) > sum(starts)
+        sum(stops[: len(starts)]) > sum(starts)
     )
 
 

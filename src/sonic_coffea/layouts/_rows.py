@@ -264,7 +264,8 @@ def split(layout: Content, *, jagged: bool, what: str, below: int = 0) -> Split:
         starts, stops = offsets[:-1], offsets[1:]
     else:
         starts = np.asarray(read(leaf.starts), np.int64)
-        stops = np.asarray(read(leaf.stops), np.int64)
+        # There may be more of them than there are lists.
+        stops = np.asarray(read(leaf.stops), np.int64)[: len(starts)]
     if not rows.contiguous:
         starts, stops = starts[rows.ids], stops[rows.ids]
     return Split(rows, leaf.content, starts, stops)
