@@ -73,6 +73,18 @@ def test_a_four_vector_makes_the_four_quantities(
     np.testing.assert_allclose(tensor, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("pz", [1e9, -1e9])
+def test_rapidity_is_finite_where_energy_is_the_momentum(pz: float) -> None:
+    """As rounding leaves it; forwards it is weaver's, which writes it otherwise."""
+    vector = {"px": 1.0, "py": 0.0, "pz": pz, "energy": 1e9}
+    nothing = dict.fromkeys(vector, 0.0)
+    layout = sonic.Pairwise(CARTESIAN, 2, formulae="ln_delta_r", dtype="float64")
+    found = layout.pack(ak.Array([[vector, nothing]]))
+    rapidity = 0.5 * math.log(1 + 2 * 1e9 / max(1e9 - 1e9, 1e-20))
+    expected = math.log(rapidity)
+    np.testing.assert_allclose(found[0, 0], [[math.log(EPS), expected], [expected, math.log(EPS)]])
+
+
 FORMULAE = {
     "abs(pt_i - pt_j)": lambda a, b: abs(a["pt"] - b["pt"]),
     "pt_i - 2 * eta_j": lambda a, b: a["pt"] - 2 * b["eta"],

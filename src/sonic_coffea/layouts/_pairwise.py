@@ -72,15 +72,21 @@ class Pairwise(PaddedLayout):
     Notes
     -----
     A four-vector has fields called px, py, pz, energy (or e), or pt, eta, phi and mass (or m) or
-    energy; what precedes an underscore does not matter (``part_px``). Its quantities are pt, phi,
-    and the rapidity y = 1/2 ln((E + pz) / (E - pz)); those of a pair are, as in the Particle
-    Transformer [1]_ and in weaver's ``pairwise_lv_fts``, whose ``eps`` is the same:
+    energy; what precedes an underscore does not matter (``part_px``). The quantities are those of
+    the Particle Transformer [1]_ as weaver-core computes them, in ``ParticleTransformer.py``; its
+    ``pairwise_lv_fts_pp``, ``pairwise_lv_fts`` in earlier releases, has the four defaults in the
+    same order and with the same `eps`. Each line names the function that it follows:
 
-    - ``delta_r`` = sqrt((y_i - y_j)² + (phi_i - phi_j)²), the angle between -pi and pi
-    - ``kt`` = min(pt_i, pt_j) delta_r
-    - ``z`` = min(pt_i, pt_j) / max(pt_i + pt_j, eps)
-    - ``m2`` = (E_i + E_j)² - abs(p_i + p_j)²
+    - pt = sqrt(px² + py²), phi = arctan2(py, px), and the rapidity
+      y = 1/2 ln((E + pz) / (E - pz)): ``to_ptrapphim``
+    - ``delta_r`` = sqrt((y_i - y_j)² + (phi_i - phi_j)²), the angle from -pi to pi: ``delta_r2``
+      and ``delta_phi``
+    - ``kt`` = min(pt_i, pt_j) delta_r, ``z`` = min(pt_i, pt_j) / max(pt_i + pt_j, eps):
+      ``pairwise_lv_fts_pp``
+    - ``m2`` = (E_i + E_j)² - abs(p_i + p_j)²: ``to_m2``
     - ``ln_kt`` = ln(max(kt, eps)), and so on.
+
+    In y, E - pz is at least 1e-20, as in weaver. E + pz is, too: weaver's y is -inf where it is 0.
 
     .. [1] H. Qu, C. Li, S. Qian, arXiv:2202.03772.
 
