@@ -258,6 +258,9 @@ class Assembly(Protocol):
             If it is not what was declared.
         """
 
+    def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of each number or array, of that of a row that the server tells."""
+
     def expect(self, shape: Sequence[int]) -> None:
         """Take note of the shape of a row that the server tells, for rows without an answer."""
 
@@ -289,6 +292,9 @@ class ByRow:
             self._whole = np.zeros((self._rows, *tensor.shape[1:]), tensor.dtype)
         _check_kind(self._name, self._whole, tensor)
         self._whole[selection] = tensor
+
+    def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return tuple(shape)
 
     def expect(self, shape: Sequence[int]) -> None:
         self._output = self._output.shaped(shape)
@@ -340,9 +346,12 @@ class _PerConstituent:
             raise _misshapen(self._name, tensor, f"for {what} constituents{pairs}")
         return tensor, len(expected)
 
-    def expect(self, shape: Sequence[int]) -> None:
+    def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
         # A server lists the axes of padded elements, not that of all elements of a request.
-        self._output = self._output.shaped(shape[self._output.axes * self._is_padded :])
+        return tuple(shape[self._output.axes * self._is_padded :])
+
+    def expect(self, shape: Sequence[int]) -> None:
+        self._output = self._output.shaped(self.inner(shape))
 
 
 class _Constituents(_PerConstituent):
@@ -505,6 +514,9 @@ class _Collections:
         self._parts.append(tensor)
         self._length += len(tensor)
 
+    def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return tuple(shape)
+
     def expect(self, shape: Sequence[int]) -> None:
         self._output = self._output.shaped(shape)
 
@@ -531,6 +543,9 @@ class _Strings:
             raise ResponseError(f"output {self._name!r} came back as {tensor.dtype}, not strings")
         numbers = {**answer, self._name: self._texts.numbered(tensor)}
         self._numbers.place(selection, rows, numbers)
+
+    def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return self._numbers.inner(shape)
 
     def expect(self, shape: Sequence[int]) -> None:
         self._numbers.expect(shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sonic_coffea.pool import Pool
+
+
+# What the folds, and objects that are one array, are called among arrays of one partition.
+_FOLD, _OBJECTS = "fold=", "objects="
 
 
 class Folds(Carrier):
@@ -124,12 +128,9 @@ class Folds(Carrier):
         if fold is None:
             self._check_means()
         if is_lazy(objects):
-            if fold is not None:
-                raise ConfigError("lazy arrays are scored by all folds; compute them first")
-            token = "-".join(map(str, [*(m.config_hash for m in self.models), *how.values()]))
-            score = partial(self, **how)
-            return Deferred(self.name, over_partitions(score, objects, label="folds", token=token))
+            return Deferred(self.name, self._lazily(objects, fold, pool, how))
         if is_tracer(objects):
+            _touch(fold)
             first, *_ = [model.submit(objects).result() for model in self.models]
             return Deferred(self.name, first)
         chosen = None if fold is None else self._chosen(fold)
@@ -143,6 +144,26 @@ class Folds(Carrier):
                 one.cancel()
             raise
         return _Folded(self.name, sent, chosen)
+
+    def _lazily(self, objects: Any, fold: Any, pool: Pool | None, how: Mapping[str, Any]) -> Any:
+        """Return the scores of a dask-awkward array, or a dict of some, as another."""
+        if pool is not None:
+            raise ConfigError(
+                "a lazy array is scored by the pools of the processes that compute it; name the "
+                "servers with sonic.connect, and leave pool= out"
+            )
+        token = "-".join(map(str, [*(m.config_hash for m in self.models), *how.values()]))
+        if fold is None:
+            score = partial(self, **how)
+            return over_partitions(score, objects, label="folds", token=token)
+        single = not isinstance(objects, dict)
+        arrays = {**({_OBJECTS: objects} if single else objects), _FOLD: fold}
+        chosen = partial(self._by_fold, **how)
+        return over_partitions(chosen, arrays, label="folds", token=f"{token}-fold")
+
+    def _by_fold(self, arrays: dict[str, Any], **how: Any) -> Any:
+        objects = {name: array for name, array in arrays.items() if name != _FOLD}
+        return self(objects.get(_OBJECTS, objects), fold=arrays[_FOLD], **how)
 
     def _check_means(self) -> None:
         for name, output in self.models[0].outputs.items():
@@ -216,6 +237,11 @@ class _Folded(Pending):
             "config_hash": _together([one["config_hash"] for one in each]),
             "sonic_coffea": first["sonic_coffea"],
         }
+
+
+def _touch(fold: Any) -> None:
+    if isinstance(fold, ak.Array):
+        ak.typetracer.touch_data(fold)
 
 
 def _together(values: Sequence[str | None]) -> str | None:

@@ -610,11 +610,12 @@ class Model(Carrier):
             if declaration is None:
                 continue
             shape = spec.whole_shape if spec.name in whole else spec.shape
-            if how.lazily and not declaration.is_typed and shape not in ((), (1,)):
+            inner = outputs[spec.name].inner(shape)
+            if how.lazily and not declaration.is_typed and inner not in ((), (1,)):
                 raise ContractError(
-                    f"output {spec.name!r} has shape {list(shape)} a row, which the type of a lazy "
-                    f"array did not know; declare it, as sonic.Output(shape={shape}), or with "
-                    "labels",
+                    f"output {spec.name!r} has shape {list(inner)} a {declaration.per}, which the "
+                    f"type of a lazy array did not know; declare it, as "
+                    f"sonic.Output(shape={inner}), or with labels",
                     model=self.name,
                     version=contract.version,
                 )
