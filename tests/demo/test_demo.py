@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import uproot
+from tests.waiting import until
 
 from sonic_coffea.demo.features import constituent_features
 
@@ -172,6 +176,26 @@ def test_pfnano_of_data_gives_the_scores_of_nanoaod_and_no_truth(
     }
     for event, pt, score in zip(got.event, got.pt, got.top, strict=True):
         assert abs(both[event, round(float(pt), 3)] - score) < 1e-6
+
+
+@pytest.mark.usefixtures("_uses_standing")
+def test_a_server_that_is_killed_in_mid_run_costs_time(
+    tmp_path: Path, standing: tuple[Any, Any]
+) -> None:
+    server, _ = standing
+    path = rewrite(tmp_path / "nano.root", bare)
+    out = tmp_path / "out"
+
+    def kill() -> None:
+        until(lambda: any(out.glob(".jets-*/*.parquet")), what="a chunk that is done")
+        os.kill(server.pid, signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as elsewhere:
+        killed = elsewhere.submit(kill)
+        result = demo_json("--file", path, "--output", out, "--chunksize", "5")
+        killed.result()
+    assert result["n_scored"] == result["n_jets"] > 300
+    assert result["report"]["total"]["retries"] > 0
 
 
 @pytest.mark.parametrize(
