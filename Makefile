@@ -11,6 +11,9 @@ UV ?= $(TOOLS)/bin/uv
 ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
+# Without compiled modules, each of the hundreds of processes that the tests start would compile what
+# it imports anew, for some seconds.
+unexport PYTHONDONTWRITEBYTECODE
 RESULTS ?= sonic-bench
 # Tests wait for servers about as long as they compute: three processes keep two cores busy.
 PROCESSES ?= 3
