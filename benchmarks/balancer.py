@@ -32,7 +32,7 @@ import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 ROOT = Path(__file__).parents[1]
 LENGTH = 8
@@ -46,6 +46,13 @@ THREADS, REQUESTS_A_CALL = 2, 32
 IN_FLIGHT = (4, 16)
 # Tasks of dask at a time, which share what there is, and the samples that they score.
 TASKS, SAMPLES = 4, 4
+# With --quick, of each kind of trouble the one that two Tritons can have.
+QUICK = {
+    "1 of 2 dead, LEAST_REQUEST",
+    f"a queue of {QUEUE}",
+    "1 of 2 hangs, LEAST_REQUEST",
+    "dask, 1 of 2 dead",
+}
 BARE, OURS = "bare clients that resend at once", "sonic-coffea"
 HEALTH_CHECK = {
     "timeout": "0.5s",
@@ -200,8 +207,10 @@ class Bed:
         Where Envoys keep their files.
     seconds, turns : float and int
         How long each way is measured, and how often.
-    only : str
-        What the names of the cases have in common that are measured.
+    settle_s : float
+        How long after one has stopped the others' rate is measured.
+    chosen : callable
+        Whether a case is measured, by its name.
     """
 
     def __init__(
@@ -212,10 +221,11 @@ class Bed:
         seconds: float,
         turns: int,
         *,
-        only: str = "",
+        settle_s: float,
+        chosen: Callable[[str], bool],
     ) -> None:
         self.results, self.tritons, self.folder = results, tritons, folder
-        self.seconds, self.turns, self.only = seconds, turns, only
+        self.seconds, self.turns, self.settle_s, self.chosen = seconds, turns, settle_s, chosen
         self.rates: dict[str, dict[str, float]] = {}
 
     @contextlib.contextmanager
@@ -258,7 +268,7 @@ class Bed:
         settings : Any
             Of the Envoy.
         """
-        if self.only not in name:
+        if not self.chosen(name):
             return
         scorer, jets = model(served), jets_of(rows)
         ours: list[float] = []
@@ -291,7 +301,7 @@ class Bed:
 
     def hang(self, name: str, tritons: int, **settings: Any) -> None:
         """Stop one of several Tritons in mid-run, and compare with the share of the others."""
-        if self.only not in name:
+        if not self.chosen(name):
             return
         scorer, jets = model("accelerator"), jets_of(ROWS)
         with (
@@ -303,12 +313,12 @@ class Bed:
                 healthy = load.rate(self.seconds)
                 self.tritons[0].stop()
                 stopped = time.perf_counter()
-                time.sleep(5.0)
+                time.sleep(self.settle_s)
                 after = load.rate(2 * self.seconds)
                 self.tritons[0].go_on()
             failures = len(load.failures) + fails(scorer, jets, pool)
         share = healthy * (tritons - 1) / tritons
-        self.results.note(f"{name}: rows/s 5 s later", after)
+        self.results.note(f"{name}: rows/s {self.settle_s:g} s later", after)
         self.results.note(f"{name}: the same over the others' share", after / share, at_least=0.8)
         self.results.note(f"{name}: longest call, s", load.longest_s(stopped))
         self.results.note(f"{name}: calls that failed", failures, at_most=0)
@@ -317,7 +327,7 @@ class Bed:
 
     def cluster(self, name: str, tritons: int, **settings: Any) -> None:
         """Compare the tasks of a dask cluster with bare clients, while one Triton is dead."""
-        if self.only not in name:
+        if not self.chosen(name):
             return
         with (
             self.envoy(tritons, **settings) as url,
@@ -412,6 +422,10 @@ def main() -> None:
 
     # What it says of each failure is not news here.
     logging.getLogger("sonic_coffea").setLevel(logging.ERROR)
+
+    def chosen(name: str) -> bool:
+        return name in QUICK if options.quick else options.only in name
+
     results = Results("Balancer: stand-in accelerators behind the one URL of a real Envoy")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -426,9 +440,9 @@ def main() -> None:
             length=LENGTH,
             max_queue_size=QUEUE,
         )
-        with tritons(repository, folder, 4) as running:
-            seconds, turns = (0.3, 1) if options.quick else (3.0, 3)
-            bed = Bed(results, running, folder, seconds, turns, only=options.only)
+        number, seconds, turns, settle_s = (2, 0.3, 1, 0.5) if options.quick else (4, 3.0, 3, 5.0)
+        with tritons(repository, folder, number) as running:
+            bed = Bed(results, running, folder, seconds, turns, settle_s=settle_s, chosen=chosen)
             cases(bed)
         results.numbers["rows a second"] = bed.rates
     finish(results, options, draw)
