@@ -28,14 +28,18 @@ SAMPLE = json.loads((DATA / "sample.json").read_text(encoding="utf-8"))["files"]
 # What is asked of a notebook before its last cell, which tidies up.
 PROBES = {
     "analysis_on_dask": """
-import json
-mass = {name: out["mass"]["TTbar", name, :].values(flow=True).sum() for name in VARIATIONS}
-print("probed", json.dumps(mass))
+probed = {name: out["mass"]["TTbar", name, :].values(flow=True).sum() for name in VARIATIONS}
 """,
     "shared_server": """
-print("probed", json.dumps({name: one.tolist() for name, one in served.items()}))
+probed = {name: one.tolist() for name, one in served.items()}
 """,
 }
+# Written to a file: a kernel may lose what is printed on a loaded machine.
+KEEP = """
+import json, os
+with open(os.environ["PROBED"], "w") as file:
+    json.dump(probed, file)
+"""
 RUN = """
 import sys
 import tempfile
@@ -93,10 +97,7 @@ class Shown:
             if output.name == "stderr":
                 self.errors.append(output.text)
             for line in output.text.splitlines():
-                if line.startswith("probed "):
-                    self.probed = json.loads(line.removeprefix("probed "))
-                else:
-                    self.text += f"{line}\n"
+                self.text += f"{line}\n"
         else:
             self.images += "image/png" in output.data
             self.pages += [output.data[kind] for kind in output.data if kind == "text/html"]
@@ -135,9 +136,10 @@ def test_notebook(path: Path, tmp_path: Path, environment: dict[str, str]) -> No
         "DASK_LOGGING__DISTRIBUTED": "error",
         "PYTHONWARNINGS": "ignore:Creating scratch directories is taking:UserWarning",
     }
-    done = tmp_path / "done.ipynb"
-    execute([tmp_path / "run.py", path, done, PROBES.get(path.stem, "")], work, plain)
-    shown = Shown()
+    done, probed = tmp_path / "done.ipynb", tmp_path / "probed.json"
+    probe = PROBES[path.stem] + KEEP if path.stem in PROBES else ""
+    execute([tmp_path / "run.py", path, done, probe], work, plain | {"PROBED": str(probed)})
+    shown = Shown(probed=json.loads(probed.read_text()) if probe else None)
     for cell in nbformat.read(done, as_version=4).cells:
         for output in cell.get("outputs", []):
             shown.add(output)

@@ -76,7 +76,9 @@ def light(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def serve(installation):
     """Make servers that end at once and for good, but for the tests of just that."""
-    options = {"threads": 1, "stop_timeout_s": 0.0, "restart": False}
+    # A model's process that stands still on a loaded machine would end its server.
+    env = {"SONIC_COFFEA_STALL_S": "30"}
+    options = {"threads": 1, "stop_timeout_s": 0.0, "restart": False, "env": env}
     return functools.partial(LocalServer, installation=installation, **options)
 
 

@@ -37,7 +37,7 @@ def test_no_answer_goes_to_another_request(light, serve):
         with contextlib.suppress(InferenceServerException):
             answered.append(infer(server, "echo", x=pairs(2))["y"])
 
-    with serve(light) as server:
+    with serve(light, env={}) as server:
         infer(server, "echo", x=pairs(0))
         process = model_process(server)
         process.suspend()
@@ -69,7 +69,7 @@ def test_rows_are_right_while_the_server_starts_again(light, serve, caplog):
                     wrong.append(first)
                 calls.append(first)
 
-    with serve(light, restart=True) as server:
+    with serve(light, env={}, restart=True) as server:
         threads = [threading.Thread(target=score, args=[1000 * k]) for k in range(4)]
         for thread in threads:
             thread.start()
