@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.network.tritons import Triton
 
-# Takes 1 ms a row, or fails with more than 500 rows as an accelerator without memory does.
+# Takes 0.3 ms a row, or fails with more than 500 rows as an accelerator without memory does.
 _MODEL = """
 import time
 import numpy as np
@@ -37,7 +37,7 @@ class TritonPythonModel:
 """
 _WORK = {
     "one": "",
-    "slow": "time.sleep(0.001 * len(x))",
+    "slow": "time.sleep(0.0003 * len(x))",
     "hungry": "assert len(x) <= 500, 'CUDA out of memory. Tried to allocate 2.00 GiB'",
 }
 _CONFIG = """
@@ -105,8 +105,8 @@ def test_a_row_that_is_larger_than_a_proxy_takes_is_an_error(
 
 
 def test_what_takes_longer_than_a_route_may_is_split(triton: list[Triton], envoy: Any) -> None:
-    """A full request takes 2 s, and the route is cut after 1 s."""
-    with envoy(triton, route_timeout_s=1.0) as running, pool_of(running.url) as pool:
+    """A full request takes 0.6 s, and the route is cut after 0.3 s."""
+    with envoy(triton, route_timeout_s=0.3) as running, pool_of(running.url) as pool:
         assert scored(pool, "slow", rows=6000) > 0
         total = pool.statistics.total()
         assert total.rows == 6000
