@@ -337,7 +337,7 @@ def test_references_must_lie_in_their_event() -> None:
     assert layout.pack(arrays).tolist() == [[3, -1], [5, 20], [4, 70]]
     with pytest.raises(InputError, match="'Jet.mu' refers to no 'Muon.pt' in event 0; say what"):
         sonic.Row(["Jet.pt", muon]).pack(events)
-    with pytest.raises(InputError, match="field 'Jet.mu' is 1 in event 0, which has 0 of"):
+    with pytest.raises(InputError, match="is 1 in event 0, which has 0 of .* not over all events"):
         layout.pack({"Jet": events.Jet, "Muon": events.Muon[:, :0]})
     with pytest.raises(InputError, match="expected a list in each of 2 events"):
         layout.pack({"Jet": events.Jet, "Muon": events.Muon[:1]})

@@ -439,8 +439,22 @@ def test_rows_as_sequences_of_one() -> None:
         sonic.Row(["pt", "eta"], axis_order="LF").pack(JETS), rows[:, np.newaxis]
     )
     assert sonic.Row(["pt", "eta"], axis_order="LF").pack(JETS[:0]).shape == (0, 1, 2)
-    with pytest.raises(ConfigError, match="Row: expected axis_order 'F', 'FL' or 'LF', got 'L'"):
+    with pytest.raises(ConfigError, match="expected axis_order 'F', 'FL', 'LF' or '', got 'L'"):
         sonic.Row("pt", axis_order="L")
+
+
+def test_one_field_without_an_axis() -> None:
+    row, flat = sonic.Row("pt", axis_order=""), sonic.Flat("pf.pt", axis_order="L")
+    jets = ak.Array([[{"pt": 3.0, "pf": [{"pt": 2.0}, {"pt": 1.0}]}], [], [{"pt": 5.0, "pf": []}]])
+    assert row.pack(jets).tolist() == [3.0, 5.0]
+    assert row.unpack(row.pack(jets), jets).tolist() == jets[["pt"]].tolist()
+    assert flat.pack(jets).tolist() == [2.0, 1.0]
+    assert flat.unpack(flat.pack(jets), jets)["pf.pt"].tolist() == jets.pf.pt.tolist()
+    made = declared({"row": row, "flat": flat})
+    assert made["row"] == made["flat"] == (np.dtype("float32"), ())
+    for layout, order in ((sonic.Row, ""), (sonic.Flat, "L")):
+        with pytest.raises(ConfigError, match=f"axis_order '{order}' has no axis for 2 fields"):
+            layout(["pt", "eta"], axis_order=order)
 
 
 def test_unpack_of_rows_and_images() -> None:

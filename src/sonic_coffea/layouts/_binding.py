@@ -395,7 +395,8 @@ class _Gathering:
             event = int(events[wrong[0]])
             raise InputError(
                 f"field {feature.index!r} is {number[wrong[0]]} in event {event}, which has "
-                f"{count[wrong[0]]} of {feature.name!r}",
+                f"{count[wrong[0]]} of {feature.name!r}; an index counts within its event, and not "
+                "over all events, as coffea's …IdxG do",
                 events=(event, event + 1),
             )
         return np.where(refers, start + number, -1)

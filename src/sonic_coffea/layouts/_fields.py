@@ -81,7 +81,7 @@ class Feature:
     index : str, optional
         A field of positions in the list that holds `name`, in the same event:
         ``Feature("Muon.pt", index="Jet.muonIdx1")``. A negative one refers to nothing: it is
-        missing.
+        missing. It counts within the event, unlike coffea's indices of a whole file (``…IdxG``).
 
     Examples
     --------

@@ -16,6 +16,8 @@ from sonic_coffea.layouts._layout import (
     Shape,
     Tensor,
     declare,
+    order_of,
+    ordered,
 )
 from sonic_coffea.layouts._rows import offsets_of
 from sonic_coffea.layouts._scatter import scattered
@@ -47,8 +49,9 @@ class Flat(FieldsLayout):
         Name of the model's input for each element's row, int64 ``[sum n]``.
     dtype, sort_by, sort_ascending, missing
         As of `Padded`.
-    axis_order : {"LF", "FL"}
-        ``[sum n, F]``, or ``[F, sum n]``, such as the ends of a graph's edges.
+    axis_order : {"LF", "FL", "L"}
+        ``[sum n, F]``; ``[F, sum n]``, such as the ends of a graph's edges; or ``[sum n]`` of one
+        field.
     merge_rows : bool
         Whether the rows of a request may become one, if neither `splits` nor `batch` tells them
         apart. That is an error otherwise, unless another input has the same elements and tells, or
@@ -95,8 +98,12 @@ class Flat(FieldsLayout):
             "missing": missing,
         }
         self._declare(fields, dtype, splits=splits, batch=batch, **options)
-        if axis_order not in ("LF", "FL"):
-            raise ConfigError(f"Flat: expected axis_order 'LF' or 'FL', got {axis_order!r}")
+        order_of(axis_order, self)
+        if axis_order == "L" and len(self.features) != 1:
+            raise ConfigError(
+                f"Flat: axis_order 'L' has no axis for {len(self.features)} fields; expected one "
+                "field, or axis_order 'LF' or 'FL'"
+            )
         declare(self, axis_order=axis_order, merge_rows=bool(merge_rows))
 
     @property
@@ -105,12 +112,12 @@ class Flat(FieldsLayout):
 
     def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
         others = dict.fromkeys(filter(None, (self.splits, self.batch)), (np.dtype(np.int64), ()))
-        inner = self.row_shape(0) if self.axis_order == "LF" else (-1,)
+        inner = {"LF": (len(self.features),), "FL": (-1,), "L": ()}[self.axis_order]
         return {name: (self.dtype, inner), **others}
 
     def tensor_shape(self, columns: Columns, rows: RowSelection, level: int) -> tuple[int, ...]:
-        shape = *self.elements_shape(columns, rows, level), len(self.features)
-        return shape if self.axis_order == "LF" else shape[::-1]
+        (length,) = self.elements_shape(columns, rows, level)
+        return ordered(self.axis_order, len(self.features), length)
 
     def elements_shape(self, columns: Columns, rows: RowSelection, level: int) -> tuple[int, ...]:
         del level
@@ -122,8 +129,7 @@ class Flat(FieldsLayout):
         return columns.split.counts_of(rows) * per_element + (8 if self.splits else 0)
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        by_element = out if self.axis_order == "LF" else out.T
-        columns.list(by_element, columns.split.positions(rows), rows)
+        columns.list(self._by_element(out), columns.split.positions(rows), rows)
 
     def make(
         self, name: str, columns: Columns, rows: RowSelection, level: int
@@ -138,4 +144,10 @@ class Flat(FieldsLayout):
         return tensors
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
-        return scattered(tensor if self.axis_order == "LF" else tensor.T, columns)
+        return scattered(self._by_element(tensor), columns)
+
+    def _by_element(self, tensor: Tensor) -> Tensor:
+        """Return the view ``[sum n, F]`` of a tensor."""
+        if self.axis_order == "L":
+            return tensor[:, np.newaxis]
+        return tensor if self.axis_order == "LF" else tensor.T

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._rows import RowSelection
 
 
-_AXIS_ORDERS = ("F", "FL", "LF")
+_AXIS_ORDERS = ("F", "FL", "LF", "")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -35,9 +35,9 @@ class Row(FieldsLayout):
         ``"Jet[:3].pt"`` are three columns.
     dtype : dtype
         Type of the tensor, float32 by default; ``"string"`` of strings.
-    axis_order : {"F", "FL", "LF"}
+    axis_order : {"F", "FL", "LF", ""}
         ``[N, F]``; or, for models that take a row as a sequence of one, ``[N, F, 1]``, as weaver's
-        models want it, or ``[N, 1, F]``.
+        models want it, or ``[N, 1, F]``; with ``""`` ``[N]`` of one field.
     missing : float or str, or sequence of them, optional
         What stands for an object that is not there, or for a number that is None beside others:
         one value for all fields, or one for each. By default they raise an `InputError`.
@@ -71,8 +71,13 @@ class Row(FieldsLayout):
         missing: Constants = None,
     ) -> None:
         if axis_order not in _AXIS_ORDERS:
-            raise ConfigError(f"Row: expected axis_order 'F', 'FL' or 'LF', got {axis_order!r}")
+            raise ConfigError(f"Row: expected axis_order 'F', 'FL', 'LF' or '', got {axis_order!r}")
         self._declare(fields, dtype, axis_order=axis_order, missing=missing)
+        if not axis_order and len(self.features) != 1:
+            raise ConfigError(
+                f"Row: axis_order '' has no axis for {len(self.features)} fields; expected one "
+                "field, or axis_order 'F'"
+            )
 
     def row_shape(self, level: int) -> tuple[int, ...]:
         del level

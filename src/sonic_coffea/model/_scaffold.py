@@ -149,6 +149,8 @@ def _layout(spec: TensorSpec, contract: Contract, fields: Sequence[Any] = ()) ->
         return _fields(spec, contract, fields, ending)
     if len(spec.shape) == 1:
         return _numbers(spec, fields, ending)
+    if not spec.shape:
+        return f'sonic.Row({_names(1, fields)}, axis_order=""{ending})', "a number of each object"
     return _array(spec, ending)
 
 
