@@ -122,6 +122,7 @@ class _Worker:
     number: int
     core: PoolCore
     call: _Call
+    allocator: Allocator | None
     resident: int = 0
     computing: bool = False
     wakes_at: float = math.inf
@@ -129,7 +130,7 @@ class _Worker:
 
 
 class Simulation:
-    """Workers that send requests to servers, and a scheduler that allocates quotas.
+    """Workers that send requests to servers, and schedulers that allocate quotas.
 
     Parameters
     ----------
@@ -137,8 +138,9 @@ class Simulation:
         The servers.
     work : Work
         What each worker does, without end.
-    quotas : bool
-        Whether there is a scheduler; without, each worker goes by its own limits.
+    weights : sequence of float
+        Of each scheduler, which know nothing of each other; without one, each worker goes by its
+        own limits.
     max_requests : int or None
         Requests that the proxy before each server lets pass at a time, before it refuses others;
         Envoy's default is 1,024.
@@ -151,7 +153,7 @@ class Simulation:
         servers: Sequence[Accelerator],
         work: Work,
         *,
-        quotas: bool = True,
+        weights: Sequence[float] = (1.0,),
         max_requests: int | None = None,
         seed: int = 1,
     ) -> None:
@@ -170,9 +172,10 @@ class Simulation:
         self._numbers = itertools.count()
         self._random = random.Random(seed)
         self._max_requests = math.inf if max_requests is None else max_requests
-        self._allocator = Allocator() if quotas else None
-        if quotas:
-            self.at(0.0, self._end_round)
+        self._allocators = [Allocator(weight) for weight in weights]
+        for number, allocator in enumerate(self._allocators):
+            # They end their rounds at other times.
+            self.at(0.1 * number, partial(self._end_round, allocator))
 
     @property
     def capacity_rows_per_s(self) -> float:
@@ -192,10 +195,13 @@ class Simulation:
             for w in self._workers.values()
         ]
 
-    def join(self, number: int, at: float = 0.0, *, within_s: float = 0.0) -> None:
-        """Have workers come, at a time or some time after."""
+    def join(
+        self, number: int, at: float = 0.0, *, within_s: float = 0.0, scheduler: int = 0
+    ) -> None:
+        """Have workers of a scheduler come, at a time or some time after."""
+        allocator = self._allocators[scheduler] if self._allocators else None
         for _ in range(number):
-            self.at(at + self._random.uniform(0.0, within_s), self._join)
+            self.at(at + self._random.uniform(0.0, within_s), partial(self._join, allocator))
 
     def leave(self, number: int, at: float) -> None:
         """Have workers be killed."""
@@ -230,12 +236,12 @@ class Simulation:
         """Have something happen at a time."""
         heapq.heappush(self._events, (when, next(self._order), happen))
 
-    def _join(self) -> None:
+    def _join(self, allocator: Allocator | None) -> None:
         core = PoolCore(self._settings, random.Random(self._random.random()))
-        worker = _Worker(next(self._numbers), core, _Call(self._contract))
+        worker = _Worker(next(self._numbers), core, _Call(self._contract), allocator)
         self._workers[worker.number] = worker
-        if self._allocator is not None:
-            self._allocator.join(str(worker.number))
+        if allocator is not None:
+            allocator.join(str(worker.number))
             # As its plugin: it reports when it has something to say, then in rounds.
             self.at(self.now + 1e-3, partial(self._report, worker))
         self._compute(worker)
@@ -244,8 +250,8 @@ class Simulation:
         for worker in self._random.sample(list(self._workers.values()), number):
             worker.gone = True
             del self._workers[worker.number]
-            if self._allocator is not None:
-                self._allocator.leave(str(worker.number))
+            if worker.allocator is not None:
+                worker.allocator.leave(str(worker.number))
 
     def _compute(self, worker: _Worker) -> None:
         """Have the CPU make the next request, unless too many chunks wait."""
@@ -344,7 +350,7 @@ class Simulation:
     # What passes between workers and scheduler.
 
     def _report(self, worker: _Worker) -> None:
-        if self._allocator is None or worker.gone:
+        if worker.allocator is None or worker.gone:
             return
         waiting = worker.core.waiting().get(_MODEL, 0)
         telemetry = {
@@ -352,18 +358,16 @@ class Simulation:
             for report in worker.core.report()
             for key, (in_flight, rtt) in report.models.items()
         }
-        self._allocator.report(str(worker.number), telemetry, {}, self.now)
-        self.at(self.now + self._allocator.round_s, partial(self._report, worker))
+        worker.allocator.report(str(worker.number), telemetry, {}, self.now)
+        self.at(self.now + worker.allocator.round_s, partial(self._report, worker))
 
-    def _end_round(self) -> None:
-        if self._allocator is None:
-            return
-        lease_s = self._allocator.lease_s
-        for name, grants in self._allocator.allocate(self.now).items():
+    def _end_round(self, allocator: Allocator) -> None:
+        lease_s = allocator.lease_s
+        for name, grants in allocator.allocate(self.now).items():
             worker = self._workers.get(int(name))
             if worker is not None:
                 self._set_quotas(worker, grants, lease_s)
-        self.at(self.now + self._allocator.round_s, self._end_round)
+        self.at(self.now + allocator.round_s, partial(self._end_round, allocator))
 
     def _set_quotas(
         self, worker: _Worker, grants: dict[ServedModel, Grant], lease_s: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -178,7 +179,7 @@ def test_a_server_is_saturated_and_shared_evenly(workers: int, rows: int, until:
 
 def test_without_a_scheduler_a_thousand_workers_queue() -> None:
     """What the quotas are for."""
-    simulation, throughput, _ = simulate(1000, Work(rows=1024), until=10, warm=5, quotas=False)
+    simulation, throughput, _ = simulate(1000, Work(rows=1024), until=10, warm=5, weights=())
     assert throughput > 0.9
     assert simulation.in_flight > 1000
 
@@ -200,6 +201,37 @@ def test_workers_that_come_and_go() -> None:
     # Within five seconds of each change, all is as before.
     for change in (0.0, 15.0, 30.0):
         assert simulation.throughput(change + 5, change + 15) > 0.9
+    assert simulation.in_flight < 20
+
+
+# A batch takes long, so that there are few of them to simulate.
+SLOW = Accelerator(launch_s=2e-2, row_s=5e-5)
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_schedulers_that_know_nothing_of_each_other_share_by_weight(weight: float) -> None:
+    simulation = Simulation([SLOW], Work(), weights=(1.0, weight))
+    simulation.join(10, within_s=1.0)
+    simulation.join(10, at=20.0, within_s=1.0, scheduler=1)
+    simulation.run(140.0)
+    rows = simulation.rows(since=80.0)
+    part = sum(rows[10:]) / sum(rows)
+    assert abs(part - weight / (1 + weight)) < 0.08
+    assert simulation.throughput(since=80.0) > 0.9
+    # A queue of a few batches, as of one scheduler.
+    assert simulation.in_flight < 30
+
+
+def test_a_service_that_grows_and_shrinks_is_followed() -> None:
+    simulation = Simulation([SLOW], Work())
+    simulation.join(20, within_s=1.0)
+    simulation.run(20.0)
+    simulation.change(0, replace(SLOW, instances=4), at=20.0)
+    simulation.run(50.0)
+    assert simulation.throughput(since=35.0) > 0.9
+    simulation.change(0, SLOW, at=50.0)
+    simulation.run(80.0)
+    assert simulation.throughput(since=55.0) > 0.9
     assert simulation.in_flight < 20
 
 

@@ -42,6 +42,22 @@ def test_a_report_that_comes_late_is_no_new_beginning() -> None:
     assert history.courses[KEY].totals["rows"] == 140
 
 
+def test_what_other_clusters_send_is_seen() -> None:
+    """By the server's own account, which is of all requests."""
+    history = History()
+    served = URL, ("m", None)
+    for step in range(40):
+        # Ten of its own a step, and thirty of others.
+        history.report("a", next(NUMBERS), totals(100 * step), [])
+        history.report("a", next(NUMBERS), [], [(served, [1000 + 40 * step, 1, 0, 1, 0])])
+        if step == 0:
+            # What was before is nobody's.
+            assert history.courses[KEY].others is None
+    others = history.courses[KEY].others
+    assert others is not None
+    assert abs(others - 0.75) < 0.01
+
+
 def test_rounds_make_rates() -> None:
     history, allocator = History(), Allocator()
     telemetry = {(URL, ("m", None)): Telemetry(3, 4, RttStatistics())}

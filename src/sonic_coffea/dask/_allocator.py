@@ -57,12 +57,18 @@ class _Client:
 class Allocator:
     """Allocates the capacity of servers to the clients that ask for it, in rounds.
 
+    Parameters
+    ----------
+    weight : float
+        How much of servers is for these clients, where other schedulers have clients of theirs.
+
     Clients report telemetry; `allocate` ends a round and says what each may have. All of it is
     coarse and expires, so that nothing depends on a message. Times are those of any clock that does
-    not go back.
+    not go back, best of one that shows what the clocks of other schedulers show.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weight: float = 1.0) -> None:
+        self.weight = weight
         self.capacities: dict[ServedModel, Capacity] = {}
         self._clients: dict[str, _Client] = {}
         self._rtts: defaultdict[ServedModel, list[RttStatistics]] = defaultdict(list)
@@ -153,6 +159,7 @@ class Allocator:
         rtts, self._rtts = self._rtts, defaultdict(list)
         for served in {s for c in self._clients.values() for s in c.demand}:
             capacity = self.capacities.setdefault(served, Capacity(now))
+            capacity.weight = self.weight
             total = capacity.end_round(rtts[served], self.demand(served)[1], now)
             for name, grant in self._allocate(served, capacity, total, now):
                 grants[name][served] = grant

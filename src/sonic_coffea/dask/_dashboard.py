@@ -204,6 +204,7 @@ _COLUMNS: dict[str, tuple[str, int, Callable[[ServedVersion, Course], str]]] = {
     "rtt_ms": ("RTT (ms)", 80, lambda _, c: _ms(c.rtt_s or None)),
     "queue_ms": ("Queue (ms)", 80, lambda _, c: _ms(c.queue_s)),
     "model_ms": ("Model (ms)", 80, lambda _, c: _ms(c.model_s)),
+    "others": ("Others (%)", 80, lambda _, c: "" if c.others is None else f"{100 * c.others:.0f}"),
     "rows": ("Rows", 80, lambda _, c: f"{c.totals['rows']:,.0f}"),
     "requests": ("Requests", 80, lambda _, c: f"{c.totals['requests']:,.0f}"),
     "retries": ("Retries", 80, lambda _, c: f"{c.totals['retries']:,.0f}"),

@@ -34,6 +34,9 @@ class Course:
         The mean of the last round with answers.
     queue_s, model_s : float or None
         The server's own account since it was last asked: mean seconds of a request.
+    others : float or None
+        Which part of the server's requests was made by other clusters and clients, by its own
+        account.
     limit : float or None
         The in-flight limit of all workers together.
     open_circuits : int
@@ -45,6 +48,7 @@ class Course:
     rtt_s: float = 0.0
     queue_s: float | None = None
     model_s: float | None = None
+    others: float | None = None
     in_flight: int = 0
     waiting: int = 0
     limit: float | None = None
@@ -72,6 +76,7 @@ class History:
         self._totals: defaultdict[str, dict[ServedVersion, Sequence[float]]] = defaultdict(dict)
         self._numbers: dict[str, int] = {}
         self._timings: dict[ServedModel, Sequence[float]] = {}
+        self._own: dict[ServedModel, float] = {}
 
     def report(
         self, client: str, number: int, totals: Iterable[Any], timings: Iterable[Any]
@@ -90,11 +95,20 @@ class History:
             last[served] = numbers
         for served, numbers in timings:
             # Behind a balancer, these may be of another server than before.
-            requests, queue_s, *model_s = _increase(self._timings.get(served), numbers)
+            last_numbers = self._timings.get(served)
+            requests, queue_s, *model_s = _increase(last_numbers, numbers)
             self._timings[served] = numbers
-            for course in self._courses(served) if requests > 0 else ():
+            courses = self._courses(served)
+            total = sum(course.totals["requests"] for course in courses)
+            own, self._own[served] = total - self._own.get(served, 0.0), total
+            for course in courses if requests > 0 else ():
                 course.queue_s = queue_s / requests
                 course.model_s = sum(model_s) / requests
+                if last_numbers is not None:  # else, the server tells of its whole life
+                    # Reports of workers come at other moments than the server's.
+                    others = min(max(1 - own / requests, 0.0), 1.0)
+                    before = others if course.others is None else course.others
+                    course.others = before + _SMOOTHING * (others - before)
 
     def leave(self, client: str) -> None:
         """Forget a client's last totals; what it did stays."""

@@ -39,6 +39,8 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         self.history = History()
         self._processes: dict[str, list[str]] = {}
         self._some_ejected = False
+        # Runs evenly, and shows what the clocks of other schedulers show.
+        self._clock_s = time.time() - time.monotonic()
         self._scheduler: Any = None
 
     async def start(self, scheduler: Scheduler) -> None:
@@ -52,8 +54,13 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         callback.start()
         add_page(scheduler, self.history)
 
-    def join(self, worker: str, process: str) -> dict[str, float]:
-        """Take in a worker; it is told how to behave until the first round."""
+    def join(self, worker: str, process: str, weight: float | None = None) -> dict[str, float]:
+        """Take in a worker; it is told how to behave until the first round.
+
+        The weight is that of the cluster; who connects last says it.
+        """
+        if weight is not None:
+            self.allocator.weight = weight
         workers = self._processes.setdefault(process, [])
         if worker not in workers:
             workers.append(worker)
@@ -91,7 +98,8 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
             return
         self.join(worker, process)
         read = read_telemetry(telemetry)
-        for server in self.allocator.report(process, read, circuits, time.monotonic()):
+        now = time.monotonic() + self._clock_s
+        for server in self.allocator.report(process, read, circuits, now):
             # For `Client.get_events` and whoever listens.
             action = "lost" if circuits[server] else "back"
             event = {"action": action, "server": server, "worker": worker}
@@ -108,7 +116,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     def end_round(self) -> None:
         """Tell the processes what they may have in flight."""
         now = time.monotonic()
-        allocated = self.allocator.allocate(now)
+        allocated = self.allocator.allocate(now + self._clock_s)
         ejected = self.allocator.ejected()
         self.history.end_round(self.allocator, now)
         # When the last server is readmitted, all hear of it once, also who has nothing in flight.

@@ -110,7 +110,9 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         worker = self._worker
         try:
             join = getattr(worker.scheduler, JOIN)
-            reply = await join(worker=worker.address, process=_process())
+            reply = await join(
+                worker=worker.address, process=_process(), weight=self.settings.weight
+            )
         except Exception as error:  # noqa: BLE001  the pool works without
             logger.warning("the scheduler allocates no quotas: %r", error)
             return

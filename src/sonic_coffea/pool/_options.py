@@ -49,6 +49,11 @@ def _request_bytes(value: Any) -> str | None:
     return f"at most {most}, as a message of gRPC holds less than 2 GiB"
 
 
+def _weight(value: Any) -> str | None:
+    # A larger one would be a longer queue.
+    return None if _positive(value) is None and value <= 10 else "a number of more than 0, up to 10"
+
+
 def _positive_or_none(value: Any) -> str | None:
     return None if value is None else _positive(value)
 
@@ -75,6 +80,7 @@ OPTIONS: Mapping[str, Option] = {
     "metadata_timeout_s": Option("timeouts", "metadata_s", _positive),
     "retry_timeout_s": Option("retry", "timeout_s", _positive),
     "balance": Option("", "balance", _choice("load", "priority")),
+    "weight": Option("", "weight", _weight),
     "hedge_after_s": Option("retry", "hedge_after_s", _positive_or_none),
     "fallback": Option("fallback", "source", _source),
     "fallback_after_s": Option("fallback", "after_s", _positive),

@@ -122,6 +122,9 @@ class Settings:
     balance : {"load", "priority"}
         Whether requests go to each server by its adaptive limit, or to a server only while those
         named before it are lost.
+    weight : float
+        How much of a server a cluster gets, where other clusters use it too: one of weight 2 about
+        twice as much as one of weight 1.
     timeouts, limits, retry, tls, fallback, cache
         The other options, in groups.
     """
@@ -134,6 +137,7 @@ class Settings:
     shared_memory: bool | str = "auto"
     channels: int = 1
     balance: str = "load"
+    weight: float = 1.0
     timeouts: Timeouts = field(default_factory=Timeouts)
     limits: Limits = field(default_factory=Limits)
     retry: Retry = field(default_factory=Retry)
