@@ -3,8 +3,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# dask-awkward needs an older dask, and so an environment of its own.
-LAZY := .venv-lazy
 TOOLS := .venv-uv
 UV ?= $(TOOLS)/bin/uv
 # uv does not read pip's settings.
@@ -25,14 +23,15 @@ PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
 BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow failover balancer cluster facility
 
-.PHONY: help demo quick test lint types unit pytest test-lazy oracle chaos docs bench bench-quick bench-page \
+.PHONY: help demo quick test lint types unit pytest image matrix oracle chaos docs bench bench-quick bench-page \
 	sample tagger clean
 
 help:
 	@echo "make demo     score the sample's jets on a local Triton and a dask cluster; plots and report"
 	@echo "make quick    style, types and the tests that need no server: for every change"
 	@echo "make test     style, types and the test suite, against the real Triton"
-	@echo "make test-lazy  the tests of dask-awkward support, in an environment of their own"
+	@echo "make image    the tests of dask-awkward and more, with the versions of a facility's image"
+	@echo "make matrix   the lowest and the highest versions of everything, on each Python at hand"
 	@echo "make oracle   every layout against a slow reference, on 20,000 arrays; or CASES=100000"
 	@echo "make chaos    break servers, proxies and workers while they score, and check all rows;"
 	@echo "              SECONDS=600 SEED=7 for longer, and for the faults of a run that failed"
@@ -48,16 +47,15 @@ $(TOOLS)/bin/uv:
 	$(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check uv
 
-$(BIN)/python $(LAZY)/bin/python: | $(UV)
+$(TOOLS)/bin/nox: | $(UV)
+	$(UV) pip install --quiet --python $(TOOLS)/bin/python "nox[uv]>=2025.10"
+
+$(BIN)/python: | $(UV)
 	$(UV) venv --quiet --python $(PYTHON) $(@D:/bin=)
 
 # One stamp for each set of extras, made anew when the requirements change.
 $(VENV)/.%-installed: pyproject.toml | $(BIN)/python
 	$(UV) pip install --quiet --python $(BIN)/python --editable ".[$*]"
-	@touch $@
-
-$(LAZY)/.installed: pyproject.toml | $(LAZY)/bin/python
-	$(UV) pip install --quiet --python $(LAZY)/bin/python --editable ".[lazy,test]"
 	@touch $@
 
 demo: $(VENV)/.demo-installed
@@ -81,10 +79,13 @@ pytest: $(VENV)/.dev-installed
 	$(BIN)/sonic-coffea server install
 	$(BIN)/$(PYTEST) -m "not benchmark"
 
-test-lazy: $(LAZY)/.installed
-	$(LAZY)/bin/sonic-coffea server install
-	$(LAZY)/bin/python -m pytest tests/lazy \
-		"tests/docs/test_documentation.py::test_page_runs[docs/how-to/use-dask-awkward.md]"
+# dask-awkward needs an older dask, and so an environment of its own: that of an image of a facility.
+image: $(TOOLS)/bin/nox
+	PROCESSES=$(PROCESSES) $(TOOLS)/bin/nox --session image \
+		--python $$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+matrix: $(TOOLS)/bin/nox
+	PROCESSES=$(PROCESSES) $(TOOLS)/bin/nox
 
 oracle: $(VENV)/.dev-installed
 	SONIC_ORACLE_CASES=$(CASES) $(BIN)/python -m pytest tests/layouts/test_oracle.py
@@ -118,4 +119,4 @@ tagger: $(VENV)/.simulation,training-installed
 	$(BIN)/python examples/training/train_toptagger.py
 
 clean:
-	rm -rf $(VENV) $(LAZY) $(TOOLS) sonic-demo $(RESULTS) docs/_build
+	rm -rf $(VENV) .nox $(TOOLS) sonic-demo $(RESULTS) docs/_build

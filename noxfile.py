@@ -1,0 +1,112 @@
+"""Test the package with the lowest and the highest versions of what it needs, on each Python.
+
+``make matrix`` runs every session whose Python is at hand, and names those that it skips. One of
+them: ``nox -s lowest-3.10``; with other tests: ``nox -s highest-3.13 -- tests/layouts``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import nox
+
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
+# What the images of facilities had in June 2026: coffea with dask-awkward, and so an older dask.
+IMAGE = ["coffea[dask]==2026.5.0", "dask<2025.4"]
+IMAGE_DATE = "2026-06-15"
+IMAGE_PYTHONS = PYTHONS[:-1]
+# Where other packages are called most; what computes for long on every version is left out.
+TESTS = [
+    "tests/cli",
+    "tests/dask",
+    "tests/layouts/test_specs.py",
+    "tests/layouts/test_kernels.py",
+    "tests/model",
+    "tests/pool/test_pool.py",
+    "tests/processor",
+    "tests/reporting",
+    "tests/reuse",
+    "tests/test_errors.py",
+    "tests/test_imports.py",
+    "tests/test_provenance.py",
+    "tests/testing",
+    "tests/transport",
+]
+LAZY = [
+    "tests/lazy",
+    "tests/docs/test_documentation.py::test_page_runs[docs/how-to/use-dask-awkward.md]",
+]
+# A package that has no wheel for a Python is not there for it.
+WHEELS = ["--only-binary", ":all:", "--no-binary", "sonic-coffea"]
+
+WITHOUT_SERVERS = ["-m", "not server and not benchmark"]
+# Old versions warn of each other.
+OLD = ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
+
+nox.options.default_venv_backend = "uv"
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = False
+nox.options.reuse_venv = "yes"
+nox.options.stop_on_first_error = False
+
+if shutil.which("pyenv"):  # its commands fail for every Python but the chosen ones
+    installed = subprocess.run(
+        ["pyenv", "versions", "--bare"], capture_output=True, text=True, check=False
+    )
+    os.environ.setdefault("PYENV_VERSION", ":".join(installed.stdout.split()))
+
+
+def _test(session: nox.Session, *arguments: str, tests: list[str]) -> None:
+    processes = os.environ.get("PROCESSES", "3")
+    session.run(
+        "python", "-m", "pytest", "-p", "no:cacheprovider", "--quiet", "--numprocesses", processes,
+        *arguments, *(session.posargs or tests),
+    )  # fmt: skip
+
+
+@nox.session(python=PYTHONS)
+def lowest(session: nox.Session) -> None:
+    """Test with the lowest version of each direct dependency that has a wheel."""
+    pins = Path(session.create_tmp()) / "lowest.txt"
+    session.run_install(
+        "uv", "pip", "compile", "--quiet", "--python", f"{session.virtualenv.bin}/python",
+        "--only-binary", ":all:", "--resolution", "lowest-direct", "--extra", "demo",
+        "--output-file", str(pins), "pyproject.toml",
+        silent=True,
+    )  # fmt: skip
+    session.install(*WHEELS, "--constraint", str(pins), "--editable", ".[test]")
+    _test(session, *WITHOUT_SERVERS, *OLD, tests=TESTS)
+
+
+@nox.session(python=PYTHONS)
+def highest(session: nox.Session) -> None:
+    """Test with the highest version of everything."""
+    session.install(*WHEELS, "--upgrade", "--resolution", "highest", "--editable", ".[test]")
+    _test(session, *WITHOUT_SERVERS, tests=TESTS)
+
+
+@nox.session(python=IMAGE_PYTHONS, reuse_venv=False)
+def image(session: nox.Session) -> None:
+    """Install into what a facility's image has, which must stay as it is, and test there.
+
+    It has dask-awkward, so its tests are among these, against a real Triton.
+    """
+    session.install(*WHEELS, "--exclude-newer", IMAGE_DATE, *IMAGE)
+    before = _installed(session)
+    session.install(*WHEELS, "--editable", ".[lazy]")
+    if changed := before - _installed(session):
+        session.error(f"the image had other versions before: {', '.join(sorted(changed))}")
+    session.install(*WHEELS, "--editable", ".[lazy,test]")
+    if not session.posargs:
+        _test(session, *WITHOUT_SERVERS, *OLD, tests=TESTS)
+    session.run("sonic-coffea", "server", "install")
+    _test(session, *OLD, tests=LAZY)
+
+
+def _installed(session: nox.Session) -> set[str]:
+    python = f"{session.virtualenv.bin}/python"
+    listed = session.run_install("uv", "pip", "freeze", "--python", python, silent=True)
+    return set(str(listed).split("\n"))

@@ -1,0 +1,80 @@
+"""What the package imports is declared in pyproject.toml, and nothing is declared for nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+
+import sonic_coffea
+
+ROOT = Path(sonic_coffea.__file__).parent
+# These run in a server, or in its environment, whose packages `server/_install.py` pins.
+OF_THE_SERVER = {
+    "lightgbm",
+    "onnxruntime",
+    "sonic_runner",
+    "torch",
+    "triton_python_backend_utils",
+    "xgboost",
+}
+# Without these there is nothing that could use what imports them: Prometheus, or pytest.
+OPTIONAL = {"prometheus_client", "pytest"}
+# The extra that has what not everybody needs.
+EXTRAS = {
+    "bokeh": "demo",
+    "dask_awkward": "lazy",
+    "hist": "demo",
+    "matplotlib": "demo",
+    "mplhep": "demo",
+    "onnx": "onnx",
+}
+
+
+def imported() -> set[str]:
+    names = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.partition(".")[0])
+    return names - sys.stdlib_module_names - OF_THE_SERVER - OPTIONAL - {"sonic_coffea"}
+
+
+def declared() -> dict[str, set[str]]:
+    """Return the packages that each extra asks for; those of everybody under an empty name."""
+    found: dict[str, set[str]] = {"": set()}
+    for requirement in requires("sonic-coffea") or ():
+        package, _, marker = requirement.partition(";")
+        extra = re.search(r"""extra == ['"](\w+)""", marker)
+        name = re.match(r"[\w.-]+", package)
+        assert name is not None
+        found.setdefault(extra[1] if extra else "", set()).add(distribution_name(name[0]))
+    return found
+
+
+def distribution_name(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def packages() -> dict[str, set[str]]:
+    """Return the packages that have each imported module; a missing one is called as it is."""
+    installed = packages_distributions()
+    return {
+        module: {distribution_name(name) for name in installed.get(module, [module])}
+        for module in imported()
+    }
+
+
+def test_what_is_imported_is_declared() -> None:
+    has = declared()
+    extras = {module: EXTRAS.get(module, "") for module in imported()}
+    missing = {m: extras[m] for m, names in packages().items() if not names & has[extras[m]]}
+    assert missing == {}
+
+
+def test_what_is_declared_is_imported() -> None:
+    assert declared()[""] - set().union(*packages().values()) == set()
