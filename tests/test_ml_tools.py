@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,6 @@ from sonic_coffea.pool import current
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PLAIN = {"ssl": False}
 
@@ -337,7 +337,7 @@ def test_arguments_of_the_client() -> None:
     assert Raw(url).pool.settings.servers == ("grpcs://triton.example:443",)
     assert Raw(url, PLAIN).pool.settings.servers == ("grpc://triton.example:8001",)
     certified = Raw(url, {"root_certificates": "ca.pem", "verbose": False, "private_key": None})
-    assert certified.pool.settings.tls.root == "ca.pem"
+    assert certified.pool.settings.tls.root == str(Path("ca.pem").absolute())
     with pytest.raises(errors.ConfigError, match="no use for 'creds'; there are: .*ssl"):
         Raw(url, {"creds": object()})
     with pytest.raises(errors.ConfigError, match="did you mean 'root_certificates'"):

@@ -86,7 +86,7 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
                 raise ConfigError(f"client_args has no use for {name!r}; {known}")
         if options["ssl"]:
             model_url = model_url.replace("triton+grpc://", "triton+grpcs://", 1)
-        address = Address.parse(model_url)
+        address = replace(Address.parse(model_url), tls=bool(options["ssl"]))
         if address.model is None:
             raise ConfigError(f"expected triton+grpc://host:port/model/version, got {model_url!r}")
         if batch_size == 0:

@@ -35,6 +35,11 @@ Code = grpc.StatusCode
         ("grpc://[::1]:9000", "[::1]:9000", False, None),
         ("triton+grpc://host:1/model/2", "host:1", False, ("model", "2")),
         ("triton+grpcs://host/model", "host:443", True, ("model", None)),
+        # Whom port 443 belongs to, coffea's form does not say, nor does a bare name.
+        ("triton+grpc://host:443/model", "host:443", True, ("model", None)),
+        ("triton.example:443", "triton.example:443", True, None),
+        ("[::1]:443", "[::1]:443", True, None),
+        ("grpc://host:443", "host:443", False, None),
     ],
 )
 def test_addresses(url: str, target: str, tls: bool, model: Any) -> None:
@@ -43,6 +48,13 @@ def test_addresses(url: str, target: str, tls: bool, model: Any) -> None:
     assert address.tls is tls
     assert (address.model, address.version) == (model or (None, None))
     assert Address.parse(address.url).target == target
+
+
+def test_a_port_that_is_taken_for_tls_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        assert Address.parse("triton+grpc://told.example:443/m/1").url == "grpcs://told.example:443"
+    (told,) = caplog.messages
+    assert "is taken for 'triton+grpcs://told.example/m/1', as port 443" in told
 
 
 @pytest.mark.parametrize(

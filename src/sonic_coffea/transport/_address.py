@@ -1,14 +1,26 @@
-"""Where a server is: ``grpc://host:port``, ``grpcs://host:port``, coffea's ``triton+grpc://``."""
+"""Where a server is: ``grpc://host:port``, ``grpcs://host:port``, coffea's ``triton+grpc://``.
+
+``triton+grpc://host:443`` and ``host:443`` are taken for TLS, which the log tells.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import logging
+import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from urllib.parse import urlsplit
 
 from sonic_coffea.errors import ConfigError, nearest
 
+logger = logging.getLogger(__name__)
+
+# coffea's form has no word for TLS, and a server without a scheme says nothing of it.
+_TLS_BY_PORT = re.compile(
+    r"(?P<coffea>triton\+grpc://)?(?P<server>[^/:@]+|\[[0-9a-f:]+\]):443(?=/|$)"
+)
 SCHEMES = ("grpc", "grpcs", "triton+grpc", "triton+grpcs")
 DEFAULT_PORT = {"grpc": 8001, "grpcs": 443}
 
@@ -43,6 +55,7 @@ class Address:
         >>> Address.parse("grpcs://triton.example").target
         'triton.example:443'
         """
+        url = _with_tls(url)
         scheme, separator, _ = url.partition("://")
         if not separator:
             raise ConfigError(
@@ -95,6 +108,18 @@ class Address:
 
     def __str__(self) -> str:
         return self.url
+
+
+@cache
+def _with_tls(url: str) -> str:
+    """Return a URL that says that it is of TLS, where its port does; and tell of that once."""
+    match = _TLS_BY_PORT.match(url)
+    if match is None:
+        return url
+    scheme = "triton+grpcs" if match["coffea"] else "grpcs"
+    secure = f"{scheme}://{match['server']}{url[match.end() :]}"
+    logger.warning("%r is taken for %r, as port 443 is that of TLS", url, secure)
+    return secure
 
 
 def _path(path: str, url: str, *, coffea: bool) -> tuple[str | None, str | None]:

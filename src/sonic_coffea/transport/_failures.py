@@ -104,6 +104,15 @@ FAILURES: tuple[Failure, ...] = (
         hint="the port does not speak gRPC, which Triton does at 8001 by default",
         undelivered=True,
     ),
+    Failure(
+        "connection",
+        ServerLostError,
+        (Code.UNAVAILABLE,),
+        "expected settings frame as the first frame",
+        hint="what listens there speaks no gRPC, such as a dask nanny that was given the port "
+        "before the server; or it wants TLS, as grpcs:// has it",
+        undelivered=True,
+    ),
     _unreached("connection", "connections to all backends failing"),
     _unreached("connection", "errors resolving"),
     _unreached("proxy", "remote connection failure"),
