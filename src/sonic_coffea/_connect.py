@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
@@ -9,6 +10,8 @@ from sonic_coffea.pool import Pool, Settings, install
 
 if TYPE_CHECKING:
     from distributed import Client
+
+logger = logging.getLogger(__name__)
 
 
 def connect(
@@ -67,6 +70,12 @@ def connect(
     else:
         settings = Settings.make(servers, **options)
     if client is None:
+        if settings.secrets:
+            logger.warning(
+                "%s of connect stays in this process: processes that executors start cannot have "
+                "it; token_file= names a file that they read, and client= tells dask's workers",
+                " and ".join(f"{option}=" for option in settings.secrets),
+            )
         return install(settings)
     from sonic_coffea.dask import register
 

@@ -15,7 +15,7 @@ import yaml
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.pool import Settings, carried, current
+from sonic_coffea.pool import Settings, carried, current, forget
 from sonic_coffea.pool._settings import Retry
 from sonic_coffea.transport import Tls
 
@@ -132,6 +132,73 @@ def test_servers_of_a_closed_pool_are_not_carried(tagger: sonic.Model) -> None:
     with sonic.connect("grpc://s:1"):
         assert b"s:1" in pickle.dumps(tagger)
     assert b"s:1" not in pickle.dumps(tagger)
+
+
+CONFIGURED = {"sonic.servers": ["grpc://configured:1"], "sonic.token": "$SONIC_TEST_TOKEN"}
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "expected"),
+    [
+        ({}, {}, "grpc://connected:1"),
+        # One home folder: the configuration was there when `connect` named others.
+        (CONFIGURED, CONFIGURED, "grpc://connected:1"),
+        # Whoever configures workers knows what they reach.
+        ({}, CONFIGURED, "grpc://configured:1"),
+    ],
+)
+def test_which_servers_another_process_uses(
+    tagger: sonic.Model, here: dict[str, Any], there: dict[str, Any], expected: str
+) -> None:
+    with dask.config.set(here):
+        sonic.connect("grpc://connected:1")
+        pickled = pickle.dumps(tagger)
+    forget()
+    with dask.config.set(there):
+        pickle.loads(pickled)
+        assert current().settings.servers == (expected,)
+
+
+def test_settings_of_another_connect_replace_those_that_were_carried(tagger: sonic.Model) -> None:
+    sonic.connect("grpc://one:1")
+    one = pickle.dumps(tagger)
+    sonic.connect("grpc://two:1")
+    two = pickle.dumps(tagger)
+    forget()
+    pickle.loads(one)
+    pool = current()
+    pickle.loads(one)
+    assert current() is pool
+    pickle.loads(two)
+    assert current().settings.servers == ("grpc://two:1",)
+    assert not pool.closed  # another thread may wait for it
+    own = sonic.connect("grpc://own:1")
+    pickle.loads(one)
+    assert current() is own
+
+
+@pytest.mark.parametrize("profile", [None, "inside"])
+def test_a_secret_of_the_configuration_is_found_there(
+    tagger: sonic.Model, monkeypatch: pytest.MonkeyPatch, profile: str | None
+) -> None:
+    monkeypatch.setenv("SONIC_TEST_TOKEN", "hush")
+    inside = {"servers": "grpc://inside:1", "token": "$SONIC_TEST_TOKEN"}
+    with dask.config.set({**CONFIGURED, "sonic.profiles": {"inside": inside}}):
+        connected = sonic.connect(profile=profile).settings
+        pickled = pickle.dumps(tagger)
+        assert b"hush" not in pickled
+        forget()
+        pickle.loads(pickled)
+        assert current().settings == connected
+
+
+def test_a_secret_that_cannot_be_found_is_told_of(tagger: sonic.Model) -> None:
+    sonic.connect("grpc://s:1", token="hush", headers={"key": "hush"})
+    pickled = pickle.dumps(tagger)
+    forget()
+    pickle.loads(pickled)
+    with pytest.raises(errors.ConfigError, match=r"given token= and headers= in another process"):
+        current()
 
 
 def test_the_same_settings_keep_the_pool() -> None:

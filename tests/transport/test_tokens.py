@@ -72,11 +72,13 @@ def test_a_file_that_never_has_a_token_is_named(
 ) -> None:
     monkeypatch.setattr(PATIENCE, 0.01)
     path = tmp_path / "token"
-    with pytest.raises(errors.ConfigError, match="token file '.*token': No such file") as caught:
+    with pytest.raises(
+        errors.ConfigError, match="token file '.*token' on .*: No such file"
+    ) as caught:
         TokenFile(path)()
     assert caught.value.__cause__ is None
     path.write_text(" \n")
-    with pytest.raises(errors.ConfigError, match="token file '.*token': it is empty"):
+    with pytest.raises(errors.ConfigError, match="token file '.*token' on .*: it is empty"):
         TokenFile(path)()
 
 

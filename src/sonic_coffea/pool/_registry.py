@@ -1,8 +1,9 @@
 """The pool of this process: found by models and processors wherever they are unpickled.
 
-Pickles carry the settings of a pool, without secrets, never a connection. A process that has no
-pool when the first of them arrives opens one from these settings; a forked child leaves the pool
-that it inherited to its parent, and opens its own.
+Pickles carry the settings of a pool, without secrets, never a connection. A process in which
+nobody has called `connect` opens its pool from these settings, and keeps it from chunk to chunk,
+until a pickle of another `connect` arrives: processes of an executor outlive runs. A forked child
+leaves the pool that it inherited to its parent, and opens its own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import uuid
+from dataclasses import dataclass
 from typing import Any
 
 from sonic_coffea.errors import ConfigError
@@ -19,18 +22,28 @@ from sonic_coffea.pool._settings import Settings
 _lock = threading.Lock()
 _pool: Pool | None = None
 _settings: Settings | None = None
+# Which `connect` the settings are of, and whether a pickle has brought them.
+_connection = ""
+_adopted = False
 _others: list[Pool] = []
 _of_parents: list[Pool | None] = []
 
 
 def install(settings: Settings) -> Pool:
     """Make a pool the one of this process; the same settings keep the pool that is there."""
-    global _pool, _settings  # noqa: PLW0603
+    return _install(settings, adopted=False)
+
+
+def _install(settings: Settings, *, adopted: bool) -> Pool:
+    global _pool, _settings, _connection, _adopted  # noqa: PLW0603
     with _lock:
         old, pool = _pool, _pool
         if pool is None or pool.closed or pool.settings != settings:
             pool = _pool = Pool(settings)
             _settings = settings
+            if not adopted:
+                _connection = uuid.uuid4().hex
+        _adopted = adopted
     # Not under the lock: it waits for the pool's threads, which may ask for the pool themselves.
     if old is not None and old is not pool:
         old.close()
@@ -55,12 +68,27 @@ def current() -> Pool:
 
 def _named() -> Pool | None:
     with _lock:
-        settings = _settings
+        settings, adopted = _settings, _adopted
         if _pool is not None and not _pool.closed:
             return _pool
-    settings = settings if _pool is None else None
-    settings = settings or Settings.from_config()
-    return None if settings is None else install(settings)
+        if _pool is not None:
+            settings = None
+    if settings is None:
+        settings, adopted = Settings.from_config(), False
+    if settings is None:
+        return None
+    if settings.withheld:
+        raise ConfigError(
+            f"sonic.connect was given {_words(settings.withheld)} in another process, where "
+            f"{'they stay' if len(settings.withheld) > 1 else 'it stays'}: secrets are not "
+            "pickled; use token_file= with a path that this process can read, or name the servers "
+            "in dask's configuration, with 'token: $VARIABLE'"
+        )
+    return _install(settings, adopted=adopted)
+
+
+def _words(options: tuple[str, ...]) -> str:
+    return " and ".join(f"{option}=" for option in options)
 
 
 def shared(settings: Settings) -> Pool:
@@ -76,30 +104,92 @@ def shared(settings: Settings) -> Pool:
         return _others[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Luggage:
+    """What a pickle takes along of the pool of its process.
+
+    Attributes
+    ----------
+    settings : Settings
+        Those of the pool, without secrets.
+    configured : Settings or None
+        What the configuration of its process says, without secrets.
+    connection : str
+        Which call of `connect` they are of.
+    """
+
+    settings: Settings
+    configured: Settings | None
+    connection: str
+
+
 class Carrier:
     """What takes the settings of the pool along when it is pickled: models and processors."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"attributes": self.__dict__, "settings": carried()}
+        return {"attributes": self.__dict__, "luggage": carried()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        _adopt(state["settings"])
+        if state["luggage"] is not None:
+            _adopt(state["luggage"])
         self.__dict__.update(state["attributes"])
 
 
-def carried() -> Settings | None:
+def carried() -> Luggage | None:
     """Return what a pickle takes along: no secrets."""
     with _lock:
         closed = _pool is not None and _pool.closed
-        return None if closed or _settings is None else _settings.without_secrets()
+        settings, connection = _settings, _connection
+    if closed or settings is None:
+        return None
+    return Luggage(settings.without_secrets(), _public(_configured()), connection)
 
 
-def _adopt(settings: Settings | None) -> None:
-    """Use settings that came with a pickle, if this process has none of its own."""
-    global _settings  # noqa: PLW0603
+def _adopt(luggage: Luggage) -> None:
+    """Use settings that came with a pickle, unless this process has some of its own.
+
+    Its own are those of a `connect` here, and of a configuration that is not that of the pickle's
+    process: whoever configures workers knows what they reach.
+    """
+    global _pool, _settings, _connection, _adopted  # noqa: PLW0603
     with _lock:
-        if settings is not None and _settings is None and Settings.from_config() is None:
-            _settings = settings
+        own = _settings is not None and not _adopted
+        if own or _connection == luggage.connection:
+            return
+    configured = _configured()
+    if configured is not None and _public(configured) != luggage.configured:
+        return
+    settings = _with_secrets(luggage.settings)
+    with _lock:
+        if _pool is not None and not _pool.closed and _pool.settings != settings:
+            _others.append(_pool)  # other threads may still wait for it
+            _pool = None
+        elif _pool is not None and _pool.closed:
+            _pool = None
+        _settings, _connection, _adopted = settings, luggage.connection, True
+
+
+def _with_secrets(settings: Settings) -> Settings:
+    """Return settings with what was withheld, if a profile here is the same but for it."""
+    if not settings.withheld:
+        return settings
+    for profile in (None, *Settings.profiles()):
+        configured = _configured(profile)
+        if configured is not None and _public(configured) == settings:
+            return configured
+    return settings
+
+
+def _configured(profile: str | None = None) -> Settings | None:
+    """Return what the configuration says; None also if it cannot be used, which `connect` tells."""
+    try:
+        return Settings.from_config(profile)
+    except ConfigError:
+        return None
+
+
+def _public(settings: Settings | None) -> Settings | None:
+    return None if settings is None else settings.without_secrets()
 
 
 def forget(pool: Pool | None = None) -> None:
@@ -107,12 +197,13 @@ def forget(pool: Pool | None = None) -> None:
 
     Without `pool`, those that are shared by URL are closed, too.
     """
-    global _pool, _settings  # noqa: PLW0603
+    global _pool, _settings, _connection, _adopted  # noqa: PLW0603
     with _lock:
         closing = [] if pool is not None else list(_others)
         if _pool is not None and pool in (None, _pool):
             closing.append(_pool)
             _pool = _settings = None
+            _connection, _adopted = "", False
         _others[:] = [other for other in _others if other not in closing]
     for one in closing:
         one.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.pool._options import OPTIONS
-from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, TokenFile
+from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, TokenFile, unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +127,8 @@ class Settings:
         twice as much as one of weight 1.
     timeouts, limits, retry, tls, fallback, cache
         The other options, in groups.
+    withheld : tuple of str
+        Options that stayed in the process that was given them, as they are secrets.
     """
 
     servers: tuple[str, ...]
@@ -144,6 +146,7 @@ class Settings:
     tls: Tls = field(default_factory=Tls)
     fallback: Fallback = field(default_factory=Fallback)
     cache: CacheSettings = field(default_factory=CacheSettings)
+    withheld: tuple[str, ...] = ()
 
     @classmethod
     def make(cls, servers: Any, **options: Any) -> Settings:
@@ -173,7 +176,7 @@ class Settings:
             if (expected := option.expects(value)) is not None:
                 got = type(value).__name__ if option.secret else repr(value)
                 raise ConfigError(f"{name}: expected {expected}, got {got}")
-            groups[option.group][option.field] = value
+            groups[option.group][option.field] = _from_anywhere(name, value)
         own = groups.pop("", {})
         own |= {group: _GROUPS[group](**values) for group, values in groups.items()}
         settings = cls(servers=urls, **own)
@@ -247,10 +250,28 @@ class Settings:
             options["token"] = os.path.expandvars(options["token"])
         return cls.make(servers, **options)
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The options that are not pickled; a token's path is."""
+        given = {
+            "token": self.token is not None and not isinstance(self.token, Path),
+            "headers": bool(self.headers),
+        }
+        return tuple(name for name, secret in given.items() if secret)
+
     def without_secrets(self) -> Settings:
         """Return what may be written into pickles: a token's path, but no token and no header."""
         token = self.token if isinstance(self.token, Path) else None
-        return replace(self, token=token, headers={})
+        withheld = self.withheld + self.secrets
+        return replace(self, token=token, headers={}, withheld=withheld)
+
+    @staticmethod
+    def profiles() -> list[str]:
+        """Return the names of the profiles of dask's configuration."""
+        import dask.config
+
+        _offer_defaults()
+        return list(dask.config.get("sonic.profiles", None) or {})
 
     def connection_options(self) -> ConnectionOptions:
         """Return what the transport needs to know."""
@@ -275,6 +296,15 @@ _GROUPS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+def _from_anywhere(option: str, value: Any) -> Any:
+    """Return a path so that processes in other folders find it; one in a home folder stays so."""
+    if isinstance(value, Path) and option == "token":
+        return value.expanduser().absolute()
+    if option.startswith("tls_") and value and not str(value).startswith("~"):
+        return str(Path(value).absolute())
+    return value
+
+
 def read_servers(path: str) -> tuple[str, ...]:
     """Return the URLs in a file.
 
@@ -285,13 +315,13 @@ def read_servers(path: str) -> tuple[str, ...]:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        message = f"cannot read the file of servers {path!r}: {reason}"
+    except (OSError, UnicodeDecodeError) as caught:
+        reason = str(caught.strerror if isinstance(caught, OSError) else caught)
+        error = unreadable("file of servers", path, reason)
     else:
         lines = (line.partition("#")[0].strip() for line in text.splitlines())
         return _urls([line for line in lines if line])
-    raise ConfigError(message)
+    raise error
 
 
 def _underscored(options: Mapping[str, Any]) -> dict[str, Any]:

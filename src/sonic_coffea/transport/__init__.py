@@ -9,6 +9,7 @@ from sonic_coffea.transport import _local_state as local_state
 from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._contract import Contract, TensorSpec
 from sonic_coffea.transport._datatypes import DATATYPES, STRINGS, TYPED_CONTENTS, kserve_name
+from sonic_coffea.transport._files import unreadable
 from sonic_coffea.transport._local_state import ServerRecord
 from sonic_coffea.transport._loopback import HeldPort
 from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, Response, ServerInfo
@@ -49,6 +50,7 @@ __all__ = [
     "local_state",
     "read_model_config",
     "to_wire",
+    "unreadable",
     "write_model_config",
 ]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.transport._files import unreadable
 from sonic_coffea.transport._tokens import check_header, token_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _read_pem(path: str | None, role: str) -> bytes | None:
         if b"-----BEGIN" in content:
             return content
         problem = "expected a file in PEM format, which begins with -----BEGIN"
-    raise ConfigError(f"cannot read the {role} {path!r}: {problem}")
+    raise unreadable(role, path, problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError, SonicError
+from sonic_coffea.transport._files import unreadable
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class TokenFile:
                 self._last = token
                 return None
             reason = "it is empty"
-        return ConfigError(f"cannot read the token file {str(self.path)!r}: {reason}")
+        return unreadable("token file", self.path, reason)
 
 
 def token_of(source: Any) -> str:

@@ -1,0 +1,13 @@
+"""Files that settings name: the error where one is here, and not on a worker."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from sonic_coffea.errors import ConfigError
+
+
+def unreadable(role: str, path: str | Path, problem: str) -> ConfigError:
+    """Return the error of a file that cannot be used; it names the machine, one of many."""
+    return ConfigError(f"cannot read the {role} {str(path)!r} on {socket.gethostname()}: {problem}")

@@ -1,0 +1,124 @@
+"""Processes that coffea's executors start: their pools, settings, secrets and statistics."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import loky
+import pytest
+from coffea import processor
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.pool import current
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODEL = sonic.Model("double", {"x": sonic.Row("pt")}, {"y": ["twice"]})
+CHUNKS = [ak.Array([[{"pt": float(number)}], []]) for number in range(12)]
+
+pytestmark = [
+    pytest.mark.server,  # several processes
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+
+class Doubling(sonic.SonicProcessor, processor.ProcessorABC):
+    """Returns the scores, and which pools of which processes gave them."""
+
+    models = {"double": MODEL}  # noqa: RUF012  as users write it
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        return {"double": events}
+
+    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+        pool = current()
+        return {
+            "scores": set(ak.flatten(scores["double"].twice).tolist()),
+            "pools": {(os.getpid(), id(pool), pool.settings.servers)},
+        }
+
+    def postprocess(self, accumulator: Any) -> Any:
+        return accumulator
+
+
+def double(inputs: Any) -> dict[str, Any]:
+    return {"y": 2 * inputs["x"]}
+
+
+def fake_server(**options: Any) -> FakeServer:
+    return FakeServer({"double": FakeModel.of(MODEL, double)}, **options)
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Any]:
+    """Two processes that outlive runs, as those of a batch system's executors do."""
+    with loky.ProcessPoolExecutor(max_workers=2) as pool:
+        yield pool
+
+
+def run(processes: Any) -> dict[str, Any]:
+    executor = processor.FuturesExecutor(pool=processes, status=False, retries=0)
+    # As coffea's runner pickles it: anew for each chunk.
+    out, failure = executor(CHUNKS, Doubling().process, None)
+    assert failure == 0
+    return dict(out)
+
+
+def check(out: dict[str, Any], server: FakeServer) -> None:
+    """All scores, one pool for each process, and statistics of all chunks."""
+    assert out["scores"] == {2.0 * number for number in range(len(CHUNKS))}
+    assert {servers for _, _, servers in out["pools"]} == {(server.url,)}
+    statistics = sonic.report(out).statistics
+    assert (statistics.chunks, statistics.scored) == (len(CHUNKS), len(CHUNKS))
+    assert server.statistics["double", "rows"] == len(CHUNKS)
+    assert len(out["pools"]) == len({process for process, *_ in out["pools"]})
+
+
+def test_a_process_keeps_its_pool_from_chunk_to_chunk(processes: Any) -> None:
+    with fake_server() as server, sonic.connect(server.url):
+        check(run(processes), server)
+
+
+def test_processes_that_outlive_a_run_go_to_the_servers_of_the_next(processes: Any) -> None:
+    with fake_server() as server, sonic.connect(server.url):
+        before = run(processes)["pools"]
+    with fake_server() as other, sonic.connect(other.url):
+        out = run(processes)
+        check(out, other)
+    assert {process for process, *_ in out["pools"]} & {process for process, *_ in before}
+
+
+def test_a_token_file_is_found(
+    processes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its whole path: workers run elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    Path("token").write_text("hush")
+    with fake_server(headers={"authorization": "Bearer hush"}) as server:
+        with sonic.connect(server.url, token_file="token"):
+            check(run(processes), server)
+        Path("token").rename("moved")
+        host = socket.gethostname()
+        with (
+            sonic.connect(server.url, token_file=tmp_path / "tokn"),
+            pytest.raises(errors.ConfigError, match=f"tokn' on {host}: No such file"),
+        ):
+            run(processes)
+
+
+def test_a_token_that_stays_is_told_of(processes: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with fake_server(headers={"authorization": "Bearer hush"}) as server:
+        with caplog.at_level(logging.WARNING), sonic.connect(server.url, token="hush"):
+            assert "token= of connect stays in this process" in caplog.text
+            assert "hush" not in caplog.text
+            with pytest.raises(errors.ConfigError, match=r"was given token= in another process"):
+                run(processes)
+        assert not server.requests
