@@ -70,7 +70,7 @@ def _test(session: nox.Session, *arguments: str, tests: list[str]) -> None:
 @nox.session(python=PYTHONS)
 def lowest(session: nox.Session) -> None:
     """Test with the lowest version of each direct dependency that has a wheel."""
-    pins = Path(session.create_tmp()) / "lowest.txt"
+    pins = Path(session.virtualenv.location) / "lowest.txt"
     session.run_install(
         "uv", "pip", "compile", "--quiet", "--python", f"{session.virtualenv.bin}/python",
         "--only-binary", ":all:", "--resolution", "lowest-direct", "--extra", "demo",
