@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, InputError, nearest
 from sonic_coffea.layouts._layout import (
+    Bound,
     Constants,
     DType,
     Fields,
@@ -23,12 +25,15 @@ from sonic_coffea.layouts._rows import offsets_of
 from sonic_coffea.layouts._scatter import scattered
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from awkward.contents import Content
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._fields import Feature
-    from sonic_coffea.layouts._rows import Int64, RowSelection
+    from sonic_coffea.layouts._layout import Layout
+    from sonic_coffea.layouts._rows import Int64, RowSelection, Split
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -52,6 +57,9 @@ class Flat(FieldsLayout):
     axis_order : {"LF", "FL", "L"}
         ``[sum n, F]``; ``[F, sum n]``, such as the ends of a graph's edges; or ``[sum n]`` of one
         field.
+    refers_to : str, optional
+        The model's `Flat` input whose elements the numbers refer to, such as the nodes of a graph's
+        edges. In the arrays they count within the row, in the tensor within the request, from 0 on.
     merge_rows : bool
         Whether the rows of a request may become one, if neither `splits` nor `batch` tells them
         apart. That is an error otherwise, unless another input has the same elements and tells, or
@@ -77,9 +85,11 @@ class Flat(FieldsLayout):
     sort_ascending: bool
     missing: tuple[Any, ...] | None
     axis_order: str
+    refers_to: str | None
     merge_rows: bool
+    referred: Split | None = field(repr=False, compare=False)
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what a declaration says
         self,
         fields: Fields,
         splits: str | None = "row_splits",
@@ -90,6 +100,7 @@ class Flat(FieldsLayout):
         sort_ascending: bool = False,
         missing: Constants = None,
         axis_order: str = "LF",
+        refers_to: str | None = None,
         merge_rows: bool = False,
     ) -> None:
         options: dict[str, Any] = {
@@ -105,10 +116,40 @@ class Flat(FieldsLayout):
                 "field, or axis_order 'LF' or 'FL'"
             )
         declare(self, axis_order=axis_order, merge_rows=bool(merge_rows))
+        declare(self, refers_to=refers_to, referred=None)
+        if refers_to is not None and self.dtype.name not in ("int32", "int64"):
+            raise ConfigError(
+                f"Flat: numbers that refer to the elements of {refers_to!r} are int32 or int64, "
+                f"got {self.dtype.name}"
+            )
 
     @property
     def merges(self) -> bool:  # type: ignore[override]
-        return self.splits is None and self.batch is None and not self.merge_rows
+        told = self.splits is not None or self.batch is not None or self.refers_to is not None
+        return not told and not self.merge_rows
+
+    def among(self, inputs: Mapping[str, Layout]) -> Flat:
+        if self.refers_to is None:
+            return self
+        flat = {name: one for name, one in inputs.items() if isinstance(one, Flat)}
+        if self.refers_to not in flat or flat[self.refers_to] is self:
+            others = [name for name, one in flat.items() if one is not self]
+            raise ConfigError(
+                f"Flat: refers_to={self.refers_to!r} is no other Flat input of the model; "
+                f"{nearest(self.refers_to, others)}"
+            )
+        if flat[self.refers_to].sort_by is not None:
+            raise ConfigError(
+                f"Flat: numbers refer to the elements of {self.refers_to!r} as they are given, and "
+                "these are sorted; leave sort_by out, and sort them before"
+            )
+        return self
+
+    def referring(self, bound: Bound, others: Mapping[str, Bound]) -> Bound:
+        if self.refers_to is None:
+            return bound
+        referred = others[self.refers_to].columns.split
+        return Bound(declare(copy(self), referred=referred), bound.columns)
 
     def tensors(self, name: str) -> dict[str, tuple[DType, Shape]]:
         others = dict.fromkeys(filter(None, (self.splits, self.batch)), (np.dtype(np.int64), ()))
@@ -137,11 +178,33 @@ class Flat(FieldsLayout):
         """Return ``[sum n, F]``, with offsets or row numbers of the request's own."""
         tensors = FieldsLayout.make(self, name, columns, rows, level)
         counts = columns.split.counts_of(rows)
+        if self.referred is not None:
+            self._count_on(self._by_element(tensors[name]), self.referred, counts, rows)
         if self.splits:
             tensors[self.splits] = offsets_of(counts)
         if self.batch:
             tensors[self.batch] = np.repeat(np.arange(len(counts)), counts)
         return tensors
+
+    def _count_on(
+        self, numbers: Tensor, referred: Split, counts: Int64, rows: RowSelection
+    ) -> None:
+        """Let the numbers of each row count on from the elements of the rows before it."""
+        sizes = referred.counts_of(rows)
+        wrong = np.flatnonzero(
+            np.any((numbers < 0) | (numbers >= np.repeat(sizes, counts)[:, np.newaxis]), axis=1)
+        )
+        if len(wrong):
+            place = int(np.searchsorted(np.cumsum(counts), wrong[0], side="right"))
+            row = int(np.arange(len(referred.rows))[rows][place])
+            raise InputError(
+                f"field {self.features[0].name!r}, or one beside it, refers to no element of input "
+                f"{self.refers_to!r} in event {referred.rows.event_of(row)}: got "
+                f"{numbers[wrong[0]].tolist()} of {sizes[place]} elements; numbers count within "
+                "the row, from 0 on",
+                rows=(row, row + 1),
+            )
+        numbers += np.repeat(np.cumsum(sizes) - sizes, counts)[:, np.newaxis].astype(numbers.dtype)
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
         return scattered(self._by_element(tensor), columns)

@@ -192,6 +192,7 @@ def bind_sources(
                 raise
             remark = "for the pairs i x j of a row, [N, C, L, L], there is sonic.Pairwise"
             raise error.because(remark) from None
+    bound = {name: one.layout.referring(one, bound) for name, one in bound.items()}
     _check_meant(bound, [name for name in bound if name not in counted])
     if one_request_per is None:
         _check_told_apart(bound, rows)
@@ -242,7 +243,7 @@ def _check_told_apart(bound: Mapping[str, Bound], rows: Rows) -> None:
 
 
 def _tells(layout: Layout) -> bool:
-    return not layout.stacks and not layout.merges
+    return not layout.stacks and not layout.merges and layout.refers_to is None
 
 
 def _units(rows: Rows, numbers: Int64, one_request_per: str | None) -> Int64 | None:

@@ -61,6 +61,8 @@ class Layout(ABC):
         Whether its tensors may be of strings.
     merges : bool
         Whether nothing tells the rows of a request apart.
+    refers_to : str or None
+        The input to whose elements its numbers refer.
     lengths : tuple of int
         To what the layout pads jagged rows, at each level; none if it does not pad.
     """
@@ -71,6 +73,7 @@ class Layout(ABC):
     jagged: ClassVar[bool] = False
     holds_strings: ClassVar[bool] = False
     merges: bool = False
+    refers_to: str | None = None
     lengths: tuple[int, ...] = ()
 
     @property
@@ -202,6 +205,11 @@ class Layout(ABC):
     def bind_beside(self, counted: Bound) -> Bound:
         """Bind the layout to another input; see `counted_input`."""
         raise NotImplementedError
+
+    def referring(self, bound: Bound, others: Mapping[str, Bound]) -> Bound:
+        """Return its binding with what it needs of those of a model's other inputs."""
+        del others
+        return bound
 
     def pack(self, array: Any) -> Tensor:
         """Return the tensor that would be sent for `array`."""
