@@ -154,8 +154,8 @@ def test_what_hangs_is_not_waited_for(error: errors.SonicError, again: bool) -> 
         scenario.submit(1)
         for attempt in [a for a in scenario.in_flight if a.slice is not rows]:
             scenario.answer(attempt)
-    (second,) = [a for a in scenario.in_flight if a.slice is rows and not a.overdue]
-    scenario.fail(second, error)
+    for awaited in [a for a in scenario.in_flight if a.slice is rows and not a.overdue]:
+        scenario.fail(awaited, error)
     scenario.wait(0.5)
     assert bool([a for a in scenario.in_flight if a.slice is rows and not a.overdue]) == again
     assert (rows in scenario.failed) != again
@@ -177,6 +177,31 @@ def test_a_last_request_that_is_led_to_a_hanging_server_again_and_again() -> Non
     balancer.run(10.0)
     assert left < 0
     assert last in scenario.delivered
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_calls_one_after_the_other_do_not_wait_for_their_last_requests(turns: bool) -> None:
+    """The more requests a call has, the more often its last one is led to the one that hangs."""
+    chance, numbers = Random(2), [itertools.count(), itertools.count()]
+
+    def outcome(attempt: Attempt) -> Any:
+        hangs = next(numbers[attempt.channel]) % 2 if turns else chance.random() < 1 / 2
+        return HANGS if hangs and not well else None
+
+    scenario = Scenario(ONE)
+    scenario.lives[ONE] = True
+    balancer = Balancer(scenario, outcome, 1)
+    calls = [scenario.submit(32), scenario.submit(32)]
+    begun, delivered, well = scenario.now, 0, True
+    while scenario.now < begun + 60.0:
+        balancer.run(0.01)
+        well = well and scenario.now < begun + 1.0
+        for number, call in enumerate(calls):
+            if all(request.delivered for request in call):
+                calls[number] = scenario.submit(32)
+                delivered += len(call)
+    # It takes a moment to notice.
+    assert delivered > 0.8 * 55.0 / RTT_S
 
 
 def test_what_is_slow_for_once_is_not_sent_again() -> None:

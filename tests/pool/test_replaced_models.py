@@ -54,6 +54,16 @@ def test_a_pool_that_is_used_asks_again_after_the_stated_time() -> None:
     assert scenario.ask().outcome == B
 
 
+def test_calls_one_after_the_other_use_a_model_all_the_time() -> None:
+    """A server that hangs must not get a question between each two of them."""
+    scenario = scenario_of(ONE)
+    for _ in range(round(FRESH_S)):
+        scenario.submit(contract=A)
+        scenario.answer_all()
+        scenario.wait(0.9 * QUIET_S)
+        assert scenario.ask().outcome == A
+
+
 def test_a_pool_that_has_lost_a_server_asks_again_sooner() -> None:
     scenario = scenario_of(ONE)
     scenario.lives[ONE] = True

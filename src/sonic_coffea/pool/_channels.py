@@ -56,8 +56,11 @@ class Channels:
     def __len__(self) -> int:
         return len(self._all)
 
-    def take(self, used: Collection[int], now: float) -> int:
+    def take(self, used: Collection[int], now: float, number: int | None = None) -> int:
         """Return the connection that a request takes: if possible, none that it has used."""
+        if number is not None:
+            self._all[number].in_flight += 1
+            return number
         free = [n for n in range(len(self._all)) if n not in used]
         if not free and len(self._all) == self._wanted:
             free = [self._wanted]

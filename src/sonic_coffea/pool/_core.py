@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 # Rows that servers lose while they answer others may be what is killing them. By chance, where each
 # second server is dead, one request of 16 is lost as often as that.
 SUSPECT_LOSSES = MAX_RETRIES = 4
+# What has hung so often may be sent twice at a time.
+TWIN_FROM = 2
 # A request that a route cuts is split into eighths, while others are in flight beside it.
 MAX_SPLITS = 3
 
@@ -67,6 +69,7 @@ class PoolCore:
         self._contracts: dict[ModelKey, Contract] = {}
         # When servers have said so, and for how long it is taken for true.
         self._said: dict[ModelKey, tuple[float, float]] = {}
+        self._answered_at: dict[ModelKey, float] = {}
         self._seen: set[ModelKey] = set()
         self._discoveries: dict[ModelKey, Discovery] = {}
         self._starts_at = -math.inf
@@ -156,6 +159,7 @@ class PoolCore:
         if attempt.settled or endpoint is None:  # given up meanwhile; its rows are elsewhere
             return
         endpoint.answered(attempt, event.received_at - event.sent_at, now)
+        self._answered_at[attempt.key] = now
         request.delivered = True
         for other in list(request.attempts):
             self._settle(other)
@@ -322,9 +326,13 @@ class PoolCore:
         self._validate_waiting(now)
         while self._backing_off and self._backing_off[0][0] <= now:
             self._queue(heapq.heappop(self._backing_off)[2], now)
+        begun = []
         while (attempt := self._next(now) or self._hedge(now)) is not None:
-            self._in_flight_bytes += attempt.slice.nbytes
-            self._instructions.append(e.Send(attempt))
+            self._send(attempt)
+            begun.append(attempt)
+        for attempt in begun:
+            if (twin := self._twin(attempt, now)) is not None:
+                self._send(twin)
         self._fail_unroutable(now)
         self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
 
@@ -397,6 +405,24 @@ class PoolCore:
             return []
         others = (x for x in self.endpoints if x.url != url and x.usable(request.key, now))
         return [url] if any(others) else []
+
+    def _send(self, attempt: Attempt) -> None:
+        self._in_flight_bytes += attempt.slice.nbytes
+        self._instructions.append(e.Send(attempt))
+
+    def _twin(self, attempt: Attempt, now: float) -> Attempt | None:
+        """Send rows that hung more than once twice at a time, if nothing else waits.
+
+        A balancer that takes turns leads one of the two elsewhere, and no other rows pay for it.
+        """
+        request, endpoint = attempt.slice, self.endpoints.get(attempt.url)
+        hung = sum(other.overdue for other in request.attempts)
+        if hung < TWIN_FROM or self._queues.get(request.key) or not self._fits(request):
+            return None
+        if endpoint is None or endpoint.room(request.key, now) <= 0:
+            return None
+        endpoint.breaker.spend()
+        return endpoint.begin(request, now, attempt.channel)
 
     def _hedge(self, now: float) -> Attempt | None:
         """Send a request that takes long to another endpoint, too, or over another connection."""
@@ -548,6 +574,7 @@ class PoolCore:
         """Whether servers are asked again what a model is, before it is used."""
         said_at, true_for_s = self._said[key]
         used = self._queues.get(key) or any(attempt.key == key for attempt in self._attempts())
+        used = used or now - self._answered_at.get(key, -math.inf) < QUIET_S
         return now - said_at >= (true_for_s if used else QUIET_S)
 
     def _doubt(self) -> None:

@@ -118,11 +118,11 @@ class Endpoint:
         held = self.breaker.exhausted(now) and bool(self.in_flight.attempts)
         return 0 if held else self.in_flight.room(key, now)
 
-    def begin(self, request: RequestSlice, now: float) -> Attempt:
-        """Take a slice."""
+    def begin(self, request: RequestSlice, now: float, channel: int | None = None) -> Attempt:
+        """Take a slice, for a connection if that is said."""
         if not self.in_flight:
             self.liveness.hear(now)
-        attempt = self.in_flight.begin(request, self.url, now)
+        attempt = self.in_flight.begin(request, self.url, now, channel)
         request.begun_at = now
         request.attempts.append(attempt)
         return attempt

@@ -75,6 +75,7 @@ class Engine:
         self.settings = settings
         self.statistics = Statistics()
         self.contracts: dict[ModelKey, tuple[Contract, float]] = {}
+        self._delivered_at: dict[ModelKey, float] = {}
         self.closing = threading.Event()
         self._connect = connect
         self._core = PoolCore(settings)
@@ -144,8 +145,10 @@ class Engine:
     def known(self, key: ModelKey) -> Contract | None:
         """Return what a model takes and gives, if servers have said so lately."""
         contract, said_at = self.contracts.get(key, (None, -math.inf))
+        now = time.monotonic()
         used = any(not call.over for call in tuple(self._calls))
-        return contract if time.monotonic() - said_at < (FRESH_S if used else QUIET_S) else None
+        used = used or now - self._delivered_at.get(key, -math.inf) < QUIET_S
+        return contract if now - said_at < (FRESH_S if used else QUIET_S) else None
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
         """Return what a model takes and gives.
@@ -307,6 +310,7 @@ class Engine:
             case e.Send(attempt):
                 self._send(attempt)
             case e.Deliver(answered):
+                self._delivered_at[answered.attempt.key] = time.monotonic()
                 self._deliver(answered)
             case e.Cancel(attempt):
                 if (transmission := self._transmissions.get(attempt)) is not None:

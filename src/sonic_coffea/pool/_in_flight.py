@@ -25,8 +25,8 @@ HANGS_S, HANGS_TIMES = 1.0, 4.0
 HANGING_S = 10.0
 # Where nothing was sent later, only silence says that a response is overdue.
 UNTOLD_TIMES = 2.0
-# The more often rows were sent, the later they are sent again, from so many on.
-MANY_SENT = 3
+# The more often rows were sent, two at a time in the end, the later they are sent again.
+MANY_SENT = 4
 # Where nothing of like size was ever answered: a model may be loaded and warmed up meanwhile.
 UNKNOWN_S = 10.0
 # How often to look for what is overdue.
@@ -148,11 +148,13 @@ class InFlight:
         """Return the part of its limit that is in flight."""
         return self._by_model[key] / self.limit(key).value
 
-    def begin(self, request: RequestSlice, url: str, now: float) -> Attempt:
-        """Take a slice."""
+    def begin(
+        self, request: RequestSlice, url: str, now: float, channel: int | None = None
+    ) -> Attempt:
+        """Take a slice, for a connection if that is said."""
         key = request.key
         used = {attempt.channel for attempt in request.attempts if attempt.url == url}
-        channel = self.channels.take(used, now)
+        channel = self.channels.take(used, now, channel)
         self._by_model[key] += 1
         self.taken += 1
         if (quota := self._quota(key, now)) is not None:
@@ -208,7 +210,8 @@ class InFlight:
             return UNKNOWN_S * 2.0 ** (sent - 1)
         if now < self._hangs_until:
             late_s = min(late_s * self._caution, self._patient_s)
-            return late_s if overtaken else UNTOLD_TIMES * late_s * 2.0 ** max(0, sent - MANY_SENT)
+            untold = UNTOLD_TIMES * 2.0 ** (max(0, sent - MANY_SENT) / 2)
+            return late_s if overtaken else untold * late_s
         late_s = max(HANGS_S, HANGS_TIMES * late_s)
         return late_s if overtaken else UNTOLD_TIMES * late_s * 2.0 ** (sent - 1)
 

@@ -29,8 +29,8 @@ MAX_MISSES = 16
 # was validated this recently need not be again, or nothing else would ever be sent.
 VALID_S = 5.0
 # Servers may be given another file of the same version. So long after they have said what a model
-# is, a call asks again: while the model is in use, after that at the latest; else at once, as a
-# server that is asked for nothing comes back unnoticed.
+# is, a call asks again; if nothing was answered for the shorter time, after that, as a server that
+# is asked for nothing comes back unnoticed.
 FRESH_S, QUIET_S = 30.0, 1.0
 
 

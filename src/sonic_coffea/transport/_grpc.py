@@ -89,10 +89,10 @@ class RpcHandle(Protocol):
 
 
 # Calls that change nothing. A server that hangs may have got one, behind a balancer with others
-# that answer at once: it is made again after so long, and after as long again. The last one goes
-# over another connection, if nothing has come over the first: it may be the connection that hangs.
+# that answer at once: it is made again after these times. The last one goes over another
+# connection, if nothing has come over the first: it may be the connection that hangs.
 _READS = ("ServerMetadata", "RepositoryIndex", "ModelMetadata", "ModelConfig", "ModelStatistics")
-_ASK_AGAIN_S = (1.0, 2.0)
+_ASK_AGAIN_S = (0.2, 1.0, 2.0)
 
 
 class Connection:
