@@ -53,6 +53,8 @@ class Scenario:
         Whether each server answers probes; None: never.
     in_flight, cancelled : list of Attempt
         Requests that were sent, and those that were cancelled.
+    cancelled_at : dict
+        When each of these was.
     delivered, failed : dict
         By slice: the URL that answered it, or the error.
     """
@@ -64,6 +66,7 @@ class Scenario:
         self.lives: dict[str, Any] = dict.fromkeys((ONE, TWO), LOST)
         self.in_flight: list[Attempt] = []
         self.cancelled: list[Attempt] = []
+        self.cancelled_at: dict[Attempt, float] = {}
         self.delivered: dict[RequestSlice, str] = {}
         self.failed: dict[RequestSlice, errors.SonicError] = {}
         self.retries = 0
@@ -164,6 +167,7 @@ class Scenario:
             case e.Cancel(attempt):
                 self._ended(attempt)
                 self.cancelled.append(attempt)
+                self.cancelled_at[attempt] = self.now
                 return [e.Failed(attempt, errors.CancelledError("cancelled"))]
             case e.Deliver(answered):
                 assert answered.attempt.slice not in self.delivered

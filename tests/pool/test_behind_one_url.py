@@ -6,6 +6,7 @@ import heapq
 import itertools
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from tests.pool.scenario import KEY, ONE, Scenario
 
 from sonic_coffea import errors
 from sonic_coffea.pool._breaker import MAX_LOSSES
-from sonic_coffea.pool._channels import FIRST_RENEWAL_S
+from sonic_coffea.pool._channels import FIRST_RENEWAL_S, MAX_RESETS, OLD_S
 from sonic_coffea.pool._core import MAX_RETRIES
 from sonic_coffea.pool._in_flight import HANGS_S
 from sonic_coffea.pool._losses import INTERVAL_S
@@ -136,8 +137,26 @@ def test_a_server_that_hangs_costs_a_second() -> None:
     assert scenario.endpoint(ONE).breaker.circuit(scenario.now).value == "closed"
     again = [a for a in balancer.sent if a.slice.retries and a.slice.attempts]
     assert {attempt.channel for attempt in again} == {0, 1}
-    # What was answered in the end is cancelled where it hangs.
-    assert len(scenario.in_flight) < 100
+    # What was answered in the end is cancelled where it hangs, when it is old.
+    assert len(scenario.in_flight) < 100 + OLD_S / RTT_S
+
+
+def test_few_requests_are_cancelled_young() -> None:
+    """Envoy closes a connection half of whose streams are reset before they are 2 s old."""
+    hangs, turns = False, itertools.cycle([HANGS, None])
+    balancer = behind_one_url(lambda _: next(turns) if hangs else None, servers=1)
+    balancer.run(2.0)
+    hangs = True
+    balancer.run(8.0)
+    scenario, young = balancer.scenario, Counter[int]()
+    sent = Counter(attempt.channel for attempt in balancer.sent)
+    for attempt in scenario.cancelled:
+        young[attempt.channel] += scenario.cancelled_at[attempt] - attempt.begun_at < OLD_S
+    assert young[0]
+    for channel in sent:
+        assert young[channel] < MAX_RESETS + 0.4 * sent[channel]
+    # What was answered by then has been cancelled.
+    assert len(scenario.cancelled) > 0.4 * 5.0 / RTT_S
 
 
 @pytest.mark.parametrize(

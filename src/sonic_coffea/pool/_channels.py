@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 SILENT_S = 1.0
 # A pod takes from ten seconds to some minutes to be there again.
 FIRST_RENEWAL_S, LAST_RENEWAL_S = 15.0, 240.0
+# Envoy takes a reset of a stream that is younger than this for an attack if half of a connection's
+# streams end so, 250 at least, and closes the connection (CVE-2023-44487). So no more than a third
+# do, and the others are reset when they are older.
+OLD_S = 2.0
+MAX_RESETS, RESETS_PER_ANSWER = 50.0, 0.5
 
 
 @dataclass(slots=True)
@@ -27,12 +32,15 @@ class Channel:
         Since when requests on it are overdue, and none is answered.
     renew_at, renew_after_s : float
         When it is to be made anew, and how long after that once more.
+    resets : float
+        Young requests on it that may be cancelled.
     """
 
     in_flight: int = 0
     silent_since: float | None = None
     renew_at: float = math.inf
     renew_after_s: float = FIRST_RENEWAL_S
+    resets: float = MAX_RESETS
 
     def cost(self, now: float) -> tuple[bool, bool, int]:
         """Return what is against a request on it."""
@@ -78,7 +86,17 @@ class Channels:
 
     def answered(self, number: int) -> None:
         """Take note of a response."""
-        self._all[number].silent_since = None
+        channel = self._all[number]
+        channel.silent_since = None
+        channel.resets = min(channel.resets + RESETS_PER_ANSWER, MAX_RESETS)
+
+    def resets(self, number: int) -> bool:
+        """Whether one more young request may be cancelled; count it."""
+        channel = self._all[number]
+        if channel.resets < 1.0:
+            return False
+        channel.resets -= 1.0
+        return True
 
     def silent(self, number: int, now: float) -> None:
         """Take note that a request is overdue."""

@@ -10,6 +10,7 @@ import heapq
 import itertools
 import logging
 import math
+from collections import deque
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import Circuit, back_off_s
-from sonic_coffea.pool._channels import SILENT_S
+from sonic_coffea.pool._channels import OLD_S, SILENT_S
 from sonic_coffea.pool._discovery import OTHERS_S, Discovery
 from sonic_coffea.pool._endpoint import EndpointRegistry
 from sonic_coffea.pool._fallback import FallbackPolicy
@@ -64,6 +65,7 @@ class PoolCore:
         self._fallback = FallbackPolicy(settings, self.endpoints)
         self._queues: dict[ModelKey, list[tuple[tuple[int, int], RequestSlice]]] = {}
         self._backing_off: list[tuple[float, tuple[int, int], RequestSlice]] = []
+        self._to_cancel: deque[tuple[float, Attempt]] = deque()
         self._order = itertools.count()
         self._in_flight_bytes = 0
         self._contracts: dict[ModelKey, Contract] = {}
@@ -92,6 +94,8 @@ class PoolCore:
             times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at, x.losses.wakes_at()
         if self._backing_off:
             times.append(self._backing_off[0][0])
+        if self._to_cancel:
+            times.append(self._to_cancel[0][0])
         waiting = [key for key, queue in self._queues.items() if queue]
         # What is due already, and does not leave, waits for a response.
         due = [self._fallback.due_at(key, now) for key in waiting]
@@ -164,8 +168,17 @@ class PoolCore:
         for other in list(request.attempts):
             self._settle(other)
             if other is not attempt:
-                self._instructions.append(e.Cancel(other))
+                self._cancel(other, now)
         self._instructions.append(e.Deliver(event))
+
+    def _cancel(self, attempt: Attempt, now: float) -> None:
+        """Cancel what is answered elsewhere, but not too many that are young."""
+        endpoint = self.endpoints.get(attempt.url)
+        old_at = attempt.begun_at + OLD_S
+        if old_at <= now or endpoint is None or endpoint.in_flight.channels.resets(attempt.channel):
+            self._instructions.append(e.Cancel(attempt))
+        else:
+            self._to_cancel.append((old_at, attempt))
 
     def _lost(self, attempt: Attempt, error: SonicError, now: float) -> None:
         """Decide what becomes of rows that did not come back."""
@@ -333,6 +346,9 @@ class PoolCore:
         for attempt in begun:
             if (twin := self._twin(attempt, now)) is not None:
                 self._send(twin)
+        # They are in the order in which they were answered, so that some end a little late.
+        while self._to_cancel and self._to_cancel[0][0] <= now:
+            self._instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
         self._fail_unroutable(now)
         self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
 
