@@ -195,6 +195,74 @@ def dense(layout: Any, array: Any) -> Any:
     return np.asarray(images, layout.dtype).reshape(len(images), *shape)
 
 
+def channel(feature: Any) -> str:
+    return str(feature.name.rpartition(".")[2])
+
+
+@reference(sonic.Tokens)
+def tokens(layout: Any, array: Any) -> Any:
+    channels = list(dict.fromkeys(channel(f) for _, part in layout.parts for f in part.features))
+    each: list[list[Any]] = []
+    for place, (name, part) in enumerate(layout.parts):
+        if isinstance(part, sonic.Row):
+            length, fills = 1, [0.0] * len(part.features)
+            made = [[numbers] for numbers in expected(part, array).tolist()]
+        else:
+            length, fills = part.length, list(part.fill)
+            made = elements(part, array, length)
+        flags: list[float] = []
+        if layout.flags == "onehot":
+            flags = [float(k == place) for k in range(len(layout.parts))]
+        elif layout.flags == "number":
+            flags = [place + 1.0]
+        elif layout.flags is not None:
+            flags = [dict(layout.flags)[name]]
+        own = [channel(f) for f in part.features]
+        each.append([])
+        for there in made:
+            each[-1].append([])
+            for k in range(length):
+                present = k < len(there)
+                values = dict(zip(own, there[k] if present else fills, strict=True))
+                token = [values.get(c, layout.fill) for c in channels]
+                each[-1][-1].append(token + (flags if present else [0.0] * len(flags)))
+    rows_of_all = [[t for part in parts for t in part] for parts in zip(*each, strict=True)]
+    width, length = len(channels) + len(flags), layout.lengths[0]
+    if layout.axis_order == "FL":
+        return [list(zip(*row, strict=True)) for row in rows_of_all] or empty(width, length)
+    return rows_of_all or empty(length, width)
+
+
+FORMULAE: dict[str, Callable[[Any, Any], float]] = {
+    "pt_i - pt_j": lambda a, b: a["pt"] - b["pt"],
+    "abs(pt_i - 2 * id_j)": lambda a, b: abs(a["pt"] - 2 * b["id"]),
+    "min(pt_i, id_j) * id_i": lambda a, b: min(a["pt"], b["id"]) * a["id"],
+    "log(max(abs(pt_i * pt_j), 1e-3))": lambda a, b: math.log(max(abs(a["pt"] * b["pt"]), 1e-3)),
+}
+
+
+@reference(sonic.Pairwise)
+def pairwise(layout: Any, array: Any) -> Any:
+    longest = max((len(r) for r in rows(array, layout.features[0].name, jagged=True)), default=0)
+    length = next((n for n in layout.lengths if n >= longest), layout.lengths[-1])
+    # Formulae are computed of what a tensor of float64 would hold.
+    wide = sonic.Padded(list(layout.features), length, dtype="float64", sort_by=layout.sort_by)
+    names = [channel(f) for f in layout.features]
+    tensor = np.full((0, len(layout.formulae), length, length), 0.0)
+    made = []
+    for row in elements(wide, array, length):
+        there = [dict(zip(names, map(float, numbers), strict=True)) for numbers in row]
+        one = np.empty(tensor.shape[1:], layout.dtype)
+        one[:] = np.asarray(layout.fill)[:, None, None]
+        for c, formula in enumerate(layout.formulae):
+            for i, a in enumerate(there):
+                for j, b in enumerate(there):
+                    one[c, i, j] = held(FORMULAE[formula](a, b), layout.dtype, exact=False)
+        made.append(one)
+    stacked = np.stack(made) if made else tensor
+    return stacked if layout.axis_order == "CLL" else stacked.transpose(0, 2, 3, 1)
+
+
 def empty(*shape: int) -> Any:
     return np.zeros((0, *shape))
 
@@ -204,6 +272,8 @@ def unpacked(layout: Any, array: Any) -> Any:
 
     Numbers are those of the tensor; elements that were truncated are None.
     """
+    if isinstance(layout, sonic.Tokens):
+        return unpacked_tokens(layout, array)
     names = [f.name for f in layout.features]
     tensor = expected(layout, array)
     if layout.dtype == ml_dtypes.bfloat16:
@@ -230,3 +300,20 @@ def unpacked(layout: Any, array: Any) -> Any:
             values[place] = dict(zip(names, numbers_of_element, strict=True))
         lists.append(values)
     return replaced(structure, depth, iter(lists))
+
+
+def unpacked_tokens(layout: Any, array: Any) -> Any:
+    """Return a record of the parts for each row, with the channels' names."""
+
+    def renamed(values: Any) -> Any:
+        if isinstance(values, dict):
+            return {name.rpartition(".")[2]: value for name, value in values.items()}
+        return None if values is None else [renamed(one) for one in values]
+
+    _, part = layout.parts[0]
+    depth = depth_of(array, part.features[0].name, jagged=part.jagged)
+    each = [map(renamed, rows_of(unpacked(part, array), depth)) for _, part in layout.parts]
+    names = [name for name, _ in layout.parts]
+    records = [dict(zip(names, one, strict=True)) for one in zip(*each, strict=True)]
+    structure = ak.to_list(column(array, part.features[0].name))
+    return replaced(structure, depth, iter(records))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sonic_coffea.layouts._columns import (
     grouped,
     is_converted,
     numbers_of,
+    of_one_collection,
     order_of_elements,
     positions_of,
     read_through,
@@ -71,14 +73,20 @@ def bind_columns(
         How many elements of a row are sent at most; others may be numbers that cannot be sent.
     """
     named = [*features, *([Feature(sort_by)] if sort_by else [])]
-    gathering = _Gathering(source, named, jagged=jagged, missing=missing is not None)
+    if not sort_by:
+        together = of_one_collection(source, features, jagged=jagged)
+        if together is not None:
+            first, columns = together
+            check_range(columns, first, target, longest)
+            return Columns(first, tuple(columns), grouped(columns, missing))
+    gathering = _Gathering(source, named, jagged=jagged, missing=missing)
     if gathering.in_place:
         first, columns = _in_place(
             source,
             named,
             jagged=jagged,
             compact=sort_by is not None,
-            missing=missing is not None,
+            missing=missing,
         )
     else:
         first, columns = gathering.read()
@@ -91,12 +99,17 @@ def bind_columns(
         order = order_of_elements(first, columns.pop(), ascending=ascending)
         composed = Composed()
         columns = [c if c.by_row else replace(c, index=composed(c.index, order)) for c in columns]
-    check_range(columns, first.cut(longest), target)
+    check_range(columns, first, target, longest)
     return Columns(first, tuple(columns), grouped(columns, missing), order)
 
 
 def _in_place(
-    source: Source, named: Sequence[Feature], *, jagged: bool, compact: bool, missing: bool
+    source: Source,
+    named: Sequence[Feature],
+    *,
+    jagged: bool,
+    compact: bool,
+    missing: Sequence[float] | None,
 ) -> tuple[Split, list[Column]]:
     """Read columns of the same rows, and of the same elements, where they are if that is best."""
     splits, leaves = taken_apart(source, named, jagged=jagged)
@@ -115,9 +128,10 @@ def _in_place(
         indexes = positions_of(splits)
         first = _compact(first)
     composed = Composed()
+    each = zip_longest(leaves, named, indexes, missing or ())
     return first, [
-        numbers_of(leaf, feature, index, composed, missing=missing)
-        for leaf, feature, index in zip(leaves, named, indexes, strict=True)
+        numbers_of(leaf, feature, index, composed, missing=missing is not None, stands=stands)
+        for leaf, feature, index, stands in each
     ]
 
 
@@ -141,14 +155,20 @@ class _Gathering:
         What is read.
     jagged : bool
         Whether the innermost list belongs to the row.
-    missing : bool
-        Whether numbers, and objects, may be missing.
+    missing : sequence of float, optional
+        What stands for numbers, and objects, that are missing.
     """
 
     def __init__(
-        self, source: Source, named: Sequence[Feature], *, jagged: bool, missing: bool
+        self,
+        source: Source,
+        named: Sequence[Feature],
+        *,
+        jagged: bool,
+        missing: Sequence[float] | None,
     ) -> None:
-        self._source, self._named, self._jagged, self._missing = source, named, jagged, missing
+        self._source, self._named, self._jagged = source, named, jagged
+        self._missing, self._stand = missing is not None, missing or ()
         self._paths = {text: path_of(text) for feature in named for text in feature.paths}
         self._composed = Composed()
         self._indexes: dict[Any, Int64] = {}
@@ -206,7 +226,8 @@ class _Gathering:
         else:
             self._first = self._own_rows(own, top)
             self._number = len(self._first.rows)
-        return self._first, [self._column(feature) for feature in self._named]
+        each = zip_longest(self._named, self._stand)
+        return self._first, [self._column(feature, stands) for feature, stands in each]
 
     def _depths(self) -> dict[str, int | None]:
         """Return the axes of each field, its index left aside; None if nothing is known."""
@@ -275,14 +296,14 @@ class _Gathering:
             return self._own[text]
         return self._apart[text][1], self._aligned(text, self._depth[text])
 
-    def _column(self, feature: Feature) -> Column:
+    def _column(self, feature: Feature, stands: float | None) -> Column:
         if feature.expression is not None:
             return self._computed(feature)
         if feature.index is not None:
             return self._referred(feature)
         leaf, index = self._place(feature.name)
         gaps = self._gaps(feature.name, index)
-        column = self._numbers(leaf, feature, index, gaps=gaps)
+        column = self._numbers(leaf, feature, index, gaps=gaps, stands=stands)
         return self._by_row(column) if self._is_by_row(feature.name) else column
 
     def _is_by_row(self, text: str) -> bool:
@@ -298,9 +319,16 @@ class _Gathering:
         return replace(column, index=index, by_row=True)
 
     def _numbers(
-        self, leaf: Content, feature: Feature, index: Int64 | None, *, gaps: bool
+        self,
+        leaf: Content,
+        feature: Feature,
+        index: Int64 | None,
+        *,
+        gaps: bool,
+        stands: float | None = None,
     ) -> Column:
-        return numbers_of(leaf, feature, index, self._composed, gaps=gaps, missing=self._missing)
+        how: dict[str, Any] = {"gaps": gaps, "missing": self._missing, "stands": stands}
+        return numbers_of(leaf, feature, index, self._composed, **how)
 
     def _gaps(self, text: str, index: Int64 | None) -> bool:
         """Return whether some numbers are missing, refusing them if they must be there."""

@@ -18,6 +18,7 @@ from sonic_coffea.layouts._rows import (
     Int64,
     RowSelection,
     Split,
+    blocks,
     offsets_of,
     read,
     split,
@@ -82,6 +83,13 @@ class Columns:
         self, out: Tensor, fills: Sequence[float], rows: RowSelection, *, wrap: bool = False
     ) -> None:
         """Fill ``out[n, F, L]``, with `fills` behind, or with the row's own elements again."""
+        if len(self.groups) == 1:
+            self._pad(out, fills, rows, wrap=wrap)
+            return
+        for here, some in blocks(rows, out.shape, out.itemsize):
+            self._pad(out[here], fills, some, wrap=wrap)
+
+    def _pad(self, out: Tensor, fills: Sequence[float], rows: RowSelection, *, wrap: bool) -> None:
         from sonic_coffea.layouts import _kernels
 
         starts, stops = self.split.starts[rows], self.split.stops[rows]
@@ -120,6 +128,21 @@ class Columns:
                 row = self._number(rows, int(np.searchsorted(ends, bad, side="right")))
                 raise self._misfit(group, out, row, elements[bad : bad + 1])
 
+    def stamp(
+        self,
+        out: Tensor,
+        numbers: Sequence[float],
+        fills: Sequence[float],
+        slots: Int64,
+        rows: RowSelection,
+    ) -> None:
+        """Fill ``out[n, slots, L]`` with a number for each element, and with `fills` behind."""
+        from sonic_coffea.layouts import _kernels
+
+        each = (np.asarray(values).astype(out.dtype) for values in (numbers, fills))
+        where = self.split.starts[rows], self.split.stops[rows]
+        _kernels.constants(out, slots, *each, *where)
+
     def mark(self, out: Tensor, rows: RowSelection) -> None:
         """Fill ``out[n, 1, L]`` with 1 where a row has an element, and 0 elsewhere."""
         from sonic_coffea.layouts import _kernels
@@ -152,6 +175,52 @@ def _run(kernel: Any, out: Tensor, group: _Group, *where: Any) -> int:
     first = (out, group.slots, group.addresses, size, values[:0], index, group.transform)
     bad: int = kernel(*first, missing, *where)
     return bad
+
+
+def of_one_collection(
+    source: Source, named: Sequence[Feature], *, jagged: bool
+) -> tuple[Split, list[Column]] | None:
+    """Return the rows and the columns of fields that kernels can read where they are.
+
+    They are numbers of the same records; None if they are not. This is the way of most inputs, and
+    takes a tenth of the time of all others.
+    """
+    prefix, names = "", list[str]()
+    for feature in named:
+        before, _, name = feature.name.rpartition(".")
+        if feature.expression is not None or feature.index is not None or "[" in feature.name:
+            return None
+        if names and before != prefix:
+            return None
+        prefix = before
+        names.append(name)
+    records, _ = source.collection(named[0].name)
+    node = records
+    while node is not None and node.is_list:
+        node = node.content
+    if records is None or not node.is_record or records.purelist_depth < (2 if jagged else 1):
+        return None
+    known = node.fields
+    if node.is_tuple or any(name not in known for name in names):
+        return None
+    slots = [known.index(name) for name in names]
+    if not all(map(_is_plain, [node.contents[slot] for slot in slots], named)):
+        return None
+    here = _split(records, named[0], jagged=jagged)
+    contents = here.leaf.contents
+    columns = [
+        Column(feature, read(contents[slot]), None)
+        for feature, slot in zip(named, slots, strict=True)
+    ]
+    # Those of a file show only now how they lie in memory.
+    return (here, columns) if all(_is_readable(c.values) for c in columns) else None
+
+
+def _is_plain(field: Content, feature: Feature) -> bool:
+    """Whether a field is of numbers of a type that a kernel reads."""
+    if not field.is_numpy or field.inner_shape:
+        return False
+    return field.dtype in _AS_THEY_ARE and (feature.plain or field.dtype.kind == "f")
 
 
 def taken_apart(
@@ -265,11 +334,12 @@ def numbers_of(
     *,
     gaps: bool = False,
     missing: bool = False,
+    stands: float | None = None,
 ) -> Column:
     """Return the one-dimensional numbers of a leaf, and the index to read them through.
 
     `index` is that of the elements of rows, if others are not to be looked at. With `gaps`, it is
-    -1 for some; with `missing`, numbers may be None.
+    -1 for some; with `missing`, numbers may be None, and `stands` may be put in their places.
     """
     converted = is_converted(leaf, feature)
     while leaf.is_indexed and not leaf.is_option:
@@ -283,6 +353,10 @@ def numbers_of(
     if index is not None:
         there = index >= 0
         leaf, index = leaf[index[there]], _counted(there) if gaps else None
+    if stands is not None and feature.plain:
+        filled = _filled(leaf, what, stands)
+        if filled is not None:
+            return Column(feature, filled, index, gaps)
     leaf, present = _plain(leaf, what, missing=missing)
     if present is not None:
         index, gaps = composed(present, index), True
@@ -315,6 +389,37 @@ def _plain(leaf: Content, what: str, *, missing: bool) -> tuple[NumpyArray, Int6
         else:
             raise not_numbers(leaf, what)
     return leaf, index
+
+
+def _filled(leaf: Content, what: str, stands: float) -> NDArray[Any] | None:
+    """Return numbers with what stands for None, so that they are numbers as any others.
+
+    None if that is left to kernels, which do not take a NaN that stands for something for a wrong
+    number.
+    """
+    if not leaf.is_option or not leaf.content.is_numpy or leaf.content.inner_shape:
+        return None
+    values = readable(read(leaf.content), what)
+    if not np.isfinite(stands) or not _holds(values.dtype, stands):
+        return None
+    if leaf.is_indexed:
+        index = read(leaf.index)
+        there = index >= 0
+        values = (
+            values.take(index, mode="clip") if len(values) else np.zeros(len(index), values.dtype)
+        )
+    else:
+        there = np.asarray(leaf.mask_as_bool(valid_when=True))
+        values = values[: len(there)]
+    return np.where(there, values, values.dtype.type(stands))
+
+
+def _holds(dtype: np.dtype[Any], number: float) -> bool:
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return float(dtype.type(number)) == number
+    info = np.iinfo(dtype)
+    return number.is_integer() and info.min <= number <= info.max
 
 
 def _counted(there: NDArray[np.bool_]) -> Int64:

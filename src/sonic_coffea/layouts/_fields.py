@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -83,6 +83,11 @@ class Feature:
         ``Feature("Muon.pt", index="Jet.muonIdx1")``. A negative one refers to nothing: it is
         missing. It counts within the event, unlike coffea's indices of a whole file (``…IdxG``).
 
+    Attributes
+    ----------
+    plain : bool
+        Whether the numbers pass unchanged.
+
     Examples
     --------
     >>> Feature("pf.pt", function="log", shift=1.7, scale=0.7, upper=5.0)
@@ -103,6 +108,7 @@ class Feature:
     categories: tuple[tuple[float | None, float], ...] | Mapping[Any, float] | None = None
     expression: str | None = None
     index: str | None = None
+    plain: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         what = f"feature {self.name!r}"
@@ -124,6 +130,9 @@ class Feature:
             raise ConfigError(f"{what}: expected expression= or index=, got both")
         for path in (*self.paths, *((self.name,) if self.index else ())):
             path_of(path)
+        clipped = self.lower is not None or self.upper is not None
+        plain = self.shift == 0.0 and self.scale == 1.0 and not clipped and not self.computed
+        object.__setattr__(self, "plain", plain)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -131,12 +140,6 @@ class Feature:
         if self.expression is not None:
             return expression_of(self.expression).paths
         return (self.index or self.name,)
-
-    @property
-    def plain(self) -> bool:
-        """Whether the numbers pass unchanged."""
-        clipped = self.lower is not None or self.upper is not None
-        return self.shift == 0.0 and self.scale == 1.0 and not clipped and not self.computed
 
     @property
     def computed(self) -> bool:
@@ -181,7 +184,7 @@ class Feature:
         changed = [
             f"{f.name}={dict(self.pairs) if f.name == 'categories' else getattr(self, f.name)!r}"
             for f in fields(self)[1:]
-            if getattr(self, f.name) != f.default
+            if f.init and getattr(self, f.name) != f.default
         ]
         return f"Feature({', '.join([repr(self.name), *changed])})"
 

@@ -262,6 +262,20 @@ def repeated(out, slots, numbers, starts, stops, fills, wrap):
 
 
 @_compiled
+def constants(out, slots, numbers, fills, starts, stops):
+    """Fill ``out[:, slots, :]`` with a number for all elements, and with `fills` behind."""
+    length = out.shape[2]
+    for i in range(out.shape[0]):
+        count = min(stops[i] - starts[i], length)
+        for j in range(len(slots)):
+            to = out[i, slots[j]]
+            for k in range(count):
+                to[k] = numbers[j]
+            for k in range(count, length):
+                to[k] = fills[j]
+
+
+@_compiled
 def mask(out, starts, stops):
     """Fill ``out[:, 0, :]`` with 1 where there is a constituent and 0 elsewhere."""
     length = out.shape[2]

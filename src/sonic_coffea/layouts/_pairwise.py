@@ -243,19 +243,23 @@ class _GivenPairs(Columns):
         starts, counts = self.split.starts[rows], self.split.counts_of(rows)
         _, channels, length, _ = out.shape
         step = max(1, _BLOCK_BYTES // (channels * length * length * out.itemsize))
-        block = np.empty((min(step, len(out)) * length, channels, length), out.dtype)
+        # Those of one channel lie in the tensor as they are packed.
+        direct = channels == 1 and out.flags.c_contiguous
+        size = 0 if direct else min(step, len(out)) * length
+        block = np.empty((size, channels, length), out.dtype)
         within = np.arange(length)
         for first in range(0, len(out), step):
             here = slice(first, first + step)
             chosen = starts[here, None] + within
             chosen[within >= counts[here, None]] = -1
-            elements = block[: chosen.size]
+            elements = out[here].reshape(-1, 1, length) if direct else block[: chosen.size]
             try:
                 self.inner.pad(elements, fills, chosen.reshape(-1))
             except InputError as error:
                 raise type(error)(error.message) from None  # its rows are elements
-            by_row = elements.reshape(-1, length, channels, length)
-            out[here] = by_row.transpose(0, 2, 1, 3)
+            if not direct:
+                by_row = elements.reshape(-1, length, channels, length)
+                out[here] = by_row.transpose(0, 2, 1, 3)
 
 
 def _given(source: Source, layout: Pairwise) -> Columns:

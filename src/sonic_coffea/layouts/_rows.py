@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,14 @@ from numpy.typing import NDArray
 from sonic_coffea.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 Int64 = NDArray[np.int64]
 RowSelection = slice | Int64
 """Rows of a call: a range of them, or their numbers."""
+
+
+BLOCK_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +109,7 @@ class Rows:
         """Return the lists and options above the rows, from the outside in."""
         levels = []
         node = self.skeleton
-        while not isinstance(node, NumpyArray):
+        while not node.is_numpy:
             levels.append(node)
             node = node.content
         return levels
@@ -228,6 +232,24 @@ class Split:
         positions = np.empty(int((stops - starts).sum()), np.int64)
         _kernels.positions(positions, starts, stops)
         return positions
+
+
+def blocks(
+    rows: RowSelection, shape: tuple[int, ...], itemsize: int
+) -> Iterator[tuple[slice, RowSelection]]:
+    """Cut rows into blocks whose part of a tensor a processor's cache holds.
+
+    Yields the places of each block in the tensor, and its rows. What goes over a tensor several
+    times goes block by block.
+    """
+    step = max(64, BLOCK_BYTES // max(1, math.prod(shape[1:]) * itemsize))
+    for start in range(0, shape[0], step):
+        stop = min(start + step, shape[0])
+        if isinstance(rows, slice):
+            first = rows.start or 0
+            yield slice(start, stop), slice(first + start, first + stop)
+        else:
+            yield slice(start, stop), rows[start:stop]
 
 
 def offsets_of(counts: Int64) -> Int64:

@@ -17,7 +17,7 @@ from sonic_coffea.layouts._formulae import base_name
 from sonic_coffea.layouts._layout import Bound, DType, Layout, Tensor, check_held, declare
 from sonic_coffea.layouts._padded import Padded
 from sonic_coffea.layouts._row import Row
-from sonic_coffea.layouts._rows import Int64, RowSelection, Split
+from sonic_coffea.layouts._rows import Int64, RowSelection, Split, blocks
 from sonic_coffea.layouts._scatter import Scatter
 from sonic_coffea.layouts._texts import TEXT
 
@@ -143,7 +143,10 @@ class Tokens(Layout):
             for slot, value in zip(slots, _fills(part), strict=True):
                 fills[slot] = value
             stop = start + _length(part)
+            flags = _flag_values(self, number)
             lacking = [n for n in range(len(self.channels)) if n not in slots]
+            behind = range(len(self.channels), len(self.channels) + len(flags))
+            absent = (self.fill,) * len(lacking)
             bound.append(
                 _Part(
                     name,
@@ -152,8 +155,8 @@ class Tokens(Layout):
                     part.jagged,
                     slots,
                     tuple(fills),
-                    lacking,
-                    _flag_values(self, number),
+                    np.asarray([*lacking, *behind], np.int64),
+                    ((*absent, *flags), (*absent, *(0.0 for _ in flags))),
                     isinstance(part, Padded) and part.pad_mode == "wrap",
                 )
             )
@@ -166,14 +169,12 @@ class Tokens(Layout):
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
         by_field = out if self.axis_order == "FL" else out.transpose(0, 2, 1)
         assert isinstance(columns, _TokenColumns)  # noqa: S101
-        for part in columns.parts:
-            here = by_field[:, :, part.places]
-            part.columns.pad(here, part.fills, rows, wrap=part.wraps)
-            if part.lacking:
-                here[:, part.lacking] = self.fill
-            if part.flags:
-                flags = np.asarray(part.flags, out.dtype)[:, np.newaxis]
-                here[:, len(self.channels) :] = part.present(rows)[:, np.newaxis] * flags
+        for places, some in blocks(rows, by_field.shape, out.itemsize):
+            for part in columns.parts:
+                here = by_field[places, :, part.places]
+                part.columns.pad(here, part.fills, some, wrap=part.wraps)
+                if len(part.constant):
+                    part.columns.stamp(here, *part.constants, part.constant, some)
 
     def count_elements(
         self, columns: Columns, rows: RowSelection, levels: Int64
@@ -214,10 +215,10 @@ class _Part:
         The channel of each of its fields.
     fills : tuple of float
         What pads each channel.
-    lacking : list of int
-        The channels that it does not have.
-    flags : tuple of float
-        What its tokens have in the channels behind.
+    constant : array of int64
+        The channels that it does not have, and those of the flags behind.
+    constants : (tuple of float, tuple of float)
+        What its tokens have there, and what stands where there is none.
     wraps : bool
         Whether its own tokens pad it.
     """
@@ -228,8 +229,8 @@ class _Part:
     jagged: bool
     slots: Int64
     fills: tuple[float, ...]
-    lacking: list[int]
-    flags: tuple[float, ...]
+    constant: Int64
+    constants: tuple[tuple[float, ...], tuple[float, ...]]
     wraps: bool
 
     def present(self, rows: RowSelection) -> Tensor:
