@@ -42,7 +42,7 @@ _AS_THEY_ARE = frozenset(map(np.dtype, "bBhHiIlLqQfd"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Group:
+class Group:
     """Columns of one type that are read through the same index, with their kernel's arguments."""
 
     slots: Int64
@@ -66,7 +66,7 @@ class Columns:
 
     split: Split
     columns: tuple[Column, ...]
-    groups: tuple[_Group, ...]
+    groups: tuple[Group, ...]
     order: Int64 | None = None
     texts: Texts | None = None
     """The strings whose numbers the columns have."""
@@ -98,14 +98,14 @@ class Columns:
             if group.by_row and group.columns[0].index is not None:
                 filled = np.flatnonzero(stops > starts)
                 numbers = np.empty((len(filled), out.shape[1]), out.dtype)
-                bad = _run(_kernels.rows, numbers, group, group.columns[0].index[rows][filled])
+                bad = run(_kernels.rows, numbers, group, group.columns[0].index[rows][filled])
                 bad = int(filled[bad]) if bad >= 0 else bad
                 _kernels.repeated(out, group.slots, numbers, starts, stops, pads, wrap)
             else:
-                bad = _run(_kernels.padded, out, group, starts, stops, pads, wrap)
+                bad = run(_kernels.padded, out, group, starts, stops, pads, wrap)
             if bad >= 0:
                 elements = np.arange(starts[bad], min(stops[bad], starts[bad] + out.shape[2]))
-                raise self._misfit(group, out, self._number(rows, bad), elements)
+                raise self.misfit(group.columns, out, self.number(rows, bad), elements)
 
     def list(self, out: Tensor, elements: Int64, rows: RowSelection) -> None:
         """Fill ``out[n, F]`` with the elements of the rows."""
@@ -121,12 +121,12 @@ class Columns:
         step = _BLOCK if len(each) > 1 else max(len(out), 1)
         for start, (group, ids) in product(range(0, len(out), step), each):
             here = slice(start, start + step)
-            bad = _run(_kernels.rows, out[here], group, ids[here])
+            bad = run(_kernels.rows, out[here], group, ids[here])
             if bad >= 0:
                 bad += start
                 ends = np.cumsum(self.split.counts_of(rows))
-                row = self._number(rows, int(np.searchsorted(ends, bad, side="right")))
-                raise self._misfit(group, out, row, elements[bad : bad + 1])
+                row = self.number(rows, int(np.searchsorted(ends, bad, side="right")))
+                raise self.misfit(group.columns, out, row, elements[bad : bad + 1])
 
     def stamp(
         self,
@@ -153,12 +153,15 @@ class Columns:
         """Return what takes in `width` values for each element, or for each pair of a row."""
         return Scatter(self, width, dtype, axes=axes)
 
-    def _number(self, rows: RowSelection, place: int) -> int:
+    def number(self, rows: RowSelection, place: int) -> int:
+        """Return the number of the row at a place of some rows."""
         return int(np.arange(len(self.split.rows))[rows][place])
 
-    def _misfit(self, group: _Group, out: Tensor, row: int, elements: Int64) -> InputError:
+    def misfit(
+        self, columns: Sequence[Column], out: Tensor, row: int, elements: Int64
+    ) -> InputError:
         """Return the error for the first of some elements that cannot be sent."""
-        for column in group.columns:
+        for column in columns:
             where = column.where(elements, np.full(len(elements), row))
             error = misfit(column, where, self.split.rows, row, out.dtype)
             if error is not None:
@@ -166,7 +169,7 @@ class Columns:
         return InputError("a kernel refused a number that can be sent")
 
 
-def _run(kernel: Any, out: Tensor, group: _Group, *where: Any) -> int:
+def run(kernel: Any, out: Tensor, group: Group, *where: Any) -> int:
     """Fill the slots of a group; return the place of the first that cannot be sent, or -1."""
     values, index = group.columns[0].values, group.columns[0].index
     index = None if group.by_row else index
@@ -484,9 +487,7 @@ def _one_type(union: Content, what: str) -> Content:
     return ByteMaskedArray(Index8(there.view(np.int8)), NumpyArray(merged), valid_when=True)
 
 
-def grouped(
-    columns: Sequence[Column], missing: Sequence[float] | None = None
-) -> tuple[_Group, ...]:
+def grouped(columns: Sequence[Column], missing: Sequence[float] | None = None) -> tuple[Group, ...]:
     """Put columns together that one kernel can pack."""
     slots: dict[Any, list[int]] = {}
     for slot, column in enumerate(columns):
@@ -496,7 +497,7 @@ def grouped(
     return tuple(_group(here, [columns[s] for s in here], missing) for here in slots.values())
 
 
-def _group(slots: list[int], columns: list[Column], missing: Sequence[float] | None) -> _Group:
+def _group(slots: list[int], columns: list[Column], missing: Sequence[float] | None) -> Group:
     from sonic_coffea.layouts import _kernels
 
     if not columns[0].feature.plain and columns[0].values.dtype.kind != "f":
@@ -506,7 +507,7 @@ def _group(slots: list[int], columns: list[Column], missing: Sequence[float] | N
         each = {key: values.astype(real) for key, values in each.items()}
         columns = [replace(c, values=each[id(c.values)]) for c in columns]
     gaps = columns[0].gaps and missing is not None
-    return _Group(
+    return Group(
         np.asarray(slots, np.int64),
         tuple(columns),
         np.asarray([_kernels.address(c.values) for c in columns], np.int64),

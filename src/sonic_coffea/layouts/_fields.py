@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from awkward.contents import Content
     from numpy.typing import NDArray
 
-    from sonic_coffea.layouts._rows import Int64
+    from sonic_coffea.layouts._rows import Int64, Split
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "log": np.log,
@@ -255,7 +255,8 @@ class Column:
     """The numbers of one field: ``values``, read through ``index`` if there is one.
 
     With `gaps`, the index is -1 where a number is missing. It is that of the elements of rows; or,
-    `by_row`, that of the rows, each of whose elements has the same number.
+    `by_row`, that of the rows, each of whose elements has the same number. Or each row has the
+    number of one object of a list of its own, the `pick`.
     """
 
     feature: Feature
@@ -263,9 +264,15 @@ class Column:
     index: Int64 | None
     gaps: bool = False
     by_row: bool = False
+    pick: tuple[Split, int] | None = None
 
     def where(self, elements: Int64, rows: Int64) -> Int64:
         """Return where the numbers of some elements of some rows lie."""
+        if self.pick is not None:
+            lists, place = self.pick
+            at = lists.starts[rows] + place
+            picked: Int64 = np.where(at < lists.stops[rows], at, -1)
+            return picked
         if self.index is None:
             return elements
         found: Int64 = self.index[rows if self.by_row else elements]

@@ -9,13 +9,16 @@ import numpy as np
 from awkward.contents import NumpyArray, RecordArray
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.layouts._layout import Constants, DType, Fields, FieldsLayout, Tensor
+from sonic_coffea.layouts._layout import Bound, Constants, DType, Fields, FieldsLayout, Tensor
+from sonic_coffea.layouts._leading import leading_columns
+from sonic_coffea.layouts._range import check_range
+from sonic_coffea.layouts._texts import TEXT
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._columns import Columns
-    from sonic_coffea.layouts._fields import Feature
+    from sonic_coffea.layouts._fields import Feature, Source
     from sonic_coffea.layouts._rows import RowSelection
 
 
@@ -78,6 +81,15 @@ class Row(FieldsLayout):
                 f"Row: axis_order '' has no axis for {len(self.features)} fields; expected one "
                 "field, or axis_order 'F'"
             )
+
+    def bind(self, source: Source) -> Bound:
+        leading = None
+        if self.dtype != TEXT:
+            leading = leading_columns(source, self.features, self.missing)
+        if leading is None:
+            return FieldsLayout.bind(self, source)
+        check_range(leading.columns, leading.split, self.dtype)
+        return Bound(self, leading)
 
     def row_shape(self, level: int) -> tuple[int, ...]:
         del level

@@ -14,7 +14,15 @@ from sonic_coffea.errors import ConfigError, FieldError
 from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._fields import Source
 from sonic_coffea.layouts._formulae import base_name
-from sonic_coffea.layouts._layout import Bound, DType, Layout, Tensor, check_held, declare
+from sonic_coffea.layouts._layout import (
+    Bound,
+    DType,
+    FieldsLayout,
+    Layout,
+    Tensor,
+    check_held,
+    declare,
+)
 from sonic_coffea.layouts._padded import Padded
 from sonic_coffea.layouts._row import Row
 from sonic_coffea.layouts._rows import Int64, RowSelection, Split, blocks
@@ -133,7 +141,8 @@ class Tokens(Layout):
         start = 0
         for number, (name, part) in enumerate(self.parts):
             try:
-                columns = part.bind(_PartSource(source, name)).columns
+                # A part packs its columns in places of the sequence, and not as it would itself.
+                columns = FieldsLayout.bind(part, _PartSource(source, name)).columns
             except (ConfigError, FieldError) as error:
                 raise error.within(f"part {name!r}") from None
             keys = _keys(part)
