@@ -8,8 +8,10 @@ import awkward as ak
 import numpy as np
 import pytest
 from awkward.contents import (
+    ByteMaskedArray,
     IndexedOptionArray,
     ListArray,
+    ListOffsetArray,
     NumpyArray,
     RegularArray,
     UnionArray,
@@ -211,6 +213,32 @@ def test_a_union_of_numbers_that_might_be_missing() -> None:
     tags = Index8(np.asarray([0, 1, 0], np.int8))
     mixed = {"x": ak.Array(UnionArray(tags, Index64(np.asarray([1, 0, 0])), kinds))}
     assert sonic.Row("x").pack(mixed).tolist() == [[2.0], [0.5], [1.0]]
+
+
+@pytest.mark.parametrize("missing", [0.0, -2.0, 0.1, float("nan")])
+@pytest.mark.parametrize("how", ["bytes", "index", "no numbers"])
+def test_what_stands_for_none_may_be_any_number(how: str, missing: float) -> None:
+    """Also one that the field's type cannot hold, and one that would be wrong in the file."""
+    numbers = NumpyArray(np.arange(0 if how == "no numbers" else 4, dtype=np.float32))
+    index = [-1] * 4 if how == "no numbers" else [3, -1, 0, -1]
+    options = IndexedOptionArray(Index64(np.asarray(index)), numbers)
+    if how == "bytes":
+        there = Index8(np.asarray([1, 0, 1, 0], np.int8))
+        options = ByteMaskedArray(there, numbers, valid_when=True)
+    lists = ListOffsetArray(Index64(np.asarray([0, 3, 4])), options)
+    array = {"x": ak.Array(lists)}
+    wanted = np.full((2, 1, 3), 9.0, np.float32)
+    for row, numbers_of_row in zip(wanted, ak.to_list(array["x"]), strict=True):
+        there = [missing if x is None else x for x in numbers_of_row]
+        row[0, : len(there)] = there
+    layout = sonic.Padded("x", 3, fill=9.0, missing=missing)
+    np.testing.assert_array_equal(layout.pack(array), wanted)
+    with pytest.raises(InputError, match="has None among"):
+        sonic.Padded("x", 3).pack(array)
+    wrong = ak.where(array["x"] == 0.0, np.float32(np.inf), array["x"])
+    if how != "no numbers":
+        with pytest.raises(InputError, match="is NaN or infinite in event 0"):
+            layout.pack({"x": wrong})
 
 
 FLOATS = NumpyArray(np.asarray([0.5]))

@@ -188,23 +188,17 @@ def of_one_collection(
     They are numbers of the same records; None if they are not. This is the way of most inputs, and
     takes a tenth of the time of all others.
     """
-    prefix, names = "", list[str]()
-    for feature in named:
-        before, _, name = feature.name.rpartition(".")
-        if feature.expression is not None or feature.index is not None or "[" in feature.name:
-            return None
-        if names and before != prefix:
-            return None
-        prefix = before
-        names.append(name)
-    records, _ = source.collection(named[0].name)
-    node = records
-    while node is not None and node.is_list:
-        node = node.content
-    if records is None or not node.is_record or records.purelist_depth < (2 if jagged else 1):
+    names = _names_of_one(named)
+    if names is None:
         return None
-    known = node.fields
-    if node.is_tuple or any(name not in known for name in names):
+    records, _ = source.collection(named[0].name)
+    if records is None or records.purelist_depth < (2 if jagged else 1):
+        return None
+    node = records
+    while node.is_list:
+        node = node.content
+    known = node.fields if node.is_record and not node.is_tuple else []
+    if any(name not in known for name in names):
         return None
     slots = [known.index(name) for name in names]
     if not all(map(_is_plain, [node.contents[slot] for slot in slots], named)):
@@ -217,6 +211,20 @@ def of_one_collection(
     ]
     # Those of a file show only now how they lie in memory.
     return (here, columns) if all(_is_readable(c.values) for c in columns) else None
+
+
+def _names_of_one(named: Sequence[Feature]) -> list[str] | None:
+    """Return the names of fields in the collection that all are of, or None if it is not one."""
+    prefix, names = "", list[str]()
+    for feature in named:
+        before, _, name = feature.name.rpartition(".")
+        if feature.expression is not None or feature.index is not None or "[" in feature.name:
+            return None
+        if names and before != prefix:
+            return None
+        prefix = before
+        names.append(name)
+    return names
 
 
 def _is_plain(field: Content, feature: Feature) -> bool:
