@@ -57,9 +57,13 @@ def main() -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    # What is in other groups, and what that leaves in turn, has no owner any more either.
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, 0):
-            pass
+        while True:
+            for number in children.read_text().split() if children.exists() else ():
+                os.kill(int(number), signal.SIGKILL)
+            os.waitpid(-1, 0)
     for pattern in job["leftovers"]:
         for left in Path("/dev/shm").glob(pattern):  # noqa: S108
             left.unlink(missing_ok=True)

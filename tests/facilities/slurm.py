@@ -1,0 +1,149 @@
+"""A real Slurm on this machine: munge, a controller, and one node of eight CPUs, whatever it has.
+
+``python -m tests.facilities.slurm COMMAND...`` runs a command in it, such as a shell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.network.processes import Kept
+from tests.ports import held_port
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
+missing = [name for name in (*DAEMONS, "sbatch") if shutil.which(name, path=_PATH) is None]
+needs_slurm = pytest.mark.skipif(
+    bool(missing), reason=f"Slurm is not installed on this machine: no {', '.join(missing)}"
+)
+
+# Without control groups and accounting; jobs that are cancelled have a second to end.
+_CONFIG = """
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
+MpiDefault=none
+KillWait=1
+NodeName={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=16000
+PartitionName=all Nodes=ALL Default=YES
+"""
+
+
+class Slurm:
+    """What runs, for whoever submits jobs: they are found by ``SLURM_CONF`` in the environment.
+
+    Parameters
+    ----------
+    config : Path
+        Its ``slurm.conf``.
+    """
+
+    def __init__(self, config: Path) -> None:
+        self.env = {**os.environ, "SLURM_CONF": str(config)}
+
+    def run(self, *argv: str) -> str:
+        """Run one of Slurm's commands, and return what it says."""
+        done = subprocess.run(argv, env=self.env, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def jobs(self, *states: str) -> set[str]:
+        """Return the numbers of the jobs in some states; of all that have not ended, without."""
+        chosen = [f"--states={','.join(states)}"] if states else []
+        return set(self.run("squeue", "--noheader", "--format=%i", *chosen).split())
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job, and return when nothing of it runs."""
+        self.run("scancel", job)
+        until(lambda: job not in self.jobs())
+
+
+@contextlib.contextmanager
+def slurm(folder: Path) -> Iterator[Slurm]:
+    """Run a Slurm with its files in a folder; jobs that are left when it ends are cancelled."""
+    folder.chmod(0o755)  # munge's socket is for all who may run jobs
+    key = folder / "munge.key"
+    key.touch(0o600)
+    key.write_bytes(secrets.token_bytes(128))
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    with contextlib.ExitStack() as stack:
+
+        def start(name: str, *options: str) -> Kept:
+            argv = [str(shutil.which(name, path=_PATH)), *options]
+            daemon = Kept(argv, folder / f"{name}.log", env=running.env)
+            stack.callback(daemon.end)
+            return daemon
+
+        config = folder / "slurm.conf"
+        values = {
+            "folder": folder,
+            "host": socket.gethostname(),
+            "user": getpass.getuser(),
+            "controller_port": stack.enter_context(held_port()),
+            "node_port": stack.enter_context(held_port()),
+        }
+        config.write_text(_CONFIG.format(**values))
+        running = Slurm(config)
+        files = [f"--{name}={folder / 'munge'}.{name}" for name in ("socket", "pid-file")]
+        files += [f"--key-file={key}", f"--seed-file={folder / 'munge.seed'}"]
+        munge = start("munged", "--foreground", "--force", *files)
+        munge.wait((folder / "munge.socket").exists)
+        # Each waits for the other; both write to their standard error.
+        controller = start("slurmctld", "-D", "-c", "-f", str(config))
+        start("slurmd", "-D", "-c", "-f", str(config))
+
+        def idle() -> bool:
+            states = subprocess.run(
+                ["sinfo", "--noheader", "--format=%T"],
+                env=running.env,
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+            return states.stdout.strip() == "idle"
+
+        controller.wait(idle)
+        try:
+            yield running
+        finally:
+            for job in running.jobs():
+                running.cancel(job)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made, slurm(Path(made)) as cluster:
+        sys.exit(subprocess.run(sys.argv[1:], env=cluster.env, check=False).returncode)

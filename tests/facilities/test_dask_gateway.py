@@ -1,0 +1,47 @@
+"""On a real dask-gateway: clusters are made for their users, behind a proxy."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from coffea import processor
+from dask_gateway import Gateway
+from tests.facilities.analysis import analyse, check, interrupted, serve
+from tests.facilities.gateway import gateway, needs_gateway
+from tests.waiting import until
+
+import sonic_coffea as sonic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Clients that have been closed close themselves again when they are collected, and fail, as their
+# event loop has ended.
+Gateway.__del__ = lambda _: None
+
+pytestmark = [needs_gateway, pytest.mark.server]  # and workers in processes
+
+
+def test_dask_gateway(tmp_path: Path) -> None:
+    with (
+        serve() as server,
+        gateway(tmp_path) as address,
+        Gateway(address, auth="basic") as there,
+        there.new_cluster() as cluster,
+        cluster.get_client() as client,
+        sonic.connect(server.url, client=client, max_suspended_chunks=0),
+    ):
+
+        def run() -> dict[str, Any]:
+            return analyse(processor.DaskExecutor(client=client, status=False))
+
+        cluster.scale(2)
+        client.wait_for_workers(2, timeout=100)
+        one, _ = client.run(os.getpid).values()
+        check(interrupted(run, server, lambda: os.kill(one, signal.SIGKILL)))
+        cluster.scale(1)
+        until(lambda: len(client.scheduler_info()["workers"]) == 1)
+        check(run())
