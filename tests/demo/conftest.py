@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -19,6 +17,7 @@ from sonic_coffea.demo import workflow
 from sonic_coffea.demo.samples import DATA
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -69,15 +68,6 @@ def rewrite(
 
 
 @pytest.fixture(scope="module")
-def sample_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The demo as users run it: in a process of its own."""
-    output = str(tmp_path_factory.mktemp("demo"))
-    command = [sys.executable, "-m", "sonic_coffea", "demo", "--output", output, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    return read(done)
-
-
-@pytest.fixture(scope="module")
 def standing() -> Iterator[tuple[Any, Any]]:
     """A server and a cluster of the demo, which last for several runs."""
     console = Console(stderr=True)
@@ -85,9 +75,17 @@ def standing() -> Iterator[tuple[Any, Any]]:
         yield server, client
 
 
-@pytest.fixture
-def _uses_standing(standing: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def _uses_standing(standing: tuple[Any, Any]) -> Iterator[None]:
     """Have runs in this process use what stands, in place of starting their own."""
     server, client = standing
-    monkeypatch.setattr(workflow, "_server", lambda _: contextlib.nullcontext(server))
-    monkeypatch.setattr(workflow, "_cluster", lambda *_: contextlib.nullcontext(client))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workflow, "_server", lambda _: contextlib.nullcontext(server))
+        patch.setattr(workflow, "_cluster", lambda *_: contextlib.nullcontext(client))
+        yield
+
+
+@pytest.fixture(scope="module")
+def sample_run(_uses_standing: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The demo of the whole sample; a page of the documentation runs it in a process of its own."""
+    return demo_json("--output", tmp_path_factory.mktemp("demo"))
