@@ -33,6 +33,7 @@ def test_envoy(
 
 
 @needs_nginx
+@pytest.mark.parametrize("channels", [1, 4])
 def test_nginx(
     two_tritons: list[Triton],
     nginx: Any,
@@ -40,10 +41,17 @@ def test_nginx(
     jets: Any,
     direct: list[Any],
     compare: Any,
+    channels: int,
 ) -> None:
-    with nginx(two_tritons) as running, Pool(Settings.make(running.url)) as pool:
+    before = [triton.requests("tagger") for triton in two_tritons]
+    with (
+        nginx(two_tritons) as running,
+        Pool(Settings.make(running.url, channels=channels)) as pool,
+    ):
         compare(tagger(jets, pool=pool).top, direct)
         assert pool.statistics.total().failures == 0
+    after = [triton.requests("tagger") for triton in two_tritons]
+    assert all(now > then + 5 for then, now in zip(before, after, strict=True))
 
 
 @needs_haproxy
