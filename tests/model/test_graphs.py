@@ -78,9 +78,9 @@ def graph_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sonic.build_repository(folder / "served", {"graph": file})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def graph_server(graph_repository: Path, installation: Any) -> Iterator[sonic.LocalServer]:
-    with sonic.LocalServer(graph_repository) as server:
+    with sonic.LocalServer(graph_repository, stop_timeout_s=0.0) as server:
         yield server
 
 
@@ -181,12 +181,12 @@ def test_a_server_that_would_stack_graphs_is_refused(tmp_path: Path) -> None:
     )
     sonic.build_repository(tmp_path / "stacked", {"numbered": file})
     with (
-        sonic.LocalServer(tmp_path / "stacked") as server,
+        sonic.LocalServer(tmp_path / "stacked", stop_timeout_s=0.0) as server,
         sonic.connect(server),
         pytest.raises(errors.ContractError, match="serve the model with max_batch_size: 0"),
     ):
         model(events())
     sonic.build_repository(tmp_path / "whole", {"numbered": file}, max_batch_size=0)
-    with sonic.LocalServer(tmp_path / "whole") as server, sonic.connect(server):
+    with sonic.LocalServer(tmp_path / "whole", stop_timeout_s=0.0) as server, sonic.connect(server):
         array = events()
         assert model(array).tolist() == array.hits.x.tolist()

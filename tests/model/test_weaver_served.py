@@ -156,7 +156,10 @@ def test_scores_are_those_of_the_rule(network: Path, installation: Any, tmp_path
         tmp_path / "served", {"network": network}, labels={"network": labels}, max_batch_size=16
     )
     model = sonic.Model.from_weaver("network", file, output="output")
-    with sonic.LocalServer(tmp_path / "served") as server, sonic.connect(server):
+    with (
+        sonic.LocalServer(tmp_path / "served", stop_timeout_s=0.0) as server,
+        sonic.connect(server),
+    ):
         scores = model(array)
         found = np.stack([np.asarray(scores[label]) for label in labels], axis=1)
         np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)

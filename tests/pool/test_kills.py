@@ -128,12 +128,14 @@ def test_a_server_that_is_started_again_is_used_again(
     small_batches: Path, tagger: sonic.Model, jets: ak.Array, direct: list[Any], compare: Any
 ) -> None:
     with held_port() as port:
-        with sonic.LocalServer(small_batches, port=port, restart=False) as first:
+        with sonic.LocalServer(
+            small_batches, port=port, restart=False, stop_timeout_s=0.0
+        ) as first:
             pool = Pool(Settings.make(first, retry_timeout_s=60.0))
             compare(tagger(jets[:20], pool=pool).top, direct[:20])
         with ThreadPoolExecutor() as threads:
             scores = threads.submit(tagger, jets, pool=pool)
-            with sonic.LocalServer(small_batches, port=port):
+            with sonic.LocalServer(small_batches, port=port, stop_timeout_s=0.0):
                 compare(scores.result(timeout=100).top, direct)
                 pool.close()
 

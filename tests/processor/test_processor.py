@@ -92,7 +92,7 @@ def top_server(
 ) -> Iterator[sonic.LocalServer]:
     repository = tmp_path_factory.mktemp("top") / "repository"
     sonic.build_repository(repository, {"toptagger": DATA / "toptagger.onnx"})
-    with sonic.LocalServer(repository) as running:
+    with sonic.LocalServer(repository, stop_timeout_s=0.0) as running:
         yield running
 
 
@@ -355,7 +355,10 @@ def test_a_server_killed_in_mid_run_leaves_no_output(tmp_path: Any) -> None:
     sonic.build_repository(tmp_path / "r", {"toptagger": DATA / "toptagger.onnx"})
     executor = processor.IterativeExecutor(status=False, retries=1)
     run = processor.Runner(executor=executor, schema=Schema, chunksize=100, skipbadfiles=True)
-    with sonic.LocalServer(tmp_path / "r") as server, sonic.connect(server, retry_timeout_s=0.5):
+    with (
+        sonic.LocalServer(tmp_path / "r", stop_timeout_s=0.0) as server,
+        sonic.connect(server, retry_timeout_s=0.5),
+    ):
         assert server.pid is not None
         killing = Killing(server.pid)
         with (
