@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 import sonic_coffea
+
+# Windows has none of these.
+WITHOUT_UNIX = """
+import os
+del os.fork, os.register_at_fork, os.getuid
+import sonic_coffea as sonic
+model = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+with sonic.connect("grpc://127.0.0.1:1") as pool:
+    print(model.name)
+"""
 
 
 def test_public_names() -> None:
@@ -44,3 +57,14 @@ def test_public_names() -> None:
         assert getattr(sonic_coffea, name) is not None
     with pytest.raises(AttributeError, match="did you mean 'Padded'"):
         _ = sonic_coffea.Paddd
+
+
+def test_clients_need_no_unix() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_UNIX],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("m\n", "")

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.text import Text
 from tests.commands import run
 
 import sonic_coffea
 from sonic_coffea.cli._main import COMMANDS, GROUPS
+from sonic_coffea.cli._output import print_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +35,7 @@ def test_version() -> None:
 def test_an_error_is_a_line_and_an_exit_code(tmp_path: Path) -> None:
     done = in_a_process("serve", f"{tmp_path}/nowhere")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: ConfigError: ")
+    assert done.stderr.startswith("error: expected a model repository, got ")
     assert "nowhere" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
@@ -43,6 +46,53 @@ def test_help_lists_the_commands() -> None:
         assert f" {name} " in shown
 
 
-@pytest.mark.parametrize("arguments", [("demo", "--workers", "0"), ("demon",), ("serve",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("demo", "--workers", "0"),
+        ("demon",),
+        ("serve",),
+        ("models", "grpc://x:y:z"),
+        ("models", "http://server"),
+        ("bench", "grpc://server", "m", "--plot", "curve.doc"),
+    ],
+)
 def test_bad_usage(arguments: tuple[str, ...]) -> None:
     assert run(*arguments).returncode == 2
+
+
+def test_flags_take_no_value() -> None:
+    shown = run("repository", "build", "--help").stdout
+    for line in shown.splitlines():
+        assert not ("<bool>" in line and "--help" not in line), line
+
+
+def test_shells_complete() -> None:
+    assert "--install-completion" in run("--help").stdout
+
+
+def test_a_terminal_has_no_lines_of_the_library_below() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        done = in_a_process("models", f"grpcs://127.0.0.1:{listening.getsockname()[1]}")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: no connection to the server could be made: ")
+    assert "is the server running" in line
+
+
+def test_tables_are_whole_in_files_and_on_narrow_terminals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "a" * 100
+    print_table("models", ["model", "inputs"], [[Text("tagger"), Text(f"{long}\nb")]])
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "tagger" in line)
+    assert long in row
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table("models", ["model", "inputs"], [[Text("tagger"), Text(f"{long}\nb")]])
+    assert capsys.readouterr().out.splitlines() == [
+        "models",
+        "tagger",
+        f"  inputs  {long}",
+        "          b",
+    ]

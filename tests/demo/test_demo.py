@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -15,6 +16,8 @@ import pytest
 import uproot
 from tests.waiting import until
 
+from sonic_coffea import errors
+from sonic_coffea.demo import workflow
 from sonic_coffea.demo.features import constituent_features
 
 from .conftest import DATA, demo, demo_json, rewrite
@@ -74,6 +77,8 @@ def test_sample_is_scored_whole(sample_run: dict[str, Any]) -> None:
     jets = ak.from_parquet(sample_run["jets"])
     assert len(jets) == n_jets
     assert ak.all((jets.top >= 0) & (jets.top <= 1))
+    first = np.diff(np.asarray(jets.event, np.int64), prepend=-1) != 0
+    assert ak.all((jets.index == 0) == first)
     assert set(jets.dataset.tolist()) == {"TTbar", "QCD"}
 
 
@@ -230,6 +235,26 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     done = demo("--file", path)
     assert done.returncode == 1
     assert "cannot read notes.root as a ROOT file" in done.stderr
+
+
+def test_a_truncated_file_is_one_line(tmp_path: Path) -> None:
+    whole = (DATA / "TTbar_1.root").read_bytes()
+    (tmp_path / "nano.root").write_bytes(whole[: len(whole) // 2])
+    done = demo("--file", tmp_path / "nano.root", "--output", tmp_path / "out")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"error: nano.root is truncated: it has {len(whole) // 2:,} of {len(whole):,} bytes"
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+def test_packages_of_the_extra_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnx" else find(name)
+    )
+    with pytest.raises(errors.ConfigError, match=r"the demo needs onnx: pip install '.*\[demo\]'"):
+        workflow.run()
 
 
 @pytest.mark.usefixtures("_uses_standing")

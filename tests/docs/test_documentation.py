@@ -43,16 +43,21 @@ NOT_RUN = ("make ", "pip install ")
 RUN_BY_TESTS = {"demo": "sonic-coffea demo"}
 
 # Runs the blocks of a page in one namespace; tracebacks point at the lines of the page. Read from
-# the command line, so that dask's workers do not run the page again when they start.
+# the command line, so that dask's workers do not run the page again when they start. Tests of a
+# page are run by pytest, with the blocks above them.
 DRIVER = """
 import json, subprocess, sys
-namespace = {"__name__": "__main__"}
+namespace, above = {"__name__": "__main__"}, ""
 for block in json.load(open(sys.argv[1])):
     if block["language"] == "bash":
         subprocess.run(["bash", "-euo", "pipefail", "-c", block["text"]], check=True)
     else:
         text = "\\n" * (block["line"] - 1) + block["text"]
         exec(compile(text, block["page"], "exec"), namespace)
+        above += block["text"]
+        if "def test_" in block["text"]:
+            open("test_page.py", "w").write(above)
+            subprocess.run([sys.executable, "-m", "pytest", "-q", "test_page.py"], check=True)
 """
 
 

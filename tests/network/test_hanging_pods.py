@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.network.haproxy import needs_haproxy
 
 from sonic_coffea.pool import Pool, Settings
+from tests.network.haproxy import needs_haproxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.network.tritons import Triton
-
     import sonic_coffea as sonic
+    from tests.network.tritons import Triton
 
 
 @pytest.fixture(autouse=True)

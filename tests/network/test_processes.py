@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.network.processes import Kept
 from tests.server.support import is_gone
 from tests.waiting import until

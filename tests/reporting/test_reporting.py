@@ -44,6 +44,38 @@ def test_report() -> None:
         sonic.report({"n": 1})
 
 
+def shown_at(width: int, statistics: Statistics) -> list[str]:
+    console = Console(record=True, width=width, file=io.StringIO())
+    console.print(sonic.report(statistics))
+    return console.export_text().splitlines()
+
+
+def test_quantiles_of_few_requests_are_not_shown() -> None:
+    statistics, tally = Statistics(), Tally(requests=19)
+    for _ in range(19):
+        tally.record_trip(3.2)
+    statistics.record("grpc://s:1", "m", "1", tally)
+    (p50,) = (line for line in shown_at(100, statistics) if "p50" in line)
+    assert " s " not in p50
+    more = Tally(requests=1)
+    more.record_trip(3.2)
+    statistics.record("grpc://s:1", "m", "1", more)
+    (mean,) = (line for line in shown_at(100, statistics) if "network, queue" in line)
+    assert "3.20 s" in mean
+    (p50,) = (line for line in shown_at(100, statistics) if "p50" in line)
+    assert " s " in p50
+
+
+def test_many_servers_stand_below_each_other_on_a_narrow_terminal() -> None:
+    statistics = Statistics()
+    urls = [f"grpc://triton-{number}.example:8001" for number in range(4)]
+    for url in urls:
+        statistics.record(url, "m", "1", Tally(requests=1))
+    lines = shown_at(80, statistics)
+    assert all(any(url in line for line in lines) for url in urls)
+    assert sum("unpacking" in line for line in lines) == 4
+
+
 def test_report_of_what_carries_statistics() -> None:
     statistics = some_statistics()
     for output in (
@@ -134,7 +166,7 @@ def bad(**numbers: float) -> Statistics:
     [
         ({}, {}, None),
         ({"padding": 300}, {}, "75% of the elements that are sent are padding: Bucketed"),
-        ({"truncated": 20}, {}, "17% of the constituents are truncated: a longer length"),
+        ({"truncated": 20}, {}, "17% of the constituents are truncated: compare the length"),
         ({"masked": 7}, {}, "7 rows are masked (None)"),
         ({"retries": 5}, {}, "5% of the requests were sent again"),
         ({"rows": 1000}, {}, "a request holds 10 rows: larger chunks"),

@@ -31,6 +31,19 @@ def test_statistics_add() -> None:
     assert np.isnan(Tally().latency_s(0.5))
 
 
+def test_quantiles_are_interpolated() -> None:
+    tally = Tally()
+    for seconds in np.linspace(0.010, 0.020, 1001):
+        tally.record_trip(float(seconds))
+    assert abs(tally.latency_s(0.5) / 0.015 - 1) < 0.03
+    assert abs(tally.latency_s(0.9) / 0.019 - 1) < 0.03
+    # The same time again and again: no quantile is far above the mean.
+    one = Tally()
+    for _ in range(100):
+        one.record_trip(0.0081)
+    assert 0.79 < one.latency_s(0.5) / 0.0081 < 1.15
+
+
 def test_statistics_of_different_servers_stay_apart() -> None:
     other = Statistics()
     other.record("grpc://t:1", "m", "1", Tally(rows=7))

@@ -117,7 +117,7 @@ def test_a_version_leaves_the_others_as_they_are(tmp_path):
     assert config["output"][0]["label_filename"] == "y_labels.txt"
     assert [entry.changes for entry in read_repository(path)] == [()] * 4
 
-    with pytest.raises(ConfigError, match=r"already has version 7; overwrite=True replaces it"):
+    with pytest.raises(ConfigError, match=r"already has version 7; the option overwrite replaces"):
         build_repository(path, {"m": one}, version=7)
     with pytest.raises(ConfigError, match=r"'x' is .*\[5\].*, there it is .*\[2\]"):
         build_repository(path, {"m": wide}, add_version=True)

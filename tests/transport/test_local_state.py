@@ -54,8 +54,10 @@ def test_round_trip_by_any_way_of_writing_the_address():
         assert local_state.lookup(url) == record()
     assert local_state.records() == [record()]
     assert record().headers == {"triton-grpc-protocol-sonic": "hush"}
-    local_state.remove(URL)
-    local_state.remove(URL)
+    local_state.remove(URL, os.getppid())
+    assert local_state.lookup(URL) == record()  # another process ends
+    local_state.remove(URL, os.getpid())
+    local_state.remove(URL, os.getpid())
     assert local_state.lookup(URL) is None
     assert local_state.records() == []
 

@@ -196,7 +196,7 @@ def test_a_server_that_is_started_anew_has_another_secret(repository: Path) -> N
 def test_a_server_whose_secret_is_recorded_a_moment_later(server: sonic.LocalServer) -> None:
     record = local_state.lookup(server.url)
     assert record is not None
-    local_state.remove(server.url)
+    local_state.remove(server.url, record.pid)
     connection = connect_transport(server.url)
     try:
         with pytest.raises(errors.AccessError, match="restricted"):

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sonic_coffea.cli._options import AsJson, Headers, Pem, TokenFile, Url, settings_of
-from sonic_coffea.cli._output import literal, tensors
+from sonic_coffea.cli._output import literal, print_table, tensors
 from sonic_coffea.errors import ConfigError, SonicError
 from sonic_coffea.transport import connect_transport
 
@@ -184,9 +183,7 @@ def models(
     if as_json:
         typer.echo(json.dumps([_described(entry, contract) for entry, contract in listed]))
         return
-    table = Table(title=literal(f"models of {settings.servers[0]}"), title_justify="left")
-    for column in ("model", "version", "state", "inputs", "outputs", "most rows"):
-        table.add_column(column, no_wrap=column not in ("model", "state"), overflow="fold")
+    rows = []
     for entry, contract in listed:
         described = [literal(t) for t in (entry.name, entry.version, entry.reason or entry.state)]
         if contract is not None:
@@ -195,8 +192,9 @@ def models(
                 for specs in (contract.inputs, contract.outputs)
             ]
             described.append(literal(str(contract.max_rows or "any")))
-        table.add_row(*described)
-    Console().print(table)
+        rows.append(described)
+    columns = ("model", "version", "state", "inputs", "outputs", "most rows")
+    print_table(f"models of {settings.servers[0]}", columns, rows)
 
 
 def _described(entry: ModelEntry, contract: Contract | None) -> dict[str, Any]:

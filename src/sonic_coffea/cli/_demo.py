@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from sonic_coffea.cli._options import AsJson
-from sonic_coffea.cli._output import literal
+from sonic_coffea.cli._output import literal, stdout
 
 
 def demo(
@@ -27,25 +26,21 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Score the large-radius jets of NanoAOD files with a Triton and a dask cluster of its own."""
-    try:
-        from sonic_coffea.demo import run
-    except ImportError as error:
-        raise typer.BadParameter(
-            f"the demo needs {error.name}: pip install 'sonic-coffea[demo]'"
-        ) from None
+    from sonic_coffea.demo import run
+
     result = run(file or (), output=output, workers=workers, chunksize=chunksize)
     if as_json:
         typer.echo(json.dumps(result.to_dict()))
         return
-    console = Console()
+    console = stdout()
     console.print(result.report)
     unscored = result.n_jets - result.n_scored
     if unscored:
         console.print(f"{unscored:,} jets have no stored constituents, and so no score (None).")
     if result.area_under_roc is not None:
         console.print(
-            f"Merged top quarks against other jets: AUC {result.area_under_roc:.3f} "
-            f"({result.network})."
+            f"Merged top quarks against other jets: AUC {result.area_under_roc:.3f} ± "
+            f"{result.area_error:.3f} ({result.network})."
         )
     plots = ", ".join(_shown(p) for p in result.plots)
     console.print(

@@ -13,6 +13,8 @@ from typer.core import TyperGroup
 from sonic_coffea import __version__
 from sonic_coffea.cli._check import check, models, wake
 from sonic_coffea.cli._demo import demo
+from sonic_coffea.cli._options import FLAG
+from sonic_coffea.cli._output import UsageError
 from sonic_coffea.cli._plan import bench, plan
 from sonic_coffea.cli._repository import repository_app
 from sonic_coffea.cli._scaffold import scaffold
@@ -45,15 +47,14 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except SonicError as error:
-            Console(stderr=True).print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
+            Console(stderr=True).print("[bold red]error:[/] ", end="")
             typer.echo(str(error), err=True)
-            sys.exit(1)
+            sys.exit(2 if isinstance(error, UsageError) else 1)
 
 
 app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Score jagged awkward arrays on shared inference servers from coffea and dask.",
 )
@@ -75,11 +76,18 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+            "--version",
+            metavar=FLAG,
+            callback=_show_version,
+            is_eager=True,
+            help="Show the version and exit.",
         ),
     ] = False,
     verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Log more; twice for debugging.")
+        int,
+        typer.Option(
+            "--verbose", "-v", metavar=FLAG, count=True, help="Log more; twice for debugging."
+        ),
     ] = 0,
 ) -> None:
     del version

@@ -7,9 +7,14 @@ from typing import Annotated
 
 import typer
 
+from sonic_coffea.cli._output import usage
 from sonic_coffea.pool import Settings
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
+# Without a metavar, typer shows a flag as if it took a value.
+FLAG = ""
+AsJson = Annotated[
+    bool, typer.Option("--json", metavar=FLAG, help="Print the result as JSON, and nothing else.")
+]
 Url = Annotated[str, typer.Argument(metavar="URL", help="grpc://host:port, or grpcs:// for TLS.")]
 TokenFile = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, help="File with a bearer token.")
@@ -37,4 +42,5 @@ def settings_of(
         named[name] = value
     files = {"tls_root": tls_root, "tls_cert": tls_cert, "tls_key": tls_key}
     pem = {name: str(path) for name, path in files.items() if path is not None}
-    return Settings.make(url, token=token_file, headers=named, **pem)
+    with usage():
+        return Settings.make(url, token=token_file, headers=named, **pem)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from sonic_coffea.errors import ConfigError, printable
@@ -13,6 +16,54 @@ from sonic_coffea.errors import ConfigError, printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+
+
+# Where there is no terminal, as in a file or a pipe, no line is cut.
+_ANY_WIDTH = 10_000
+
+
+class UsageError(ConfigError):
+    """An argument or an option that cannot be used; the exit code is 2."""
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """Make wrong usage of what arguments and options are found to be wrong by."""
+    try:
+        yield
+    except ConfigError as error:
+        raise UsageError(error.message) from None
+
+
+def stdout() -> Console:
+    """Return what prints results: as wide as the terminal, or as they are where there is none."""
+    console = Console()
+    named = console.is_terminal or "COLUMNS" in os.environ
+    return console if named else Console(width=_ANY_WIDTH)
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Text]], styles: Sequence[str] = ()
+) -> None:
+    """Print a table, or, on a terminal that is too narrow for it, each row as lines of its own."""
+    console = stdout()
+    styles = styles or [""] * len(rows)
+    table = Table(*columns, title=literal(title) if title else None, title_justify="left")
+    for row, style in zip(rows, styles, strict=True):
+        table.add_row(*row, style=style)
+    unlimited = console.options.update(max_width=_ANY_WIDTH)
+    if console.measure(table, options=unlimited).maximum <= console.width:
+        console.print(table)
+        return
+    if title:
+        console.print(literal(title), style="italic", soft_wrap=True)
+    indent = 2 + max(map(len, columns))
+    for (name, *cells), style in zip(rows, styles, strict=True):
+        console.print(name, style=f"bold {style}", soft_wrap=True)
+        for column, cell in zip(columns[1:], cells, strict=False):
+            for place, line in enumerate(cell.split()):
+                label = f"  {column if place == 0 else '':<{indent}}"
+                console.print(Text(label) + line, style=style, soft_wrap=True)
 
 
 def literal(text: str, *, lines: bool = False) -> Text:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sonic_coffea.cli._options import AsJson, Headers, Pem, TokenFile, Url, settings_of
-from sonic_coffea.cli._output import literal, make_place, writing
+from sonic_coffea.cli._output import literal, make_place, stdout, usage, writing
 from sonic_coffea.errors import ConfigError
 
 
@@ -48,11 +48,12 @@ def bench(
 
     settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
     # Now, and not when there is a measurement to lose.
-    if output is not None:
-        make_place(output)
-    if plot is not None:
-        check_name(plot)
-        make_place(plot)
+    with usage():
+        if output is not None:
+            make_place(output)
+        if plot is not None:
+            check_name(plot)
+            make_place(plot)
     with Console(stderr=True).status("measuring") as status:
         curve = measure(
             settings, model, version, length=length, seconds=seconds, progress=status.update
@@ -72,7 +73,7 @@ def bench(
         table.add_column(column, justify="right")
     for rows, took_s in zip(curve.rows, curve.seconds, strict=True):
         table.add_row(f"{rows:,}", f"{took_s * 1e3:.2f}", f"{rows / took_s:,.0f}")
-    console = Console()
+    console = stdout()
     console.print(table)
     console.print(
         f"saturated by {curve.in_flight} requests at a time: {curve.rows_per_s:,.0f} rows/s, "
@@ -113,9 +114,10 @@ def plan(
     points += measured.seconds
     if not all(isinstance(n, int | float) and 0 < n < math.inf for n in points):
         raise ConfigError(f"expected finite numbers above 0 in the curve {curve}, got {points}")
-    if plot is not None:
-        check_name(plot)
-        make_place(plot)
+    with usage():
+        if plot is not None:
+            check_name(plot)
+            make_place(plot)
     numbers: dict[str, Any] = {
         "cores": cores,
         "cpu_s": cpu_ms / 1e3,
@@ -150,4 +152,4 @@ def plan(
     if planned.request_s is not None:
         table.add_row("mean time of a request", f"{planned.request_s * 1e3:,.1f} ms")
         table.add_row("requests in flight", f"{planned.in_flight:,.1f}")
-    Console().print(table)
+    stdout().print(table)

@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from sonic_coffea.cli._options import AsJson
-from sonic_coffea.cli._output import literal, tensors
+from sonic_coffea.cli._options import FLAG, AsJson
+from sonic_coffea.cli._output import literal, print_table, tensors
 from sonic_coffea.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from rich.text import Text
 
     from sonic_coffea.server import ModelVersion
 
@@ -42,7 +39,8 @@ def build(
         int | None, typer.Option(min=1, help="Write this version; others of the model stay.")
     ] = None,
     add_version: Annotated[
-        bool, typer.Option("--add-version", help="Write the version after the latest.")
+        bool,
+        typer.Option("--add-version", metavar=FLAG, help="Write the version after the latest."),
     ] = False,
     max_batch_size: Annotated[
         int, typer.Option(min=0, help="Most rows that run together; 0: no batching.")
@@ -67,10 +65,13 @@ def build(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the manifest.")
     ] = None,
     user: Annotated[
-        bool, typer.Option("--user/--no-user", help="Whether the manifest names you.")
+        bool, typer.Option("--user/--no-user", metavar=FLAG, help="Whether the manifest names you.")
     ] = True,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace models, or versions, of the same name.")
+        bool,
+        typer.Option(
+            "--overwrite", metavar=FLAG, help="Replace models, or versions, of the same name."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -141,24 +142,27 @@ def _print(entries: Sequence[ModelVersion], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([entry.to_dict() for entry in entries]))
         return
-    table = Table("model", "version", "kind", "inputs", "outputs", "built", "files")
+    rows = []
     for entry in entries:
         manifest, name = entry.manifest, literal(entry.model)
         if manifest is None:
-            table.add_row(name, str(entry.version), *["?"] * 4, "no manifest")
+            unknown = [*["?"] * 4, "no manifest"]
+            rows.append([name, Text(str(entry.version)), *map(Text, unknown)])
             continue
         built = f"{manifest['built'][:16].replace('T', ' ')} {manifest.get('user') or ''}".strip()
-        table.add_row(
-            name,
-            str(entry.version),
-            literal(manifest["kind"]),
-            _tensors(manifest["inputs"]),
-            _tensors(manifest["outputs"]),
-            literal(built),
-            f"{len(entry.changes)} changed" if entry.changes else "as built",
-            style="red" if entry.changes else "",
+        rows.append(
+            [
+                name,
+                Text(str(entry.version)),
+                literal(manifest["kind"]),
+                _tensors(manifest["inputs"]),
+                _tensors(manifest["outputs"]),
+                literal(built),
+                Text(f"{len(entry.changes)} changed" if entry.changes else "as built"),
+            ]
         )
-    Console().print(table)
+    columns = ("model", "version", "kind", "inputs", "outputs", "built", "files")
+    print_table("", columns, rows, ["red" if entry.changes else "" for entry in entries])
 
 
 def _tensors(declared: Sequence[Mapping[str, Any]]) -> Text:

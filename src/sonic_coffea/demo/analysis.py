@@ -79,6 +79,7 @@ class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[
         columns = {
             **{name: events[name] for name in ("run", "luminosityBlock", "event")},
             "weight": weight,
+            "index": ak.local_index(jets.pt),
             **{name: jets[name] for name in ("pt", "eta", "phi", "mass", "msoftdrop")},
             "top": scored.Top,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,26 @@ if TYPE_CHECKING:
 _COLOURS = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6")
 
 
-def roc(
-    score: NDArray[Any], is_signal: NDArray[np.bool_]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Return background and signal efficiency at every cut on the score, and the area under them.
+@dataclass(frozen=True, slots=True)
+class Roc:
+    """Efficiencies at every cut on a score, and the area under their curve.
+
+    Attributes
+    ----------
+    background, signal : array
+        Efficiencies.
+    area, area_error : float
+        Area under the curve and its standard error, by Hanley and McNeil, Radiology 143 (1982) 29.
+    """
+
+    background: NDArray[np.float64]
+    signal: NDArray[np.float64]
+    area: float
+    area_error: float
+
+
+def roc(score: NDArray[Any], is_signal: NDArray[np.bool_]) -> Roc:
+    """Return the efficiencies at every cut on the score.
 
     Jets of equal score are cut together, so ties count half, as in the Mann-Whitney statistic.
     """
@@ -27,20 +44,31 @@ def roc(
     last_of_ties = np.append(np.flatnonzero(np.diff(score)), len(score) - 1)
     signal = np.append(0.0, np.cumsum(is_signal)[last_of_ties] / is_signal.sum())
     background = np.append(0.0, np.cumsum(~is_signal)[last_of_ties] / (~is_signal).sum())
-    return background, signal, float(np.trapezoid(signal, background))
+    area = float(np.trapezoid(signal, background))
+    n_signal, n_background = int(is_signal.sum()), int((~is_signal).sum())
+    return Roc(background, signal, area, _area_error(area, n_signal, n_background))
+
+
+def _area_error(area: float, n_signal: int, n_background: int) -> float:
+    pairs = n_signal * n_background
+    # Of perfect separation, what half a pair in the wrong order would be.
+    a = min(max(area, 0.5 / pairs), 1 - 0.5 / pairs)
+    of_signal, of_background = a / (2 - a) - a**2, 2 * a**2 / (1 + a) - a**2
+    variance = a * (1 - a) + (n_signal - 1) * of_signal + (n_background - 1) * of_background
+    return float(np.sqrt(variance / pairs))
 
 
 def draw(
     output: Any, jets: Any, directory: Path, *, cut: float, network: str
-) -> tuple[list[Path], float | None]:
+) -> tuple[list[Path], Roc | None]:
     """Write the plots as PNG.
 
     Returns
     -------
     list of Path
         What was written: nothing if no jet was scored.
-    float or None
-        The area under the ROC curve; None for data, or if all jets are of one kind.
+    Roc or None
+        None for data, or if all jets are of one kind.
     """
     if not list(output["score"].axes["dataset"]):
         return [], None
@@ -67,9 +95,10 @@ def draw(
         truth = _truth(jets)
         if truth is None:
             return paths, None
-        area = _roc(*truth, network)
+        curve = roc(*truth)
+        _roc(curve, truth[1], network)
         save("roc")
-    return paths, area
+    return paths, curve
 
 
 def _truth(jets: Any) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
@@ -90,7 +119,12 @@ def _scores(histogram: Any, network: str) -> None:
 
     for colour, dataset in zip(cycle(_COLOURS), histogram.axes["dataset"], strict=False):
         mplhep.histplot(
-            histogram[dataset, :], label=dataset, density=True, color=colour, linewidth=2
+            histogram[dataset, :],
+            label=dataset,
+            density=True,
+            yerr=False,
+            color=colour,
+            linewidth=2,
         )
     plt.yscale("log")
     plt.xlabel(f"{network} top score")
@@ -101,13 +135,12 @@ def _scores(histogram: Any, network: str) -> None:
 
 def _masses(histogram: Any, cut: float) -> None:
     import matplotlib.pyplot as plt
-    import mplhep
 
     for colour, dataset in zip(cycle(_COLOURS), histogram.axes["dataset"], strict=False):
         both = histogram[dataset, :, :]
         before, after = both[sum, :], both[True, :]
-        mplhep.histplot(before, label=f"{dataset}, all", color=colour, linestyle=":", linewidth=2)
-        mplhep.histplot(after, label=f"{dataset}, score > {cut}", color=colour, linewidth=2)
+        _steps(plt.gca(), before, label=f"{dataset}, all", color=colour, linestyle=":")
+        _steps(plt.gca(), after, label=f"{dataset}, score > {cut}", color=colour)
     plt.xlabel("soft-drop mass [GeV]")
     plt.ylabel("jets (weighted)")
     plt.xlim(0, 300)
@@ -115,12 +148,26 @@ def _masses(histogram: Any, cut: float) -> None:
     plt.legend(fontsize=15)
 
 
-def _roc(score: NDArray[Any], is_top: NDArray[np.bool_], network: str) -> float:
+def _steps(axes: Any, histogram: Any, *, color: str, **style: Any) -> None:
+    """Draw a histogram with the errors of its bins, but for empty ones: those have none."""
+    import mplhep
+
+    mplhep.histplot(histogram, ax=axes, yerr=False, color=color, linewidth=2, **style)
+    filled = histogram.values() > 0
+    axes.errorbar(
+        histogram.axes[0].centers[filled],
+        histogram.values()[filled],
+        np.sqrt(histogram.variances()[filled]),
+        fmt="none",
+        ecolor=color,
+    )
+
+
+def _roc(curve: Roc, is_top: NDArray[np.bool_], network: str) -> None:
     import matplotlib.pyplot as plt
 
-    background, signal, area = roc(score, is_top)
-    seen = background > 0
-    plt.plot(signal[seen], background[seen], color=_COLOURS[0], linewidth=2.5)
+    seen = curve.background > 0
+    plt.plot(curve.signal[seen], curve.background[seen], color=_COLOURS[0], linewidth=2.5)
     plt.yscale("log")
     plt.xlim(0, 1)
     plt.ylim(1e-4, 1)
@@ -130,8 +177,8 @@ def _roc(score: NDArray[Any], is_top: NDArray[np.bool_], network: str) -> float:
     plt.text(
         0.05,
         0.95,
-        f"{network}\nAUC = {area:.3f}\n{is_top.sum():,} tops, {(~is_top).sum():,} others",
+        f"{network}\nAUC = {curve.area:.3f} ± {curve.area_error:.3f}\n"
+        f"{is_top.sum():,} tops, {(~is_top).sum():,} others",
         transform=plt.gca().transAxes,
         verticalalignment="top",
     )
-    return area

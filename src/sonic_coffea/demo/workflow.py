@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import re
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import sonic_coffea as sonic
 from sonic_coffea import provenance
 from sonic_coffea.demo.samples import DATA, sample_files
-from sonic_coffea.errors import ConfigError, FieldError, find, nearest, printable
+from sonic_coffea.errors import ConfigError, FieldError, SonicError, find, nearest, printable
 
 if TYPE_CHECKING:
     import os
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sonic_coffea.reporting import Report
+
+
+logger = logging.getLogger(__name__)
+
+# What the extra `demo` adds to the package's own requirements.
+_PACKAGES = ("bokeh", "hist", "matplotlib", "mplhep", "onnx", "pyarrow", "uproot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +50,8 @@ class DemoResult:
         The scored jets, one Parquet file.
     plots : tuple of Path
         PNG files.
-    area_under_roc : float or None
-        None for data.
+    area_under_roc, area_error : float or None
+        And its standard error; None for data.
     report : Report
         What happened to the requests.
     events, n_jets, n_scored : int
@@ -57,6 +64,7 @@ class DemoResult:
     jets: Path
     plots: tuple[Path, ...]
     area_under_roc: float | None
+    area_error: float | None
     report: Report
     events: int
     n_jets: int
@@ -103,13 +111,15 @@ def run(
     FieldError
         If a file lacks jets.
     ConfigError
-        If a file cannot be read or is given twice, or `output` cannot be written in.
+        If a package is missing, a file cannot be read or is given twice, or `output` cannot be
+        written in.
     SonicError
         If jets could not be scored; no output is left then.
     """
     from rich.console import Console
 
     console = console or Console(stderr=True)
+    _require_packages()
     fileset, with_constituents = _fileset(files)
     network = "toptagger" if with_constituents else "substructure"
     directory = _made(output)
@@ -130,12 +140,13 @@ def run(
     from sonic_coffea.demo.analysis import SCORE_CUT
     from sonic_coffea.demo.plots import draw
 
-    plots, area = draw(out, jets, directory, cut=SCORE_CUT, network=network)
+    plots, roc = draw(out, jets, directory, cut=SCORE_CUT, network=network)
     result = DemoResult(
         directory=directory,
         jets=directory / "jets.parquet",
         plots=tuple(plots),
-        area_under_roc=area,
+        area_under_roc=None if roc is None else roc.area,
+        area_error=None if roc is None else roc.area_error,
         report=sonic.report(out, wall_s=wall_s),
         events=sum(out["events"].values()),
         n_jets=sum(out["jets"].values()),
@@ -146,6 +157,16 @@ def run(
     (directory / "report.json").write_text(json.dumps(result.to_dict(), indent=1), encoding="utf-8")
     result.report.save(directory / "report.html")
     return result
+
+
+def _require_packages() -> None:
+    """Refuse to begin without what the extra ``demo`` installs."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the demo needs {', '.join(missing)}: pip install 'sonic-coffea[demo]' installs all "
+            "that it needs"
+        )
 
 
 def _made(output: str | os.PathLike[str]) -> Path:
@@ -194,9 +215,12 @@ def _inspect(path: Path) -> bool:
         with uproot.open(path) as file:
             trees = [k.partition(";")[0] for k in file.keys(recursive=False)]
             branches = set(file["Events"].keys()) if "Events" in trees else set()
+            end, size = file.file.fEND, path.stat().st_size
     except Exception as error:  # noqa: BLE001 - uproot fails in many ways on what is not ROOT
         problem = f"cannot read {path.name} as a ROOT file: {str(error).strip().splitlines()[0]}"
         raise ConfigError(problem) from None
+    if size < end:
+        raise ConfigError(f"{path.name} is truncated: it has {size:,} of {end:,} bytes")
     from sonic_coffea.demo.features import SUBSTRUCTURE_FIELDS
 
     def require(what: str, name: str, known: Collection[str]) -> None:
@@ -293,9 +317,14 @@ def _process(fileset: dict[str, Any], parts: Path, chunksize: int, client: Any) 
     except Exception as error:
         # coffea wraps what a processor raises in an Exception that names the chunk.
         cause = find(error)
-        if cause is None:
-            raise
-        raise cause from None
+        if cause is not None:
+            raise cause from None
+        logger.debug("the analysis failed", exc_info=error)
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        reason = str(root).strip().splitlines() or [type(root).__name__]
+        raise SonicError(f"the analysis of a chunk failed: {reason[0]}") from None
 
 
 def _gather(parts: Path, target: Path) -> ak.Array:

@@ -218,5 +218,6 @@ def _after_fork() -> None:
     _pool = None
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_after_fork)
 atexit.register(forget)

@@ -41,8 +41,8 @@ def advise(
     there = s.truncated + s.elements
     if there and s.truncated / there > _MUCH_TRUNCATED:
         yield (
-            f"{s.truncated / there:.0%} of the constituents are truncated: a longer length keeps "
-            "them"
+            f"{s.truncated / there:.0%} of the constituents are truncated: compare the length with "
+            "that of the network's training"
         )
     if total.requests and total.retries / total.requests > _MANY_RETRIES:
         yield (
@@ -54,10 +54,11 @@ def advise(
             f"a request holds {total.rows / total.requests:.0f} rows: larger chunks, or a "
             "larger max_batch_size of the model, spare servers and network"
         )
-    if total.pack_s + total.unpack_s > total.trip_s > 0:
+    # The first requests are packed by code that is compiled meanwhile.
+    if total.requests > _SOME_REQUESTS and total.pack_s + total.unpack_s > total.trip_s > 0:
         yield (
-            "packing and unpacking take longer than the servers: fewer fields, or a shorter "
-            "length, would help; more servers would not"
+            "packing and unpacking take longer than the servers: more cores would help; more "
+            "servers would not"
         )
     for (server, model, _), tally in statistics:
         account = timings.get((server, model))

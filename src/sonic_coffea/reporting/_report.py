@@ -102,12 +102,17 @@ class Report:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
-        del console, options
         header, rows = self._server_rows()
         yield _rich_table("Scoring", ["", ""], self._summary_rows())
-        servers = _rich_table(_SERVERS_TITLE, header, rows)
-        servers.rows[len(_STAGES) - 1].end_section = True
-        yield servers
+        servers = _rich_table(_SERVERS_TITLE, header, rows, section=len(_STAGES))
+        unlimited = options.update(max_width=_ANY_WIDTH)
+        if console.measure(servers, options=unlimited).maximum > options.max_width:
+            for place in range(1, len(header)):
+                one = [(row[0], row[place]) for row in rows]
+                names = ["", header[place]]
+                yield _rich_table(_SERVERS_TITLE, names, one, section=len(_STAGES))
+        else:
+            yield servers
         for advice in self.advice:
             yield Text(f"• {advice}", style="yellow")
 
@@ -201,7 +206,9 @@ def _statistics_of(source: Any) -> Statistics | None:
     return statistics.copy() if isinstance(statistics, Statistics) else None
 
 
-def _rich_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _rich_table(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, section: int | None = None
+) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -209,16 +216,19 @@ def _rich_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     table.add_column(style="bold")
     for name in header[1:]:
         table.add_column(Text(name), justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
+    for place, row in enumerate(rows, 1):
+        table.add_row(*row, end_section=place == section)
     return table
 
 
+_ANY_WIDTH = 10_000
+# A quantile of fewer requests says less than their mean.
+_QUANTILES_OF = 20
 _SERVERS_TITLE = "A request's time, by model and server (mean)"
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms"
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1.0 else f"{seconds * 1e3:.2f} ms"
 
 
 def _mb(nbytes: float) -> str:
@@ -230,15 +240,17 @@ def _share(part: int, whole: int) -> str | None:
 
 
 def _mean(stage: str) -> Callable[[Tally], str]:
-    return lambda tally: _ms(getattr(tally, stage) / tally.requests) if tally.requests else ""
+    return lambda tally: _duration(getattr(tally, stage) / tally.requests) if tally.requests else ""
 
 
 def _quantile(quantile: float) -> Callable[[Tally], str]:
-    return lambda tally: _ms(tally.latency_s(quantile)) if tally.requests else ""
+    return lambda tally: (
+        _duration(tally.latency_s(quantile)) if tally.requests >= _QUANTILES_OF else ""
+    )
 
 
 def _their(*names: str) -> Callable[[ModelStatistics], str]:
-    return lambda t: _ms(sum(getattr(t, name) for name in names) / max(t.requests, 1))
+    return lambda t: _duration(sum(getattr(t, name) for name in names) / max(t.requests, 1))
 
 
 # Of the servers, which count all of their clients.

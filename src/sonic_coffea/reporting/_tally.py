@@ -106,12 +106,17 @@ class Tally:
         self.latencies[bisect.bisect_left(LATENCY_EDGES_S, seconds)] += 1
 
     def latency_s(self, quantile: float) -> float:
-        """Return a quantile of the round trips, to the width of a bin (26 %)."""
-        total = int(self.latencies.sum())
-        if total == 0:
+        """Return a quantile of the round trips, interpolated within its bin, which is 26 % wide."""
+        counts = np.cumsum(self.latencies)
+        if counts[-1] == 0:
             return float("nan")
-        place = int(np.searchsorted(np.cumsum(self.latencies), quantile * total))
-        return float(LATENCY_EDGES_S[min(place, len(LATENCY_EDGES_S) - 1)])
+        wanted = quantile * counts[-1]
+        place = int(np.searchsorted(counts, wanted))
+        if place in (0, len(LATENCY_EDGES_S)):  # the bins below and above have one edge
+            return float(LATENCY_EDGES_S[min(place, len(LATENCY_EDGES_S) - 1)])
+        below, above = np.log(LATENCY_EDGES_S[place - 1 : place + 1])
+        part = (wanted - counts[place - 1]) / self.latencies[place]
+        return float(np.exp(below + part * (above - below)))
 
     def to_dict(self) -> dict[str, float | None]:
         """Return plain numbers; quantiles of no round trips are None, as JSON has no NaN."""

@@ -35,9 +35,9 @@ class FakeModel(KServeModel):
         model : Model
             The declaration.
         function : callable, optional
-            As above. By default, the k-th value of a row is ``1 / (1 + exp(-m - k))``, m being the
+            As above. By default, the k-th value of a row is ``(1 + sin(m + k)) / 2``, m being the
             mean of the row's numbers in the first input, or of the checksums of its strings: the
-            same rows have the same scores, and other rows have others.
+            same rows have the same scores, and other rows have others, whatever their scale.
         **options
             `max_rows`, `versions` and `lists_tensors`.
 
@@ -97,6 +97,6 @@ class _Scores:
         rows = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
         mean = rows.mean(axis=1, keepdims=True) if rows.shape[1] else np.zeros((len(rows), 1))
         return {
-            name: (1 / (1 + np.exp(-mean - np.arange(width)))).astype(dtype)
+            name: ((1 + np.sin(mean + np.arange(width))) / 2).astype(dtype)
             for name, (dtype, width) in self.outputs.items()
         }

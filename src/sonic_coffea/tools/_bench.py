@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import statistics
 import time
@@ -99,15 +100,23 @@ class Curve:
         ConfigError
             If it is none.
         """
+        names = [field.name for field in dataclasses.fields(cls)]
         try:
-            fields = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls(
-                **{**fields, "rows": tuple(fields["rows"]), "seconds": tuple(fields["seconds"])}
-            )
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ConfigError(
-                f"expected a curve as `sonic-coffea bench` writes it, got {path}: {error}"
-            ) from None
+            known = json.loads(Path(path).read_text(encoding="utf-8"))
+            lacking = [name for name in names if name not in (*known, "length")]
+            reason = f"it has no {', '.join(lacking)}"
+            if not lacking:
+                lists = {"rows": tuple(known["rows"]), "seconds": tuple(known["seconds"])}
+                return cls(**{name: known[name] for name in names if name in known} | lists)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        except ValueError:
+            reason = "it is no JSON"
+        except TypeError:
+            reason = f"it is not an object with {', '.join(names)}"
+        raise ConfigError(
+            f"expected a curve as `sonic-coffea bench` writes it, got {path}: {reason}"
+        )
 
 
 def measure(

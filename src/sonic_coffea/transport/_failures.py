@@ -63,6 +63,8 @@ class Failure(NamedTuple):
 
 SILENT = "(no words)"
 _NO_ROUTE = "the proxy has no such route, or not yet; check the URL's host and port"
+_NO_CONNECTION = "no connection to the server could be made"
+_IS_IT_THERE = "is the server running, at this host and port? `sonic-coffea check URL` tries it"
 _LARGE = "let requests be smaller: max_request_bytes"
 STOOD_STILL = (
     "Triton may take what this process answers late for answers to other requests, so restart the "
@@ -235,7 +237,10 @@ def translate(
     elif kind is DeadlineError and early:
         kind, hint = RouteTimeoutError, _LARGE
     reason = details.strip().splitlines()[0] if details.strip() else code.name
-    error = kind(f"{_MEANING[kind]}: {reason}{hint and f'; {hint}'}", **context)
+    meaning = _MEANING[kind]
+    if kind is ServerLostError and row.phase == "connection":
+        meaning, hint = _NO_CONNECTION, hint or _IS_IT_THERE
+    error = kind(f"{meaning}: {reason}{hint and f'; {hint}'}", **context)
     if isinstance(error, OverloadError):
         error.retry_after_s = _pushback_s(trailers)
     elif isinstance(error, ServerLostError):

@@ -101,14 +101,16 @@ def register(record: ServerRecord) -> Path | None:
     return path
 
 
-def remove(url: str) -> None:
-    """Forget the server at `url`, if there is one."""
+def remove(url: str, pid: int | None = None) -> None:
+    """Forget the server at `url` that has ended, or that is process `pid`; another one stays."""
     port = _local_port(url)
     if port is None:
         return
     for folder in _folders():
-        with contextlib.suppress(OSError):
-            (folder / _file_name(port)).unlink()
+        record = _read(folder / _file_name(port))
+        if record is None or not record.alive or record.pid == pid:
+            with contextlib.suppress(OSError):
+                (folder / _file_name(port)).unlink()
 
 
 def find(url: str) -> ServerRecord | None:

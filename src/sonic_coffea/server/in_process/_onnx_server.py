@@ -102,7 +102,7 @@ class InProcessServer(KServeServer):
     def stop(self) -> None:
         """Listen no more; harmless when it does not."""
         if self._server is not None:
-            local_state.remove(self.url)
+            local_state.remove(self.url, os.getpid())
         super().stop()
 
     def __repr__(self) -> str:

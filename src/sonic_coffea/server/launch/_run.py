@@ -114,6 +114,10 @@ class Run:
         ticks = local_state.process_start_ticks(self.server_pid)
         if ticks is None:
             raise self._failure("ended as soon as it was ready")
+        other = local_state.lookup(self.url)
+        if other is not None and other.pid != self.server_pid:
+            # Both claimed the port before either listened there.
+            raise self._failure(f"has its port in common with process {other.pid}")
         # By it this user's processes find the server.
         record = local_state.ServerRecord(
             url=self.url,
@@ -142,7 +146,7 @@ class Run:
             self._supervisor.wait()
         self._thread.join()
         self._stdout.close()
-        local_state.remove(self.url)
+        local_state.remove(self.url, self.server_pid)
 
     def disown(self) -> None:
         """Let go of it in a forked child, where it is somebody else's."""

@@ -70,8 +70,7 @@ def plan_versions(
     if present and not options.overwrite and not options.one_version:
         raise ConfigError(
             f"the repository {root} already has {', '.join(present)}, of other files or "
-            "options; overwrite=True (--overwrite) replaces it, add_version=True (--add-version) "
-            "adds a version"
+            "options; the option overwrite replaces it, the option add-version adds a version"
         )
     return versions
 
@@ -156,13 +155,13 @@ def _joined(folder: Path, number: int, new: Config, options: Options) -> Config:
     """Return the configuration of a model that is there already, for one more version."""
     if (folder / str(number)).exists() and not options.overwrite:
         raise ConfigError(
-            f"{folder} already has version {number}; overwrite=True replaces it, add_version=True "
-            "adds the next"
+            f"{folder} already has version {number}; the option overwrite replaces it, the option "
+            "add-version adds the next"
         )
     if folder.name in options.labels:
         raise ConfigError(
             f"labels are those of all versions of model {folder.name!r}, which is there already; "
-            "overwrite=True without a version writes it anew"
+            "the option overwrite without a version writes it anew"
         )
     old = _config_file(folder)
     ours, theirs = _contract(read_model_config(write_model_config(new))), _contract(old)
