@@ -32,7 +32,8 @@ pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINKED = [*PAGES, *sorted(EXAMPLES.rglob("*.md")), ROOT / "CHANGELOG.md"]
+COMMUNITY = sorted((ROOT / ".github").glob("*.md"))
+LINKED = [*PAGES, *COMMUNITY, *sorted(EXAMPLES.rglob("*.md")), ROOT / "CHANGELOG.md"]
 # What runs in an environment of its own, with `make test-lazy`.
 ELSEWHERE = [] if find_spec("dask_awkward") else [ROOT / "docs/how-to/use-dask-awkward.md"]
 PARSERS = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
