@@ -1,3 +1,7 @@
+#!/usr/bin/env -S uv run --script
+# /// script
+# dependencies = ["nox>=2025.5.1"]
+# ///
 """Test the package with the lowest and the highest versions of what it needs, on each Python.
 
 ``make matrix`` runs every session whose Python is at hand, and names those that it skips. One of
@@ -46,6 +50,7 @@ WITHOUT_SERVERS = ["-m", "not server and not benchmark"]
 # Old versions warn of each other.
 OLD = ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
 
+nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "uv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = False
@@ -110,3 +115,7 @@ def _installed(session: nox.Session) -> set[str]:
     python = f"{session.virtualenv.bin}/python"
     listed = session.run_install("uv", "pip", "freeze", "--python", python, silent=True)
     return set(str(listed).split("\n"))
+
+
+if __name__ == "__main__":
+    nox.main()

@@ -34,6 +34,7 @@ LAYERS = (
     "testing",
     "_pytest_plugin",
     "demo",
+    "scoring",
     "cli",
     "__main__",
 )

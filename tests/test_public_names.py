@@ -50,6 +50,7 @@ def test_public_names() -> None:
         "errors",
         "lost_tracks",
         "report",
+        "score_files",
         "secondary_vertices",
         "within_cone",
     ]

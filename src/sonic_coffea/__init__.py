@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sonic_coffea.processor import SonicFilter, SonicProcessor
     from sonic_coffea.reporting import Report, report
     from sonic_coffea.reuse import Variations
+    from sonic_coffea.scoring import score_files
     from sonic_coffea.server import LocalServer, build_repository
 
 _HOMES = {
@@ -67,6 +68,7 @@ _HOMES = {
     "SonicProcessor": "sonic_coffea.processor",
     "Report": "sonic_coffea.reporting",
     "report": "sonic_coffea.reporting",
+    "score_files": "sonic_coffea.scoring",
     "SonicFilter": "sonic_coffea.processor",
     "Variations": "sonic_coffea.reuse",
     "LocalServer": "sonic_coffea.server",
@@ -102,6 +104,7 @@ __all__ = [
     "errors",
     "lost_tracks",
     "report",
+    "score_files",
     "secondary_vertices",
     "within_cone",
 ]

@@ -6,12 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-import sonic_coffea as sonic
 from tests.network import envoy as envoys
 from tests.network import haproxy as haproxies
 from tests.network import nginx as nginxes
 from tests.network.tritons import tritons as run_tritons
+
+import sonic_coffea as sonic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -42,12 +42,12 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
+from tests.network.loops import LoopThread, close_listener
+from tests.ports import held_port
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea.server.in_process._grpc_server import Servicer
 from sonic_coffea.testing import FakeServer
-from tests.network.loops import LoopThread, close_listener
-from tests.ports import held_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -11,21 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from h2.errors import ErrorCodes
-
-from sonic_coffea.errors import (
-    AccessError,
-    DeadlineError,
-    InferenceError,
-    ModelNotFoundError,
-    ModelNotReadyError,
-    OverloadError,
-    RequestError,
-    RequestTooLargeError,
-    RouteTimeoutError,
-    ServerLostError,
-    SonicError,
-    TokenExpiredError,
-)
 from tests.network.misbehaviour import (
     disconnect,
     dribble,
@@ -44,6 +29,21 @@ from tests.network.misbehaviour import (
     silent,
     status,
     truncated,
+)
+
+from sonic_coffea.errors import (
+    AccessError,
+    DeadlineError,
+    InferenceError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    OverloadError,
+    RequestError,
+    RequestTooLargeError,
+    RouteTimeoutError,
+    ServerLostError,
+    SonicError,
+    TokenExpiredError,
 )
 
 if TYPE_CHECKING:

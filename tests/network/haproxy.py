@@ -7,7 +7,6 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-
 from tests.network.processes import Kept, accepts
 from tests.ports import held_port
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from h2.errors import ErrorCodes
-
 from tests.network.fault_server import answered
 
 if TYPE_CHECKING:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from sonic_coffea.pool import Pool, Settings
 from tests.network.haproxy import needs_haproxy
 from tests.network.nginx import needs_nginx
 
+from sonic_coffea.pool import Pool, Settings
+
 if TYPE_CHECKING:
-    import sonic_coffea as sonic
     from tests.network.tritons import Triton
+
+    import sonic_coffea as sonic
 
 
 @pytest.mark.parametrize("policy", ["LEAST_REQUEST", "ROUND_ROBIN"])

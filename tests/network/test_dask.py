@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client
-
-import sonic_coffea as sonic
 from tests.dask.conftest import local_cluster
 from tests.waiting import until
+
+import sonic_coffea as sonic
 
 if TYPE_CHECKING:
     from tests.network.tritons import Triton

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from sonic_coffea.pool import Pool, Settings
 from tests.network.haproxy import needs_haproxy
 from tests.network.nginx import needs_nginx
 from tests.network.watching import circuits
 from tests.waiting import until
 
+from sonic_coffea.pool import Pool, Settings
+
 if TYPE_CHECKING:
-    import sonic_coffea as sonic
     from tests.network.tritons import Triton
+
+    import sonic_coffea as sonic
 
 OPEN = "open"
 

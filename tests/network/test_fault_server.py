@@ -10,14 +10,14 @@ import awkward as ak
 import numpy as np
 import psutil
 import pytest
-
-import sonic_coffea as sonic
-from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.testing import FakeModel, FakeServer
 from tests.network.fault_server import FaultServer
 from tests.network.misbehaviour import dribble, pings
 from tests.network.toxics import ToxicProxy
 from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

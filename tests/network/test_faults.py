@@ -16,6 +16,8 @@ import grpc
 import numpy as np
 import pytest
 import trustme
+from tests.network.fault_server import FaultServer
+from tests.network.faults import CASES
 from tritonclient.grpc import service_pb2
 
 import sonic_coffea as sonic
@@ -23,8 +25,6 @@ from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import ConnectionOptions, Timeouts, _failures, connect_transport
 from sonic_coffea.transport._channel import _CHANNEL_OPTIONS
 from sonic_coffea.transport._failures import FAILURES, failure_of
-from tests.network.fault_server import FaultServer
-from tests.network.faults import CASES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

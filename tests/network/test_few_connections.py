@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from sonic_coffea.pool import Pool, Settings
 
 if TYPE_CHECKING:
-    import sonic_coffea as sonic
     from tests.network.tritons import Triton
+
+    import sonic_coffea as sonic
 
 
 def test_more_clients_than_connections_are_let_in(

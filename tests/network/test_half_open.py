@@ -6,13 +6,13 @@ import threading
 import time
 
 import pytest
-
-from sonic_coffea.pool import Pool, Settings
 from tests.network.fault_server import FaultServer
 from tests.network.misbehaviour import silent
 from tests.network.test_fault_server import JETS, MODEL, MODELS
 from tests.network.toxics import ToxicProxy
 from tests.waiting import until
+
+from sonic_coffea.pool import Pool, Settings
 
 
 @pytest.mark.parametrize("way", ["the server", "the network"])

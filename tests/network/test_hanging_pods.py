@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.network.haproxy import needs_haproxy
 
 from sonic_coffea.pool import Pool, Settings
-from tests.network.haproxy import needs_haproxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import sonic_coffea as sonic
     from tests.network.tritons import Triton
+
+    import sonic_coffea as sonic
 
 
 @pytest.fixture(autouse=True)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import grpc
 import pytest
+from tests.network.tritons import tritons
+from tests.waiting import until
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.transport import connect_transport
-from tests.network.tritons import tritons
-from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

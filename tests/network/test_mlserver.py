@@ -13,11 +13,11 @@ import awkward as ak
 import numpy as np
 import pytest
 import uv
+from tests.network.processes import Kept, accepts
+from tests.ports import held_port
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
-from tests.network.processes import Kept, accepts
-from tests.ports import held_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

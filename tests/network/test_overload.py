@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import pytest
-
-import sonic_coffea as sonic
-from sonic_coffea.pool import Pool, Settings
 from tests.network.nginx import needs_nginx
 from tests.network.tritons import tritons as run_tritons
 from tests.network.watching import circuits
 from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea.pool import Pool, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

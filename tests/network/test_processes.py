@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.network.processes import Kept
 from tests.server.support import is_gone
 from tests.waiting import until

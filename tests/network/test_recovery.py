@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 import pytest
-
-import sonic_coffea as sonic
-from sonic_coffea import errors
-from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.testing import FakeModel, FakeServer
 from tests.network import misbehaviour
 from tests.network.fault_server import FaultServer, answered
 from tests.network.faults import CASES
 from tests.network.toxics import ToxicProxy
 from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
+from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

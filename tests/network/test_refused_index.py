@@ -6,18 +6,19 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.commands import run
+from tests.network.envoy import REFUSED_INDEX
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.transport import connect_transport
-from tests.commands import run
-from tests.network.envoy import REFUSED_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import sonic_coffea as sonic
     from tests.network.tritons import Triton
+
+    import sonic_coffea as sonic
 
 
 @pytest.fixture

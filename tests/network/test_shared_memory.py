@@ -6,13 +6,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.network.tritons import tritons
+from tests.transport.test_shared_memory import check, model, objects, ours, wide
+from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-from tests.network.tritons import tritons
-from tests.transport.test_shared_memory import check, model, objects, ours, wide
-from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

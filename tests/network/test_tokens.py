@@ -11,16 +11,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.waiting import until
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-from tests.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import sonic_coffea as sonic
     from tests.network.tritons import Triton
+
+    import sonic_coffea as sonic
 
 _KEY = b"a key of tests, of 32 characters"
 

@@ -6,12 +6,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from sonic_coffea import errors
-from sonic_coffea.pool import Pool, Settings
 from tests.network.nginx import needs_nginx
 from tests.network.tritons import tritons
 from tests.transport.test_shared_memory import check, model, objects
+
+from sonic_coffea import errors
+from sonic_coffea.pool import Pool, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

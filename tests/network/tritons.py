@@ -8,13 +8,13 @@ import secrets
 import signal
 from typing import TYPE_CHECKING
 
+from tests.network.processes import Kept
+from tests.ports import held_port
+from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient
 
 from sonic_coffea.server import ensure
 from sonic_coffea.server._probe import is_ready
-from tests.network.processes import Kept
-from tests.ports import held_port
-from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import onnxruntime
 import pytest
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -17,7 +18,6 @@ from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.server.in_process._grpc_server import Servicer
 from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import ConnectionOptions, connect_transport
-from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

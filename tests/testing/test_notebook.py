@@ -10,13 +10,13 @@ import awkward as ak
 import grpc
 import numpy as np
 import pytest
+from tests.waiting import ctrl_c_in, until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.reporting._tables import table
 from sonic_coffea.testing import FakeModel, FakeServer
-from tests.waiting import ctrl_c_in, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

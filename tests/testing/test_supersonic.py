@@ -11,14 +11,14 @@ import awkward as ak
 import grpc
 import numpy as np
 import pytest
+from tests.commands import run
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import connect_transport
-from tests.commands import run
-from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

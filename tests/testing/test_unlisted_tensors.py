@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 import pytest
+from tests.commands import run
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -16,7 +17,6 @@ from sonic_coffea.ml_tools import triton_wrapper
 from sonic_coffea.model._model import _say_that_nothing_is_listed
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
-from tests.commands import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from sonic_coffea.cli._options import AsJson, Headers, Pem, TokenFile, Url, settings_of
-from sonic_coffea.cli._output import literal, print_table, tensors
-from sonic_coffea.errors import ConfigError, SonicError
+from sonic_coffea.cli._options import AsJson, Headers, Pem, TokenFile, Url, load, settings_of
+from sonic_coffea.cli._output import literal, print_table, stdout, tensors
+from sonic_coffea.errors import SonicError
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def check(
         if as_json:
             typer.echo(json.dumps(checks.to_dict()))
         else:
-            Console().print(_table(checks))
+            stdout().print(_table(checks))
         raise typer.Exit(0 if checks.ok else 1)
     steps: list[Step] = []
     with console.status("trying"):
@@ -107,7 +106,7 @@ def _declared(model: str | None, weaver: Path | None, against: str | None) -> li
             raise typer.BadParameter("--weaver needs a MODEL to compare with")
         declared.append(Model.from_weaver(model, weaver))
     if against is not None:
-        named = _load(against)
+        named = load(against, "--against")
         models = getattr(named, "models", named)
         models = list(models.values()) if isinstance(models, Mapping) else [models]
         if not all(isinstance(declaration, Model) for declaration in models):
@@ -115,23 +114,6 @@ def _declared(model: str | None, weaver: Path | None, against: str | None) -> li
             raise typer.BadParameter(problem, param_hint="--against")
         declared += models
     return declared
-
-
-def _load(path: str) -> Any:
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise typer.BadParameter(f"expected MODULE:NAME, got {path!r}", param_hint="--against")
-    sys.path.insert(0, str(Path.cwd()))
-    file = module
-    try:
-        file = getattr(importlib.util.find_spec(module), "origin", None) or module
-        loaded = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's own code raises
-        raise ConfigError(f"cannot import {file}: {type(error).__name__}: {error}") from None
-    try:
-        return getattr(loaded, name)
-    except AttributeError as error:
-        raise typer.BadParameter(str(error), param_hint="--against") from None
 
 
 def wake(

@@ -18,6 +18,7 @@ from sonic_coffea.cli._output import UsageError
 from sonic_coffea.cli._plan import bench, plan
 from sonic_coffea.cli._repository import repository_app
 from sonic_coffea.cli._scaffold import scaffold
+from sonic_coffea.cli._score import score
 from sonic_coffea.cli._serve import serve, server_app
 from sonic_coffea.cli._status import status
 from sonic_coffea.errors import SonicError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # A command is registered here, and written in a module of its own.
 COMMANDS: tuple[Callable[..., None], ...] = (
     demo,
+    score,
     serve,
     check,
     models,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sonic_coffea.cli._output import usage
+from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Without a metavar, typer shows a flag as if it took a value.
 FLAG = ""
@@ -26,14 +32,14 @@ Pem = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A P
 
 
 def settings_of(
-    url: str,
+    url: str | Sequence[str],
     token_file: Path | None,
     headers: list[str] | None,
     tls_root: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
 ) -> Settings:
-    """Return a server, and how it is connected."""
+    """Return a server, or several, and how they are connected."""
     named = {}
     for header in headers or ():
         name, equals, value = header.partition("=")
@@ -44,3 +50,21 @@ def settings_of(
     pem = {name: str(path) for name, path in files.items() if path is not None}
     with usage():
         return Settings.make(url, token=token_file, headers=named, **pem)
+
+
+def load(path: str, option: str) -> Any:
+    """Return what ``MODULE:NAME`` names, of the current folder or of what is installed."""
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise typer.BadParameter(f"expected MODULE:NAME, got {path!r}", param_hint=option)
+    sys.path.insert(0, str(Path.cwd()))
+    file = module
+    try:
+        file = getattr(importlib.util.find_spec(module), "origin", None) or module
+        loaded = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's own code raises
+        raise ConfigError(f"cannot import {file}: {type(error).__name__}: {error}") from None
+    try:
+        return getattr(loaded, name)
+    except AttributeError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None

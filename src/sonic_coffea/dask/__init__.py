@@ -7,6 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sonic_coffea.dask._cluster import cluster
 from sonic_coffea.dask._hosts import check_cluster, check_workers
 from sonic_coffea.dask._scheduler import SonicSchedulerPlugin
 from sonic_coffea.dask._worker import SonicPlugin
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
 
     from sonic_coffea.pool import Pool, Settings
 
-__all__ = ["SonicPlugin", "SonicSchedulerPlugin", "check_cluster", "check_workers", "register"]
+__all__ = [
+    "SonicPlugin",
+    "SonicSchedulerPlugin",
+    "check_cluster",
+    "check_workers",
+    "cluster",
+    "register",
+]
 
 logger = logging.getLogger(__name__)
 

@@ -204,8 +204,16 @@ def _fileset(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Any], b
     return fileset, next(iter(kinds.values()))
 
 
-def _inspect(path: Path) -> bool:
-    """Return whether a file has constituents of FatJet, refusing one that is no NanoAOD."""
+def branches_of(path: Path) -> set[str]:
+    """Return the branches of a file's events, refusing a file that cannot be read whole.
+
+    Raises
+    ------
+    ConfigError
+        If it is not there, no ROOT file, or truncated.
+    FieldError
+        If it has no tree ``Events``.
+    """
     import uproot
 
     if not path.is_file():
@@ -221,13 +229,21 @@ def _inspect(path: Path) -> bool:
         raise ConfigError(problem) from None
     if size < end:
         raise ConfigError(f"{path.name} is truncated: it has {size:,} of {end:,} bytes")
+    if "Events" not in trees:
+        raise FieldError(f"{path.name} has no tree 'Events'; {nearest('Events', trees)}")
+    return branches
+
+
+def _inspect(path: Path) -> bool:
+    """Return whether a file has constituents of FatJet, refusing one that is no NanoAOD."""
     from sonic_coffea.demo.features import SUBSTRUCTURE_FIELDS
+
+    branches = branches_of(path)
 
     def require(what: str, name: str, known: Collection[str]) -> None:
         if name not in known:
             raise FieldError(f"{path.name} has no {what} {name!r}; {nearest(name, known)}")
 
-    require("tree", "Events", trees)
     require("collection", "FatJet", {b.split("_")[0] for b in branches if "_" in b})
     has_constituents = any(
         {f"FatJet{name}_jetIdx", f"{name}_pt"} <= branches for name in ("PFCand", "PFCands")

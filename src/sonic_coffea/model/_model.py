@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import awkward as ak
@@ -39,6 +40,7 @@ from sonic_coffea.layouts import (
     trace,
 )
 from sonic_coffea.model import _weaver as weaver
+from sonic_coffea.model._declared import read as read_yaml
 from sonic_coffea.model._pending import Deferred, Pending
 from sonic_coffea.model._scaffold import fitting
 from sonic_coffea.pool import (
@@ -54,8 +56,8 @@ from sonic_coffea.reuse import Part, ScoreCache, Variations
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -204,6 +206,27 @@ class Model(Carrier):
             preprocess, prefix=prefix, labels=labels, rename=rename, inputs=inputs
         )
         return cls(name, layouts, {output: names}, version)
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike[str], name: str | None = None) -> Model:
+        """Read a declaration from a YAML file.
+
+        Parameters
+        ----------
+        path : path
+            It has ``model``, ``inputs`` and ``outputs``. An input has ``layout``, the name of a
+            layout, and that layout's arguments. A field is a name, a number, or the arguments of a
+            `Feature` or a `OneHot`. An output is a list of labels, nothing, or the arguments of an
+            `Output`.
+        name : str, optional
+            The model's name, instead of the file's.
+
+        Raises
+        ------
+        ConfigError
+            Naming the place in the file that cannot be used, and what is expected there.
+        """
+        return cls(**read_yaml(Path(path), name))
 
     def __repr__(self) -> str:
         outputs = ", ".join(

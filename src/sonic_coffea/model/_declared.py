@@ -1,0 +1,105 @@
+"""Models declared in a YAML file, for those who score from the command line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from sonic_coffea import layouts
+from sonic_coffea.errors import ConfigError, SonicError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sonic_coffea.layouts import Layout, Output
+
+_LAYOUTS = ("Bucketed", "Dense", "Flat", "Mask", "Padded", "Pairwise", "Row", "Tokens")
+_KEYS = ("inputs", "model", "outputs", "version", "one_request_per", "parameters", "priority")
+
+
+def read(path: Path, name: str | None) -> dict[str, Any]:
+    """Return the arguments of a `Model` that a YAML file has.
+
+    Raises
+    ------
+    ConfigError
+        Naming the place in the file that cannot be used, and what is expected there.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+    known = _mapping(content, str(path))
+    for key in known:
+        if key not in _KEYS:
+            raise ConfigError(f"{path}: no key {key!r}; {nearest(str(key), _KEYS)}")
+    name = name or known.get("model")
+    if not isinstance(name, str):
+        raise ConfigError(f"{path}: expected the model's name as `model`, got {name!r}")
+    inputs = _mapping(known.get("inputs"), f"{path}, inputs")
+    outputs = _mapping(known.get("outputs"), f"{path}, outputs")
+    others = {key: known[key] for key in _KEYS[3:] if key in known}
+    return {
+        "name": name,
+        "inputs": {key: _layout(one, f"{path}, input {key!r}") for key, one in inputs.items()},
+        "outputs": {key: _output(one, f"{path}, output {key!r}") for key, one in outputs.items()},
+        **others,
+    }
+
+
+def _mapping(content: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(content, dict) or not content:
+        raise ConfigError(f"{where}: expected keys and values, got {content!r}")
+    return content
+
+
+def _layout(content: Any, where: str) -> Layout:
+    options = dict(_mapping(content, where))
+    kind = options.pop("layout", None)
+    if kind not in _LAYOUTS:
+        raise ConfigError(f"{where}: no layout {kind!r}; {nearest(str(kind), _LAYOUTS)}")
+    if "parts" in options:
+        parts = _mapping(options["parts"], f"{where}, parts")
+        options["parts"] = {key: _layout(one, f"{where}, {key!r}") for key, one in parts.items()}
+    for key in ("fields", "field", "of"):
+        if key in options:
+            options[key] = _fields(options[key], where)
+    layout: Layout = _made(getattr(layouts, kind), options, where)
+    return layout
+
+
+def _fields(content: Any, where: str) -> Any:
+    if isinstance(content, list):
+        return [_fields(one, where) for one in content]
+    if isinstance(content, dict):
+        kind = layouts.OneHot if "values" in content else layouts.Feature
+        return _made(kind, content, where)
+    return content
+
+
+def _output(content: Any, where: str) -> list[str] | Output | None:
+    if isinstance(content, dict):
+        output: Output = _made(layouts.Output, content, where)
+        return output
+    if content is None or isinstance(content, list):
+        return content
+    raise ConfigError(f"{where}: expected a list of labels, or nothing, got {content!r}")
+
+
+def _made(kind: Any, options: Mapping[str, Any], where: str) -> Any:
+    try:
+        return kind(**{key: _tuple(value) for key, value in options.items()})
+    except SonicError as error:
+        raise ConfigError(f"{where}: {error.message}") from None
+    except (TypeError, ValueError) as error:
+        message = str(error).replace(f"{kind.__name__}.__init__()", kind.__name__)
+        raise ConfigError(f"{where}: {message}") from None
+
+
+def _tuple(value: Any) -> Any:
+    # Declarations are hashed.
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value

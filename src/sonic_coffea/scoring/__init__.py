@@ -1,0 +1,7 @@
+"""scoring: files of events to files of scores."""
+
+from __future__ import annotations
+
+from sonic_coffea.scoring._files import ScoredFiles, score_files
+
+__all__ = ["ScoredFiles", "score_files"]

@@ -1,0 +1,265 @@
+"""`score_files`: files of events in, one file of scores out."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+
+from sonic_coffea import provenance
+from sonic_coffea.demo.workflow import branches_of
+from sonic_coffea.errors import ConfigError, SonicError, find
+from sonic_coffea.pool import current
+from sonic_coffea.reporting import Report, report
+from sonic_coffea.scoring._processor import Scoring
+
+if TYPE_CHECKING:
+    import os
+
+    from sonic_coffea.model import Model
+
+_FORMATS = (".parquet", ".root")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredFiles:
+    """What `score_files` has written.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    events, rows, scored : int
+        Events that were read, rows that were written, and those that have scores.
+    resumed : int
+        Events that an earlier run had scored.
+    report : Report
+        What happened to the requests of this run.
+    """
+
+    path: Path
+    events: int
+    rows: int
+    scored: int
+    resumed: int
+    report: Report
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**plain, "path": str(self.path), "report": self.report.to_dict()}
+
+
+def score_files(  # noqa: PLR0913  independent options, each with a default
+    model: Model,
+    files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    collection: str | None = None,
+    features: Callable[[Any], Any] | None = None,
+    keep: Sequence[str] = (),
+    client: Any = None,
+    chunksize: int = 20_000,
+    on_error: str = "raise",
+    resume: bool = True,
+    progress: bool = False,
+) -> ScoredFiles:
+    """Score the objects of NanoAOD files, and write a row for each into one file.
+
+    A row has ``run``, ``luminosityBlock``, ``event``, the ``index`` of the object in its
+    collection, and a column for each score; by these, scores join back. Rows are in the order of
+    the files. Each chunk is kept in a folder beside the output until the output is whole, so that a
+    run that was interrupted goes on where it was.
+
+    Parameters
+    ----------
+    model : Model
+        The declaration.
+    files : path or sequence of path
+        NanoAOD files; URLs that uproot reads, too.
+    output : path
+        A ``.parquet`` or a ``.root`` file. A ROOT file has a tree ``Scores``, without rows for
+        objects that have no score: ROOT knows no None.
+    collection : str, optional
+        Whose objects are scored, such as ``"FatJet"``; by default events. Where the model reads
+        fields that the objects do not have, it gets the constituents of the jets.
+    features : callable, optional
+        A function of the events that returns what to send instead, aligned with the collection.
+    keep : sequence of str
+        Fields of the objects that are written beside the scores.
+    client : distributed.Client, optional
+        A cluster that is connected (`sonic_coffea.connect`) and sees the folder of the output; by
+        default this process works.
+    chunksize : int
+        Events of a chunk.
+    on_error : {"raise", "mask"}
+        Whether rows that no server scores raise, or become None.
+    resume : bool
+        Whether chunks of an interrupted run are used.
+    progress : bool
+        Whether to show progress on standard error.
+
+    Returns
+    -------
+    ScoredFiles
+
+    Raises
+    ------
+    ConfigError
+        If no server is named, a file cannot be read or written, or the server has had another
+        version of the model since a run was interrupted.
+    FieldError
+        If a collection or a field is not there.
+    SonicError
+        If rows could not be scored; what has been scored is there for the next run.
+    """
+    target = Path(output).expanduser().absolute()
+    if target.suffix not in _FORMATS:
+        raise ConfigError(
+            f"expected an output that ends in {' or '.join(_FORMATS)}, got {target.name}"
+        )
+    current()  # raises if no server is named
+    listed = [files] if isinstance(files, str) or not isinstance(files, Sequence) else files
+    paths = [_located(file) for file in listed]
+    if not paths or len(set(paths)) < len(paths):
+        raise ConfigError(f"expected files, each of them once, got {', '.join(paths) or 'none'}")
+    parts = target.with_name(f".{target.name}.parts")
+    try:
+        if not resume:
+            shutil.rmtree(parts, ignore_errors=True)
+        parts.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
+    processor = Scoring(
+        model, parts, collection=collection, features=features, keep=keep, on_error=on_error
+    )
+    began = time.monotonic()
+    out = _run(processor, paths, client=client, chunksize=chunksize, progress=progress)
+    wall_s = time.monotonic() - began
+    order = {path: place for place, path in enumerate(paths)}
+    chunks = sorted(out["parts"], key=lambda part: (order[part["file"]], part["start"]))
+    joined = [Path(chunk["path"]) for chunk in chunks]
+    if out["resumed"]:
+        _refuse_another_version(joined)
+    rows, scored = _join(joined, target)
+    shutil.rmtree(parts, ignore_errors=True)
+    statistics = out if "sonic_statistics" in out else _no_requests()
+    return ScoredFiles(
+        path=target,
+        events=out["events"],
+        rows=rows,
+        scored=scored,
+        resumed=out["resumed"],
+        report=report(statistics, wall_s=wall_s),
+    )
+
+
+def _no_requests() -> Any:
+    from sonic_coffea.reporting import Statistics
+
+    return Statistics()
+
+
+def _located(file: str | os.PathLike[str]) -> str:
+    """Return an absolute path, or a URL as it is; look into files that are here."""
+    text = str(file)
+    if "://" in text:
+        return text
+    path = Path(text).expanduser().absolute()
+    branches_of(path)
+    return str(path)
+
+
+def _run(
+    processor: Scoring, paths: Sequence[str], *, client: Any, chunksize: int, progress: bool
+) -> dict[str, Any]:
+    from sonic_coffea.processor import run_files
+
+    try:
+        # coffea's progress bars go to standard output, which is for results.
+        with contextlib.redirect_stdout(sys.stderr if progress else io.StringIO()):
+            out: dict[str, Any] = run_files(
+                processor, paths, client=client, chunksize=chunksize, progress=progress
+            )
+    except Exception as error:
+        # coffea wraps what a processor raises in an Exception that names the chunk.
+        cause = find(error)
+        if cause is None:
+            raise
+        raise cause from None
+    return out
+
+
+def _refuse_another_version(parts: Sequence[Path]) -> None:
+    """Raise if an earlier run had its scores of another version than this one."""
+    made_by = provenance.of_scores(*map(provenance.read, parts))["models"]
+    versions = {(record["version"], record["digest"]) for record in made_by}
+    if len(versions) > 1:
+        named = " and ".join(sorted(f"version {version}" for version, _ in versions))
+        raise ConfigError(
+            f"an interrupted run was scored by {named} of the model; to score all of it anew, use "
+            "--restart (resume=False)"
+        )
+
+
+def _join(parts: Sequence[Path], target: Path) -> tuple[int, int]:
+    """Write the chunks' rows into one file, whole or not at all; return rows, and those scored."""
+    half = target.with_name(f".{target.name}.{secrets.token_hex(8)}{target.suffix}")
+    try:
+        counts = (_join_parquet if target.suffix == ".parquet" else _join_root)(parts, half)
+        half.replace(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
+    finally:
+        half.unlink(missing_ok=True)
+    return counts
+
+
+def _join_parquet(parts: Sequence[Path], half: Path) -> tuple[int, int]:
+    import pyarrow.parquet as pq
+
+    rows = scored = 0
+    schema = pq.read_schema(parts[0])
+    made_by = json.dumps(provenance.of_scores(*map(provenance.read, parts)))
+    schema = schema.with_metadata({**(schema.metadata or {}), provenance.KEY: made_by})
+    with pq.ParquetWriter(half, schema) as writer:
+        for part in parts:
+            table = pq.read_table(part).cast(schema)
+            rows += table.num_rows
+            scored += table.num_rows - table.column(table.num_columns - 1).null_count
+            writer.write_table(table)
+    return rows, scored
+
+
+def _join_root(parts: Sequence[Path], half: Path) -> tuple[int, int]:
+    import uproot
+
+    rows = scored = 0
+    with uproot.recreate(half) as file:
+        tree = None
+        for part in parts:
+            array = ak.from_parquet(part)
+            rows += len(array)
+            for name in array.fields:
+                array = array[~ak.is_none(array[name])]
+            scored += len(array)
+            columns = {name: ak.drop_none(array[name]) for name in array.fields}
+            deep = [name for name, column in columns.items() if column.ndim > 1 or column.fields]
+            if deep:
+                raise SonicError(f"{deep[0]!r} is no plain number: write it to a .parquet file")
+            numbers = {name: ak.to_numpy(column) for name, column in columns.items()}
+            if tree is None:
+                tree = file.mktree("Scores", {name: n.dtype for name, n in numbers.items()})
+            tree.extend(numbers)
+        provenance.to_root(file, *map(provenance.read, parts))
+    return rows, scored

@@ -1,0 +1,52 @@
+"""What is sent of an event: the objects of a collection, with the fields that a model reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+
+from sonic_coffea.demo.features import CONSTITUENT_FEATURES, constituent_features
+from sonic_coffea.errors import FieldError, nearest
+from sonic_coffea.model import constituents, has_constituents
+
+if TYPE_CHECKING:
+    from sonic_coffea.model import Model
+
+CONSTITUENTS = "constituents"
+
+
+def collection_of(events: Any, name: str) -> Any:
+    """Return a collection.
+
+    Raises
+    ------
+    FieldError
+        Naming the nearest, if there is none.
+    """
+    if name not in events.fields:
+        raise FieldError(f"there is no collection {name!r}; {nearest(name, events.fields)}")
+    return events[name]
+
+
+def objects_of(events: Any, collection: str | None, model: Model) -> Any:
+    """Return what a model reads: events, their objects, or the constituents of their jets.
+
+    Constituents come where the model reads what the objects do not have: under ``constituents``,
+    if it reads that; else with the features that the demo's network has, if it reads these; else as
+    the file has them.
+    """
+    if collection is None:
+        return events
+    objects = collection_of(events, collection)
+    columns = {column for layout in model.inputs.values() for column in layout.columns}
+    roots = {column.partition(".")[0].partition("[")[0] for column in columns}
+    if roots <= set(objects.fields) or not has_constituents(events, collection):
+        return objects
+    inner = constituents(events, collection)
+    if CONSTITUENTS in roots:
+        return ak.with_field(objects, inner, CONSTITUENTS)
+    if not columns & set(CONSTITUENT_FEATURES):
+        return inner
+    # NanoAOD keeps no constituents of the softest jets: these have no score.
+    return ak.mask(constituent_features(objects, inner), ak.num(inner, axis=2) > 0)

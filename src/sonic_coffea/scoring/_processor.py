@@ -1,0 +1,104 @@
+"""The processor that writes a chunk's scores into a file of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+
+from sonic_coffea import provenance
+from sonic_coffea.errors import ConfigError
+from sonic_coffea.processor import SonicProcessor
+from sonic_coffea.scoring._objects import collection_of, objects_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sonic_coffea.model import Model
+
+IDENTITY = ("run", "luminosityBlock", "event")
+INDEX = "index"
+
+
+class Scoring(SonicProcessor):
+    """Score a chunk, and write it to a Parquet file whose name tells chunk and declaration.
+
+    A chunk whose file is there is not scored again. The output names the files, in order of the
+    events by `key`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        parts: Path,
+        *,
+        collection: str | None,
+        features: Callable[[Any], Any] | None,
+        keep: Sequence[str],
+        on_error: str,
+    ) -> None:
+        self.models = {"scores": model}
+        self.parts = parts
+        self.collection = collection
+        self.features = features
+        self.keep = tuple(keep)
+        self.on_error = on_error
+
+    def process(self, events: Any) -> Any:
+        """Score a chunk, unless an earlier run has: coffea calls this."""
+        path = self._path(events.metadata)
+        if path.is_file():
+            return self._counted(events, path, resumed=len(events))
+        return super().process(events)
+
+    def acquire(self, events: Any) -> dict[str, Any]:
+        """Send the objects of the collection, or what the user's function makes of the events."""
+        model = self.models["scores"]
+        if self.features is not None:
+            return {"scores": self.features(events)}
+        return {"scores": objects_of(events, self.collection, model)}
+
+    def produce(self, events: Any, scores: Any) -> dict[str, Any]:
+        """Write a row for each object, with its place in the event, and its scores."""
+        scored = scores["scores"]
+        columns = {name: events[name] for name in IDENTITY}
+        objects = events if self.collection is None else collection_of(events, self.collection)
+        if self.collection is not None:
+            columns[INDEX] = ak.local_index(objects.pt if "pt" in objects.fields else objects)
+        for name, column in [*((n, objects[n]) for n in self.keep), *_flat(scored)]:
+            if name in columns:
+                raise ConfigError(
+                    f"two columns are called {name!r}; rename the labels in the declaration"
+                )
+            columns[name] = column
+        depth = 1 if self.collection is None else 2
+        # Scores that are None are a row, too.
+        table = ak.zip(columns, depth_limit=depth, optiontype_outside_record=False)
+        table = ak.drop_none(ak.flatten(table) if depth == 2 else table, axis=0)
+        path = self._path(events.metadata)
+        provenance.to_parquet(table, path, scored)
+        return self._counted(events, path, resumed=0)
+
+    def _path(self, metadata: Any) -> Path:
+        """Return where a chunk goes; copies of a file have its uuid, and are others."""
+        place = hashlib.sha256(metadata["filename"].encode()).hexdigest()[:8]
+        declared = f"{self.models['scores'].config_hash}-{self.collection}-{'-'.join(self.keep)}"
+        kind = hashlib.sha256(declared.encode()).hexdigest()[:8]
+        chunk = f"{metadata['fileuuid']}-{place}-{metadata['entrystart']}-{metadata['entrystop']}"
+        return Path(self.parts) / f"{chunk}-{kind}.parquet"
+
+    def _counted(self, events: Any, path: Path, *, resumed: int) -> dict[str, Any]:
+        chunk = {"file": events.metadata["filename"], "start": events.metadata["entrystart"]}
+        return {"parts": [{**chunk, "path": str(path)}], "events": len(events), "resumed": resumed}
+
+
+def _flat(scores: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the columns of scores: labels, after the output's name where there are several."""
+    if not scores.fields:
+        return [(prefix or "score", scores)]
+    columns = []
+    for name in scores.fields:
+        columns += _flat(scores[name], f"{prefix}_{name}" if prefix else name)
+    return columns

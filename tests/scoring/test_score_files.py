@@ -1,0 +1,211 @@
+"""Files of events become one file of scores, whole or not at all, and what was scored is kept."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import grpc
+import numpy as np
+import pytest
+import uproot
+from distributed import Client
+from tests.commands import run
+
+import sonic_coffea as sonic
+from sonic_coffea import errors, provenance
+from sonic_coffea.demo.samples import DATA
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FILES = [DATA / "QCD_1.root", DATA / "TTbar_1.root"]
+IDENTITY = ["run", "luminosityBlock", "event", "index"]
+REFUSED = grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape"
+# Of 64 rows a request, and some 700 jets a chunk.
+IN_THE_SECOND_CHUNK = 18
+DECLARATION = """
+model: mass
+inputs:
+  x:
+    layout: Row
+    fields: [pt, {name: mass, scale: 0.01}]
+outputs:
+  y: [qcd, top]
+"""
+
+
+def mass(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The scores are the numbers that were sent."""
+    return {"y": inputs["x"]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> sonic.Model:
+    path = tmp_path_factory.mktemp("declared") / "mass.yaml"
+    path.write_text(DECLARATION)
+    return sonic.Model.from_yaml(path)
+
+
+@pytest.fixture
+def server(model: sonic.Model) -> Iterator[FakeServer]:
+    tagger = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
+    served = {"mass": FakeModel.of(model, mass), "toptagger": FakeModel.of(tagger)}
+    with FakeServer(served) as fake, sonic.connect(fake.url, request_timeout_s=60):
+        yield fake
+
+
+@pytest.fixture(scope="module")
+def events() -> dict[str, Any]:
+    names = ["run", "luminosityBlock", "event", "FatJet_pt", "FatJet_mass"]
+    parts = [uproot.open(path)["Events"].arrays(names) for path in FILES]
+    return {name: ak.concatenate([part[name] for part in parts]) for name in names}
+
+
+def is_right(scores: Any, events: dict[str, Any]) -> None:
+    """Compare with the files: each jet has the row of its run, block, event and index."""
+    counts = ak.num(events["FatJet_pt"])
+    for name in IDENTITY[:3]:
+        assert scores[name].tolist() == np.repeat(events[name], counts).tolist()
+    assert scores["index"].tolist() == ak.flatten(ak.local_index(events["FatJet_pt"])).tolist()
+    assert scores["qcd"].tolist() == ak.flatten(events["FatJet_pt"]).tolist()
+    expected = ak.flatten(events["FatJet_mass"]) * 0.01
+    np.testing.assert_allclose(scores["top"].tolist(), expected, rtol=1e-6)
+
+
+def test_an_interrupted_run_goes_on(
+    server: FakeServer, model: sonic.Model, events: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "scores" / "jets.parquet"
+    options = {"collection": "FatJet", "chunksize": 400}
+    server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+    with pytest.raises(errors.RequestError, match="unexpected shape"):
+        sonic.score_files(model, FILES, out, **options)
+    assert not out.exists()
+    before = len(server.requests)
+    written = sonic.score_files(model, FILES, out, **options)
+    assert 0 < written.resumed < written.events
+    assert len(server.requests) > before
+    assert written.rows == written.scored == ak.count(events["FatJet_pt"])
+    is_right(ak.from_parquet(out), events)
+    assert provenance.read(out)["models"][0]["model"] == "mass"
+    assert [path.name for path in out.parent.iterdir()] == ["jets.parquet"]
+
+
+def test_scores_of_two_versions_do_not_mix(model: sonic.Model, tmp_path: Path) -> None:
+    out = tmp_path / "jets.parquet"
+    options = {"collection": "FatJet", "chunksize": 400}
+    served = FakeModel.of(model, mass, versions=("1",))
+    with FakeServer({"mass": served}) as server, sonic.connect(server.url):
+        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+        with pytest.raises(errors.RequestError):
+            sonic.score_files(model, FILES, out, **options)
+    served = FakeModel.of(model, mass, versions=("2",))
+    with FakeServer({"mass": served}) as server, sonic.connect(server.url):
+        with pytest.raises(errors.ConfigError, match="version 1 and version 2 of the model"):
+            sonic.score_files(model, FILES, out, **options)
+        assert not out.exists()
+        sonic.score_files(model, FILES, out, resume=False, **options)
+    (made_by,) = provenance.read(out)["models"]
+    assert made_by["version"] == "2"
+
+
+def test_root_and_dask(
+    server: FakeServer, model: sonic.Model, events: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "jets.root"
+    with (
+        Client(
+            processes=False, n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+        ) as client,
+        sonic.connect(server.url, client=client, request_timeout_s=60),
+    ):
+        sonic.score_files(model, FILES, out, collection="FatJet", keep=["eta"], client=client)
+    with uproot.open(out) as file:
+        scores = file["Scores"].arrays()
+    assert scores.fields == [*IDENTITY, "eta", "qcd", "top"]
+    is_right(scores, events)
+    assert provenance.read(out)["models"][0]["model"] == "mass"
+
+
+def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> None:
+    arguments = ["--model", "toptagger", "--collection", "FatJet", "--file", FILES[0], "--json"]
+    arguments += ["--weaver", DATA / "toptagger.preprocess.json", "--server", server.url]
+    done = run("score", *arguments, "-o", tmp_path / "jets.parquet")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    scores = ak.from_parquet(tmp_path / "jets.parquet")
+    assert scores.fields == [*IDENTITY, "QCD", "Top"]
+    assert said["rows"] == len(scores)
+    assert said["scored"] == len(scores) - ak.sum(ak.is_none(scores.Top)) > 500
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["-o", "jets.csv"], 1, "ends in .parquet or .root, got jets.csv"),
+        (["--collection", "FatJets"], 1, "no collection 'FatJets'; did you mean 'FatJet'"),
+        (["--file", "nowhere.root"], 1, "no file"),
+        (["--weaver", DATA / "toptagger.preprocess.json"], 2, "either --weaver or --declare"),
+        (["--server", "http://server"], 2, "Triton's HTTP endpoint"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    options: list[Any], code: int, message: str, server: FakeServer, tmp_path: Path
+) -> None:
+    (tmp_path / "mass.yaml").write_text(DECLARATION)
+    arguments = ["--declare", "mass.yaml", "--collection", "FatJet", "--file", FILES[0]]
+    arguments += ["-o", "jets.parquet", "--json", *options]
+    done = run("score", *arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "jets.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("inputs: [", "is no YAML"),
+        ("model: m\ninput: {}", "no key 'input'; did you mean 'inputs'"),
+        (DECLARATION.replace("Row", "Rows"), "input 'x': no layout 'Rows'; did you mean 'Row'"),
+        (DECLARATION.replace("fields", "field"), "input 'x': Row got an unexpected keyword"),
+        (DECLARATION.replace("scale", "scales"), "input 'x': Feature got an unexpected keyword"),
+        (DECLARATION.replace("model: mass", ""), "expected the model's name"),
+        ("model: m\ninputs: 3", "inputs: expected keys and values, got 3"),
+    ],
+)
+def test_declarations_that_cannot_be(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_text(text)
+    with pytest.raises(errors.ConfigError, match=message):
+        sonic.Model.from_yaml(path)
+
+
+def test_declarations_nest(tmp_path: Path) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_text(
+        """
+        inputs:
+          tokens:
+            layout: Tokens
+            parts:
+              Jet: {layout: Padded, fields: [pt, {name: flavour, values: [1, 2]}], length: 4}
+              MET: {layout: Row, fields: [pt, 0, 0]}
+          mask: {layout: Mask, length: 3, of: Jet.pt}
+        outputs:
+          y: {labels: [a, b], per: row}
+          z:
+        """
+    )
+    declared = sonic.Model.from_yaml(path, "m")
+    parts = {
+        "Jet": sonic.Padded(["pt", sonic.OneHot("flavour", (1, 2))], 4),
+        "MET": sonic.Row(["pt", 0, 0]),
+    }
+    inputs = {"tokens": sonic.Tokens(parts), "mask": sonic.Mask(3, of="Jet.pt")}
+    by_hand = sonic.Model("m", inputs, {"y": sonic.Output(["a", "b"]), "z": None})
+    assert declared.config_hash == by_hand.config_hash
