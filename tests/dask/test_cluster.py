@@ -65,6 +65,17 @@ def test_a_waiting_chunk_is_suspended(
     assert least <= most_at_a_time(chunks) <= most
 
 
+def test_a_worker_tells_its_pool_its_memory(one_worker: Client) -> None:
+    def limits(dask_worker: Any) -> tuple[Any, Any]:
+        from sonic_coffea.pool._hooks import memory_bytes
+
+        return memory_bytes(), dask_worker.memory_manager.memory_limit
+
+    with sonic.connect("grpc://never.called:1", client=one_worker):
+        (told, limit), *_ = one_worker.run(limits).values()
+    assert told == limit > 0
+
+
 def test_a_chunk_that_waits_twice(one_worker: Client, slow_server: sonic.LocalServer) -> None:
     def twice_twice(number: int) -> list[float]:
         return twice(MODEL(jets(number, 2))) + twice(MODEL(jets(number + 100, 2)))

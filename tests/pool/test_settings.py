@@ -88,6 +88,27 @@ def test_the_docstring_of_connect_names_every_option() -> None:
     assert set(Settings(servers=()).options()) - {"servers_file"} <= documented
 
 
+@pytest.mark.parametrize(
+    ("memory_bytes", "threads", "in_flight_bytes", "chunks"),
+    [
+        (None, 1, 256e6, 4),
+        (16e9, 4, 256e6, 2),
+        (8e9, 1, 250e6, 4),
+        (2e9, 1, 62.5e6, 1),
+        (2e9, 4, 62.5e6, 1),
+        (0.5e9, 1, 15.625e6, 1),
+    ],
+)
+def test_limits_by_the_memory_of_a_worker(
+    memory_bytes: float | None, threads: int, in_flight_bytes: float, chunks: int
+) -> None:
+    limits = Settings.make("grpc://a:1").limits
+    assert limits.in_flight_bytes(memory_bytes) == in_flight_bytes
+    assert limits.suspended_chunks(memory_bytes, threads) == chunks
+    own = Settings.make("grpc://a:1", max_in_flight_bytes=5, max_suspended_chunks=0).limits
+    assert (own.in_flight_bytes(memory_bytes), own.suspended_chunks(memory_bytes, 1)) == (5, 0)
+
+
 def test_options_make_the_same_settings() -> None:
     settings = Settings.make("grpcs://a:1", tls_root="ca.pem", cache="scores", hedge_after_s=2)
     assert settings.retry == Retry(hedge_after_s=2)

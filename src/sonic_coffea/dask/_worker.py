@@ -80,9 +80,11 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         self._worker = worker
         if _PROFILER_FREEZES and (profiler := worker.periodic_callbacks.pop("profile", None)):
             profiler.stop()
+        memory_bytes = worker.memory_manager.memory_limit
+        suspended = self.settings.limits.suspended_chunks(memory_bytes, worker.state.nthreads)
+        take_part(Suspender(suspended).wait, memory_bytes)
         # Not on the event loop: it closes the pool of other settings.
         self._pool = await worker.loop.run_in_executor(None, install, self.settings)
-        take_part(Suspender(self.settings.limits.max_suspended_chunks).wait)
         offer_metrics(worker, self._pool)
         worker.stream_handlers[QUOTAS] = self._set_quotas
         # Waited for, as the first task may fail for good, or contact the servers.

@@ -57,8 +57,15 @@ MAX_SPLITS = 3
 class PoolCore:
     """What waits to be sent, what is in flight, what is known of the servers, and what follows."""
 
-    def __init__(self, settings: Settings, rng: Random | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        rng: Random | None = None,
+        *,
+        memory_bytes: float | None = None,
+    ) -> None:
         self._settings = settings
+        self._max_in_flight_bytes = settings.limits.in_flight_bytes(memory_bytes)
         self._servers = settings.servers
         self._rng = rng or Random()
         self.endpoints = EndpointRegistry(settings, self._rng)
@@ -463,8 +470,8 @@ class PoolCore:
 
     def _fits(self, request: RequestSlice) -> bool:
         # A slice larger than the whole limit travels alone.
-        limit = self._settings.limits.max_in_flight_bytes
-        return self._in_flight_bytes == 0 or self._in_flight_bytes + request.nbytes <= limit
+        total_bytes = self._in_flight_bytes + request.nbytes
+        return self._in_flight_bytes == 0 or total_bytes <= self._max_in_flight_bytes
 
     def _fail_unroutable(self, now: float) -> None:
         """Give up what no endpoint can take any more."""

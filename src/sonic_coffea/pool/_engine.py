@@ -31,6 +31,7 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
+from sonic_coffea.pool._hooks import memory_bytes
 from sonic_coffea.pool._sender import Sender, Transmission
 from sonic_coffea.pool._signature import FRESH_S, QUIET_S
 from sonic_coffea.reporting import Span, Statistics, Tally
@@ -78,7 +79,7 @@ class Engine:
         self._delivered_at: dict[ModelKey, float] = {}
         self.closing = threading.Event()
         self._connect = connect
-        self._core = PoolCore(settings)
+        self._core = PoolCore(settings, memory_bytes=memory_bytes())
         self._senders: dict[str, Sender] = {}
         self._transmissions: dict[Attempt, Transmission] = {}
         self._calls: set[Call] = set()
@@ -513,7 +514,7 @@ class Engine:
     def _begin_anew(self, error: Exception) -> None:
         """Fail all that waits or is in flight, and go on with a core that knows nothing."""
         self._drop(SonicError(f"the pool has failed inside: {error!r}"))
-        self._core = PoolCore(self.settings)
+        self._core = PoolCore(self.settings, memory_bytes=memory_bytes())
         self._connect_new(self.settings.servers)
 
     def _shut_down(self) -> None:

@@ -8,18 +8,26 @@ from collections.abc import Callable
 Wait = Callable[[threading.Event, float | None], bool]
 
 _wait: Wait = threading.Event.wait
+_memory_bytes: float | None = None
 
 
-def take_part(wait: Wait) -> None:
+def take_part(wait: Wait, memory_bytes: float | None = None) -> None:
     """Take part in what threads of this process do.
 
     Parameters
     ----------
     wait : callable
         Waits for an event, at most so many seconds, and returns whether it happened.
+    memory_bytes : float, optional
+        What the tasks of this process may use.
     """
-    global _wait  # noqa: PLW0603
-    _wait = wait
+    global _wait, _memory_bytes
+    _wait, _memory_bytes = wait, memory_bytes
+
+
+def memory_bytes() -> float | None:
+    """Return what tasks of this process may use; None if nobody has said so."""
+    return _memory_bytes
 
 
 def wait_for(event: threading.Event, timeout_s: float | None) -> bool:

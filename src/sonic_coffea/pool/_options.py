@@ -38,6 +38,11 @@ def _whole(least: int) -> Callable[[Any], str | None]:
     return lambda value: None if isinstance(value, Integral) and int(value) >= least else text
 
 
+def _whole_or_none(least: int) -> Callable[[Any], str | None]:
+    whole = _whole(least)
+    return lambda value: None if value is None else whole(value)
+
+
 def _positive(value: Any) -> str | None:
     return None if isinstance(value, Real) and float(value) > 0 else "a number of more than 0"
 
@@ -74,7 +79,7 @@ OPTIONS: Mapping[str, Option] = {
     "shared_memory": Option("", "shared_memory", _shared_memory),
     "channels": Option("", "channels", _whole(1)),
     "max_in_flight": Option("limits", "max_in_flight", _whole(1)),
-    "max_in_flight_bytes": Option("limits", "max_in_flight_bytes", _positive),
+    "max_in_flight_bytes": Option("limits", "max_in_flight_bytes", _positive_or_none),
     "max_request_bytes": Option("limits", "max_request_bytes", _request_bytes),
     "request_timeout_s": Option("timeouts", "request_s", _positive),
     "metadata_timeout_s": Option("timeouts", "metadata_s", _positive),
@@ -87,5 +92,5 @@ OPTIONS: Mapping[str, Option] = {
     "cache": Option("cache", "path", _file),
     "cache_bytes": Option("cache", "max_bytes", _positive),
     "cache_trusts_versions": Option("cache", "trusts_versions", _instance("True or False", bool)),
-    "max_suspended_chunks": Option("limits", "max_suspended_chunks", _whole(0)),
+    "max_suspended_chunks": Option("limits", "max_suspended_chunks", _whole_or_none(0)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,12 @@ from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.pool._options import OPTIONS
 from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, TokenFile, unreadable
 
+# What is in flight is in memory two or three times: as tensors, in messages, and in gRPC's buffers.
+_IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 256_000_000
+# Memory of a thread for each suspended chunk. A chunk with 100 MB of columns takes 300 MB: on 2 GB,
+# the peak of a worker is half of them with none suspended, and with two it spills.
+_CHUNK_BYTES, _MAX_SUSPENDED_CHUNKS = 2_000_000_000, 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -24,18 +31,49 @@ class Limits:
     max_in_flight : int
         The most requests for a model in flight to one server from this process. The adaptive
         concurrency limit stays below.
-    max_in_flight_bytes : int
-        Tensor bytes in flight, over all servers.
+    max_in_flight_bytes : int or None
+        Tensor bytes in flight, over all servers. None: by the memory that this process may use.
     max_request_bytes : int
         Tensor bytes of one request.
-    max_suspended_chunks : int
-        Chunks that wait for scores without a thread, for each thread of a dask worker.
+    max_suspended_chunks : int or None
+        Chunks that wait for scores without a thread, for each thread of a dask worker. None: by the
+        memory of a thread.
     """
 
     max_in_flight: int = 256
-    max_in_flight_bytes: int = 256_000_000
+    max_in_flight_bytes: int | None = None
     max_request_bytes: int = 32_000_000
-    max_suspended_chunks: int = 4
+    max_suspended_chunks: int | None = None
+
+    def in_flight_bytes(self, memory_bytes: float | None) -> float:
+        """Return the tensor bytes that may be in flight.
+
+        Parameters
+        ----------
+        memory_bytes : float or None
+            The memory that this process may use, if that is limited.
+        """
+        if self.max_in_flight_bytes is not None:
+            return self.max_in_flight_bytes
+        part = math.inf if memory_bytes is None else _IN_FLIGHT_PART * memory_bytes
+        return min(part, _MAX_IN_FLIGHT_BYTES)
+
+    def suspended_chunks(self, memory_bytes: float | None, threads: int) -> int:
+        """Return how many chunks may be suspended, for each thread.
+
+        Parameters
+        ----------
+        memory_bytes : float or None
+            The memory that this process may use, if that is limited.
+        threads : int
+            Threads that run chunks.
+        """
+        if self.max_suspended_chunks is not None:
+            return self.max_suspended_chunks
+        if memory_bytes is None:
+            return _MAX_SUSPENDED_CHUNKS
+        fitting = int(memory_bytes / threads / _CHUNK_BYTES)
+        return min(max(fitting, 1), _MAX_SUSPENDED_CHUNKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
