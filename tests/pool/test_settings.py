@@ -109,6 +109,22 @@ def test_limits_by_the_memory_of_a_worker(
     assert (own.in_flight_bytes(memory_bytes), own.suspended_chunks(memory_bytes, 1)) == (5, 0)
 
 
+def test_the_example_of_sites_is_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER", "ada")
+    path = Path(__file__).parents[2] / "examples" / "facilities" / "sonic.yaml"
+    with dask.config.set(yaml.safe_load(path.read_text())):
+        profiles = set(Settings.profiles())
+        made = {p: Settings.from_config(p) for p in profiles - {"batch"}}
+        with pytest.raises(errors.ConfigError, match=r"servers '/shared/triton/servers.txt' on"):
+            Settings.from_config("batch")
+        assert Settings.from_config() == made["inside"]
+    assert {"inside", "ingress", "direct", "small-slots"} == made.keys()
+    ingress = made["ingress"]
+    assert ingress is not None
+    assert ingress.token == Path("/shared/tokens/ada")
+    assert ingress.servers == ("grpcs://sonic.example:443",)
+
+
 def test_options_make_the_same_settings() -> None:
     settings = Settings.make("grpcs://a:1", tls_root="ca.pem", cache="scores", hedge_after_s=2)
     assert settings.retry == Retry(hedge_after_s=2)

@@ -277,6 +277,9 @@ class Settings:
             raise ConfigError(f"no profile {profile!r}; {nearest(profile, profiles)}")
         own = {} if profile is None else _underscored(profiles[profile])
         options |= own
+        for name in _EXPANDED:
+            if isinstance(options.get(name), str):
+                options[name] = os.path.expandvars(options[name])
         servers = options.pop("servers", None)
         servers_file = options.pop("servers_file", None)
         if servers_file is not None and "servers" not in own:
@@ -284,8 +287,6 @@ class Settings:
         servers = servers or _local_balancer()
         if not servers:
             return None
-        if isinstance(options.get("token"), str):
-            options["token"] = os.path.expandvars(options["token"])
         return cls.make(servers, **options)
 
     @property
@@ -323,6 +324,9 @@ class Settings:
             timeouts=self.timeouts,
         )
 
+
+# Where the configuration may name variables of the environment.
+_EXPANDED = ("token", "token_file", "servers_file", "tls_root", "tls_cert", "tls_key", "cache")
 
 _GROUPS: Mapping[str, Callable[..., Any]] = {
     "timeouts": Timeouts,
