@@ -38,7 +38,7 @@ def usage() -> Iterator[None]:
 def stdout() -> Console:
     """Return what prints results: as wide as the terminal, or as they are where there is none."""
     console = Console()
-    named = console.is_terminal or "COLUMNS" in os.environ
+    named = console.file.isatty() or "COLUMNS" in os.environ
     return console if named else Console(width=_ANY_WIDTH)
 
 
