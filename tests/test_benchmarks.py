@@ -69,8 +69,13 @@ def test_layouts(tmp_path: Path) -> None:
         "Padded, over awkward by hand",
         "Padded, 5 of 10 fields broadcast",
         "Padded, 1 of 10 fields with None",
+        "Padded, one-hot of 10",
+        "Row, 8 leading objects, missing",
         "Pairwise",
+        "Pairwise, given",
+        "Tokens",
         "Padded, 100 rows",
+        "a call without rows",
         "scores to jets",
         "values to constituents",
     ]

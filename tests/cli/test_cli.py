@@ -85,7 +85,8 @@ def test_tables_are_whole_in_files_and_on_narrow_terminals(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = "a" * 100
-    monkeypatch.delenv("COLUMNS", raising=False)
+    for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
     print_table("models", ["model", "inputs"], [[Text("tagger"), Text(f"{long}\nb")]])
     (row,) = (line for line in capsys.readouterr().out.splitlines() if "tagger" in line)
     assert long in row
