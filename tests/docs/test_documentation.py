@@ -6,9 +6,7 @@ import doctest
 import importlib
 import json
 import re
-import shutil
 import sys
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import yaml
 import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA, sample_files
 
-from .support import execute, scored_directly
+from .support import ROOT, Block, blocks_of, execute, run_page, scored_directly, to_run
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,79 +27,20 @@ else:  # pragma: no cover
 
 pytestmark = pytest.mark.timeout(600)
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMUNITY = sorted((ROOT / ".github").glob("*.md"))
 LINKED = [*PAGES, *COMMUNITY, *sorted(EXAMPLES.rglob("*.md")), ROOT / "CHANGELOG.md"]
-# What runs in an environment of its own, with `make test-lazy`.
-ELSEWHERE = [] if find_spec("dask_awkward") else [ROOT / "docs/how-to/use-dask-awkward.md"]
+# What `tests/facilities` runs, on a real Slurm and a real dask-gateway.
+ELSEWHERE = [ROOT / "docs/facilities" / f"{name}.md" for name in ("slurm", "purdue-af")]
+if find_spec("dask_awkward") is None:  # it runs in an environment of its own, with `make test-lazy`
+    ELSEWHERE.append(ROOT / "docs/how-to/use-dask-awkward.md")
 PARSERS = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
 SHOWN_ONLY = {"text", "mermaid"}
-# Commands that would install or build are compared with what there is to run, not run.
-NOT_RUN = ("make ", "pip install ")
 # What the tests run by themselves, and `.ci/run` need not run again: target and its command.
 RUN_BY_TESTS = {"demo": "sonic-coffea demo"}
 
-# Runs the blocks of a page in one namespace; tracebacks point at the lines of the page. Read from
-# the command line, so that dask's workers do not run the page again when they start. Tests of a
-# page are run by pytest, with the blocks above them.
-DRIVER = """
-import json, subprocess, sys
-namespace, above = {"__name__": "__main__"}, ""
-for block in json.load(open(sys.argv[1])):
-    if block["language"] == "bash":
-        subprocess.run(["bash", "-euo", "pipefail", "-c", block["text"]], check=True)
-    else:
-        text = "\\n" * (block["line"] - 1) + block["text"]
-        exec(compile(text, block["page"], "exec"), namespace)
-        above += block["text"]
-        if "def test_" in block["text"]:
-            open("test_page.py", "w").write(above)
-            subprocess.run([sys.executable, "-m", "pytest", "-q", "test_page.py"], check=True)
-"""
-
-
-@dataclass(frozen=True)
-class Block:
-    page: Path
-    line: int
-    language: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
-
-    @property
-    def commands(self) -> list[str]:
-        return [line for line in self.text.splitlines() if line and not line.startswith("#")]
-
-    @property
-    def installs(self) -> bool:
-        return self.language == "bash" and any(c.startswith(NOT_RUN) for c in self.commands)
-
-
-def blocks_of(page: Path) -> list[Block]:
-    found, opened = [], None
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.startswith("```"):
-            continue
-        if opened is None:
-            opened = number, line.removeprefix("```").strip()
-        else:
-            lines = page.read_text(encoding="utf-8").splitlines()[opened[0] : number - 1]
-            found.append(Block(page, opened[0] + 1, opened[1], "\n".join(lines) + "\n"))
-            opened = None
-    assert opened is None, f"{page}: the block of line {opened} is not closed"
-    return found
-
-
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
-
-
-def to_run(page: Path) -> list[Block]:
-    chosen = [b for b in blocks_of(page) if b.language in ("python", "bash")]
-    return [b for b in chosen if not b.installs]
 
 
 def needs_server(page: Path) -> bool:
@@ -123,18 +62,7 @@ def needs_server(page: Path) -> bool:
     ],
 )
 def test_page_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
-    work = tmp_path / "work"
-    work.mkdir()
-    shutil.copy(DATA / "toptagger.onnx", work / "toptagger.onnx")
-    shutil.copy(DATA / "toptagger.preprocess.json", work / "preprocess.json")
-    shutil.copy(DATA / "TTbar_1.root", work / "nano.root")
-    blocks = [
-        {"page": str(b.page), "line": b.line, "language": b.language, "text": b.text}
-        for b in to_run(page)
-    ]
-    listed = tmp_path / "blocks.json"
-    listed.write_text(json.dumps(blocks), encoding="utf-8")
-    execute(["-c", DRIVER, listed], work, environment)
+    run_page(page, tmp_path, environment)
 
 
 def test_blocks_are_of_known_languages() -> None:

@@ -84,6 +84,12 @@ def interrupted(
             disturbed.result()
 
 
+def serve_example() -> FakeServer:
+    """Return a server of the example's analysis."""
+    model = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
+    return FakeServer({model.name: FakeModel.of(model)})
+
+
 def serve() -> FakeServer:
     """Return a server that takes a chunk in one request."""
     return FakeServer({MODEL.name: FakeModel.of(MODEL, max_rows=1000)})

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from coffea import processor
 from dask_gateway import Gateway
-from tests.facilities.analysis import analyse, check, interrupted, serve
+from tests.docs.support import ROOT, clean_environment, run_page
+from tests.facilities.analysis import analyse, check, interrupted, serve, serve_example
 from tests.facilities.gateway import gateway, needs_gateway
 from tests.waiting import until
 
@@ -45,3 +46,21 @@ def test_dask_gateway(tmp_path: Path) -> None:
         cluster.scale(1)
         until(lambda: len(client.scheduler_info()["workers"]) == 1)
         check(run())
+
+
+def test_page(tmp_path: Path) -> None:
+    """What the documentation says of a cluster that runs already works as it stands."""
+    with (
+        serve_example() as server,
+        gateway(tmp_path) as address,
+        Gateway(address, auth="basic") as there,
+        there.new_cluster() as cluster,
+    ):
+        cluster.scale(1)
+        env = {
+            **clean_environment(tmp_path / "state"),
+            "DASK_GATEWAY__ADDRESS": address,
+            "DASK_GATEWAY__AUTH__TYPE": "basic",
+            "DASK_SONIC__SERVERS": server.url,
+        }
+        run_page(ROOT / "docs/facilities/purdue-af.md", tmp_path, env)

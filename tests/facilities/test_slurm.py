@@ -16,7 +16,8 @@ from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.launchers import SimpleLauncher
 from parsl.providers import SlurmProvider
-from tests.facilities.analysis import analyse, check, interrupted, serve
+from tests.docs.support import ROOT, clean_environment, run_page
+from tests.facilities.analysis import analyse, check, interrupted, serve, serve_example
 from tests.facilities.slurm import Slurm, needs_slurm, slurm
 from tests.waiting import until
 
@@ -104,4 +105,14 @@ def test_parsl(batch: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         cancelled, _ = batch.jobs("RUNNING")
         check(interrupted(run, server, lambda: batch.cancel(cancelled)))
         check(run())
+    until(lambda: not batch.jobs())
+
+
+def test_page(batch: Slurm, tmp_path: Path) -> None:
+    """What the documentation says of Slurm runs as it stands."""
+    work = tmp_path / "work"
+    work.mkdir()
+    with serve_example() as server:
+        (work / "servers.txt").write_text(f"{server.url}\n")
+        run_page(ROOT / "docs/facilities/slurm.md", tmp_path, clean_environment(tmp_path / "state"))
     until(lambda: not batch.jobs())
