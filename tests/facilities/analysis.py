@@ -49,7 +49,7 @@ def analyse(executor: Any) -> dict[str, Any]:
 def check(out: dict[str, Any]) -> None:
     """Compare with what the server's formula gives, element by element."""
     columns = uproot.open(FILE)["Events"].arrays(["event", "FatJet_eta"])
-    tops = 1 / (1 + np.exp(-columns.FatJet_eta))
+    tops = (1 + np.sin(columns.FatJet_eta)) / 2
     assert len(out["tops"]) == len(columns) == 125 * CHUNKS
     for event, jets in zip(columns.event.tolist(), tops.tolist(), strict=True):
         np.testing.assert_allclose(out["tops"][event], jets, rtol=0, atol=1e-6)
