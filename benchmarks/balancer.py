@@ -44,8 +44,9 @@ QUEUED, QUEUED_ROWS, QUEUED_S, QUEUE = "queued", 8, 0.02, 4
 # What a process keeps going: two calls, of some dozen requests each.
 THREADS, REQUESTS_A_CALL = 2, 32
 IN_FLIGHT = (4, 16)
-# Tasks of dask at a time, which share what there is, and the samples that they score.
-TASKS, SAMPLES = 4, 4
+# Tasks of dask at a time, which share what there is, and the samples that they score. One slow
+# accelerator takes 1.5 s for four of them.
+TASKS, SAMPLES, REQUESTS_A_TASK = 4, 4, 16
 # With --quick, of each kind of trouble the one that two Tritons can have.
 QUICK = {
     "1 of 2 dead, LEAST_REQUEST",
@@ -183,7 +184,7 @@ class Load:
 @cache
 def jets_of_task(seed: int) -> ak.Array:
     """Return what a task of dask scores."""
-    return collection(REQUESTS_A_CALL * ROWS, fields=FIELDS, mean=2, seed=seed)
+    return collection(REQUESTS_A_TASK * ROWS, fields=FIELDS, mean=2, seed=seed)
 
 
 def score(number: int) -> float:
@@ -350,7 +351,7 @@ class Bed:
                     failures += 1
                 if time.perf_counter() < begun + self.turns * self.seconds:
                     running.add(client.submit(score, TASKS + len(took) + failures))
-            rate = len(took) * REQUESTS_A_CALL * ROWS / (time.perf_counter() - begun)
+            rate = len(took) * REQUESTS_A_TASK * ROWS / (time.perf_counter() - begun)
         self._note(name, rate, peer, max(took))
         self.results.note(f"{name}: tasks that failed", failures, at_most=0)
 

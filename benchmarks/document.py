@@ -80,9 +80,8 @@ the limit.""",
     "balancer": """\
 Triton's batcher sleeps for half a second after a refusal, so that the call which meets one takes
 2 s. Eight processes that do not know of each other are refused more often than bare clients, of
-which the best number, four, was started; a dask cluster gives its workers quotas instead. Where
-each second request is led to a server that hangs, what is left varied from 0.25 to 0.94 in four
-runs. The tasks of dask compare their scores on the same two cores.""",
+which the best number, four, was started; a dask cluster gives its workers quotas instead. The tasks
+of dask compare their scores on the same two cores, so they have the slower accelerators.""",
     "cluster": """\
 The limit of real workers is one warm process that sends prebuilt tensors, the best of several turns
 with 2 to 16 requests in flight, before and after; more such processes at a time did not get more

@@ -45,6 +45,29 @@ def test_a_failed_start_quotes_the_server(tmp_path, classifier, serve, edit, exp
     assert local_state.lookup(server.url) is None
 
 
+def test_a_server_that_crashes_while_it_starts_is_started_once_more(
+    tmp_path, classifier, serve, caplog
+):
+    crash = (
+        "import os, pathlib, signal\n"
+        "tried = pathlib.Path(__file__).with_name('tried')\n"
+        "if not tried.exists():\n"
+        "    tried.touch()\n"
+        "    os.kill(os.getppid(), signal.SIGABRT)\n"
+    )
+
+    def edit(model):
+        code = model / "1" / "model.py"
+        future, rest = code.read_text().split("from __future__ import annotations\n", 1)
+        code.write_text(f"{future}from __future__ import annotations\n{crash}{rest}")
+
+    path = broken(tmp_path, classifier, edit)
+    with serve(path, restart=True) as server:
+        assert server.metadata.name == "triton"
+    assert "ended with exit status -6" in caplog.text
+    assert "starting it once more" in caplog.text
+
+
 def test_a_bad_argument_is_quoted_without_the_secret(repository, serve):
     server = serve(repository, extra_args=["--no-such-option"])
     with pytest.raises(ServerStartError, match="no-such-option") as caught:

@@ -65,7 +65,8 @@ class LocalServer:
         How long requests in progress may take to finish before the server is killed.
     restart : bool
         Whether a server that ends by itself is started again, at the same port: up to 5 times, with
-        pauses that double from 0.5 s. One that ``sonic-coffea status --stop`` ends is not.
+        pauses that double from 0.5 s; and once more at first, if it crashes as it starts. One that
+        ``sonic-coffea status --stop`` ends is not.
     extra_args : sequence of str
         More arguments of ``tritonserver``.
     env : mapping, optional
@@ -178,7 +179,13 @@ class LocalServer:
             runtime = choose(self._runtime, self._options)
             runtime.prepare(self._progress)
             self._owner = os.getpid()
-            self._launch(runtime)
+            try:
+                self._launch(runtime)
+            except ServerStartError as error:
+                if not (self._restart and self._run is not None and self._run.crashed):
+                    raise
+                logger.warning("%s; starting it once more", error)
+                self._launch(runtime)
             logger.info("%s is ready after %.1f s", self, time.monotonic() - begun)
 
     def reason_against(self) -> str | None:

@@ -47,7 +47,7 @@ class Run:
         self.url = f"grpc://127.0.0.1:{port}"
         self.headers = {_HEADER: serving.secret}
         self.server_pid: int | None = None
-        self.asked = False
+        self.asked = self.crashed = False
         self._serving = serving
         self._grace_s = grace_s
         self._end_reason = "ended without a word"
@@ -173,6 +173,7 @@ class Run:
             self.server_pid = event["pid"]
         elif kind == "exited":
             self._end_reason, self.asked = f"ended with exit status {event['code']}", event["asked"]
+            self.crashed = event["code"] < 0 and not self.asked
         elif kind == "failed":
             self._end_reason = f"cannot be started: {event['message']}"
 
