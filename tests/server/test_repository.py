@@ -226,19 +226,21 @@ def test_a_model_that_is_there_as_it_would_be_written_stays(tmp_path, classifier
 
     for changed in ({"max_batch_size": 8}, {"labels": {}}, {"metadata": {}}):
         with pytest.raises(
-            ConfigError, match=r"already has .*one.*, of other files or options; the option overwrite"
+            ConfigError, match=r"already has .*one.*, of other files or options; the option"
         ):
             build_repository(path, models, **{**options, **changed})
     function.write_text("def double(x):\n    return {'y': x + x}\n")
     with pytest.raises(
-        ConfigError, match=r"already has .*double.*, of other files or options; the option overwrite"
+        ConfigError, match=r"already has .*double.*, of other files or options; the option"
     ):
         build_repository(path, models, **options)
     (path / "more" / "config.pbtxt").write_text("")
-    with pytest.raises(ConfigError, match="already has more, of other files or options; the option overwrite"):
+    with pytest.raises(
+        ConfigError, match="already has more, of other files or options; the option"
+    ):
         build_repository(path, {"more": classifier}, metadata={"epochs": 3})
     build_repository(path, {"one": classifier}, add_version=True)
-    with pytest.raises(ConfigError, match="already has one, of other files or options; the option overwrite"):
+    with pytest.raises(ConfigError, match="already has one, of other files or options; the option"):
         build_repository(path, {"one": classifier}, **options)
 
 
@@ -246,7 +248,7 @@ def test_other_models_stay_and_the_same_one_is_not_replaced_unasked(tmp_path, cl
     path = build_repository(tmp_path / "r", {"one": classifier})
     build_repository(path, {"two": classifier})
     other = identity(tmp_path / "other.onnx", ["N", 5])
-    with pytest.raises(ConfigError, match="already has two, of other files or options; the option overwrite"):
+    with pytest.raises(ConfigError, match="already has two, of other files or options; the option"):
         build_repository(path, {"two": other, "three": other})
     assert sorted(p.name for p in path.iterdir()) == ["one", "two"]
     assert dims(config(path, "two")["input"][0]) == [8]
