@@ -198,9 +198,14 @@ def test_a_last_request_that_is_led_to_a_hanging_server_again_and_again() -> Non
     assert last in scenario.delivered
 
 
-@pytest.mark.parametrize("turns", [True, False])
-def test_calls_one_after_the_other_do_not_wait_for_their_last_requests(turns: bool) -> None:
-    """The more requests a call has, the more often its last one is led to the one that hangs."""
+@pytest.mark.parametrize(
+    ("turns", "slices", "least"),
+    [(True, 32, 0.8), (False, 32, 0.8), (True, 8, 0.7), (False, 8, 0.6)],
+)
+def test_calls_one_after_the_other_do_not_wait_for_their_last_requests(
+    turns: bool, slices: int, least: float
+) -> None:
+    """Of many requests, one is led to the server that hangs again and again; few wait for one."""
     chance, numbers = Random(2), [itertools.count(), itertools.count()]
 
     def outcome(attempt: Attempt) -> Any:
@@ -210,17 +215,17 @@ def test_calls_one_after_the_other_do_not_wait_for_their_last_requests(turns: bo
     scenario = Scenario(ONE)
     scenario.lives[ONE] = True
     balancer = Balancer(scenario, outcome, 1)
-    calls = [scenario.submit(32), scenario.submit(32)]
+    calls = [scenario.submit(slices), scenario.submit(slices)]
     begun, delivered, well = scenario.now, 0, True
     while scenario.now < begun + 60.0:
         balancer.run(0.01)
         well = well and scenario.now < begun + 1.0
         for number, call in enumerate(calls):
             if all(request.delivered for request in call):
-                calls[number] = scenario.submit(32)
+                calls[number] = scenario.submit(slices)
                 delivered += len(call)
     # It takes a moment to notice.
-    assert delivered > 0.8 * 55.0 / RTT_S
+    assert delivered > least * 55.0 / RTT_S
 
 
 def test_what_is_slow_for_once_is_not_sent_again() -> None:
