@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 from tests.commands import run
 from tests.ports import held_port
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.dask import check_workers
+from sonic_coffea.dask import _hosts, check_workers
 from sonic_coffea.pool import Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.tools import Checks, HostCheck, Step
@@ -127,7 +127,20 @@ def test_what_a_host_lacks(server: FakeServer, tmp_path: Path) -> None:
     assert not replace(older, versions={"awkward": None}).ok
 
 
-def test_clients_that_cannot_ask(server: FakeServer) -> None:
+def test_workers_that_are_still_to_come(server: FakeServer) -> None:
+    with (
+        LocalCluster(
+            processes=False, n_workers=0, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+        sonic.connect(server.url, client=client) as pool,
+    ):
+        cluster.adapt(minimum=0, maximum=1, interval="50 ms")
+        assert [check.process for check in pool.check()][1:]
+
+
+def test_clients_that_cannot_ask(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_hosts, "_FIRST_WORKER_TIMEOUT_S", 0.1)
     with (
         Client(processes=False, n_workers=0, dashboard_address=None) as client,
         sonic.connect(server.url, client=client) as pool,

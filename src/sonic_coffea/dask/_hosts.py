@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -15,7 +16,11 @@ from sonic_coffea.pool import Checks, HostCheck, check_here
 if TYPE_CHECKING:
     from sonic_coffea.pool import Settings
 
+logger = logging.getLogger(__name__)
+
 _CONNECT_TIMEOUT_S = 10.0
+# Batch systems may take longer; then the analyst waits for workers beforehand.
+_FIRST_WORKER_TIMEOUT_S = 60.0
 
 
 def check_workers(client: Client, settings: Settings, *tried: Any) -> list[HostCheck]:
@@ -33,7 +38,7 @@ def check_workers(client: Client, settings: Settings, *tried: Any) -> list[HostC
     Raises
     ------
     ConfigError
-        If the client is closed or asynchronous, or there are no workers.
+        If the client is closed or asynchronous, or no worker comes within a minute.
     """
     if client.asynchronous:
         raise ConfigError("check asks workers by a synchronous client, got an asynchronous one")
@@ -41,9 +46,8 @@ def check_workers(client: Client, settings: Settings, *tried: Any) -> list[HostC
         raise ConfigError(
             f"check asks workers by a running client, got one that is {client.status}"
         )
+    _wait_for_a_worker(client)
     hosts = {urlsplit(address).hostname: address for address in reversed(list(client.nthreads()))}
-    if not hosts:
-        raise ConfigError("the cluster has no workers that could try the servers; start one first")
     workers = list(hosts.values())
     replies = client.run(_check, settings, *tried, workers=workers, on_error="return")
     return [_read(replies[address], str(host), address) for host, address in hosts.items()]
@@ -62,7 +66,7 @@ def check_cluster(scheduler: str, settings: Settings, *tried: Any) -> Checks:
     Raises
     ------
     ConfigError
-        If no scheduler answers there, or it has no workers.
+        If no scheduler answers there, or no worker comes within a minute.
     """
     try:
         client = Client(scheduler, timeout=_CONNECT_TIMEOUT_S, set_as_default=False)
@@ -73,6 +77,24 @@ def check_cluster(scheduler: str, settings: Settings, *tried: Any) -> Checks:
         ) from None
     with client:
         return Checks(check_workers(client, settings, *tried))
+
+
+def _wait_for_a_worker(client: Client) -> None:
+    """Return once there is a worker: those of a batch system may still be in its queue."""
+    if client.nthreads():
+        return
+    logger.info("the cluster has no workers yet: waiting for one, for %g s", _FIRST_WORKER_TIMEOUT_S)
+    # An adaptive cluster starts workers for tasks only.
+    task = client.submit(int, pure=False)
+    try:
+        task.result(timeout=_FIRST_WORKER_TIMEOUT_S)
+    except TimeoutError:
+        raise ConfigError(
+            f"the cluster has had no workers for {_FIRST_WORKER_TIMEOUT_S:g} s that could try the "
+            "servers; start some first: cluster.scale(1), client.wait_for_workers(1)"
+        ) from None
+    finally:
+        task.cancel()
 
 
 async def _check(settings: Settings, *tried: Any, dask_worker: Any) -> HostCheck:

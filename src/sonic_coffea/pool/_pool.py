@@ -149,7 +149,7 @@ class Pool:
         Raises
         ------
         ConfigError
-            If the dask client is closed, or asynchronous.
+            If the dask client is closed, or asynchronous, or no worker comes within a minute.
         """
         here = check_here(self.settings, model, version, declared)
         elsewhere = self._check_elsewhere
