@@ -83,7 +83,7 @@ def _wait_for_a_worker(client: Client) -> None:
     """Return once there is a worker: those of a batch system may still be in its queue."""
     if client.nthreads():
         return
-    logger.info("the cluster has no workers yet: waiting for one, for %g s", _FIRST_WORKER_TIMEOUT_S)
+    logger.info("waiting %g s for a first worker of the cluster", _FIRST_WORKER_TIMEOUT_S)
     # An adaptive cluster starts workers for tasks only.
     task = client.submit(int, pure=False)
     try:
