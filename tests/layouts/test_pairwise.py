@@ -302,7 +302,17 @@ def test_pairs_are_not_taken_for_constituents() -> None:
 
 
 @pytest.mark.parametrize(
-    "counts", [[[2, 2], [], [1]], [[3, 3, 2], [1]], [[1]], [[2, 2], [2, 1]], [], [[0, 0, 0]]]
+    "counts",
+    [
+        [[2, 2], [], [1]],
+        [[3, 3, 2], [1]],
+        [[1]],
+        [[2, 2], [2, 1]],
+        [],
+        [[0, 0, 0]],
+        # By chance, in a chunk of few events.
+        [[3, 3, 3], [2, 2], [1], [2, 2], [2, 2]],
+    ],
 )
 def test_constituents_are_not_taken_for_pairs(counts: list[list[int]]) -> None:
     array = ak.Array([[{"pt": [1.0] * n} for n in event] for event in counts] or [[{"pt": [1.0]}]])

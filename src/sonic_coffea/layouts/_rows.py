@@ -207,7 +207,7 @@ class Split:
     def square(self) -> bool:
         """Whether each list is as long as the list that it is in: pairs i x j of elements.
 
-        Two lists of two, in one list, may be so by chance; that is not enough.
+        A few lists, as in a chunk of few events, may be so by chance; that is not enough.
         """
         levels = self.rows._levels()  # noqa: SLF001
         if not levels or levels[-1].is_option:
@@ -218,7 +218,7 @@ class Split:
             sizes = np.diff(offsets[: end + 1])
             if not np.array_equal(self.counts[: offsets[end]], np.repeat(sizes, sizes)):
                 return False
-        return bool(sizes[sizes >= 2].sum() >= 3)
+        return bool(sizes[sizes >= 2].sum() >= 10)
 
     def counts_of(self, rows: RowSelection) -> Int64:
         """Return the elements of each of some rows."""
