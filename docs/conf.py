@@ -2,67 +2,92 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import mermaidx
-from docutils import nodes
-from sphinx.util.docutils import SphinxDirective
+from pygments.lexers.special import TextLexer
 
 from sonic_coffea import __version__
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "extensions"))
+elsewhere = importlib.import_module("elsewhere")
+
 project = "sonic-coffea"
 version = release = __version__
-root_doc = "contents"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc"]
-exclude_patterns = ["_build"]
+root_doc = "index"
+extensions = [
+    "examples",
+    "mermaid",
+    "myst_nb",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build", "_templates"]
+templates_path = ["_templates"]
+
 html_theme = "furo"
 html_show_copyright = False
-html_title = f"sonic-coffea {version}"
+html_title = "sonic-coffea"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_theme_options = {
+    "source_repository": "https://github.com/sonic-coffea/sonic-coffea",
+    "source_branch": "main",
+    "source_directory": "docs/",
+    "top_of_page_buttons": [],
+    "light_css_variables": {"color-brand-primary": "#0b66a8", "color-brand-content": "#0b66a8"},
+    "dark_css_variables": {"color-brand-primary": "#6cb6ff", "color-brand-content": "#6cb6ff"},
+}
 pygments_dark_style = "github-dark"
-# Names are looked up in the analysis' own pages only: a build needs no network.
-numpydoc_show_class_members = False
+
+# The summaries of `api/` name what is public; a page for each is made of its docstring.
+autosummary_generate = True
+autosummary_context = {
+    # Of classes with members that the package alone calls, or that are inherited: what users call.
+    "shown": {
+        **dict.fromkeys(("Row", "Mask", "Bucketed", "Flat", "Dense", "Pairwise"), "pack"),
+        **dict.fromkeys(("Padded", "Tokens"), "pack, unpack"),
+        "Checks": "ok, rows, to_dict",
+        "FakeServer": "inject, fail, answer_wrongly, refuse, accept, hold, release, unload, load",
+        "KServeServer": "start, stop, url",
+        "Layout": "columns, bind, row_shape, write, pack, unpack",
+        "Model": "from_weaver, from_yaml, config_hash, check, pack, submit",
+        "Pending": "done, cancel, result, statistics, provenance",
+        "Pool": "close, servers, set_servers, contract, statistics",
+        "Settings": "make, options, with_options, from_config",
+        "SonicProcessor": "acquire, overlap, produce",
+        "Statistics": "scored, total, to_plain, from_plain",
+        "Tally": "latency_s",
+    }
+}
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = True
+numpydoc_xref_aliases = elsewhere.WORDS
+# Other packages' names are known beforehand: a build needs no network.
+intersphinx_mapping = elsewhere.inventories(HERE / "_build" / "inventories")
+
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 myst_fence_as_directive = ["mermaid"]
-# Pages link to files of the repository, too, which a test checks.
-suppress_warnings = ["myst.xref_missing"]
-
-
-class Mermaid(SphinxDirective):
-    """Draws a block of mermaid into the page, without a browser; ``site.css`` has its colours."""
-
-    has_content = True
-
-    def run(self) -> list[nodes.Node]:
-        """Return the picture; in what is not HTML, the text."""
-        text = "\n".join(self.content)
-        config = {
-            "htmlLabels": False,
-            "themeVariables": {"fontSize": "14px", "fontFamily": "Arial, sans-serif"},
-            "flowchart": {
-                "htmlLabels": False,
-                "wrappingWidth": 280,
-                "padding": 12,
-                "rankSpacing": 30,
-            },
-            "sequence": {"mirrorActors": False, "width": 110, "height": 40, "actorMargin": 30},
-        }
-        svg = mermaidx.render(text, theme="base", config=config).svg()
-        svg = svg.replace("my-svg", f"mermaid-{self.env.new_serialno('mermaid')}")
-        # As wide as it is: a page that is narrower lets it be scrolled.
-        svg = svg.replace('width="100%"', "", 1).replace("max-width:", "width:", 1)
-        # Without mermaid's own colours, which are those of a light page.
-        head, _, rest = svg.partition("<style>")
-        picture = f'<div class="mermaid">{head}{rest.partition("</style>")[2]}</div>'
-        return [nodes.raw("", picture, format="html"), nodes.raw("", text, format="text")]
+# Notebooks are shown as they were kept: `python docs/notebooks.py` runs them.
+nb_execution_mode = "off"
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_selector = ":not(.highlight-output):not(.output) > div.highlight > pre"
 
 
 def setup(app: Sphinx) -> None:
-    """Have blocks of mermaid drawn."""
-    app.add_directive("mermaid", Mermaid)
+    """Have what a block prints shown as it is."""
+    app.add_lexer("output", TextLexer)

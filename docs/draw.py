@@ -7,15 +7,20 @@ tensors from its layouts, the curves from its limits in a simulation.
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import matplotlib as mpl
 import numpy as np
+from coffea.nanoevents import NanoAODSchema, NanoEventsFactory
 from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
+from sonic_coffea.demo.features import constituent_features, is_merged_top
+from sonic_coffea.demo.samples import DATA
+from sonic_coffea.server import InProcessServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from simulation import Accelerator, Simulation, Work
@@ -234,7 +239,48 @@ def threads() -> Figure:
     return figure
 
 
-PICTURES = {"tensors": tensors, "limits": limits, "threads": threads}
+def scored() -> tuple[Any, Any, Any]:
+    """Return score, mass and truth of each jet in two files of the sample."""
+    NanoAODSchema.warn_missing_crossrefs = False
+    columns = []
+    model = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
+    with tempfile.TemporaryDirectory() as folder:
+        sonic.build_repository(folder, {"toptagger": DATA / "toptagger.onnx"})
+        with InProcessServer(folder) as server, sonic.connect(server.url):
+            for name in ("TTbar_1", "QCD_1"):
+                file = {str(DATA / f"{name}.root"): "Events"}
+                events = NanoEventsFactory.from_root(file).events()
+                jets = events.FatJet
+                score = model(constituent_features(jets, sonic.constituents(events))).Top
+                truth = is_merged_top(jets, events.GenPart)
+                columns.append([ak.to_numpy(ak.flatten(a)) for a in (score, jets.msoftdrop, truth)])
+    score, mass, truth = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    return score, mass, truth.astype(bool)
+
+
+def scores() -> Figure:
+    """Draw what the demo's network says of the sample, and what a cut on it does to the mass."""
+    score, mass, truth = scored()
+    figure = Figure(figsize=(7.4, 3.1))
+    left, right = figure.subplots(1, 2)
+    figure.subplots_adjust(left=0.08, right=0.97, top=0.97, bottom=0.15, wspace=0.2)
+    kinds = (("merged top quarks", truth, COLOURS[1]), ("other jets", ~truth, COLOURS[0]))
+    for name, chosen, colour in kinds:
+        line = {"label": name, "color": colour, "lw": 1.6, "histtype": "step"}
+        left.hist(score[chosen], bins=25, range=(0, 1), **line)
+        right.hist(mass[chosen], bins=25, range=(0, 250), **line)
+        passes = chosen & (score > 0.9)
+        filled = {"label": "with a score above 0.9", "color": colour, "alpha": 0.35}
+        right.hist(mass[passes], bins=25, range=(0, 250), **filled)
+    left.set(xlabel="top score", ylabel="jets", yscale="log", xlim=(0, 1))
+    right.set(xlabel="soft-drop mass [GeV]", yscale="log", xlim=(0, 250), ylim=(0.7, 2e5))
+    style = {"frameon": False, "labelcolor": INK, "fontsize": SMALL, "borderaxespad": 0}
+    left.legend(**style, loc="upper center")
+    right.legend(**style, loc="upper right")
+    return figure
+
+
+PICTURES = {"scores": scores, "tensors": tensors, "limits": limits, "threads": threads}
 
 
 def draw(folder: Path = FOLDER) -> None:

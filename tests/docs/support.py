@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import os
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +22,28 @@ ROOT = Path(__file__).parents[2]
 NOT_RUN = ("make ", "pip install ")
 # Runs the blocks of a page in one namespace; tracebacks point at the lines of the page. Read from
 # the command line, so that dask's workers do not run the page again when they start. Tests of a
-# page are run by pytest, with the blocks above them.
+# page are run by pytest, with the blocks above them. What blocks print is kept by their line.
 DRIVER = """
-import json, subprocess, sys
-namespace, above = {"__name__": "__main__"}, ""
+import contextlib, io, json, subprocess, sys
+namespace, above, printed = {"__name__": "__main__"}, "", {}
 for block in json.load(open(sys.argv[1])):
+    said = io.StringIO()
     if block["language"] == "bash":
-        subprocess.run(["bash", "-euo", "pipefail", "-c", block["text"]], check=True)
+        # A file: what a block leaves running would hold a pipe open.
+        with open("said.txt", "w+") as out:
+            shell = ["bash", "-euo", "pipefail", "-c", block["text"]]
+            subprocess.run(shell, check=True, stdout=out)
+        said.write(open("said.txt").read())
     else:
         text = "\\n" * (block["line"] - 1) + block["text"]
-        exec(compile(text, block["page"], "exec"), namespace)
+        with contextlib.redirect_stdout(said):
+            exec(compile(text, block["page"], "exec"), namespace)
         above += block["text"]
         if "def test_" in block["text"]:
             open("test_page.py", "w").write(above)
             subprocess.run([sys.executable, "-m", "pytest", "-q", "test_page.py"], check=True)
+    printed[block["line"]] = said.getvalue()
+    json.dump(printed, open(sys.argv[2], "w"))
 """
 
 
@@ -87,8 +97,11 @@ def clean_environment(state: Path) -> dict[str, str]:
     }
 
 
-def run_page(page: Path, folder: Path, environment: dict[str, str]) -> None:
-    """Run the blocks of a page in ``folder/work``, beside the sample and the example."""
+def run_page(page: Path, folder: Path, environment: dict[str, str]) -> dict[str, str]:
+    """Run the blocks of a page in ``folder/work``, beside the sample and the example.
+
+    Returns what they printed, by their lines.
+    """
     work = folder / "work"
     work.mkdir(exist_ok=True)
     shutil.copy(DATA / "toptagger.onnx", work / "toptagger.onnx")
@@ -100,9 +113,24 @@ def run_page(page: Path, folder: Path, environment: dict[str, str]) -> None:
         for b in to_run(page)
     ]
     assert blocks
-    listed = folder / "blocks.json"
+    listed, printed = folder / "blocks.json", folder / "printed.json"
     listed.write_text(json.dumps(blocks), encoding="utf-8")
-    execute(["-c", DRIVER, listed], work, environment)
+    execute(["-c", DRIVER, listed, printed], work, environment)
+    return json.loads(printed.read_text(encoding="utf-8"))
+
+
+def outputs_of(page: Path) -> list[tuple[Block, Block]]:
+    """Return the blocks that show what the block above them prints, with that block."""
+    return [(a, b) for a, b in pairwise(blocks_of(page)) if b.language == "output"]
+
+
+def check_outputs(page: Path, printed: dict[str, str]) -> None:
+    """Compare what blocks printed with what the page shows, where `...` stands for anything."""
+    for block, shown in outputs_of(page):
+        got = printed[str(block.line)]
+        flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        same = doctest.OutputChecker().check_output(shown.text, got, flags)
+        assert same, f"{block} prints\n{got}and the page shows\n{shown.text}"
 
 
 def execute(arguments: list[Any], where: Path, environment: dict[str, str]) -> str:

@@ -18,7 +18,17 @@ import yaml
 import sonic_coffea as sonic
 from sonic_coffea.demo.samples import DATA, sample_files
 
-from .support import ROOT, Block, blocks_of, execute, run_page, scored_directly, to_run
+from .support import (
+    ROOT,
+    Block,
+    blocks_of,
+    check_outputs,
+    execute,
+    outputs_of,
+    run_page,
+    scored_directly,
+    to_run,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +38,10 @@ else:  # pragma: no cover
 pytestmark = pytest.mark.timeout(600)
 
 EXAMPLES = ROOT / "examples"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Those that `make docs` makes of the examples are tested as examples.
+MADE = ROOT / "docs" / "examples", ROOT / "docs" / "_build"
+DOCS = (p for p in (ROOT / "docs").rglob("*.md") if not any(map(p.is_relative_to, MADE)))
+PAGES = [ROOT / "README.md", *sorted(DOCS)]
 COMMUNITY = sorted((ROOT / ".github").glob("*.md"))
 LINKED = [*PAGES, *COMMUNITY, *sorted(EXAMPLES.rglob("*.md")), ROOT / "CHANGELOG.md"]
 # What `tests/facilities` runs, on a real Slurm and a real dask-gateway.
@@ -36,7 +49,7 @@ ELSEWHERE = [ROOT / "docs/facilities" / f"{name}.md" for name in ("slurm", "purd
 if find_spec("dask_awkward") is None:  # it runs in an environment of its own, with `make test-lazy`
     ELSEWHERE.append(ROOT / "docs/how-to/use-dask-awkward.md")
 PARSERS = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
-SHOWN_ONLY = {"text", "mermaid"}
+SHOWN_ONLY = {"text", "mermaid", "output"}
 # What the tests run by themselves, and `.ci/run` need not run again: target and its command.
 RUN_BY_TESTS = {"demo": "sonic-coffea demo"}
 
@@ -62,7 +75,7 @@ def needs_server(page: Path) -> bool:
     ],
 )
 def test_page_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
-    run_page(page, tmp_path, environment)
+    check_outputs(page, run_page(page, tmp_path, environment))
 
 
 def test_blocks_are_of_known_languages() -> None:
@@ -70,6 +83,12 @@ def test_blocks_are_of_known_languages() -> None:
     strange = [f"{b}: {b.language or 'none'}" for b in BLOCKS if b.language not in known]
     assert not strange
     assert len(BLOCKS) > 20
+
+
+def test_outputs_stand_below_blocks_that_run() -> None:
+    pairs = [pair for page in PAGES for pair in outputs_of(page)]
+    assert len(pairs) == sum(b.language == "output" for b in BLOCKS) > 0
+    assert [f"{shown}" for block, shown in pairs if block not in to_run(block.page)] == []
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in PARSERS], ids=str)
@@ -129,11 +148,15 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    for page in PAGES[1:]:
-        name = str(page.relative_to(ROOT / "docs"))
-        assert name == "index.md" or f"({name})" in index
+def test_every_page_is_in_a_table_of_contents() -> None:
+    contents = [p for p in PAGES if ":::{toctree}" in p.read_text(encoding="utf-8")]
+    entries = {
+        (page.parent / entry).resolve()
+        for page in contents
+        for tree in re.findall(r":::\{toctree\}\n(.*?):::", page.read_text("utf-8"), re.DOTALL)
+        for entry in re.findall(r"^[\w.]\S+$", tree, re.MULTILINE)
+    }
+    assert {p.with_suffix("") for p in PAGES[1:]} - entries == {ROOT / "docs" / "index"}
 
 
 def test_reference_has_every_public_name_and_option() -> None:

@@ -1,0 +1,91 @@
+"""Names of other packages, linked to their documentation, without asking the network for them."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+# Where each package describes a name, in the words of Sphinx' inventories: "$" is the name.
+_GENERATED = "reference/generated/$.html"
+_PYTHON = {
+    "bytes": "stdtypes",
+    "collections.Counter": "collections",
+    "dict": "stdtypes",
+    "float": "functions",
+    "int": "functions",
+    "list": "stdtypes",
+    "pathlib.Path": "pathlib",
+    "set": "stdtypes",
+    "str": "stdtypes",
+    "tuple": "stdtypes",
+}
+PACKAGES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
+    "awkward": (
+        "https://awkward-array.org/doc/main",
+        {
+            "ak.Array": ("py:class", _GENERATED),
+            **{
+                f"ak.{name}": ("py:function", _GENERATED)
+                for name in ("zip", "flatten", "unflatten", "pad_none", "fill_none", "firsts")
+            },
+        },
+    ),
+    "coffea": (
+        "https://coffea-hep.readthedocs.io/en/latest",
+        {
+            f"coffea.{name}": ("py:class", "api/$.html#$")
+            for name in (
+                "nanoevents.NanoAODSchema",
+                "nanoevents.NanoEventsFactory",
+                "processor.DaskExecutor",
+                "processor.FuturesExecutor",
+                "processor.ProcessorABC",
+                "processor.Runner",
+            )
+        },
+    ),
+    "distributed": (
+        "https://distributed.dask.org/en/stable",
+        {"distributed.Client": ("py:class", "api.html#$")},
+    ),
+    "numpy": (
+        "https://numpy.org/doc/stable",
+        dict.fromkeys(("numpy.dtype", "numpy.ndarray"), ("py:class", _GENERATED)),
+    ),
+    "python": (
+        "https://docs.python.org/3",
+        {
+            **{name: ("py:class", f"library/{page}.html#$") for name, page in _PYTHON.items()},
+            **dict.fromkeys(("None", "True", "False"), ("py:data", "library/constants.html#$")),
+            **dict.fromkeys(
+                ("callable", "hashable", "iterable", "iterator", "mapping", "sequence"),
+                ("std:term", "glossary.html#term-$"),
+            ),
+            "bltin-boolean-values": ("std:label", "library/stdtypes.html#$"),
+        },
+    ),
+}
+# How docstrings call them.
+WORDS = {
+    "array": "numpy.ndarray",
+    "awkward array": "ak.Array",
+    "Client": "distributed.Client",
+    "Counter": "collections.Counter",
+    "dtype": "numpy.dtype",
+    "NanoEvents": "coffea.nanoevents.NanoEventsFactory",
+    "Path": "pathlib.Path",
+}
+
+
+def inventories(folder: Path) -> dict[str, tuple[str, str]]:
+    """Write an inventory for each package, and return what `intersphinx_mapping` takes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mapping = {}
+    for package, (url, names) in PACKAGES.items():
+        head = f"# Sphinx inventory version 2\n# Project: {package}\n# Version: \n"
+        head += "# The remainder of this file is compressed using zlib.\n"
+        lines = [f"{name} {role} 1 {page} -\n" for name, (role, page) in names.items()]
+        file = folder / f"{package}.inv"
+        file.write_bytes(head.encode() + zlib.compress("".join(lines).encode()))
+        mapping[package] = (url, str(file))
+    return mapping
