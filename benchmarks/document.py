@@ -48,14 +48,18 @@ How fast is it, compared with what? Each figure is measured in one run with its 
 or its limit (a copy of the same memory, a load generator on the same server). Ratios carry over to
 other machines; times do not.
 
-{machine}. An accelerator is a stand-in here: a model in a real Triton that sleeps for as long as a
-GPU works, 2 ms and 5 µs a row, so that the two cores are left to the clients.
+"""
+_MEASURED = """{machine}.
+
+An accelerator is a stand-in here: a model in a real Triton that sleeps for as long as a GPU works,
+2 ms and 5 µs a row, so that the two cores are left to the clients.
 
 `make bench` measures all of it again, and `make bench-page` writes this page from the results. Two
 results, files or folders, are compared by `python benchmarks/compare.py BEFORE AFTER`: it says what
 got slower beyond the noise.
 
-"""
+What was reported for SONIC, in the software of CMS and of others, is of other workflows and
+machines: it says what has been reached, not what to expect here."""
 _GPU = """
 No accelerator was at hand for these figures, so only the CPU is shown. On a machine with a GPU and
 a container engine, one command measures both:
@@ -120,66 +124,33 @@ def value(found: Found, name: str) -> float:
 
 
 def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
-    """Yield what is asked, what it is here, and what the reference system has reported."""
+    """Yield what a physicist asks, the answer, and what it is to be compared with."""
     share = all_of["pool"]["share of the saturated server"]
     best = {
         name: max(s for way, s in share.items() if way.startswith(name))
         for name in ("coffea's triton_wrapper", "loop by hand", "PyTriton's client")
     }
-    peers = ", ".join(f"{name} {part:.0%}" for name, part in best.items())
     yield (
-        "one process, of what a saturated server does, from jagged arrays to jagged scores",
-        f"{share['sonic-coffea']:.0%} ({peers})",
-        "",
+        "How much of an accelerator can one process use?",
+        f"{percent(share['sonic-coffea'])} of what the server can do",
+        ", ".join(f"{name}: {percent(part)}" for name, part in best.items()),
     )
     flow = all_of["workflow"]
     parts = [float(p) for p in flow["throughput over the ideal, by the tagger's part"]]
-    gains = [
-        f"+{value(flow, f'tagger {p:.0%} of a chunk: gain of the whole workflow'):.0%}"
-        for p in parts
-    ]
+    gain = "tagger {:.0%} of a chunk: gain of the whole workflow"
     yield (
         (
-            "throughput of a whole workflow, over inference on the worker's CPU, if that takes "
-            f"{', '.join(f'{p:.0%}' for p in parts)} of the time"
+            f"The network takes {percent(*parts)} of an analysis on the worker's CPU: how much "
+            "faster is the whole analysis with a service?"
         ),
-        ", ".join(gains),
-        "+12 % at 10,000 cores",
+        f"by {percent(*(value(flow, gain.format(p)) for p in parts))}",
+        "reported for SONIC: by 12 %, on 10,000 cores",
     )
-    ideal = [
-        value(flow, f"tagger {p:.0%} of a chunk: {SUSPENDED}, throughput over the ideal")
-        for p in parts
-    ]
+    ideal = f"tagger {{:.0%}} of a chunk: {SUSPENDED}, throughput over the ideal"
     yield (
-        "throughput as a service, over that without any inference",
-        ", ".join(f"{one:.0%}" for one in ideal),
-        "60 % (local: 10 to 20 %)",
-    )
-    cluster = all_of["cluster"]
-    clients = "clients until a request takes 10 % longer (0.5 s of CPU, 1,000 rows)"
-    yield (
-        (
-            "clients of an accelerator (0.5 s of CPU, 1,000 rows a chunk) until a request takes "
-            "10 % longer, simulated"
-        ),
-        f"{value(cluster, clients):.0f}, {value(cluster, SATURATING):.0%} of what saturates it",
-        "300 or more",
-    )
-    rates = {
-        int(f["name"].split()[0]): f["value"]
-        for f in cluster["figures"]
-        if "simulated workers: rows" in f["name"]
-    }
-    yield (
-        f"rows/s of {max(rates):,} simulated workers, over the saturated server's",
-        f"{rates[max(rates)]:.0%}",
-        "",
-    )
-    wire = all_of["wire"]["MB for 1,000 jets"]
-    yield (
-        "bandwidth, MB for 1,000 jets of 13 features",
-        ", ".join(f"{way}: {size:.2g}" for way, size in wire.items()),
-        "up to 12 GiB/s at 10,000 cores",
+        "The same: how fast is it beside an analysis without any network?",
+        percent(*(value(flow, ideal.format(p)) for p in parts)),
+        "reported for SONIC: 60 %; with inference on the worker, 10 to 20 %",
     )
     packing = {
         m["against"]: m["ratio"]
@@ -187,18 +158,50 @@ def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
         if m["target"] and m["name"] in ("Padded", "Padded, over awkward by hand")
     }
     yield (
-        "time of packing jagged jets",
-        ", ".join(f"{part:.2g} times {way}" for way, part in packing.items()),
+        "How long does it take to make tensors of jagged jets?",
+        f"{packing['copy of the tensor']:.2g} times as long as to copy the tensors",
+        f"{1 / packing['awkward by hand']:.0f} times faster than awkward by hand",
+    )
+    cluster = all_of["cluster"]
+    clients = "clients until a request takes 10 % longer (0.5 s of CPU, 1,000 rows)"
+    yield (
+        (
+            "How many workers share an accelerator before a request takes 10 % longer? Each "
+            "chunk has 0.5 s of CPU and 1,000 rows; simulated"
+        ),
+        f"{value(cluster, clients):.0f}, which use {percent(value(cluster, SATURATING))} of it",
+        "reported for SONIC, of other workflows: 300 or more",
+    )
+    rates = {
+        int(f["name"].split()[0]): f["value"]
+        for f in cluster["figures"]
+        if "simulated workers: rows" in f["name"]
+    }
+    yield (
+        f"How much of the servers do {max(rates):,} workers use at a time? Simulated",
+        f"{percent(rates[max(rates)])} of what the servers can do",
         "",
     )
-    errors = [f["value"] for f in all_of["facility"]["figures"] if "planned" in f["name"]]
-    yield "`sonic-coffea plan`, off by at most", f"{max(errors):.0%}", ""
     recoveries = [f["value"] for f in all_of["failover"]["figures"] if "until 90 %" in f["name"]]
     yield (
-        "a server killed, started again, stopped: back at 90 % within",
-        f"{max(recoveries):.1f} s",
+        "A server is killed, started again, or stopped: when is the rate back at 90 %?",
+        f"within {max(recoveries):.1f} s",
         "",
     )
+    wire = all_of["wire"]["MB for 1,000 jets"]
+    yield (
+        "How much is sent for 1,000 jets with 13 features of each constituent?",
+        "; ".join(f"{way}: {size:.2g} MB" for way, size in wire.items()),
+        "reported for SONIC: up to 12 GiB/s, of 10,000 cores",
+    )
+    errors = [f["value"] for f in all_of["facility"]["figures"] if "planned" in f["name"]]
+    yield "How far is `sonic-coffea plan` off?", f"by {percent(max(errors))} at most", ""
+
+
+def percent(*parts: float) -> str:
+    """Return parts of one in percent: "10, 25 and 50 %"."""
+    *first, last = (f"{100 * part:.0f}" for part in parts)
+    return f"{', '.join(first)} and {last} %" if first else f"{last} %"
 
 
 def machine(found: Found) -> str:
@@ -258,24 +261,23 @@ def about(name: str) -> str:
     return ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8"))) or ""
 
 
+def folded(title: str, text: str) -> Iterator[str]:
+    """Yield text below a line that opens it."""
+    yield from ("<details>", f"<summary>{title}</summary>", "", text.strip(), "", "</details>", "")
+
+
 def page(all_of: Mapping[str, Found]) -> str:
     """Return the page."""
-    lines = [_HEAD.format(machine=machine(all_of["pool"]))]
-    lines += ["## Headlines", "", "| | here | reported for SONIC |", "|---|---|---|"]
+    lines = [_HEAD, "| | answer | compared with |", "|---|---|---|"]
     lines += [row(*cells) for cells in headlines(all_of)]
-    lines += [
-        "",
-        (
-            "What was reported for SONIC, in the software of CMS and of others, is of other "
-            "workflows and machines: it says what has been reached, not what to expect here."
-        ),
-    ]
+    lines.append("")
+    lines += folded("How this was measured", _MEASURED.format(machine=machine(all_of["pool"])))
     for name, found in all_of.items():
-        lines += ["", f"## {found['benchmark']}", "", about(name), ""]
+        lines += [f"## {found['benchmark']}", "", about(name), ""]
         lines += [f"![{found['benchmark']}](benchmarks/{name}.svg)", ""]
-        if name in _NOTES:
-            lines += [_NOTES[name], ""]
-        lines += tables(found)
+        details = [_NOTES[name], ""] if name in _NOTES else []
+        details += tables(found)
+        lines += folded("All figures", "\n".join(details))
         if name == "gpu" and not any("accelerator" in f["name"] for f in found["figures"]):
             lines.append(_GPU)
     return "\n".join(lines).rstrip() + "\n"
