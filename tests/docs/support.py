@@ -11,22 +11,27 @@ import sys
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sonic_coffea.demo.samples import DATA
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 ROOT = Path(__file__).parents[2]
 # Commands that would install or build are compared with what there is to run, not run.
 NOT_RUN = ("make ", "pip install ")
-# Runs the blocks of a page in one namespace; tracebacks point at the lines of the page. Read from
-# the command line, so that dask's workers do not run the page again when they start. Tests of a
-# page are run by pytest, with the blocks above them. What blocks print is kept by their line.
+# Runs the blocks of pages, each in one namespace; tracebacks point at the lines of the page. Read
+# from the command line, so that dask's workers do not run the page again when they start. Tests of
+# a page are run by pytest, with the blocks above them. What blocks print is kept by their line.
 DRIVER = """
 import contextlib, io, json, subprocess, sys
-namespace, above, printed = {"__name__": "__main__"}, "", {}
+page, printed = None, {}
 for block in json.load(open(sys.argv[1])):
+    if block["page"] != page:
+        page, namespace, above = block["page"], {"__name__": "__main__"}, ""
     said = io.StringIO()
     if block["language"] == "bash":
         # A file: what a block leaves running would hold a pipe open.
@@ -42,7 +47,7 @@ for block in json.load(open(sys.argv[1])):
         if "def test_" in block["text"]:
             open("test_page.py", "w").write(above)
             subprocess.run([sys.executable, "-m", "pytest", "-q", "test_page.py"], check=True)
-    printed[block["line"]] = said.getvalue()
+    printed[block["at"]] = said.getvalue()
     json.dump(printed, open(sys.argv[2], "w"))
 """
 
@@ -97,10 +102,15 @@ def clean_environment(state: Path) -> dict[str, str]:
     }
 
 
-def run_page(page: Path, folder: Path, environment: dict[str, str]) -> dict[str, str]:
-    """Run the blocks of a page in ``folder/work``, beside the sample and the example.
+def run_pages(pages: Sequence[Path], folder: Path, environment: dict[str, str]) -> dict[str, str]:
+    """Run the blocks of pages in ``folder/work``, beside the sample and the example.
 
-    Returns what they printed, by their lines.
+    Each page has names of its own, and all run in one process.
+
+    Returns
+    -------
+    dict
+        What the blocks printed, by page and line.
     """
     work = folder / "work"
     work.mkdir(exist_ok=True)
@@ -109,7 +119,8 @@ def run_page(page: Path, folder: Path, environment: dict[str, str]) -> dict[str,
     shutil.copy(DATA / "TTbar_1.root", work / "nano.root")
     shutil.copy(ROOT / "examples" / "top_analysis.py", work)
     blocks = [
-        {"page": str(b.page), "line": b.line, "language": b.language, "text": b.text}
+        {"page": str(b.page), "line": b.line, "language": b.language, "text": b.text, "at": str(b)}
+        for page in pages
         for b in to_run(page)
     ]
     assert blocks
@@ -127,7 +138,7 @@ def outputs_of(page: Path) -> list[tuple[Block, Block]]:
 def check_outputs(page: Path, printed: dict[str, str]) -> None:
     """Compare what blocks printed with what the page shows, where `...` stands for anything."""
     for block, shown in outputs_of(page):
-        got = printed[str(block.line)]
+        got = printed[str(block)]
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         same = doctest.OutputChecker().check_output(shown.text, got, flags)
         assert same, f"{block} prints\n{got}and the page shows\n{shown.text}"

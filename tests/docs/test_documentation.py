@@ -25,7 +25,7 @@ from .support import (
     check_outputs,
     execute,
     outputs_of,
-    run_page,
+    run_pages,
     scored_directly,
     to_run,
 )
@@ -42,6 +42,7 @@ EXAMPLES = ROOT / "examples"
 MADE = ROOT / "docs" / "examples", ROOT / "docs" / "_build"
 DOCS = (p for p in (ROOT / "docs").rglob("*.md") if not any(map(p.is_relative_to, MADE)))
 PAGES = [ROOT / "README.md", *sorted(DOCS)]
+COOKBOOK = [page for page in PAGES if page.parent.name == "cookbook"]
 COMMUNITY = sorted((ROOT / ".github").glob("*.md"))
 LINKED = [*PAGES, *COMMUNITY, *sorted(EXAMPLES.rglob("*.md")), ROOT / "CHANGELOG.md"]
 # What `tests/facilities` runs, on a real Slurm and a real dask-gateway.
@@ -71,11 +72,18 @@ def needs_server(page: Path) -> bool:
             marks=[pytest.mark.server] if needs_server(page) else [],
         )
         for page in PAGES
-        if to_run(page) and page not in ELSEWHERE
+        if to_run(page) and page not in [*ELSEWHERE, *COOKBOOK]
     ],
 )
 def test_page_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
-    check_outputs(page, run_page(page, tmp_path, environment))
+    check_outputs(page, run_pages([page], tmp_path, environment))
+
+
+def test_cookbook_runs(tmp_path: Path, environment: dict[str, str]) -> None:
+    """All in one process: none needs a server of its own."""
+    printed = run_pages(COOKBOOK, tmp_path, environment)
+    for page in COOKBOOK:
+        check_outputs(page, printed)
 
 
 def test_blocks_are_of_known_languages() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from coffea import processor
 from dask_gateway import Gateway
-from tests.docs.support import ROOT, clean_environment, run_page
+from tests.docs.support import ROOT, clean_environment, run_pages
 from tests.facilities.analysis import analyse, check, interrupted, serve, serve_example
 from tests.facilities.gateway import gateway, needs_gateway
 from tests.waiting import until
@@ -63,4 +63,4 @@ def test_page(tmp_path: Path) -> None:
             "DASK_GATEWAY__AUTH__TYPE": "basic",
             "DASK_SONIC__SERVERS": server.url,
         }
-        run_page(ROOT / "docs/facilities/purdue-af.md", tmp_path, env)
+        run_pages([ROOT / "docs/facilities/purdue-af.md"], tmp_path, env)

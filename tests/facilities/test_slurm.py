@@ -16,7 +16,7 @@ from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.launchers import SimpleLauncher
 from parsl.providers import SlurmProvider
-from tests.docs.support import ROOT, clean_environment, run_page
+from tests.docs.support import ROOT, clean_environment, run_pages
 from tests.facilities.analysis import analyse, check, interrupted, serve, serve_example
 from tests.facilities.slurm import Slurm, needs_slurm, slurm
 from tests.waiting import until
@@ -114,5 +114,7 @@ def test_page(batch: Slurm, tmp_path: Path) -> None:
     work.mkdir()
     with serve_example() as server:
         (work / "servers.txt").write_text(f"{server.url}\n")
-        run_page(ROOT / "docs/facilities/slurm.md", tmp_path, clean_environment(tmp_path / "state"))
+        run_pages(
+            [ROOT / "docs/facilities/slurm.md"], tmp_path, clean_environment(tmp_path / "state")
+        )
     until(lambda: not batch.jobs())
