@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-__all__ = ["attributes", "of_scores", "read", "to_parquet", "to_root"]
+__all__ = ["attributes", "of_scores", "read", "to_parquet", "to_root", "versions"]
 
 KEY = "sonic"
 _PACKAGES = ("sonic-coffea", "coffea", "awkward", "numpy", "tritonclient")
@@ -67,7 +67,7 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
         for record in records:
             if record not in models:
                 models.append(record)
-    return {"models": models, "packages": _versions()}
+    return {"models": models, "packages": versions()}
 
 
 def to_parquet(
@@ -131,9 +131,10 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return record
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that scores depend on."""
+    found = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
+            found[name] = importlib.metadata.version(name)
+    return found

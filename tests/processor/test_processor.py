@@ -158,6 +158,7 @@ def check(out: Any, expected: dict[Any, Any]) -> None:
     statistics = sonic.report(out).statistics
     assert statistics.total().rows == sum(map(len, expected.values())) == statistics.objects
     assert statistics.events == len(expected)
+    assert statistics.datasets == out["n"]
     assert statistics.chunks >= 2
     assert set(out) == {"scores", "n", STATISTICS_KEY}
     assert out["n"] == {"TTbar": 1000, "QCD": 750}

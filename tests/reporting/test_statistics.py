@@ -14,7 +14,8 @@ from sonic_coffea.reporting import Span, Statistics, Tally
 
 
 def some_statistics() -> Statistics:
-    statistics = Statistics(chunks=2, events=50, objects=100, elements=60, padding=40, truncated=5)
+    counts = {"chunks": 2, "events": 50, "objects": 100, "elements": 60, "padding": 40}
+    statistics = Statistics(**counts, truncated=5, datasets={"TTbar": 50})
     tally = Tally(rows=100, requests=4, sent_bytes=4_000_000, received_bytes=800, pack_s=0.04)
     for seconds in (0.010, 0.011, 0.012, 0.5):
         tally.record_trip(seconds)
@@ -25,6 +26,7 @@ def some_statistics() -> Statistics:
 def test_statistics_add() -> None:
     total = some_statistics() + some_statistics()
     assert (total.chunks, total.objects, total.total().rows) == (4, 200, 200)
+    assert total.datasets == {"TTbar": 100}
     assert total.total().latencies.sum() == 8
     assert 0.009 < total.total().latency_s(0.5) < 0.014
     assert 0.4 < total.total().latency_s(0.99) < 0.7

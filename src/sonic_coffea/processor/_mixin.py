@@ -150,6 +150,9 @@ class SonicProcessor(Carrier):
                 one.cancel()
         if type(output) is dict and not _has_no_data(events):
             statistics = Statistics(chunks=chunks, events=len(events))
+            dataset = (getattr(events, "metadata", None) or {}).get("dataset")
+            if dataset is not None:
+                statistics.datasets[str(dataset)] = len(events)
             for one in pending.values():
                 statistics += one.statistics
             output = {**output, STATISTICS_KEY: statistics.to_plain()}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sonic_coffea import provenance
 from sonic_coffea.errors import ConfigError, printable
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._advice import advise
@@ -35,12 +38,23 @@ class Report:
         How long the run took, for rates; without it rates are not shown.
     timings : mapping
         The servers' own account, by server and model, over all of their clients; where it is known.
+    date : datetime
+        When it was made.
     """
 
     statistics: Statistics
     _: KW_ONLY
     wall_s: float | None = None
     timings: Mapping[tuple[str, str], ModelStatistics] = field(default_factory=dict)
+    date: datetime = field(default_factory=lambda: datetime.now().astimezone())
+
+    @property
+    def title(self) -> str:
+        """Which models have scored which datasets."""
+        models = sorted({model for (_, model, _), _ in self.statistics})
+        title = f"Scores of {_listed(models, 'models')}" if models else "Scores"
+        datasets = sorted(self.statistics.datasets)
+        return f"{title} for {_listed(datasets, 'datasets')}" if datasets else title
 
     @property
     def advice(self) -> list[str]:
@@ -53,8 +67,16 @@ class Report:
             {"server": server, "model": model, **asdict(timings)}
             for (server, model), timings in self.timings.items()
         ]
-        numbers = self.statistics.to_dict()
-        return {**numbers, "wall_s": self.wall_s, "servers": servers, "advice": self.advice}
+        return {
+            "title": self.title,
+            "date": self.date.isoformat(timespec="seconds"),
+            "host": socket.gethostname(),
+            "versions": provenance.versions(),
+            **self.statistics.to_dict(),
+            "wall_s": self.wall_s,
+            "servers": servers,
+            "advice": self.advice,
+        }
 
     def plot(self) -> Figure:
         """Draw where the time of requests went, how long they took, and when they were in flight.
@@ -85,32 +107,24 @@ class Report:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
 
     def _page(self) -> str:
-        import io
+        from sonic_coffea.reporting._page import page
+        from sonic_coffea.reporting.plots import panels
 
-        figure = io.StringIO()
-        self.plot().savefig(figure, format="svg")
-        drawing = figure.getvalue()
-        drawing = drawing[drawing.index("<svg") :]
-        return (
-            '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Scoring</title>'
-            "<style>body{font-family:sans-serif;margin:2em;max-width:70em}"
-            "table{border-collapse:collapse;margin-bottom:1em}tr{border-bottom:1px solid #ddd}"
-            "svg{max-width:100%;height:auto}</style></head>"
-            f"<body>{self._repr_html_()}{drawing}</body></html>\n"
-        )
+        plots = panels(self) if self.statistics.tallies else ()
+        return page(self.title, self._context_rows(), self._repr_html_(), plots)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
-        header, rows = self._server_rows()
+        header, rows, own = self._server_rows()
         yield _rich_table("Scoring", ["", ""], self._summary_rows())
-        servers = _rich_table(_SERVERS_TITLE, header, rows, section=len(_STAGES))
+        servers = _rich_table(_SERVERS_TITLE, header, rows, section=own)
         unlimited = options.update(max_width=_ANY_WIDTH)
         if console.measure(servers, options=unlimited).maximum > options.max_width:
             for place in range(1, len(header)):
                 one = [(row[0], row[place]) for row in rows]
                 names = ["", header[place]]
-                yield _rich_table(_SERVERS_TITLE, names, one, section=len(_STAGES))
+                yield _rich_table(_SERVERS_TITLE, names, one, section=own)
         else:
             yield servers
         for advice in self.advice:
@@ -118,7 +132,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         page = tables.table("Scoring", self._summary_rows(), numbers=True)
-        header, rows = self._server_rows()
+        header, rows, _ = self._server_rows()
         if len(header) > 1:
             page += tables.table(_SERVERS_TITLE, rows, header=header, numbers=True)
         return page + tables.notes_below(self.advice)
@@ -127,9 +141,30 @@ class Report:
         total = self.statistics.total()
         return f"<Report: {total.rows} rows in {total.requests} requests, {total.retries} retries>"
 
+    def _context_rows(self) -> list[tuple[str, str]]:
+        """Return when and where the run was, and of what."""
+        s = self.statistics
+        workers = sorted({span.worker for span in s.spans})
+        hosts = sorted({worker.rpartition(":")[0] or worker for worker in workers})
+        datasets = [f"{name} ({events:,} events)" for name, events in sorted(s.datasets.items())]
+        servers = sorted({server for (server, _, _), _ in s})
+        models = sorted({f"{model} v{version}" for (_, model, version), _ in s})
+        rows = [
+            ("Date", f"{self.date:%Y-%m-%d %H:%M %Z}"),
+            ("Duration", _duration(self.wall_s) if self.wall_s else ""),
+            ("Datasets", ", ".join(datasets)),
+            ("Models", ", ".join(models)),
+            ("Servers", ", ".join(servers)),
+            ("Processes", f"{len(workers)} on {_listed(hosts, 'hosts')}" if workers else ""),
+            ("Host of this report", socket.gethostname()),
+            ("Versions", ", ".join(f"{k} {v}" for k, v in provenance.versions().items())),
+        ]
+        return [(name, value) for name, value in rows if value]
+
     def _summary_rows(self) -> list[tuple[str, str]]:
         s, total = self.statistics, self.statistics.total()
         rows = [
+            ("datasets", ", ".join(map(printable, sorted(s.datasets))) or None),
             ("chunks", f"{s.chunks:,}" if s.chunks else None),
             ("events", f"{s.events:,}" if s.events else None),
             ("objects scored", f"{s.scored:,} of {s.objects:,}"),
@@ -141,24 +176,26 @@ class Report:
             ("rows/s", f"{total.rows / self.wall_s:,.0f}" if self.wall_s else None),
             ("padding", _share(s.padding, s.padding + s.elements)),
             ("truncated", _share(s.truncated, s.truncated + s.elements)),
-            ("sent, received", f"{_mb(total.sent_bytes)}, {_mb(total.received_bytes)}"),
+            ("sent, received", f"{_size(total.sent_bytes)}, {_size(total.received_bytes)}"),
             ("retries", f"{total.retries:,}"),
         ]
         return [(label, value) for label, value in rows if value is not None]
 
-    def _server_rows(self) -> tuple[list[str], list[list[str]]]:
-        """Return a header and rows: a column for each model and server, after the labels."""
+    def _server_rows(self) -> tuple[list[str], list[list[str]], int]:
+        """Return a header, rows with a column for each model and server, and how many are ours."""
         served = sorted(self.statistics)
         names = (map(printable, key) for key, _ in served)
         header = ["", *(f"{model} v{version}\n{server}" for server, model, version in names)]
         rows = [[label, *(value(tally) for _, tally in served)] for label, value in _STAGES]
+        rows = [row for row in rows if any(row[1:])]
+        own = len(rows)
         accounts = [self.timings.get((server, model)) for (server, model, _), _ in served]
         if any(accounts):
             rows += [
                 [label, *("" if t is None else account(t) for t in accounts)]
                 for label, account in _ACCOUNTS
             ]
-        return header, rows
+        return header, rows, own
 
 
 def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Report:
@@ -222,17 +259,33 @@ def _rich_table(
 
 
 _ANY_WIDTH = 10_000
-# A quantile of fewer requests says less than their mean.
-_QUANTILES_OF = 20
+_MINUTES_FROM_S = 600.0
+_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1))
 _SERVERS_TITLE = "A request's time, by model and server (mean)"
 
 
+_MANY = 3
+
+
 def _duration(seconds: float) -> str:
+    """Return a time in the unit that it is read in."""
+    if seconds >= _MINUTES_FROM_S:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
     return f"{seconds:.2f} s" if seconds >= 1.0 else f"{seconds * 1e3:.2f} ms"
 
 
-def _mb(nbytes: float) -> str:
-    return f"{nbytes / 1e6:.1f} MB"
+def _size(nbytes: float) -> str:
+    unit, number = next((u, n) for u, n in _UNITS if nbytes >= n or n == 1)
+    return f"{nbytes / number:.1f} {unit}" if number > 1 else f"{nbytes:.0f} {unit}"
+
+
+def _listed(names: Sequence[str], noun: str) -> str:
+    """Return up to three names, or how many there are."""
+    if len(names) > _MANY:
+        return f"{len(names)} {noun}"
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _share(part: int, whole: int) -> str | None:
@@ -244,9 +297,7 @@ def _mean(stage: str) -> Callable[[Tally], str]:
 
 
 def _quantile(quantile: float) -> Callable[[Tally], str]:
-    return lambda tally: (
-        _duration(tally.latency_s(quantile)) if tally.requests >= _QUANTILES_OF else ""
-    )
+    return lambda tally: _duration(tally.latency_s(quantile)) if tally.has_quantiles else ""
 
 
 def _their(*names: str) -> Callable[[ModelStatistics], str]:

@@ -25,6 +25,7 @@ LATENCY_EDGES_S: NDArray[np.float64] = np.logspace(-4, 3, 71)
 """Edges of the bins of round trips, ten a decade; there is a bin below and a bin above."""
 
 _MAX_SPANS = 500
+_QUANTILES_OF = 20
 # A span in the plain form: 24 bytes.
 _SPAN = np.dtype([("begun", "<f8"), ("seconds", "<f8"), ("share", "<f4"), ("rows", "<u4")])
 
@@ -118,11 +119,15 @@ class Tally:
         part = (wanted - counts[place - 1]) / self.latencies[place]
         return float(np.exp(below + part * (above - below)))
 
+    @property
+    def has_quantiles(self) -> bool:
+        """Whether there are 20 round trips: quantiles of fewer say less than their mean."""
+        return int(self.latencies.sum()) >= _QUANTILES_OF
+
     def to_dict(self) -> dict[str, float | None]:
-        """Return plain numbers; quantiles of no round trips are None, as JSON has no NaN."""
-        answered = self.latencies.any()
+        """Return plain numbers; quantiles of fewer than 20 round trips are None."""
         quantiles = {
-            f"latency_p{percent}_s": self.latency_s(percent / 100) if answered else None
+            f"latency_p{percent}_s": self.latency_s(percent / 100) if self.has_quantiles else None
             for percent in (50, 90, 99)
         }
         return {**{name: getattr(self, name) for name in _SUMS}, **quantiles}
@@ -148,6 +153,8 @@ class Statistics:
         Rows among them that were not sent: equal to others of the call, or with scores on disk.
     elements, truncated, padding : int
         Elements along the consumed axes: sent, cut off, and made up to fill a tensor.
+    datasets : dict of str to int
+        Events of each dataset, where the processor's events name theirs.
     spans : list of Span
         When requests were in flight: of all, or of a random sample of at most 500.
     spans_share : float
@@ -163,6 +170,7 @@ class Statistics:
     elements: int = 0
     truncated: int = 0
     padding: int = 0
+    datasets: dict[str, int] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list, repr=False)
     spans_share: float = 1.0
     tallies: dict[TallyKey, Tally] = field(default_factory=dict)
@@ -208,6 +216,7 @@ class Statistics:
         with self._lock:
             return Statistics(
                 **{name: getattr(self, name) for name in _COUNTS},
+                datasets=self.datasets.copy(),
                 spans=self.spans.copy(),
                 spans_share=self.spans_share,
                 tallies={key: tally.copy() for key, tally in self.tallies.items()},
@@ -218,6 +227,8 @@ class Statistics:
         with self._lock:
             for name in _COUNTS:
                 setattr(self, name, getattr(self, name) + getattr(other, name))
+            for name, events in other.datasets.items():
+                self.datasets[name] = self.datasets.get(name, 0) + events
             share = min(self.spans_share, other.spans_share)
             # Each call adds its counts before it has spans.
             if other.spans or share < self.spans_share:
@@ -252,12 +263,14 @@ class Statistics:
             models = spans.setdefault(span.worker, {}).setdefault(span.server, {})
             record = np.array((span.begun, span.seconds, share, span.rows), _SPAN)
             models[span.model] = models.get(span.model, b"") + record.tobytes()
-        return {**{name: getattr(now, name) for name in _COUNTS}, "served": served, "spans": spans}
+        counts = {name: getattr(now, name) for name in _COUNTS}
+        return {**counts, "datasets": now.datasets, "served": served, "spans": spans}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Statistics:
         """Return the inverse of `to_plain`, or of a sum of such dicts."""
-        statistics = cls(**{name: plain.get(name, 0) for name in _COUNTS})
+        counts = {name: plain.get(name, 0) for name in _COUNTS}
+        statistics = cls(**counts, datasets=dict(plain.get("datasets", {})))
         for server, model, version, numbers in _leaves(plain["served"]):
             statistics._add((server, model, version), Tally(**numbers))
         spans, shares = [], [1.0]
@@ -274,6 +287,7 @@ class Statistics:
         return {
             **{name: getattr(now, name) for name in _COUNTS},
             "scored": now.scored,
+            "datasets": now.datasets,
             "total": now.total().to_dict(),
             "spans": [asdict(span) for span in now.spans],
             "served": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.reporting._tally import Statistics
 
-__all__ = ["draw", "draw_curve", "draw_plans", "save"]
+__all__ = ["draw", "draw_curve", "draw_plans", "panels", "save"]
 
 _STAGES = {
     "wait_s": "waiting for a place in flight",
@@ -27,17 +28,38 @@ _STAGES = {
 }
 _COLORS = ("#999999", "#4477aa", "#ee6677", "#228833")
 _MOST_WORKERS = 40
+_WIDEST = 75
+INK = "#012345"
+"""Colour of texts and lines in the figures of `panels`."""
+_INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 
 
 def draw(report: Any) -> Figure:
     """Draw a `sonic_coffea.Report`."""
-    figure = _figure(9.0, 7.5)
-    statistics: Statistics = report.statistics
-    grid = figure.add_gridspec(2, 2, height_ratios=(1.0, 1.2))
-    _time(figure.add_subplot(grid[0, 0]), statistics)
-    _latency(figure.add_subplot(grid[0, 1]), statistics)
-    _timeline(figure.add_subplot(grid[1, :]), statistics)
+    figure = _figure(7.5, 3 * _height(report.statistics))
+    parts: Any = figure.subfigures(len(_PANELS))
+    for part, (title, _, fill) in zip(parts, _PANELS, strict=True):
+        part.suptitle(title, weight="bold")
+        fill(part.subplots(), report.statistics)
     return figure
+
+
+def panels(report: Any) -> list[tuple[str, str, Figure]]:
+    """Draw a report's plots one by one, for a page: with their titles, and what they show.
+
+    Texts and lines have the colour `INK`, which the page replaces by its own.
+    """
+    import matplotlib as mpl
+
+    drawn = []
+    height = _height(report.statistics)
+    inked: Any = dict.fromkeys(_INKED, INK)
+    with mpl.rc_context(inked):
+        for title, explanation, fill in _PANELS:
+            figure = _figure(5.6, height)
+            fill(figure.add_subplot(), report.statistics)
+            drawn.append((title, explanation, figure))
+    return drawn
 
 
 def draw_curve(curve: Any) -> Figure:
@@ -111,33 +133,55 @@ def _literal(text: str) -> str:
     return f" {shown}" if shown.startswith("_") else shown
 
 
+def _height(statistics: Statistics) -> float:
+    """Return the inches of a plot whose legend has a line for each server."""
+    return 3.6 + 0.35 * max(len(statistics.tallies) - 2, 0)
+
+
+def _folded(name: str) -> str:
+    """Return a name in lines that leave room for a plot beside them."""
+    return "\n".join(textwrap.wrap(name, _WIDEST, drop_whitespace=False))
+
+
 def _time(axes: Any, statistics: Statistics) -> None:
     served = sorted(statistics)
-    names = [
-        f"{_literal(f'{model} v{version}')}\n{_literal(server)}"
-        for (server, model, version), _ in served
-    ]
-    left = np.zeros(len(served))
+    places, left = np.arange(len(served)), np.zeros(len(served))
     for (stage, label), color in zip(_STAGES.items(), _COLORS, strict=True):
         means = [1e3 * getattr(t, stage) / max(t.requests, 1) for _, t in served]
-        axes.barh(names, means, left=left, label=label, color=color)
+        axes.barh(places, means, left=left, label=label, color=color, height=0.45)
         left += means
-    axes.set_xlabel("time of a request [ms], mean")
-    axes.invert_yaxis()
+    # Above its bar, a long name takes no width from the bars.
+    for place, ((server, model, version), _) in zip(places, served, strict=True):
+        name = _folded(_literal(f"{model} v{version} on {server}"))
+        axes.annotate(name, (0, place - 0.27), (3, 0), textcoords="offset points", size="small")
+    axes.set(xlabel="mean time of a request (ms)", ylim=(max(len(served), 1) - 0.6, -0.6))
+    axes.set_yticks([])
     if served:
-        axes.legend(fontsize="x-small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+        _legend(axes, columns=2)
 
 
 def _latency(axes: Any, statistics: Statistics) -> None:
     edges = 1e3 * LATENCY_EDGES_S
-    for (_, model, version), tally in sorted(statistics):
-        axes.stairs(tally.latencies[1:-1], edges, label=_literal(f"{model} v{version}"))
+    served = sorted(statistics)
+    several = len({server for (server, _, _), _ in served}) > 1
+    for number, ((server, model, version), tally) in enumerate(served):
+        name, color = _literal(f"{model} v{version}"), f"C{number}"
+        if several:
+            name = _folded(f"{name} on {_literal(server)}")
+        if tally.has_quantiles:
+            p50, p99 = (1e3 * tally.latency_s(quantile) for quantile in (0.5, 0.99))
+            name = f"{name}\np50 {p50:.3g} ms (dashed), p99 {p99:.3g} ms (dotted)"
+            axes.axvline(p50, color=color, linestyle="--", linewidth=1)
+            axes.axvline(p99, color=color, linestyle=":", linewidth=1)
+        axes.stairs(tally.latencies[1:-1], edges, label=name, color=color, linewidth=1.5)
     axes.set_xscale("log")
     there = np.flatnonzero(statistics.total().latencies[1:-1])
     if len(there):
-        axes.set_xlim(edges[max(there[0] - 2, 0)], edges[min(there[-1] + 3, len(edges) - 1)])
-        axes.legend(fontsize="x-small")
-    axes.set(xlabel="round trip [ms]", ylabel="requests")
+        low, high = edges[max(there[0] - 2, 0)], edges[min(there[-1] + 3, len(edges) - 1)]
+        axes.set_xlim(low, high)
+        _plain_ticks(axes.xaxis)
+        _legend(axes, columns=1)
+    axes.set(xlabel="round trip of a request (ms)", ylabel="requests")
 
 
 def _timeline(axes: Any, statistics: Statistics) -> None:
@@ -154,7 +198,45 @@ def _timeline(axes: Any, statistics: Statistics) -> None:
                 alpha=0.4,
                 label=_literal(model) if place == 0 else None,
             )
-    axes.set_yticks(range(len(workers)), map(_literal, workers), fontsize="x-small")
-    axes.set_xlabel("requests in flight (a sample), by worker [s]")
-    if len(models) > 1:
-        axes.legend(fontsize="x-small")
+    axes.set_yticks(range(len(workers)), map(_literal, workers), fontsize="small")
+    shown, requests = len(statistics.spans), statistics.total().requests
+    part = f", {shown:,} of {requests:,} requests" if shown < requests else ""
+    axes.set(xlabel=f"time since the first request (s){part}", ylabel="process")
+    if models:
+        _legend(axes, columns=3)
+
+
+def _legend(axes: Any, *, columns: int) -> None:
+    """Put the legend above the axes, where it hides nothing."""
+    axes.legend(
+        fontsize="small",
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=columns,
+        frameon=False,
+        borderaxespad=0.2,
+    )
+
+
+def _plain_ticks(axis: Any) -> None:
+    """Write 30 and 100, not powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+_PANELS = (
+    (
+        "Where the time of a request goes",
+        "The mean over all requests, for each model and server.",
+        _time,
+    ),
+    (
+        "How long requests take",
+        "From sending a request to its answer: network, queue and inference.",
+        _latency,
+    ),
+    ("When requests were in flight", "Each bar is a request; they overlap.", _timeline),
+)

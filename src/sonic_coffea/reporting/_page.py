@@ -1,0 +1,92 @@
+"""A report as one HTML page that needs no other file, in the reader's light or dark colours."""
+
+from __future__ import annotations
+
+import io
+import re
+from html import escape
+from typing import TYPE_CHECKING
+
+from sonic_coffea.errors import printable
+from sonic_coffea.reporting.plots import INK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from matplotlib.figure import Figure
+
+_STYLE = """
+:root { color-scheme: light dark; --paper: #fff; --ink: #1f2328; --line: #d0d7de; --soft: #59636e; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #16181d; --ink: #e6e9ee; --line: #3a4049; --soft: #9aa4b0; }
+}
+* { box-sizing: border-box; }
+body { background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif;
+  margin: 0 auto; max-width: 76rem; padding: 1.5rem 1rem 3rem; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 1rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.1rem; margin: 0 0 .25rem; }
+dl { display: grid; gap: .15rem 1.25rem; grid-template-columns: max-content 1fr; margin: 0 0 2rem; }
+dt { color: var(--soft); }
+dd { margin: 0; overflow-wrap: anywhere; }
+.tables { align-items: start; display: flex; flex-wrap: wrap; gap: 1.5rem 3rem; overflow-x: auto; }
+.tables p { flex-basis: 100%; margin: 0; }
+table { border-collapse: collapse; }
+td:first-child { min-width: 8.5rem; }
+tr { border-bottom: 1px solid var(--line); }
+caption { font-size: 1.1rem; }
+.plots { display: grid; gap: 2rem; margin-top: 2rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }
+figure { margin: 0; max-width: 42rem; }
+figcaption { color: var(--soft); font-size: .9rem; }
+svg { display: block; height: auto; width: 100%; }
+@media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dd { margin-bottom: .5rem; } }
+@media print { .plots { grid-template-columns: 1fr 1fr; } }
+"""
+
+
+def page(
+    title: str,
+    context: Iterable[tuple[str, str]],
+    tables: str,
+    plots: Iterable[tuple[str, str, Figure]],
+) -> str:
+    """Return the page.
+
+    Parameters
+    ----------
+    title : str
+        Its heading.
+    context : iterable of (name, value)
+        When, where and of what.
+    tables : str
+        HTML.
+    plots : iterable of (title, explanation, figure)
+        Below the tables.
+    """
+    heading = escape(printable(title))
+    terms = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(printable(value))}</dd>" for name, value in context
+    )
+    figures = "".join(
+        f"<figure><h2>{escape(name)}</h2><figcaption>{escape(explanation)}</figcaption>"
+        f"{_drawing(figure, name)}</figure>"
+        for name, explanation, figure in plots
+    )
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{heading}</title><style>{_STYLE}</style></head>"
+        f'<body><h1>{heading}</h1><dl>{terms}</dl><div class="tables">{tables}</div>'
+        f'<div class="plots">{figures}</div></body></html>\n'
+    )
+
+
+def _drawing(figure: Figure, name: str) -> str:
+    """Return a figure as SVG, whose ink has the colour of the page's text."""
+    written = io.StringIO()
+    figure.savefig(written, format="svg", transparent=True)
+    drawing = written.getvalue()
+    drawing = drawing[drawing.index("<svg") :].replace(INK, "currentColor")
+    # Several figures on one page: no two elements have one name.
+    drawing = re.sub(r'<g id="[^"]*"', "<g", drawing)
+    return drawing.replace("<svg", f'<svg role="img" aria-label="{escape(name)}"', 1)
