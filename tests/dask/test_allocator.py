@@ -66,10 +66,17 @@ class Rounds:
         self.allocator = Allocator()
         self.now = 0.0
 
-    def report(self, client: str, waiting: int = 5, answers: int = 10, refused: int = 0) -> None:
+    def report(
+        self,
+        client: str,
+        waiting: int = 5,
+        answers: int = 10,
+        refused: int = 0,
+        in_flight: int = 1,
+    ) -> None:
         rtts = {11: (answers, 0.01 * answers, 0.01)} if answers else {}
         rtt = RttStatistics(refused=refused, trips=rtts)
-        self.allocator.report(client, {SERVED: Telemetry(1, waiting, rtt)}, {}, self.now)
+        self.allocator.report(client, {SERVED: Telemetry(in_flight, waiting, rtt)}, {}, self.now)
 
     def end(self) -> dict[str, Any]:
         grants = self.allocator.allocate(self.now)
@@ -123,7 +130,7 @@ def test_refusals_make_less() -> None:
     rounds = Rounds()
     limits = []
     for round_ in range(20):
-        rounds.report("a", refused=round_ > 12)
+        rounds.report("a", refused=round_ > 12, in_flight=8)
         rounds.end()
         limits.append(rounds.allocator.capacities[SERVED].limit)
     assert limits[12] > 8
@@ -208,15 +215,19 @@ def test_workers_that_come_and_go() -> None:
 SLOW = Accelerator(launch_s=2e-2, row_s=5e-5)
 
 
-@pytest.mark.parametrize("weight", [1.0, 3.0])
-def test_schedulers_that_know_nothing_of_each_other_share_by_weight(weight: float) -> None:
-    simulation = Simulation([SLOW], Work(), weights=(1.0, weight))
-    simulation.join(10, within_s=1.0)
+@pytest.mark.parametrize(
+    ("workers", "weights"), [(10, (1.0, 1.0)), (10, (3.0, 1.0)), (40, (1.0, 3.0))]
+)
+def test_schedulers_that_know_nothing_of_each_other_share_by_weight(
+    workers: int, weights: tuple[float, float]
+) -> None:
+    simulation = Simulation([SLOW], Work(), weights=weights)
+    simulation.join(workers, within_s=1.0)
     simulation.join(10, at=20.0, within_s=1.0, scheduler=1)
     simulation.run(140.0)
     rows = simulation.rows(since=80.0)
-    part = sum(rows[10:]) / sum(rows)
-    assert abs(part - weight / (1 + weight)) < 0.08
+    part = sum(rows[workers:]) / sum(rows)
+    assert abs(part - weights[1] / sum(weights)) < 0.05
     assert simulation.throughput(since=80.0) > 0.9
     # A queue of a few batches, as of one scheduler.
     assert simulation.in_flight < 30

@@ -160,7 +160,7 @@ class Allocator:
         for served in {s for c in self._clients.values() for s in c.demand}:
             capacity = self.capacities.setdefault(served, Capacity(now))
             capacity.weight = self.weight
-            total = capacity.end_round(rtts[served], self.demand(served)[1], now)
+            total = capacity.end_round(rtts[served], *self.demand(served), now)
             for name, grant in self._allocate(served, capacity, total, now):
                 grants[name][served] = grant
         for client in self._clients.values():

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 _INITIAL = 8.0
 # The baseline RTT is forgotten whenever the clock shows a multiple of this, as servers change. Then
-# all clients keep to a part of the limit, so that some requests find no queue (BBR's ProbeRTT): for
-# some rounds after those are answered that are queued already. The clients of other schedulers must
-# make room at the same time, which the clock tells them: with their queue in its baseline, this
-# scheduler would take more than they.
+# clients have a quarter of what keeps the server busy in flight, so that requests find no queue
+# (BBR's ProbeRTT), until the RTT has not fallen for some rounds. The clients of other schedulers
+# must make room at the same time, which the clock tells them: with their queue in its baseline,
+# this scheduler would take more than they.
 _BASELINE_S = 60.0
-_PROBE_RTT_PART, _PROBE_RTT_ROUNDS = 0.25, 2
+_PROBE_RTT_PART, _PROBE_RTT_ROUNDS, _MAX_PROBE_S = 0.25, 2, 20.0
+# What is less than this part of the RTT before has fallen.
+_FALLEN = 0.95
 # The limit changes by at most this factor at once.
 _MAX_STEP = 2.0
 # It grows only where it is what holds requests back.
@@ -29,15 +31,21 @@ _BINDING_PART = 0.7
 # nothing of each other see the same RTT ratio, and go down by the same factor: so that their limits
 # become as their weights are (as in FAST TCP: Wei, Jin, Low and Hegde, 2006).
 _PUSH = 0.05
-# With fewer requests than clients, these send at the best rate of so many rounds; at times a bit
-# faster, to see whether the server has become faster, and slower, to make up for it.
-_RATE_ROUNDS = 16
-_PACES = (1.05, 0.93, 0.98, 0.98, 0.98, 0.98, 0.98, 0.98)
-# Where that makes no queue, what it is faster by doubles, up to this.
+# With fewer requests than clients, these send at the rate of the last answers: a mean over so many,
+# or over some rounds. A greater one, such as the best of them, is greater by chance, most for the
+# cluster with the smallest part of a server, which would outbid the others.
+_RATE_ANSWERS, _RATE_ROUNDS = 64, 8
+# At times, they send a bit faster, to see whether the server has become faster, and slower, to make
+# up for it. Where that makes no queue, what it is faster by doubles, up to a maximum.
+_PACES = (1.05, 0.95, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 _MAX_FASTER, _NO_QUEUE = 1.0, 1.5
-# What is in flight beyond the limit is made up for in so many rounds, but the rate never falls
-# below a part of the best.
+# What is in flight beyond the limit, or lacks to it, is made up for in so many rounds, but the rate
+# never falls below a part of that of the answers. So all clusters that pace their requests have
+# what their limits are in flight, and their parts of a server are as the limits.
 _RELIEF_ROUNDS, _MIN_PACE = 2, 0.3
+# Little's law has the mean in flight over a round with so many answers. With fewer, it is by
+# chance, and the clients' reports say more.
+_LITTLE_ANSWERS = 16
 
 
 class Capacity:
@@ -48,7 +56,7 @@ class Capacity:
     """
 
     def __init__(self, now: float) -> None:
-        self.limit = _INITIAL
+        self.limit = self._busy = _INITIAL
         self.weight = 1.0
         self.phase = 0.0
         self._baseline_rtt_s: dict[int, float] = {}
@@ -56,22 +64,23 @@ class Capacity:
         self._round_at = now
         self._round_s = 1.0
         self._rounds = 0
-        self._rates: deque[float] = deque(maxlen=_RATE_ROUNDS)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_RATE_ROUNDS)
+        self._rate = 0.0
         self._in_flight = 0.0
         self._pace = 1.0
-        self._rtt_s = 0.0
         self._interval_s = self._paced_at = 0.0
         self._probing_rtt = False
-        self._probe_begins_at = _next_probe(now)
-        self._probe_ends_at = now
+        self._probed_rtt_s = math.inf
+        self._settled_rounds = 0
+        self._probe_at = _next_probe(now, self._round_s)
 
     @property
     def rate(self) -> float:
         """Requests a second for the server, if they are paced."""
-        best = max(self._rates, default=0.0)
-        pace = _PROBE_RTT_PART if self._probing_rtt else self._pace
-        excess = max(self._in_flight - self.limit, 0.0) / (self._round_s * _RELIEF_ROUNDS)
-        return max(best * pace - excess, best * min(pace, _MIN_PACE))
+        if self._probing_rtt:
+            return _PROBE_RTT_PART * self._rate
+        lacking = (self.limit - self._in_flight) / (self._round_s * _RELIEF_ROUNDS)
+        return max(self._pace * self._rate + lacking, _MIN_PACE * self._rate)
 
     def pace(self, interval_s: float, now: float) -> None:
         """Take the time between two turns of a client.
@@ -82,8 +91,20 @@ class Capacity:
             self.phase = (self.phase + (now - self._paced_at) / self._interval_s) % 1.0
         self._interval_s, self._paced_at = interval_s, now
 
-    def end_round(self, rtts: Iterable[RttStatistics], waiting: int, now: float) -> float:
-        """Take all RTTs of a round, and return how many requests may be in flight."""
+    def end_round(
+        self, rtts: Iterable[RttStatistics], in_flight: int, waiting: int, now: float
+    ) -> float:
+        """End a round, and return how many requests may be in flight.
+
+        Parameters
+        ----------
+        rtts : iterable of RttStatistics
+            The answers of the round, of each client.
+        in_flight, waiting : int
+            Requests of all clients, by their last reports.
+        now : float
+            The time.
+        """
         rtts = list(rtts)
         self._round_s = max(now - self._round_at, 1e-9)
         self._round_at = now
@@ -92,24 +113,38 @@ class Capacity:
         if any(rtt.refused for rtt in rtts):
             self.limit = max(self.limit / _MAX_STEP, 1.0)
         elif answers and not self._probing_rtt:
-            self._rates.append(answers / self._round_s)
-            self._rtt_s = min(sum_s / answers, _BASELINE_S / 4)
-            # Little's law: so many were in flight, on average over the round.
-            self._in_flight = sum_s / self._round_s
+            self._recent.append((answers, self._round_s))
+            self._rate = self._mean_rate()
+            mean = sum_s / self._round_s
+            self._in_flight = mean if answers >= _LITTLE_ANSWERS else in_flight
             factor = min(max(MAX_RTT_RATIO / rtt_ratio, 1 / _MAX_STEP), _MAX_STEP)
-            least = self.weight * max(min_in_flight(rtt.full) for rtt in rtts)
+            self._busy = max(min_in_flight(rtt.full) for rtt in rtts)
+            least = self.weight * self._busy
             binding = waiting and self._in_flight > _BINDING_PART * self.limit
             if factor < 1 or binding:
                 # Half of the way, as what is measured lags behind.
                 self.limit *= math.sqrt(factor)
             self.limit = max(self.limit + (_PUSH * least if binding else 0.0), least, 1.0)
         self._set_pace(rtt_ratio if answers else math.inf)
-        self._probe_rtt(now)
-        return self.limit * (_PROBE_RTT_PART if self._probing_rtt else 1.0)
+        self._probe_rtt(sum_s / answers if answers else None, now)
+        # Whatever limit and weight are: more requests would be each other's queue.
+        return _PROBE_RTT_PART * self._busy if self._probing_rtt else self.limit
+
+    def _mean_rate(self) -> float:
+        """Return the answers a second of the last rounds that have enough of them."""
+        answers, seconds = 0, 0.0
+        for number, took_s in reversed(self._recent):
+            answers += number
+            seconds += took_s
+            if answers >= _RATE_ANSWERS:
+                break
+        return answers / seconds
 
     def _set_pace(self, rtt_ratio: float) -> None:
         """Take the RTT ratio that the last pace had."""
-        if self._pace > 1 and rtt_ratio < _NO_QUEUE:
+        if self._probing_rtt:
+            self._pace = 1.0
+        elif self._pace > 1 and rtt_ratio < _NO_QUEUE:
             self._pace = 1 + min(2 * (self._pace - 1), _MAX_FASTER)
         else:
             self._pace = _PACES[self._rounds % len(_PACES)]
@@ -126,17 +161,30 @@ class Capacity:
                 baseline_s += number * self._baseline_rtt_s[size]
         return answers, sum_s, sum_s / baseline_s if baseline_s else 1.0
 
-    def _probe_rtt(self, now: float) -> None:
-        """Begin the rounds that measure the baseline RTT anew, or end them."""
-        if self._probing_rtt and now >= self._probe_ends_at:
+    def _probe_rtt(self, rtt_s: float | None, now: float) -> None:
+        """Begin the rounds that measure the baseline RTT anew, or end them.
+
+        They end when requests that were sent in the probe find no shorter queue than others did.
+        """
+        if not self._probing_rtt:
+            if now >= self._probe_at:
+                self._probing_rtt, self._settled_rounds = True, 0
+                self._probed_rtt_s = math.inf
+                self._next_baseline_rtt_s = {}
+            return
+        if rtt_s is None:
+            self._settled_rounds += not self._in_flight
+        elif rtt_s < min(_FALLEN * self._probed_rtt_s, now - self._probe_at):
+            self._settled_rounds, self._probed_rtt_s = 0, rtt_s
+        elif self._probed_rtt_s < math.inf:
+            self._settled_rounds += 1
+        if self._settled_rounds >= _PROBE_RTT_ROUNDS or now > self._probe_at + _MAX_PROBE_S:
             self._probing_rtt = False
             self._baseline_rtt_s, self._next_baseline_rtt_s = self._next_baseline_rtt_s, {}
-        elif now >= self._probe_begins_at:
-            self._probing_rtt = True
-            self._next_baseline_rtt_s = {}
-            self._probe_ends_at = now + self._rtt_s + _PROBE_RTT_ROUNDS * self._round_s
-            self._probe_begins_at = _next_probe(self._probe_ends_at)
+            self._probe_at = _next_probe(now, self._round_s)
 
 
-def _next_probe(now: float) -> float:
-    return (now // _BASELINE_S + 1) * _BASELINE_S
+def _next_probe(now: float, round_s: float) -> float:
+    """Return when the clock shows the next multiple; of more than a minute if rounds are long."""
+    interval_s = _BASELINE_S * 2.0 ** max(math.ceil(math.log2(round_s)), 0)
+    return (now // interval_s + 1) * interval_s
