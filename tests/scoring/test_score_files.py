@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
+import linecache
+import shutil
+import signal
+import subprocess
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -10,12 +18,14 @@ import grpc
 import numpy as np
 import pytest
 import uproot
-from distributed import Client
+from distributed import Client, LocalCluster
 from tests.commands import run
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, provenance
 from sonic_coffea.demo.samples import DATA
+from sonic_coffea.scoring._processor import Scoring
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
@@ -113,22 +123,49 @@ def test_scores_of_two_versions_do_not_mix(model: sonic.Model, tmp_path: Path) -
     assert made_by["version"] == "2"
 
 
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with Client(
+        processes=False, n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+    ) as client:
+        yield client
+
+
 def test_root_and_dask(
-    server: FakeServer, model: sonic.Model, events: dict[str, Any], tmp_path: Path
+    server: FakeServer, model: sonic.Model, events: dict[str, Any], client: Client, tmp_path: Path
 ) -> None:
     out = tmp_path / "jets.root"
-    with (
-        Client(
-            processes=False, n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0"
-        ) as client,
-        sonic.connect(server.url, client=client, request_timeout_s=60),
-    ):
+    with sonic.connect(server.url, client=client, request_timeout_s=60):
         sonic.score_files(model, FILES, out, collection="FatJet", keep=["eta"], client=client)
     with uproot.open(out) as file:
         scores = file["Scores"].arrays()
     assert scores.fields == [*IDENTITY, "eta", "qcd", "top"]
     is_right(scores, events)
     assert provenance.read(out)["models"][0]["model"] == "mass"
+
+
+def test_the_command_has_workers(
+    server: FakeServer,
+    events: dict[str, Any],
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The demo's tests start such workers; here, those of another test stand in for them."""
+    asked = []
+
+    def cluster(*arguments: Any) -> contextlib.AbstractContextManager[Client]:
+        asked.append(arguments)
+        return contextlib.nullcontext(client)
+
+    monkeypatch.setattr("sonic_coffea.dask.cluster", cluster)
+    (tmp_path / "mass.yaml").write_text(DECLARATION)
+    arguments = ["--declare", "mass.yaml", "--collection", "FatJet", "--server", server.url]
+    arguments += [part for path in FILES for part in ("--file", str(path))]
+    done = run("score", *arguments, "--workers", "2", "-o", "jets.parquet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert asked == [(2, None)]
+    is_right(ak.from_parquet(tmp_path / "jets.parquet"), events)
 
 
 def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> None:
@@ -141,6 +178,93 @@ def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> 
     assert scores.fields == [*IDENTITY, "QCD", "Top"]
     assert said["rows"] == len(scores)
     assert said["scored"] == len(scores) - ak.sum(ak.is_none(scores.Top)) > 500
+
+
+def test_a_killed_command_goes_on(
+    server: FakeServer, events: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "mass.yaml").write_text(DECLARATION)
+    arguments = ["score", "--declare", "mass.yaml", "--collection", "FatJet", "--json"]
+    arguments += ["--server", server.url, "-o", "jets.parquet", "--chunksize", "400"]
+    arguments += [part for path in FILES for part in ("--file", str(path))]
+    release = threading.Event()
+    server.inject(lambda *_: release.wait(100), every=IN_THE_SECOND_CHUNK, times=100)
+    process = subprocess.Popen([sys.executable, "-m", "sonic_coffea", *arguments], cwd=tmp_path)
+    try:
+        done = tmp_path.joinpath(".jets.parquet.parts").glob
+        until(lambda: any(done("*.parquet")) or process.poll() is not None)
+    finally:
+        process.kill()
+        release.set()
+    assert process.wait() == -signal.SIGKILL
+    resumed = run(*arguments, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert 0 < json.loads(resumed.stdout)["resumed"] < len(events["run"])
+    is_right(ak.from_parquet(tmp_path / "jets.parquet"), events)
+
+
+FEATURES = """
+def jets(events):
+    return events.FatJet
+
+def lost(events):
+    import nowhere
+"""
+
+
+def test_workers_elsewhere_have_no_module_of_the_user(
+    server: FakeServer, events: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "mass.yaml").write_text(DECLARATION)
+    arguments = ["score", "--declare", "mass.yaml", "--collection", "FatJet", "--json"]
+    arguments += ["--server", server.url, "-o", "jets.parquet"]
+    arguments += [part for path in FILES for part in ("--file", str(path))]
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", local_directory=tmp_path
+    ) as cluster:
+        arguments += ["--scheduler", cluster.scheduler_address]
+        # Written after the workers have begun: these cannot import it.
+        (tmp_path / "analysis.py").write_text(FEATURES)
+        done = run(*arguments, "--features", "analysis:jets", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        lost = run(*arguments, "--features", "analysis:lost", cwd=tmp_path)
+    is_right(ak.from_parquet(tmp_path / "jets.parquet"), events)
+    assert lost.returncode == 1
+    assert "error: the workers have no module 'nowhere'" in lost.stderr
+    assert "Traceback" not in lost.stderr
+
+
+def test_a_folder_that_workers_do_not_see(
+    server: FakeServer, model: sonic.Model, tmp_path: Path
+) -> None:
+    def elsewhere(events: Any) -> Any:
+        shutil.rmtree(tmp_path / ".jets.parquet.parts", ignore_errors=True)
+        return events.FatJet
+
+    with pytest.raises(errors.ConfigError, match="all workers have to see the folder"):
+        sonic.score_files(model, FILES[0], tmp_path / "jets.parquet", features=elsewhere)
+
+
+def test_an_edited_function_scores_anew(model: sonic.Model, tmp_path: Path) -> None:
+    def kind() -> str:
+        path = tmp_path / "written.py"
+        spec = importlib.util.spec_from_file_location("written", path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules["written"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        options = {"collection": None, "keep": (), "on_error": "raise"}
+        return Scoring(model, tmp_path, features=module.jets, **options).kind
+
+    kinds = []
+    for cut in (200, 300):
+        text = f"CUT = {cut}\n\ndef jets(events):\n    return events[events.pt > CUT]\n"
+        (tmp_path / "written.py").write_text(text)
+        linecache.checkcache()
+        importlib.invalidate_caches()
+        kinds += [kind(), kind()]
+    del sys.modules["written"]
+    assert kinds[0] == kinds[1] != kinds[2] == kinds[3]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,7 +85,13 @@ def score(
     from sonic_coffea.scoring import score_files
 
     declared = _declared(model, version, weaver, declare)
-    function = None if features is None else load(features, "--features")
+    function = None
+    if features is not None:
+        import cloudpickle
+
+        function = load(features, "--features")
+        # Workers elsewhere do not have the file that it is in.
+        cloudpickle.register_pickle_by_value(sys.modules[features.partition(":")[0]])
     settings = None
     if server:
         settings = settings_of(server, token_file, header, tls_root, tls_cert, tls_key)

@@ -136,7 +136,9 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         del start, kwargs
         task = self._worker.state.tasks.get(key) if finish == "error" else None
         joined = self.name in self._worker.periodic_callbacks
-        if task is not None and joined and _is_final(task.exception.data):
+        # dask keeps no exception of a task that it forgets meanwhile.
+        error = None if task is None else task.exception
+        if error is not None and joined and _is_final(error.data):
             self._worker.batched_send({"op": FINAL, "key": key})
 
     def _report(self) -> None:

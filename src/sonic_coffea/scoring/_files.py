@@ -193,11 +193,25 @@ def _run(
             )
     except Exception as error:
         # coffea wraps what a processor raises in an Exception that names the chunk.
-        cause = find(error)
+        cause = find(error) or _of_workers(error)
         if cause is None:
             raise
         raise cause from None
     return out
+
+
+def _of_workers(error: BaseException | None) -> ConfigError | None:
+    """Return what is wrong with where workers run, if an exception says that."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError):
+            return ConfigError(
+                f"the workers have no module {error.name!r}; install it where they run"
+            )
+        if isinstance(error, OSError):
+            said = " ".join(str(error).split()).partition(" Files may be")[0]
+            return ConfigError(f"a file cannot be read where it is scored: {said}")
+        error = error.__cause__
+    return None
 
 
 def _refuse_another_version(parts: Sequence[Path]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +47,8 @@ class Scoring(SonicProcessor):
         self.features = features
         self.keep = tuple(keep)
         self.on_error = on_error
+        declared = (model.config_hash, collection, *self.keep, _source(features))
+        self.kind = hashlib.sha256(repr(declared).encode()).hexdigest()[:8]
 
     def process(self, events: Any) -> Any:
         """Score a chunk, unless an earlier run has: coffea calls this."""
@@ -78,20 +82,36 @@ class Scoring(SonicProcessor):
         table = ak.zip(columns, depth_limit=depth, optiontype_outside_record=False)
         table = ak.drop_none(ak.flatten(table) if depth == 2 else table, axis=0)
         path = self._path(events.metadata)
-        provenance.to_parquet(table, path, scored)
+        try:
+            provenance.to_parquet(table, path, scored)
+        except OSError as error:
+            raise ConfigError(
+                f"{socket.gethostname()} cannot write in {path.parent}: {error.strerror or error}; "
+                "all workers have to see the folder of the output"
+            ) from None
         return self._counted(events, path, resumed=0)
 
     def _path(self, metadata: Any) -> Path:
         """Return where a chunk goes; copies of a file have its uuid, and are others."""
         place = hashlib.sha256(metadata["filename"].encode()).hexdigest()[:8]
-        declared = f"{self.models['scores'].config_hash}-{self.collection}-{'-'.join(self.keep)}"
-        kind = hashlib.sha256(declared.encode()).hexdigest()[:8]
         chunk = f"{metadata['fileuuid']}-{place}-{metadata['entrystart']}-{metadata['entrystop']}"
-        return Path(self.parts) / f"{chunk}-{kind}.parquet"
+        return Path(self.parts) / f"{chunk}-{self.kind}.parquet"
 
     def _counted(self, events: Any, path: Path, *, resumed: int) -> dict[str, Any]:
         chunk = {"file": events.metadata["filename"], "start": events.metadata["entrystart"]}
         return {"parts": [{**chunk, "path": str(path)}], "events": len(events), "resumed": resumed}
+
+
+def _source(features: Callable[[Any], Any] | None) -> str:
+    """Return what tells an edited function of the user from what it was: its module's text."""
+    if features is None:
+        return ""
+    for written in (inspect.getmodule(features), features):
+        try:
+            return inspect.getsource(written)  # type: ignore[arg-type]
+        except (OSError, TypeError):  # such as in a notebook, or a callable object
+            continue
+    return repr(features)
 
 
 def _flat(scores: Any, prefix: str = "") -> list[tuple[str, Any]]:
