@@ -19,6 +19,7 @@ LAYERS = (
     "_version",
     "errors",
     "provenance",
+    "plots",
     "layouts",
     "transport",
     "reporting",
@@ -48,13 +49,14 @@ HOMES = {
     "numba": {"layouts"},
     "dask_awkward": {"layouts"},
     "bokeh": {"dask"},
-    "matplotlib": {"reporting", "tools", "demo"},
+    "matplotlib": {"reporting", "plots", "tools", "demo"},
     "typer": {"cli"},
 }
 # What users import beside the top of the package.
 PUBLIC = {
     "errors",
     "ml_tools",
+    "plots",
     "provenance",
     "demo.analysis",
     "demo.features",

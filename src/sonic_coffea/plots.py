@@ -1,0 +1,316 @@
+"""Plots of scores: by class, and ROC curves, with uncertainties; from arrays or histograms."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import numpy as np
+
+from sonic_coffea.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["Roc", "draw_histogram", "draw_roc", "draw_scores", "roc", "score_histogram"]
+
+_FLOOR = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roc:
+    """Efficiencies at every cut on a score, and the area under their curve.
+
+    Attributes
+    ----------
+    cut : array
+        What the score has to reach; infinity at first, where nothing passes.
+    background, signal : array
+        Efficiencies at each cut.
+    background_error, signal_error : array
+        Their standard errors, for weighted objects too.
+    area, area_error : float
+        Area under the curve and its standard error, by Hanley and McNeil, Radiology 143 (1982) 29;
+        of weighted objects, with their effective numbers.
+    n_background, n_signal : int
+        Objects of each kind.
+    """
+
+    cut: NDArray[np.float64]
+    background: NDArray[np.float64]
+    signal: NDArray[np.float64]
+    background_error: NDArray[np.float64]
+    signal_error: NDArray[np.float64]
+    area: float
+    area_error: float
+    n_background: int
+    n_signal: int
+
+    def at_background(self, efficiency: float) -> dict[str, float]:
+        """Return the loosest cut that keeps no more of the background, and all efficiencies there.
+
+        Raises
+        ------
+        ConfigError
+            If the efficiency is no number from 0 to 1.
+        """
+        if not 0.0 <= efficiency <= 1.0:
+            raise ConfigError(f"expected an efficiency from 0 to 1, got {efficiency}")
+        place = int(np.flatnonzero(self.background <= efficiency)[-1])
+        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: float(a[place]) for name, a in arrays.items() if isinstance(a, np.ndarray)}
+
+
+def roc(scores: Any, is_signal: Any, *, weight: Any = None) -> Roc:
+    """Return the efficiencies at every cut on a score.
+
+    Objects of equal score are cut together, so that ties count half in the area.
+
+    Parameters
+    ----------
+    scores : array
+        A score for each object, of any nesting; objects whose score is None are left out.
+    is_signal : array of bool
+        Which of them are signal; for each object, or for each event.
+    weight : array, optional
+        A weight for each object, or for each event; by default 1.
+
+    Raises
+    ------
+    ConfigError
+        If there is no signal, no background, or a score that is NaN.
+    """
+    score, truth, weights = _flat(scores, is_signal, 1.0 if weight is None else weight)
+    truth = truth.astype(bool)
+    for kind, number in (("signal", truth.sum()), ("background", (~truth).sum())):
+        if not number:
+            raise ConfigError(
+                f"expected signal and background, got {len(truth)} objects, no {kind}"
+            )
+    order = np.argsort(-score, kind="stable")
+    score, truth, weights = score[order], truth[order], weights[order]
+    last_of_ties = np.append(np.flatnonzero(np.diff(score)), len(score) - 1)
+    signal, signal_error, n_signal = _efficiency(np.where(truth, weights, 0.0), last_of_ties)
+    background, background_error, n_background = _efficiency(
+        np.where(truth, 0.0, weights), last_of_ties
+    )
+    area = float(np.sum(np.diff(background) * (signal[1:] + signal[:-1]) / 2))
+    return Roc(
+        cut=np.append(np.inf, score[last_of_ties]),
+        background=background,
+        signal=signal,
+        background_error=background_error,
+        signal_error=signal_error,
+        area=area,
+        area_error=_area_error(area, n_signal, n_background),
+        n_background=int((~truth).sum()),
+        n_signal=int(truth.sum()),
+    )
+
+
+def _efficiency(
+    weights: NDArray[np.float64], places: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """Return efficiencies at the places, their errors, and the effective number of objects."""
+    total, squares = weights.sum(), weights**2
+    if total <= 0:
+        raise ConfigError(f"expected weights whose sum is positive, got {total:.3g}")
+    efficiency = np.append(0.0, np.cumsum(weights)[places] / total)
+    passing = np.append(0.0, np.cumsum(squares)[places])
+    variance = passing * (1 - efficiency) ** 2 + (squares.sum() - passing) * efficiency**2
+    error = np.sqrt(np.maximum(variance, 0.0)) / total
+    return efficiency, error, float(total**2 / squares.sum())
+
+
+def _area_error(area: float, n_signal: float, n_background: float) -> float:
+    pairs = n_signal * n_background
+    # Of perfect separation, what half a pair in the wrong order would be.
+    a = min(max(area, 0.5 / pairs), 1 - 0.5 / pairs)
+    of_signal, of_background = a / (2 - a) - a**2, 2 * a**2 / (1 + a) - a**2
+    variance = a * (1 - a) + (n_signal - 1) * of_signal + (n_background - 1) * of_background
+    return float(np.sqrt(variance / pairs))
+
+
+def score_histogram(
+    scores: Any,
+    classes: Mapping[str, Any],
+    *,
+    weight: Any = None,
+    bins: int = 40,
+    limits: tuple[float, float] = (0.0, 1.0),
+    label: str = "score",
+) -> Any:
+    """Return a histogram of a score for each class of objects.
+
+    Parameters
+    ----------
+    scores : array
+        A score for each object, of any nesting; objects whose score is None are left out.
+    classes : mapping of str to array of bool
+        Which objects, or events, are of a class.
+    weight : array, optional
+        A weight for each object, or for each event; by default 1.
+    bins, limits, label
+        Of the score's axis.
+
+    Returns
+    -------
+    hist.Hist
+        With axes ``"class"`` and ``"score"``, and weighted storage. Those of chunks add up.
+    """
+    hist = _needed("hist")
+    axes = hist.Hist.new.StrCat([], growth=True, name="class", label="class")
+    histogram = axes.Reg(bins, *limits, name="score", label=label).Weight()
+    for name, of_class in classes.items():
+        score, chosen, weights = _flat(scores, of_class, 1.0 if weight is None else weight)
+        chosen = chosen.astype(bool)
+        # The last bin has its upper edge.
+        score = np.where(score == limits[1], np.nextafter(limits[1], limits[0]), score)
+        histogram.fill(name, score[chosen], weight=weights[chosen])
+    return histogram
+
+
+def draw_scores(histogram: Any, ax: Any = None, *, density: bool = True, **style: Any) -> Any:
+    """Draw a score by class, with the standard errors of the bins.
+
+    Parameters
+    ----------
+    histogram : hist.Hist
+        Of `score_histogram`, or another one with an axis of categories before that of the score.
+    ax : matplotlib Axes, optional
+        By default pyplot's current ones.
+    density : bool
+        Whether each class is normalised to an area of 1.
+    **style
+        Passed to `mplhep.histplot`.
+
+    Returns
+    -------
+    matplotlib Axes
+    """
+    ax = _current_axes() if ax is None else ax
+    classes, score = histogram.axes
+    style = {"linewidth": 2, **style}
+    for number, name in enumerate(classes):
+        one = histogram[{classes.name: name}]
+        draw_histogram(one, ax, density=density, label=name, color=f"C{number}", **style)
+    ax.set(
+        xlabel=score.label,
+        ylabel="objects, normalised to area 1" if density else "objects",
+        xlim=(score.edges[0], score.edges[-1]),
+        yscale="log",
+    )
+    if len(classes):
+        ax.legend()
+    return ax
+
+
+def draw_histogram(histogram: Any, ax: Any, *, density: bool = False, **style: Any) -> None:
+    """Draw a histogram of one axis with the standard errors of its bins; empty ones have none.
+
+    Parameters
+    ----------
+    histogram : hist.Hist
+        With weighted storage, or counts.
+    ax : matplotlib Axes
+        Where.
+    density : bool
+        Whether its area is normalised to 1.
+    **style
+        Passed to `mplhep.histplot`.
+    """
+    mplhep = _needed("mplhep")
+    values, variances = histogram.values(), histogram.variances()
+    edges, centers = histogram.axes[0].edges, histogram.axes[0].centers
+    scale = np.ones(len(values))
+    if density:
+        scale = 1 / max(float(values.sum()), _FLOOR) / np.diff(edges)
+    color = style.pop("color", "C0")
+    mplhep.histplot(values * scale, edges, ax=ax, yerr=False, color=color, **style)
+    filled = values != 0
+    ax.errorbar(
+        centers[filled],
+        (values * scale)[filled],
+        (np.sqrt(variances) * scale)[filled],
+        fmt="none",
+        ecolor=color,
+    )
+
+
+def draw_roc(curves: Roc | Mapping[str, Roc], ax: Any = None, **style: Any) -> Any:
+    """Draw ROC curves, with bands of both efficiencies' standard errors, and areas with theirs.
+
+    Parameters
+    ----------
+    curves : Roc, or mapping of str to Roc
+        One, or several by name.
+    ax : matplotlib Axes, optional
+        By default pyplot's current ones.
+    **style
+        Passed to matplotlib's ``plot``.
+
+    Returns
+    -------
+    matplotlib Axes
+        The background's efficiency, in a logarithmic scale, over that of the signal.
+    """
+    ax = _current_axes() if ax is None else ax
+    named = {"": curves} if isinstance(curves, Roc) else dict(curves)
+    lowest = 1.0
+    for number, (name, curve) in enumerate(named.items()):
+        area = f"AUC = {curve.area:.3f} ± {curve.area_error:.3f}"
+        label = f"{name}: {area}" if name else area
+        seen = curve.background > 0
+        signal, background = curve.signal[seen], curve.background[seen]
+        style = {"linewidth": 2, **style}
+        ax.plot(signal, background, label=label, color=f"C{number}", **style)
+        band = {"color": f"C{number}", "alpha": 0.2, "linewidth": 0}
+        error = curve.signal_error[seen]
+        ax.fill_betweenx(background, signal - error, signal + error, **band)
+        error = curve.background_error[seen]
+        ax.fill_between(signal, background - error, background + error, **band)
+        lowest = min(lowest, float(background[0]))
+    ax.set(
+        xlabel="signal efficiency",
+        ylabel="background efficiency",
+        xlim=(0, 1),
+        ylim=(lowest / 2, 1),
+        yscale="log",
+    )
+    ax.grid(visible=True, which="both", alpha=0.25)
+    ax.legend(loc="upper left")
+    return ax
+
+
+def _flat(scores: Any, *others: Any) -> list[NDArray[Any]]:
+    """Return flat arrays of scores that are there, and what belongs to each of them."""
+    try:
+        arrays = ak.broadcast_arrays(scores, *others)
+    except ValueError as error:
+        raise ConfigError(f"the arrays do not fit together: {error}".splitlines()[0]) from None
+    # What is None in one array is None in all of them, and left out.
+    flat = [np.asarray(ak.to_numpy(ak.flatten(array, axis=None))) for array in arrays]
+    score, *rest = flat
+    score = score.astype(np.float64)
+    if bad := int(np.isnan(score).sum()):
+        raise ConfigError(f"{bad:,} of {len(score):,} scores are NaN")
+    return [score, *rest]
+
+
+def _current_axes() -> Any:
+    import matplotlib.pyplot as plt
+
+    return plt.gca()
+
+
+def _needed(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise ImportError(
+            f"plots of scores need {package}: pip install 'sonic-coffea[demo]'"
+        ) from None
