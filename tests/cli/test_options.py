@@ -1,0 +1,107 @@
+"""Options of commands do what they say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import awkward as ak
+import grpc
+import pytest
+import uproot
+from tests.commands import run
+
+import sonic_coffea as sonic
+from sonic_coffea import errors, server
+from sonic_coffea.cli._options import settings_of
+from sonic_coffea.demo.samples import DATA
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FILE = DATA / "QCD_1.root"
+DECLARATION = {"model": "m", "inputs": {"x": {"layout": "Row", "fields": ["pt"]}}}
+REFUSED = grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape"
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    """Answers with what is sent."""
+    model = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["top"]})
+    with FakeServer({"m": FakeModel.of(model, lambda inputs: {"y": inputs["x"]})}) as running:
+        yield running
+
+
+def score(fake: FakeServer, folder: Path, *more: str) -> tuple[dict[str, Any], Any]:
+    declared = {**DECLARATION, "outputs": {"y": ["top"]}}
+    (folder / "m.yaml").write_text(json.dumps(declared))  # JSON is YAML
+    arguments = ["--declare", "m.yaml", "--collection", "FatJet", "--file", FILE, "-o", "s.parquet"]
+    done = run("score", *arguments, "-s", fake.url, "--json", *more, cwd=folder)
+    if done.returncode:
+        return {"error": done.stderr}, None
+    return json.loads(done.stdout), ak.from_parquet(folder / "s.parquet")
+
+
+def test_score_keeps_masks_and_restarts(fake: FakeServer, tmp_path: Path) -> None:
+    eta = ak.flatten(uproot.open(FILE)["Events"]["FatJet_eta"].array()).tolist()
+    fake.fail(*REFUSED, times=2)
+    said, found = score(fake, tmp_path, "--mask", "--keep", "eta", "--keep", "phi")
+    assert said["rows"] == len(found) > said["scored"] > 0
+    assert said["scored"] == len(found) - ak.sum(ak.is_none(found.top))
+    assert found.eta.tolist() == eta
+    assert found.fields[-3:] == ["eta", "phi", "top"]
+    small = ("--chunksize", "400")
+    fake.fail(*REFUSED, every=18)
+    assert "unexpected shape" in score(fake, tmp_path, *small)[0]["error"]
+    said, _ = score(fake, tmp_path, *small, "--restart")
+    assert said["resumed"] == 0
+
+
+def test_serve_passes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {}
+
+    class Recorder:
+        def __init__(self, repository: Path, **options: Any) -> None:
+            told.update(options, repository=repository)
+
+        def start(self) -> None:
+            raise errors.ServerError("not today")
+
+    monkeypatch.setattr(server, "LocalServer", Recorder)
+    options = ["--port", "8001", "--threads", "2", "--runtime", "podman", "--image", "triton.sif"]
+    assert run("serve", tmp_path, *options).returncode == 1
+    del told["progress"]
+    expected = {"port": 8001, "threads": 2, "runtime": "podman", "image": "triton.sif"}
+    assert told == {"repository": tmp_path, **expected}
+
+
+def test_certificates_reach_the_connection(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("root.pem", "cert.pem", "key.pem")]
+    for file in files:
+        file.write_text("PEM")
+    settings = settings_of("grpcs://triton.example:443", None, ["a=b=c"], *files)
+    found = [settings.tls.root, settings.tls.cert, settings.tls.key]
+    assert found == [str(file) for file in files]
+    assert settings.headers == {"a": "b=c"}
+
+
+def test_bench_takes_the_length_of_open_axes() -> None:
+    model = sonic.Model("m", {"x": sonic.Padded(["pt"], 8)}, {"y": ["top"]})
+    served = replace(FakeModel.of(model), inputs={"x": ("float32", (1, -1))})
+    sizes = []
+    with FakeServer({"m": served}) as fake:
+        for length in (10, 20):
+            done = run("bench", fake.url, "m", "--seconds", "0.01", "--json", "--length", length)
+            sizes.append(json.loads(done.stdout)["row_bytes"])
+    assert sizes[1] - sizes[0] == 4 * 10
+
+
+def test_build_for_a_platform_and_anew(tmp_path: Path) -> None:
+    build = ("repository", "build", tmp_path / "r", f"top={DATA / 'toptagger.onnx'}", "--json")
+    assert run(*build).returncode == 0
+    (built,) = json.loads(run(*build, "--overwrite", "--platform", "python").stdout)
+    assert (built["version"], built["changes"]) == (1, [])
+    assert 'backend: "python"' in (tmp_path / "r" / "top" / "config.pbtxt").read_text()
