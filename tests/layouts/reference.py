@@ -151,6 +151,13 @@ def elements(layout: Any, array: Any, length: int | None) -> list[list[list[Any]
     ]
 
 
+def are_pairs(layout: Any, array: Any) -> bool:
+    """Return whether each list of a field is as long as the list that it is in."""
+    name = layout.features[0].name
+    outer = rows_of(ak.to_list(column(array, name)), depth_of(array, name, jagged=True, axes=1))
+    return all(len(inner) == len(one) for one in outer if one for inner in one)
+
+
 def padded_to(layout: Any, array: Any, length: int) -> Any:
     made = elements(layout, array, length)
     tensor = [row + [list(layout.fill)] * (length - len(row)) for row in made]
