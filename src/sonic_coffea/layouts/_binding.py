@@ -12,7 +12,6 @@ from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._columns import (
     Columns,
     Composed,
-    grouped,
     is_converted,
     numbers_of,
     of_one_collection,
@@ -24,6 +23,7 @@ from sonic_coffea.layouts._columns import (
 )
 from sonic_coffea.layouts._expressions import expression_of
 from sonic_coffea.layouts._fields import Column, Feature, Source
+from sonic_coffea.layouts._groups import grouped
 from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import check_range
 from sonic_coffea.layouts._rows import Int64, Split, aligned, united

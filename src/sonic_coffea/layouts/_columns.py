@@ -1,10 +1,10 @@
-"""Columns bound to a layout's slots: grouped by type, and packed by one kernel a group."""
+"""Columns bound to a layout's slots, and packed by one kernel for each group of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 from awkward.contents import ByteMaskedArray, NumpyArray
@@ -12,14 +12,14 @@ from awkward.index import Index8
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._fields import FUNCTIONS, Column, Feature, Source, limits
+from sonic_coffea.layouts._fields import Column, Feature, Source
+from sonic_coffea.layouts._groups import NOTHING, Group, Place, Stamp, run, side_by_side
 from sonic_coffea.layouts._range import misfit
 from sonic_coffea.layouts._rows import (
     Int64,
     RowSelection,
     Split,
     blocks,
-    offsets_of,
     read,
     split,
     unwrapped,
@@ -36,25 +36,10 @@ if TYPE_CHECKING:
 Tensor = NDArray[Any]
 
 _BLOCK = 2048
+_CAN_BE_SENT = "a kernel refused a number that can be sent"
 
 _AS_THEY_ARE = frozenset(map(np.dtype, "bBhHiIlLqQfd"))
 """Types that kernels read."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Group:
-    """Columns of one type that are read through the same index, with their kernel's arguments."""
-
-    slots: Int64
-    columns: tuple[Column, ...]
-    addresses: Int64
-    transform: tuple[NDArray[Any], ...] | None
-    missing: NDArray[np.float64] | None = None
-
-    @property
-    def by_row(self) -> bool:
-        """Whether all elements of a row have the same number."""
-        return self.columns[0].by_row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,68 +65,98 @@ class Columns:
         return [column.feature.channel for column in self.columns]
 
     def pad(
-        self, out: Tensor, fills: Sequence[float], rows: RowSelection, *, wrap: bool = False
+        self,
+        out: Tensor,
+        fills: Sequence[float],
+        rows: RowSelection,
+        *,
+        wrap: bool = False,
+        stamp: Stamp | None = None,
     ) -> None:
-        """Fill ``out[n, F, L]``, with `fills` behind, or with the row's own elements again."""
-        if len(self.groups) == 1:
-            self._pad(out, fills, rows, wrap=wrap)
-            return
-        for here, some in blocks(rows, out.shape, out.itemsize):
-            self._pad(out[here], fills, some, wrap=wrap)
+        """Fill ``out[n, F, L]``, with `fills` behind, or with the row's own elements again.
 
-    def _pad(self, out: Tensor, fills: Sequence[float], rows: RowSelection, *, wrap: bool) -> None:
+        Of ``out[n, P, F, L]``, each of `P` has a row of its own. A `stamp` fills other lines.
+        """
+        if len(self.groups) + bool(stamp) > 1 and not self._at_once:
+            for here, some in blocks(rows, out.shape, out.itemsize):
+                self._pad(out[here], fills, some, wrap=wrap, stamp=stamp)
+        else:
+            self._pad(out, fills, rows, wrap=wrap, stamp=stamp)
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether one kernel packs all columns, and a stamp."""
+        return len(self.groups) == 1 and not self.groups[0].repeated
+
+    def _pad(
+        self,
+        out: Tensor,
+        fills: Sequence[float],
+        rows: RowSelection,
+        *,
+        wrap: bool,
+        stamp: Stamp | None,
+    ) -> None:
         from sonic_coffea.layouts import _kernels
 
         starts, stops = self.split.starts[rows], self.split.stops[rows]
+        place = Place.of(out)
+        if stamp is not None and not self._at_once:
+            place.fill(NOTHING, starts, stops, np.zeros(0, out.dtype), stamp=stamp)
+            stamp = None
         for group in self.groups:
             pads = np.asarray([fills[s] for s in group.slots]).astype(out.dtype)
-            if group.by_row and group.columns[0].index is not None:
+            if group.repeated:
+                index = group.columns[0].index
                 filled = np.flatnonzero(stops > starts)
-                numbers = np.empty((len(filled), out.shape[1]), out.dtype)
-                bad = run(_kernels.rows, numbers, group, group.columns[0].index[rows][filled])
+                numbers = np.empty((len(filled), len(group.slots)), out.dtype)
+                own = replace(group, slots=np.arange(len(group.slots)))
+                bad = run(_kernels.rows, numbers, own, index[rows][filled])
                 bad = int(filled[bad]) if bad >= 0 else bad
-                _kernels.repeated(out, group.slots, numbers, starts, stops, pads, wrap)
+                each = Stamp(group.slots, numbers, pads)
+                place.fill(NOTHING, starts, stops, pads[:0], wrap=wrap, stamp=each)
             else:
-                bad = run(_kernels.padded, out, group, starts, stops, pads, wrap)
+                bad = place.fill(group, starts, stops, pads, wrap=wrap, stamp=stamp)
             if bad >= 0:
-                elements = np.arange(starts[bad], min(stops[bad], starts[bad] + out.shape[2]))
-                raise self.misfit(group.columns, out, self.number(rows, bad), elements)
+                elements = np.arange(starts[bad], min(stops[bad], starts[bad] + out.shape[-1]))
+                error = self.misfit(group.columns, out, self.number(rows, bad), elements)
+                raise error or InputError(_CAN_BE_SENT)
 
-    def list(self, out: Tensor, elements: Int64, rows: RowSelection) -> None:
+    def list(self, out: Tensor, rows: RowSelection) -> None:
         """Fill ``out[n, F]`` with the elements of the rows."""
         from sonic_coffea.layouts import _kernels
 
-        each = []
-        for group in self.groups:
-            ids = elements
-            if group.by_row and group.columns[0].index is not None:
-                ids = np.repeat(group.columns[0].index[rows], self.split.counts_of(rows))
-            each.append((group, ids))
+        starts, stops = self.split.starts[rows], self.split.stops[rows]
+        follow = len(starts) and np.array_equal(starts[1:], stops[:-1])
+        elements = None
+        if not follow or any(group.repeated for group in self.groups):
+            elements = self.split.positions(rows)
         # Groups of the same arrays, such as the leading objects of a list, find them in the cache.
-        step = _BLOCK if len(each) > 1 else max(len(out), 1)
-        for start, (group, ids) in product(range(0, len(out), step), each):
-            here = slice(start, start + step)
-            bad = run(_kernels.rows, out[here], group, ids[here])
+        step = _BLOCK if len(self.groups) > 1 else max(len(out), 1)
+        for start, group in product(range(0, len(out), step), self.groups):
+            here = slice(start, min(start + step, len(out)))
+            if elements is None:
+                bad = side_by_side(out[here], group, int(starts[0]) + start)
+            else:
+                ids = elements
+                if group.repeated:
+                    ids = np.repeat(group.columns[0].index[rows], self.split.counts_of(rows))
+                bad = run(_kernels.rows, out[here], group, ids[here])
             if bad >= 0:
-                bad += start
-                ends = np.cumsum(self.split.counts_of(rows))
-                row = self.number(rows, int(np.searchsorted(ends, bad, side="right")))
-                raise self.misfit(group.columns, out, row, elements[bad : bad + 1])
+                self.refuse(group.columns, out, rows, start + bad)
 
-    def stamp(
-        self,
-        out: Tensor,
-        numbers: Sequence[float],
-        fills: Sequence[float],
-        slots: Int64,
-        rows: RowSelection,
-    ) -> None:
-        """Fill ``out[n, slots, L]`` with a number for each element, and with `fills` behind."""
-        from sonic_coffea.layouts import _kernels
-
-        each = (np.asarray(values).astype(out.dtype) for values in (numbers, fills))
-        where = self.split.starts[rows], self.split.stops[rows]
-        _kernels.constants(out, slots, *each, *where)
+    def refuse(
+        self, columns: Sequence[Column], out: Tensor, rows: RowSelection, first: int
+    ) -> NoReturn:
+        """Raise the error of the first element, from a place in the tensor on."""
+        ends = np.cumsum(self.split.counts_of(rows))
+        elements = self.split.positions(rows)
+        for place in range(first, len(elements)):
+            row = self.number(rows, int(np.searchsorted(ends, place, side="right")))
+            error = self.misfit(columns, out, row, elements[place : place + 1])
+            if error is not None:
+                raise error
+        raise InputError(_CAN_BE_SENT)
 
     def mark(self, out: Tensor, rows: RowSelection) -> None:
         """Fill ``out[n, 1, L]`` with 1 where a row has an element, and 0 elsewhere."""
@@ -159,25 +174,14 @@ class Columns:
 
     def misfit(
         self, columns: Sequence[Column], out: Tensor, row: int, elements: Int64
-    ) -> InputError:
+    ) -> InputError | None:
         """Return the error for the first of some elements that cannot be sent."""
         for column in columns:
             where = column.where(elements, np.full(len(elements), row))
             error = misfit(column, where, self.split.rows, row, out.dtype)
             if error is not None:
                 return error
-        return InputError("a kernel refused a number that can be sent")
-
-
-def run(kernel: Any, out: Tensor, group: Group, *where: Any) -> int:
-    """Fill the slots of a group; return the place of the first that cannot be sent, or -1."""
-    values, index = group.columns[0].values, group.columns[0].index
-    index = None if group.by_row else index
-    size = len(values) if index is None else len(index)
-    missing = None if group.missing is None else group.missing.astype(out.dtype)
-    first = (out, group.slots, group.addresses, size, values[:0], index, group.transform)
-    bad: int = kernel(*first, missing, *where)
-    return bad
+        return None
 
 
 def of_one_collection(
@@ -493,82 +497,6 @@ def _one_type(union: Content, what: str) -> Content:
     if there.all():
         return NumpyArray(merged)
     return ByteMaskedArray(Index8(there.view(np.int8)), NumpyArray(merged), valid_when=True)
-
-
-def grouped(columns: Sequence[Column], missing: Sequence[float] | None = None) -> tuple[Group, ...]:
-    """Put columns together that one kernel can pack."""
-    slots: dict[Any, list[int]] = {}
-    for slot, column in enumerate(columns):
-        of = (id(column.index), column.gaps, column.by_row)
-        key = (column.values.dtype, len(column.values), *of, column.feature.plain)
-        slots.setdefault(key, []).append(slot)
-    return tuple(_group(here, [columns[s] for s in here], missing) for here in slots.values())
-
-
-def _group(slots: list[int], columns: list[Column], missing: Sequence[float] | None) -> Group:
-    from sonic_coffea.layouts import _kernels
-
-    if not columns[0].feature.plain and columns[0].values.dtype.kind != "f":
-        real = np.result_type(columns[0].values.dtype, np.float32)
-        # The channels of a one-hot field have one array.
-        each = {id(c.values): c.values for c in columns}
-        each = {key: values.astype(real) for key, values in each.items()}
-        columns = [replace(c, values=each[id(c.values)]) for c in columns]
-    gaps = columns[0].gaps and missing is not None
-    return Group(
-        np.asarray(slots, np.int64),
-        tuple(columns),
-        np.asarray([_kernels.address(c.values) for c in columns], np.int64),
-        None if columns[0].feature.plain else _transform(columns),
-        np.asarray([missing[s] for s in slots]) if gaps and missing is not None else None,
-    )
-
-
-def _transform(columns: list[Column]) -> tuple[NDArray[Any], ...]:
-    """Return what a kernel needs to transform: numbers ``[9, F]``, flags, categories."""
-    features = [c.feature for c in columns]
-    numbers = np.asarray(
-        [
-            (
-                f.shift,
-                f.scale,
-                *limits((f.lower, f.upper)),
-                *limits(f.within or (None, None)),
-                f.nonfinite or 0.0,
-                _argument(f),
-                dict(f.pairs).get(None, np.nan),
-            )
-            for f in features
-        ],
-        columns[0].values.dtype,
-    )
-    known = [[pair for pair in f.pairs if pair[0] is not None] for f in features]
-    table = [pair for pairs in known for pair in pairs]
-    return (
-        np.ascontiguousarray(numbers.T),
-        np.asarray([f.nonfinite is not None for f in features]),
-        np.asarray([_code(f) for f in features]),
-        np.ascontiguousarray(np.asarray(table, numbers.dtype).reshape(-1, 2).T),
-        offsets_of(np.asarray([len(pairs) for pairs in known], np.int64)),
-    )
-
-
-def _argument(feature: Feature) -> float:
-    """Return what a kernel's function takes besides the number."""
-    if feature.only is not None:
-        return feature.only
-    return 1.0 if feature.power is None else feature.power
-
-
-def _code(feature: Feature) -> int:
-    """Return the number that a kernel has for a function; 0 if nothing but shift and scale is."""
-    if feature.power is not None:
-        return -1
-    if feature.only is not None and feature == Feature(feature.name, categories=feature.pairs):
-        return -3
-    if feature.function is not None:
-        return 1 + list(FUNCTIONS).index(feature.function)
-    return -2 if feature.computed else 0
 
 
 def order_of_elements(split_: Split, key: Column, *, ascending: bool) -> Int64:

@@ -12,8 +12,9 @@ import numpy as np
 from awkward.contents import Content, NumpyArray, UnionArray
 
 from sonic_coffea.errors import ConfigError, InputError
-from sonic_coffea.layouts._columns import Columns, grouped, not_numbers, readable
+from sonic_coffea.layouts._columns import Columns, not_numbers, readable
 from sonic_coffea.layouts._fields import Column
+from sonic_coffea.layouts._groups import grouped
 from sonic_coffea.layouts._layout import (
     Bound,
     DType,

@@ -14,6 +14,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -56,6 +57,100 @@ def _copy(typing_context, target, source, size):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate
+
+
+def _vector(context, dtype, lanes):
+    """Return the type of some numbers of a type side by side."""
+    return ir.VectorType(context.get_data_type(dtype), lanes)
+
+
+@intrinsic
+def _lanes(typing_context, like, fills):
+    """Return how many numbers a vector has, if `_choose` moves them; else 0."""
+    del typing_context
+    lanes = 256 // like.dtype.bitwidth if like.dtype == fills.dtype else 0
+
+    def generate(context, builder, signature, arguments):
+        del builder, arguments
+        return context.get_constant(signature.return_type, lanes)
+
+    return types.int64(like, fills), generate
+
+
+@intrinsic
+def _choose(typing_context, target, source, count, fill, like):
+    """Copy a vector of numbers; from `count` on, it is `fill`.
+
+    Returns 0 if all that were copied are finite.
+    """
+    del typing_context, target, source, count
+    lanes = 256 // like.dtype.bitwidth
+
+    def generate(context, builder, signature, arguments):
+        if signature.args[3] != like.dtype:
+            return context.get_constant(types.int32, 0)
+        to, start, number, other, _ = arguments
+        vector = _vector(context, like.dtype, lanes)
+        align = like.dtype.bitwidth // 8
+        values = builder.load(builder.inttoptr(start, vector.as_pointer()), align=align)
+        narrow = builder.trunc(number, ir.IntType(32))
+        places = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(lanes)))
+        there = builder.icmp_signed("<", places, _repeat(builder, narrow, lanes))
+        chosen = builder.select(there, values, _repeat(builder, other, lanes))
+        builder.store(chosen, builder.inttoptr(to, vector.as_pointer()), align=align)
+        if not isinstance(like.dtype, types.Float):
+            return context.get_constant(types.int32, 0)
+        difference = builder.fsub(values, values)
+        unfit = builder.and_(there, builder.fcmp_unordered("uno", difference, difference))
+        return builder.zext(builder.bitcast(unfit, ir.IntType(lanes)), ir.IntType(32))
+
+    return types.int32(types.int64, types.int64, types.int64, fill, like), generate
+
+
+def _repeat(builder, value, lanes):
+    """Return a vector of one number."""
+    vector = ir.VectorType(value.type, lanes)
+    zero = ir.Constant(ir.IntType(32), 0)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, zero)
+    return builder.shuffle_vector(
+        first, first, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+    )
+
+
+@intrinsic
+def _transpose(typing_context, target, step, source, stride, like):
+    """Write a square of 4 x 4 numbers with its axes exchanged; strides are in bytes."""
+    del typing_context, target, step, source, stride
+    bits = 8 if like.dtype == types.boolean else like.dtype.bitwidth
+
+    def generate(context, builder, signature, arguments):
+        del signature
+        to, apart, begin, between, _ = arguments
+        vector = ir.VectorType(ir.IntType(bits), 4)
+
+        def line(start, distance, number):
+            offset = builder.mul(distance, ir.Constant(distance.type, number))
+            return builder.inttoptr(builder.add(start, offset), vector.as_pointer())
+
+        def mixed(a, b, *places):
+            return builder.shuffle_vector(
+                a, b, ir.Constant(ir.VectorType(ir.IntType(32), 4), list(places))
+            )
+
+        a, b, c, d = (builder.load(line(begin, between, n), align=bits // 8) for n in range(4))
+        low, high = [mixed(x, y, 0, 4, 1, 5) for x, y in ((a, b), (c, d))]
+        low_rest, high_rest = [mixed(x, y, 2, 6, 3, 7) for x, y in ((a, b), (c, d))]
+        each = (
+            mixed(low, high, 0, 1, 4, 5),
+            mixed(low, high, 2, 3, 6, 7),
+            mixed(low_rest, high_rest, 0, 1, 4, 5),
+            mixed(low_rest, high_rest, 2, 3, 6, 7),
+        )
+        for number, values in enumerate(each):
+            builder.store(values, line(to, apart, number), align=bits // 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64, like), generate
 
 
 @_compiled
@@ -138,25 +233,86 @@ def _sent(numbers, replace, function, table, bounds, j, value):
 
 
 @_compiled
-def padded(  # noqa: PLR0915
-    out, slots, addresses, size, like, index, transform, missing, starts, stops, fills, wrap
-):
-    """Fill ``out[:, slots, :]``, padding with `fills` as they are, or with elements again.
+def _interleave(target, step, source, lines, length, like):
+    """Write ``source[lines, length]`` to ``target[length, step]``, in squares of 4 x 4.
 
-    Where the index is -1, there is what is `missing`, as it is.
+    The last squares overlap those before.
     """
+    size = like.itemsize
+    if lines >= 4 and length >= 4:
+        for place in range(0, length, 4):
+            k = min(place, length - 4)
+            for number in range(0, lines, 4):
+                j = min(number, lines - 4)
+                to = target + (k * step + j) * size
+                _transpose(to, step * size, source + (j * length + k) * size, length * size, like)
+        return
+    from_ = carray(_pointer(source), lines * length, like.dtype)
+    to = carray(_pointer(target), (length - 1) * step + lines, like.dtype)
+    for k in range(length):
+        for j in range(lines):
+            to[k * step + j] = from_[j * length + k]
+
+
+@_compiled
+def padded(  # noqa: PLR0915
+    place,
+    offsets,
+    scratch,
+    addresses,
+    size,
+    like,
+    index,
+    transform,
+    missing,
+    starts,
+    stops,
+    fills,
+    wrap,
+    constants,
+    behind,
+):
+    """Fill a tensor of rows, padding with `fills` as they are, or with elements again.
+
+    Where the index is -1, there is what is `missing`, as it is. Behind the fields come lines of
+    `constants`, the same for all rows, or others for each row that has elements; they have `behind`
+    where a row has no more elements.
+
+    A tensor is a `place`: where it begins; how many rows follow each other at the inner stride,
+    before the outer one goes on; their length, and the stride of elements. Its lines are at
+    `offsets`. Elements that do not follow each other are gathered in `scratch`, line by line, in
+    the order of the lines in the tensor if these are next to each other, from the first one on.
+    """
+    base, per, outer, inner, length, step, first = place
     if transform is not None:
         numbers, replace, functions, table, bounds = transform
-    length = out.shape[2]
-    bad = -1
-    for i in range(out.shape[0]):
+    lanes = _lanes(like, fills)
+    width = fills.itemsize
+    lines = len(offsets)
+    bad, at_row = -1, 0
+    for i in range(len(starts)):
+        row = base + (i // per * outer + i % per * inner) * width
         start = starts[i]
+        filled = stops[i] > start
         count = np.int32(min(stops[i] - start, length))
+        if wrap and filled and len(addresses) == 0:
+            count = np.int32(length)
         unfit = np.int32(0)
         # Reading on to the end of the tensor and choosing is faster than two loops.
         whole = transform is None and index is None and start + length <= size and not wrap
-        for j in range(len(slots)):
-            to = out[i, slots[j]]
+        for j in range(lines):
+            if step == 1:
+                line = row + offsets[j] * width
+            else:
+                number = j if first < 0 else offsets[j] - first
+                line = address(scratch) + number * length * width
+            to = carray(_pointer(line), length, fills.dtype)
+            if j >= len(addresses):
+                fill = behind[j - len(addresses)]
+                constant = constants[at_row, j - len(addresses)] if filled else fill
+                for k in range(length):
+                    to[k] = constant if np.int32(k) < count else fill
+                continue
             fill = fills[j]
             values = carray(_pointer(addresses[j]), size, like.dtype)
             if transform is not None:
@@ -166,7 +322,7 @@ def padded(  # noqa: PLR0915
                     here = values[start : start + count]
                     for k in range(count):
                         value = here[k]
-                        sent = out.dtype.type(_clip((value - shift) * scale, lower, upper))
+                        sent = fills.dtype.type(_clip((value - shift) * scale, lower, upper))
                         to[k] = sent
                         # The difference of a number that is not finite to itself is NaN.
                         unfit = np.int32(unfit + ((value - value) + (sent - sent) != 0))
@@ -175,7 +331,7 @@ def padded(  # noqa: PLR0915
                     here = values[start : start + count]
                     for k in range(count):
                         value = here[k]
-                        to[k] = out.dtype.type(value == only)
+                        to[k] = fills.dtype.type(value == only)
                         unfit = np.int32(unfit + (value - value != 0))
                 else:
                     for k in range(count):
@@ -186,13 +342,19 @@ def padded(  # noqa: PLR0915
                         value, wrong = _sent(
                             numbers, replace[j], functions[j], table, bounds, j, values[at]
                         )
-                        sent = out.dtype.type(value)
+                        sent = fills.dtype.type(value)
                         to[k] = sent
                         unfit = np.int32(unfit + (wrong + (sent - sent != 0) > 0))
+            elif whole and 0 < lanes <= length:
+                begin = addresses[j] + start * width
+                for place_ in range(0, length, lanes):
+                    k = min(place_, length - lanes)
+                    wrong = _choose(line + k * width, begin + k * width, count - k, fill, like)
+                    unfit = np.int32(unfit | wrong)
             elif whole:
                 here = values[start : start + length]
                 for k in range(length):
-                    value = out.dtype.type(here[k])
+                    value = fills.dtype.type(here[k])
                     inside = np.int32(k) < count
                     to[k] = value if inside else fill
                     unfit = np.int32(unfit + (inside and value - value != 0))
@@ -202,13 +364,22 @@ def padded(  # noqa: PLR0915
                     if missing is not None and at < 0:
                         to[k] = missing[j]
                         continue
-                    value = out.dtype.type(values[at])
+                    value = fills.dtype.type(values[at])
                     to[k] = value
                     unfit = np.int32(unfit + (value - value != 0))
             if not whole:
                 for k in range(count, length):
                     to[k] = to[k - count] if wrap and count > 0 else fill
-        if bad < 0 and unfit > 0:
+        if step != 1 and first >= 0:
+            _interleave(row + first * width, step, address(scratch), lines, length, fills)
+        elif step != 1:
+            for j in range(lines):
+                to = carray(_pointer(row + offsets[j] * width), length * step, fills.dtype)
+                for k in range(length):
+                    to[k * step] = scratch[j * length + k]
+        if filled and len(constants) > 1:
+            at_row += 1
+        if bad < 0 and unfit != 0:
             bad = i
     return bad
 
@@ -242,49 +413,14 @@ def rows(out, slots, addresses, size, like, index, transform, missing, ids):
 
 
 @_compiled
-def repeated(out, slots, numbers, starts, stops, fills, wrap):
-    """Fill ``out[:, slots, :]`` with one number for all elements of a row.
-
-    There are `numbers` for the rows that have elements only.
-    """
-    length = out.shape[2]
-    place = 0
-    for i in range(out.shape[0]):
-        filled = stops[i] > starts[i]
-        count = np.int32(length if wrap and filled else min(stops[i] - starts[i], length))
-        for j in range(len(slots)):
-            to = out[i, slots[j]]
-            fill = fills[j]
-            number = numbers[place, slots[j]] if filled else fill
-            for k in range(length):
-                to[k] = number if np.int32(k) < count else fill
-        place += filled
-
-
-@_compiled
-def constants(out, slots, numbers, fills, starts, stops):
-    """Fill ``out[:, slots, :]`` with a number for all elements, and with `fills` behind."""
-    length = out.shape[2]
-    for i in range(out.shape[0]):
-        count = min(stops[i] - starts[i], length)
-        for j in range(len(slots)):
-            to = out[i, slots[j]]
-            for k in range(count):
-                to[k] = numbers[j]
-            for k in range(count, length):
-                to[k] = fills[j]
-
-
-@_compiled
 def mask(out, starts, stops):
     """Fill ``out[:, 0, :]`` with 1 where there is a constituent and 0 elsewhere."""
     length = out.shape[2]
     for i in range(out.shape[0]):
-        count = min(stops[i] - starts[i], length)
-        for k in range(count):
-            out[i, 0, k] = 1
-        for k in range(count, length):
-            out[i, 0, k] = 0
+        count = np.int32(min(stops[i] - starts[i], length))
+        to = out[i, 0]
+        for k in range(length):
+            to[k] = np.int32(k) < count
 
 
 @_compiled

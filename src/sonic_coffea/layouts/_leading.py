@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sonic_coffea.layouts._columns import Columns, Group, grouped, of_one_collection, run
+from sonic_coffea.layouts._columns import Columns, of_one_collection
 from sonic_coffea.layouts._fields import Column
+from sonic_coffea.layouts._groups import Group, Place, grouped
 from sonic_coffea.layouts._paths import path_of
 
 if TYPE_CHECKING:
@@ -37,14 +38,12 @@ class _Steps:
         object_, field = divmod(slot, self.fields)
         return field, object_
 
-    def view(self, out: Tensor) -> Tensor:
-        """Return ``[n, fields, objects]`` of ``out[n, F]``."""
-        row, one = out.strides
-        return np.lib.stride_tricks.as_strided(
-            out,
-            (len(out), self.fields, self.objects),
-            (row, self.field_step * one, self.object_step * one),
-        )
+    def place_in(self, out: Tensor) -> Place:
+        """Return where ``[n, fields, objects]`` is in ``out[n, F]``."""
+        row, one = (stride // out.itemsize for stride in out.strides)
+        rows = out.ctypes.data, 1, row, 0
+        strides = self.field_step * one, self.objects, self.object_step * one
+        return Place(out.dtype, rows, *strides)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,18 +62,14 @@ class LeadingColumns(Columns):
 
     lists: _Lists | None = None
 
-    def list(self, out: Tensor, elements: Any, rows: RowSelection) -> None:
-        from sonic_coffea.layouts import _kernels
-
-        del elements
+    def list(self, out: Tensor, rows: RowSelection) -> None:
         lists = self.lists
         assert lists is not None  # noqa: S101
         where = lists.split.starts[rows], lists.split.stops[rows]
-        pads, wrap = np.asarray(lists.fills).astype(out.dtype), False
-        bad = run(_kernels.padded, lists.steps.view(out), lists.group, *where, pads, wrap)
+        pads = np.asarray(lists.fills).astype(out.dtype)
+        bad = lists.steps.place_in(out).fill(lists.group, *where, pads)
         if bad >= 0:
-            row = self.number(rows, bad)
-            raise self.misfit(self.columns, out, row, np.asarray([row]))
+            self.refuse(self.columns, out, rows, bad)
 
 
 def leading_columns(

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._fields import Feature, Source
     from sonic_coffea.layouts._formulae import Program
 
-# Given pairs are put in order block by block, each small enough for a processor's cache.
-_BLOCK_BYTES = 256_000
-
 
 @dataclass(frozen=True, slots=True, init=False)
 class Pairwise(PaddedLayout):
@@ -241,25 +238,13 @@ class _GivenPairs(Columns):
         """Fill ``out[n, C, L, L]``."""
         assert self.inner is not None  # noqa: S101
         starts, counts = self.split.starts[rows], self.split.counts_of(rows)
-        _, channels, length, _ = out.shape
-        step = max(1, _BLOCK_BYTES // (channels * length * length * out.itemsize))
-        # Those of one channel lie in the tensor as they are packed.
-        direct = channels == 1 and out.flags.c_contiguous
-        size = 0 if direct else min(step, len(out)) * length
-        block = np.empty((size, channels, length), out.dtype)
-        within = np.arange(length)
-        for first in range(0, len(out), step):
-            here = slice(first, first + step)
-            chosen = starts[here, None] + within
-            chosen[within >= counts[here, None]] = -1
-            elements = out[here].reshape(-1, 1, length) if direct else block[: chosen.size]
-            try:
-                self.inner.pad(elements, fills, chosen.reshape(-1))
-            except InputError as error:
-                raise type(error)(error.message) from None  # its rows are elements
-            if not direct:
-                by_row = elements.reshape(-1, length, channels, length)
-                out[here] = by_row.transpose(0, 2, 1, 3)
+        within = np.arange(out.shape[-1])
+        chosen = starts[:, np.newaxis] + within
+        chosen[within >= counts[:, np.newaxis]] = -1
+        try:
+            self.inner.pad(out.transpose(0, 2, 1, 3), fills, chosen.reshape(-1))
+        except InputError as error:
+            raise type(error)(error.message) from None  # its rows are elements
 
 
 def _given(source: Source, layout: Pairwise) -> Columns:

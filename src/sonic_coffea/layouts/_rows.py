@@ -239,17 +239,18 @@ def blocks(
 ) -> Iterator[tuple[slice, RowSelection]]:
     """Cut rows into blocks whose part of a tensor a processor's cache holds.
 
-    Yields the places of each block in the tensor, and its rows. What goes over a tensor several
-    times goes block by block.
+    Yields the places of each block in the tensor, and its rows: one for each place, or as many as
+    the second of four axes has. What goes over a tensor several times goes block by block.
     """
     step = max(64, BLOCK_BYTES // max(1, math.prod(shape[1:]) * itemsize))
+    per = shape[1] if len(shape) == 4 else 1
     for start in range(0, shape[0], step):
         stop = min(start + step, shape[0])
         if isinstance(rows, slice):
             first = rows.start or 0
-            yield slice(start, stop), slice(first + start, first + stop)
+            yield slice(start, stop), slice(first + per * start, first + per * stop)
         else:
-            yield slice(start, stop), rows[start:stop]
+            yield slice(start, stop), rows[per * start : per * stop]
 
 
 def offsets_of(counts: Int64) -> Int64:

@@ -14,6 +14,7 @@ from sonic_coffea.errors import ConfigError, FieldError
 from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._fields import Source
 from sonic_coffea.layouts._formulae import base_name
+from sonic_coffea.layouts._groups import Stamp
 from sonic_coffea.layouts._layout import (
     Bound,
     DType,
@@ -155,7 +156,7 @@ class Tokens(Layout):
             flags = _flag_values(self, number)
             lacking = [n for n in range(len(self.channels)) if n not in slots]
             behind = range(len(self.channels), len(self.channels) + len(flags))
-            absent = (self.fill,) * len(lacking)
+            absent, nothing = (self.fill,) * len(lacking), (0.0,) * len(flags)
             bound.append(
                 _Part(
                     name,
@@ -164,8 +165,7 @@ class Tokens(Layout):
                     part.jagged,
                     slots,
                     tuple(fills),
-                    np.asarray([*lacking, *behind], np.int64),
-                    ((*absent, *flags), (*absent, *(0.0 for _ in flags))),
+                    _stamp([*lacking, *behind], (*absent, *flags), (*absent, *nothing)),
                     isinstance(part, Padded) and part.pad_mode == "wrap",
                 )
             )
@@ -181,9 +181,7 @@ class Tokens(Layout):
         for places, some in blocks(rows, by_field.shape, out.itemsize):
             for part in columns.parts:
                 here = by_field[places, :, part.places]
-                part.columns.pad(here, part.fills, some, wrap=part.wraps)
-                if len(part.constant):
-                    part.columns.stamp(here, *part.constants, part.constant, some)
+                part.columns.pad(here, part.fills, some, wrap=part.wraps, stamp=part.stamp)
 
     def count_elements(
         self, columns: Columns, rows: RowSelection, levels: Int64
@@ -238,8 +236,7 @@ class _Part:
     jagged: bool
     slots: Int64
     fills: tuple[float, ...]
-    constant: Int64
-    constants: tuple[tuple[float, ...], tuple[float, ...]]
+    stamp: Stamp | None
     wraps: bool
 
     def present(self, rows: RowSelection) -> Tensor:
@@ -337,6 +334,10 @@ def _check_part(name: str, part: Any) -> None:
         raise ConfigError(
             f"Tokens, part {name!r}: axis_order {part.axis_order!r} has no axis for the channels"
         )
+
+
+def _stamp(slots: list[int], numbers: tuple[float, ...], behind: tuple[float, ...]) -> Stamp | None:
+    return Stamp(np.asarray(slots, np.int64), numbers, behind) if slots else None
 
 
 def _length(part: Padded | Row) -> int:
