@@ -86,7 +86,7 @@ class Columns:
     @property
     def _at_once(self) -> bool:
         """Whether one kernel packs all columns, and a stamp."""
-        return len(self.groups) == 1 and not self.groups[0].repeated
+        return len(self.groups) == 1 and self.groups[0].row_index is None
 
     def _pad(
         self,
@@ -106,8 +106,8 @@ class Columns:
             stamp = None
         for group in self.groups:
             pads = np.asarray([fills[s] for s in group.slots]).astype(out.dtype)
-            if group.repeated:
-                index = group.columns[0].index
+            index = group.row_index
+            if index is not None:
                 filled = np.flatnonzero(stops > starts)
                 numbers = np.empty((len(filled), len(group.slots)), out.dtype)
                 own = replace(group, slots=np.arange(len(group.slots)))
@@ -129,7 +129,7 @@ class Columns:
         starts, stops = self.split.starts[rows], self.split.stops[rows]
         follow = len(starts) and np.array_equal(starts[1:], stops[:-1])
         elements = None
-        if not follow or any(group.repeated for group in self.groups):
+        if not follow or any(group.row_index is not None for group in self.groups):
             elements = self.split.positions(rows)
         # Groups of the same arrays, such as the leading objects of a list, find them in the cache.
         step = _BLOCK if len(self.groups) > 1 else max(len(out), 1)
@@ -138,9 +138,9 @@ class Columns:
             if elements is None:
                 bad = side_by_side(out[here], group, int(starts[0]) + start)
             else:
-                ids = elements
-                if group.repeated:
-                    ids = np.repeat(group.columns[0].index[rows], self.split.counts_of(rows))
+                ids, index = elements, group.row_index
+                if index is not None:
+                    ids = np.repeat(index[rows], self.split.counts_of(rows))
                 bad = run(_kernels.rows, out[here], group, ids[here])
             if bad >= 0:
                 self.refuse(group.columns, out, rows, start + bad)

@@ -36,9 +36,9 @@ class Group:
         return self.columns[0].by_row
 
     @property
-    def repeated(self) -> bool:
-        """Whether the numbers of rows are read through an index, and repeated."""
-        return self.by_row and self.columns[0].index is not None
+    def row_index(self) -> Int64 | None:
+        """Where the number of each row is, if all of its elements have it."""
+        return self.columns[0].index if self.by_row else None
 
 
 class Stamp(NamedTuple):
@@ -64,8 +64,7 @@ NOTHING = Group(_NONE, (Column(Feature("nothing"), np.zeros(0, np.float32), None
 """No columns, beside which a stamp is all that is filled in."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class Place(NamedTuple):
     """Where a kernel finds the rows of a tensor, its lines and their elements.
 
     Attributes
