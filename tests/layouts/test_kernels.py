@@ -1,4 +1,4 @@
-"""Compiled code is kept: a worker does not compile what another process has compiled."""
+"""Compiled code is kept: a worker does not compile what another has, nor wait for numba."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
-import numba
+import numpy as np
 import pytest
-from numba.core.caching import CacheImpl
 
 import sonic_coffea as sonic
 from sonic_coffea.layouts import Row, _disk, _kernels, bind_inputs
+from sonic_coffea.layouts._machine_code import Kernel
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 MODEL = sonic.Model("m", {"x": Row("pt")}, {"y": ["a"]})
 SCRIPT = """
-import json
+import json, sys
 import awkward as ak, numpy as np
 import sonic_coffea as sonic
 from sonic_coffea.layouts import _kernels
 
 jets = ak.zip({"pt": ak.Array(np.ones((5, 3), np.float32))})
 jets = ak.from_regular(jets)
-sonic.Padded("pt", 4).pack(jets)
-sonic.Row("pt").pack(jets)
-kernels = (_kernels.padded, _kernels.rows)
-print(json.dumps([[len(k.stats.cache_hits), len(k.stats.cache_misses)] for k in kernels]))
+assert sonic.Padded("pt", 4).pack(jets).tolist() == [[[1, 1, 1, 0]]] * 5
+assert sonic.Row("pt").pack(jets).tolist() == [[1]] * 15
+sonic.Mask(4, of="pt").pack(jets)
+print(json.dumps([_kernels.padded.compiled, _kernels.mask.compiled, "numba" in sys.modules]))
 """
 
 
-def counts(cache: Path) -> list[list[int]]:
+def compiled(cache: Path) -> list[int | bool]:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         env={**os.environ, "NUMBA_CACHE_DIR": str(cache)},
@@ -49,26 +49,26 @@ def counts(cache: Path) -> list[list[int]]:
         timeout=200,
         check=True,
     )
-    found: list[list[int]] = json.loads(done.stdout)
+    found: list[int | bool] = json.loads(done.stdout)
     return found
 
 
-def test_kernels_are_compiled_once(tmp_path: Path) -> None:
-    assert counts(tmp_path) == [[0, 1]] * 2
-    assert counts(tmp_path) == [[1, 0]] * 2
+def test_kernels_are_compiled_once_and_loaded_without_numba(tmp_path: Path) -> None:
+    assert compiled(tmp_path) == [1, 1, True]
+    assert compiled(tmp_path) == [0, 0, False]
 
 
 def test_what_many_save_at_a_time_is_found_as_it_was_saved(tmp_path: Path) -> None:
     """Workers of a cluster compile at the same moment, for other types and processors."""
     keys = range(4)
 
-    def save(key: int, files: _disk.KernelFiles, barrier: threading.Barrier) -> None:
+    def save(key: int, files: _disk.Files, barrier: threading.Barrier) -> None:
         barrier.wait(20)
         files.save(key, f"code {key}")
 
     for i in range(50):
         barrier = threading.Barrier(len(keys))
-        files = [_disk.KernelFiles(str(tmp_path), f"kernel{i}", "source") for _ in keys]
+        files = [_disk.Files(f"processor {i}", [tmp_path]) for _ in keys]
         threads = [threading.Thread(target=save, args=(k, files[k], barrier)) for k in keys]
         for thread in threads:
             thread.start()
@@ -77,8 +77,13 @@ def test_what_many_save_at_a_time_is_found_as_it_was_saved(tmp_path: Path) -> No
         assert [files[0].load(k) for k in keys] == [f"code {k}" for k in keys]
 
 
-def test_what_is_out_of_date_or_cut_short_is_not_loaded(tmp_path: Path) -> None:
-    old, new = (_disk.KernelFiles(str(tmp_path), "kernel", stamp) for stamp in ("old", "new"))
+def test_what_is_out_of_date_or_cut_short_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = _disk.Files("processor", [tmp_path])
+    monkeypatch.setattr(_disk, "_sources", lambda: "new sources")
+    new = _disk.Files("processor", [tmp_path])
+    monkeypatch.setattr(_disk.Files, "_name", lambda *_: "the same")
     old.save("key", "old code")
     assert new.load("key") is None
     new.save("key", "new code")
@@ -93,18 +98,15 @@ def test_what_is_out_of_date_or_cut_short_is_not_loaded(tmp_path: Path) -> None:
     assert new.load("key") == "new code"
 
 
-def test_code_for_other_types_is_not_loaded_whatever_the_file_is_called(
+def test_code_for_other_types_or_processors_is_not_loaded_whatever_the_file_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_disk.KernelFiles, "_name", lambda *_: "the same")
-    files = _disk.KernelFiles(str(tmp_path), "kernel", "source")
+    monkeypatch.setattr(_disk.Files, "_name", lambda *_: "the same")
+    files = _disk.Files("processor", [tmp_path])
     files.save("one", "its code")
     assert files.load("one") == "its code"
     assert files.load("another") is None
-
-
-def plus_one(x: int) -> int:
-    return x + 1
+    assert _disk.Files("another", [tmp_path]).load("one") is None
 
 
 @pytest.fixture
@@ -117,36 +119,46 @@ def warned(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_a_full_disk_costs_time_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
 ) -> None:
-    def full(_: Any, name: str, __: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", name)
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(_disk.KernelFiles, "_save_data", full)
-    kernel = _kernels._compiled(plus_one)
-    assert (kernel(1), kernel(1.5)) == (2, 2.5)
+    monkeypatch.setattr(_disk.pickle, "dump", full)
+    files = _disk.Files("processor", [tmp_path])
+    files.save("key", "code")
+    assert files.load("key") is None
+    assert not list(tmp_path.iterdir())
     (message,) = warned.messages
     assert "each process compiles its own: No space left on device" in message
 
 
 def test_without_a_folder_kernels_are_compiled(
-    monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(CacheImpl, "_locator_classes", [])
-    kernels = _kernels._compiled(plus_one), _kernels._compiled(plus_one)
-    assert [kernel(1) for kernel in kernels] == [2, 2]
-    (message,) = warned.messages
-    assert "NUMBA_CACHE_DIR names one" in message
+    (tmp_path / "file").touch()
+    nowhere = _disk.Files("processor", [tmp_path / "file" / "folder"])
+    monkeypatch.setattr("sonic_coffea.layouts._machine_code._files", lambda: nowhere)
+    out = np.empty(3, np.int64)
+    for _ in range(2):
+        kernel = Kernel("_loops", "positions")
+        kernel(out, np.asarray([4, 9]), np.asarray([6, 10]))
+        assert (out.tolist(), kernel.compiled) == ([4, 5, 9], 1)
+    assert len(warned.messages) == 1
+    assert "each process compiles its own" in warned.text
 
 
-def test_a_wrong_setting_of_numba_s_is_not_taken_for_a_full_disk(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def wrong(*_: Any) -> None:
-        raise RuntimeError("Unknown cache locator class: 'x'")
+def test_the_first_folder_that_can_be_written_is_used(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folders = [tmp_path / "file" / "folder", tmp_path / "new"]
+    _disk.Files("processor", folders).save("key", "code")
+    assert _disk.Files("processor", folders[1:]).load("key") == "code"
 
-    monkeypatch.setattr(CacheImpl, "__init__", wrong)
-    with pytest.raises(RuntimeError, match="Unknown cache locator class"):
-        _kernels._compiled(plus_one)
+
+@pytest.mark.parametrize("step", [1, -2])
+def test_arrays_that_are_not_contiguous_are_read_as_they_lie(step: int) -> None:
+    starts = np.repeat(np.asarray([1, 5, 7]), abs(step))[::step]
+    out = np.empty(6, np.int64)
+    _kernels.positions(out, starts, starts + 2)
+    assert out.tolist() == [n for start in starts.tolist() for n in (start, start + 1)]
 
 
 def test_numba_is_ready_before_rows_are_queued() -> None:

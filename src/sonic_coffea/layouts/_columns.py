@@ -12,6 +12,7 @@ from awkward.index import Index8
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
+from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._fields import Column, Feature, Source
 from sonic_coffea.layouts._groups import NOTHING, Group, Place, Stamp, run, side_by_side
 from sonic_coffea.layouts._range import misfit
@@ -97,8 +98,6 @@ class Columns:
         wrap: bool,
         stamp: Stamp | None,
     ) -> None:
-        from sonic_coffea.layouts import _kernels
-
         starts, stops = self.split.starts[rows], self.split.stops[rows]
         place = Place.of(out)
         if stamp is not None and not self._at_once:
@@ -124,8 +123,6 @@ class Columns:
 
     def list(self, out: Tensor, rows: RowSelection) -> None:
         """Fill ``out[n, F]`` with the elements of the rows."""
-        from sonic_coffea.layouts import _kernels
-
         starts, stops = self.split.starts[rows], self.split.stops[rows]
         follow = len(starts) and np.array_equal(starts[1:], stops[:-1])
         elements = None
@@ -160,8 +157,6 @@ class Columns:
 
     def mark(self, out: Tensor, rows: RowSelection) -> None:
         """Fill ``out[n, 1, L]`` with 1 where a row has an element, and 0 elsewhere."""
-        from sonic_coffea.layouts import _kernels
-
         _kernels.mask(out, self.split.starts[rows], self.split.stops[rows])
 
     def scatter(self, width: int, dtype: np.dtype[Any], *, axes: int = 1) -> Scatter:
@@ -501,8 +496,6 @@ def _one_type(union: Content, what: str) -> Content:
 
 def order_of_elements(split_: Split, key: Column, *, ascending: bool) -> Int64:
     """Return the order of the elements of dense rows, each sorted by itself."""
-    from sonic_coffea.layouts import _kernels
-
     order = np.arange(int(split_.stops[-1]) if len(split_.stops) else 0)
     where = split_.starts, split_.stops
     if key.gaps:

@@ -1,72 +1,96 @@
 """Compiled kernels on disk, also when a thousand workers compile at the same time.
 
-numba finds the files of a function through an index, which processes write over each other's: two
-that compile for other types, or for other processors of a shared file system, can leave an entry
-that leads to the code of the other. Here each file is named by what it is for, says so itself, and
-is replaced whole; and a disk that cannot be used costs time only.
+Each file is named by what it is for, says so itself, and is replaced whole; and a disk that cannot
+be used costs time only.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import pickle
+import tempfile
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import platformdirs
 import xxhash
-from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 logger = logging.getLogger(__name__)
 
+_HERE = Path(__file__).parent
 
-class KernelFiles(IndexDataCacheFile):  # type: ignore[misc]
-    """The files of one function, one for each combination of types and processor."""
 
-    def save(self, key: Any, data: Any) -> None:
-        """Write what was compiled for a key."""
-        self._save_data(self._name(key), (self._source_stamp, key, data))
+class Files:
+    """Files of what was compiled from the sources beside this one.
+
+    Parameters
+    ----------
+    machine : object
+        What else they are for: a processor, and a compiler.
+    folders : sequence of Path, optional
+        Where they may be: by default that of NUMBA_CACHE_DIR, if it is set, or else the package's
+        own and the user's.
+    """
+
+    def __init__(self, machine: Any, folders: list[Path] | None = None) -> None:
+        self._of = repr(machine), _sources()
+        self._folders = _default_folders() if folders is None else folders
 
     def load(self, key: Any) -> Any:
-        """Return what was compiled for a key from this very source; None if nothing was."""
-        try:
-            stamp, saved, data = self._load_data(self._name(key))
-        except (OSError, EOFError, pickle.UnpicklingError):
-            return None
-        return data if (stamp, saved) == (self._source_stamp, key) else None
+        """Return what was compiled for a key; None if nothing was."""
+        for folder in self._folders:
+            try:
+                of, saved, data = pickle.loads((folder / self._name(key)).read_bytes())  # noqa: S301
+            except (OSError, EOFError, ValueError, pickle.UnpicklingError):
+                continue
+            if (of, saved) == (self._of, key):
+                return data
+        return None
 
-    def flush(self) -> None:
-        """Do nothing: what is out of date is not loaded, and written over."""
+    def save(self, key: Any, data: Any) -> None:
+        """Write what was compiled for a key, in the first folder that can be written."""
+        why = "no folder can be written; NUMBA_CACHE_DIR names one"
+        for folder in self._folders:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+                    try:
+                        pickle.dump((self._of, key, data), file)
+                        file.close()
+                        Path(file.name).replace(folder / self._name(key))
+                    except BaseException:
+                        Path(file.name).unlink(missing_ok=True)
+                        raise
+            except (PermissionError, NotADirectoryError, FileExistsError):
+                continue
+            except OSError as error:
+                why = error.strerror or str(error)
+                continue
+            return
+        _warn(why)
 
     def _name(self, key: Any) -> str:
-        number = xxhash.xxh3_64_intdigest(repr((self._version, key)).encode())
-        name: str = self._data_name(number)
-        return name
+        number = xxhash.xxh3_64_hexdigest(repr((self._of, key)).encode())
+        return f"kernel-{number}.bin"
 
 
-class _KernelCache(FunctionCache):  # type: ignore[misc]
-    """What numba asks for compiled code, and tells what it has compiled."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__(function)
-        locator, name = self._impl.locator, self._impl.filename_base
-        self._cache_file = KernelFiles(self._cache_path, name, locator.get_source_stamp())
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Save what was compiled; a disk that is full is no reason not to use it."""
-        try:
-            super().save_overload(sig, data)
-        except OSError as error:
-            _warn(error.strerror or str(error))
+@cache
+def _sources() -> str:
+    """Return a digest of all that is compiled."""
+    digest = xxhash.xxh3_128()
+    for path in sorted(_HERE.glob("*_loops.py")):
+        digest.update(path.read_bytes())
+    digest.update((_HERE / "_formulae.py").read_bytes())  # whose operations are compiled in
+    return digest.hexdigest()
 
 
-def keep(kernel: Any, function: Any) -> None:
-    """Keep on disk what is compiled of a function, if there is a folder to do so."""
-    try:
-        kernel._cache = _KernelCache(function)  # noqa: SLF001  numba offers nothing else
-    except RuntimeError as error:
-        if "no locator available" not in str(error):  # such as a setting of numba's that is wrong
-            raise
-        _warn("no folder can be written; NUMBA_CACHE_DIR names one")
+def _default_folders() -> list[Path]:
+    named = os.environ.get("NUMBA_CACHE_DIR")
+    if named:
+        return [Path(named)]
+    return [_HERE / "__pycache__", platformdirs.user_cache_path("sonic-coffea") / "kernels"]
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._fields import FUNCTIONS, Column, Feature, limits
 from sonic_coffea.layouts._rows import Int64, offsets_of
 
@@ -90,7 +91,7 @@ class Place(NamedTuple):
     def of(cls, out: Tensor) -> Place:
         """Return that of ``out[n, F, L]``, or of ``out[n, P, F, L]``."""
         outer, *inner, line, step = (stride // out.itemsize for stride in out.strides)
-        rows = out.ctypes.data, out.shape[1] if inner else 1, outer, *(inner or (0,))
+        rows = _kernels.address(out), out.shape[1] if inner else 1, outer, *(inner or (0,))
         return cls(out.dtype, rows, line, out.shape[-1], step)
 
     def fill(
@@ -107,24 +108,31 @@ class Place(NamedTuple):
 
         Returns the place of the first row that cannot be sent, or -1.
         """
-        from sonic_coffea.layouts import _kernels
-
-        slots, constants, behind = group.slots, fills[:0].reshape(0, 0), fills[:0]
+        slots = group.slots
+        constants = scratch = None
         if stamp is not None:
             slots = np.concatenate((slots, stamp.slots))
-            constants = np.atleast_2d(stamp.numbers).astype(self.dtype, copy=False)
-            behind = np.asarray(stamp.behind).astype(self.dtype)
-        first, scratch = -1, fills[:0]
+            fills = np.concatenate((fills, np.asarray(stamp.behind).astype(self.dtype)))
+            constants = np.ascontiguousarray(np.atleast_2d(stamp.numbers), self.dtype)
+        first = -1
         if self.step != 1:
             scratch = np.empty(len(slots) * self.length, self.dtype)
             lowest = int(slots.min())
             if self.line == 1 and int(slots.max()) - lowest + 1 == len(slots):
                 first = lowest
-        place = *self.rows, self.length, self.step, first
-        values, index, size, missing = _read_by(group, self.dtype)
-        given = (group.addresses, size, values[:0], index, group.transform, missing)
-        padding = (starts, stops, fills, wrap, constants, behind)
-        bad: int = _kernels.padded(place, slots * self.line, scratch, *given, *padding)
+        place = *self.rows, self.length, self.step, first, _address(scratch)
+        stamps = _address(constants), 0 if constants is None else len(constants)
+        bad: int = _kernels.padded(
+            place,
+            slots * self.line,
+            group.addresses,
+            *_read_by(group, self.dtype),
+            starts,
+            stops,
+            fills,
+            wrap,
+            *stamps,
+        )
         return bad
 
 
@@ -139,7 +147,7 @@ def side_by_side(out: Tensor, group: Group, first: int) -> int:
     for length in (_SIDE_BY_SIDE, len(out) % _SIDE_BY_SIDE):
         count = (len(out) - done) // length if length else 0
         if count:
-            rows = out[done:].ctypes.data, 1, length * step, 0
+            rows = _kernels.address(out[done:]), 1, length * step, 0
             starts = np.arange(first + done, first + done + count * length, length)
             place = Place(out.dtype, rows, line, length, step)
             bad = place.fill(group, starts, starts + length, fills)
@@ -149,20 +157,26 @@ def side_by_side(out: Tensor, group: Group, first: int) -> int:
     return -1
 
 
+def _address(values: Tensor | None) -> int:
+    return 0 if values is None else _kernels.address(values)
+
+
 def run(kernel: Any, out: Tensor, group: Group, *where: Any) -> int:
     """Fill the slots of a group; return the place of the first that cannot be sent, or -1."""
-    values, index, size, missing = _read_by(group, out.dtype)
-    first = (out, group.slots, group.addresses, size, values[:0], index, group.transform)
-    bad: int = kernel(*first, missing, *where)
+    read = _read_by(group, out.dtype)
+    bad: int = kernel(out, group.slots, group.addresses, *read, *where)
     return bad
 
 
-def _read_by(group: Group, dtype: np.dtype[Any]) -> tuple[Tensor, Int64 | None, int, Tensor | None]:
-    """Return what a kernel reads: values, their index, how many there are, what is missing."""
+def _read_by(
+    group: Group, dtype: np.dtype[Any]
+) -> tuple[int, str, Int64 | None, tuple[Tensor, ...] | None, Tensor | None]:
+    """Return what a kernel reads: how many numbers, their type, their index, and what is done."""
     values, index = group.columns[0].values, group.columns[0].index
     index = None if group.by_row else index
     missing = None if group.missing is None else group.missing.astype(dtype)
-    return values, index, len(values) if index is None else len(index), missing
+    size = len(values) if index is None else len(index)
+    return size, values.dtype.char, index, group.transform, missing
 
 
 def grouped(columns: Sequence[Column], missing: Sequence[float] | None = None) -> tuple[Group, ...]:
@@ -176,8 +190,6 @@ def grouped(columns: Sequence[Column], missing: Sequence[float] | None = None) -
 
 
 def _group(slots: list[int], columns: list[Column], missing: Sequence[float] | None) -> Group:
-    from sonic_coffea.layouts import _kernels
-
     if not columns[0].feature.plain and columns[0].values.dtype.kind != "f":
         real = np.result_type(columns[0].values.dtype, np.float32)
         # The channels of a one-hot field have one array.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
+from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._fields import Source
 
 if TYPE_CHECKING:
@@ -85,8 +86,6 @@ class Inputs:
 
     def load(self) -> None:
         """Load what packing needs: the first time in a process, it would be taken for packing."""
-        from sonic_coffea.layouts import _kernels
-
         _kernels.load()
 
     def pack(self, start: int, stop: int) -> dict[str, Tensor]:

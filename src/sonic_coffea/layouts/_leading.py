@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._columns import Columns, of_one_collection
 from sonic_coffea.layouts._fields import Column
 from sonic_coffea.layouts._groups import Group, Place, grouped
@@ -41,7 +42,7 @@ class _Steps:
     def place_in(self, out: Tensor) -> Place:
         """Return where ``[n, fields, objects]`` is in ``out[n, F]``."""
         row, one = (stride // out.itemsize for stride in out.strides)
-        rows = out.ctypes.data, 1, row, 0
+        rows = _kernels.address(out), 1, row, 0
         strides = self.field_step * one, self.objects, self.object_step * one
         return Place(out.dtype, rows, *strides)
 

@@ -9,6 +9,7 @@ import numpy as np
 from awkward.contents import NumpyArray, RegularArray
 
 from sonic_coffea.errors import ConfigError, InputError
+from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._formulae import DEFAULT, VECTORS, compile_formulae, four_vector
@@ -188,14 +189,13 @@ class Pairwise(PaddedLayout):
         return compile_formulae(self.formulae or (), names, eps=self.eps)
 
     def _compute(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        from sonic_coffea.layouts import _pair_kernels
-
         program = self._program()
         exact = all(c.values.dtype in _EXACT for c in columns.columns)
         kind = np.dtype(np.float32 if exact else np.float64)
         fields = empty((len(out), len(self.features), out.shape[2]), kind)
         columns.pad(fields, (0.0,) * len(self.features), rows)
-        bad = _pair_kernels.pairs(
+        sizes = len(self.features), len(program.elements), len(program.pairs)
+        bad = _kernels.pairs(
             out,
             fields,
             columns.split.counts_of(rows),
@@ -206,6 +206,7 @@ class Pairwise(PaddedLayout):
             program.results,
             program.symmetric,
             _largest(self.dtype),
+            *(np.empty((lines, out.shape[2])) for lines in sizes),
         )
         if bad >= 0 and self.formulae is not None:
             place, channel = divmod(bad, self.channels)

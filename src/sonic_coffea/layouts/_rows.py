@@ -23,6 +23,7 @@ from awkward.index import Index8, Index64
 from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
+from sonic_coffea.layouts import _kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -226,8 +227,6 @@ class Split:
 
     def positions(self, rows: RowSelection = slice(None)) -> Int64:
         """Return where the elements of some rows lie, one row after the other."""
-        from sonic_coffea.layouts import _kernels
-
         starts, stops = self.starts[rows], self.stops[rows]
         positions = np.empty(int((stops - starts).sum()), np.int64)
         _kernels.positions(positions, starts, stops)

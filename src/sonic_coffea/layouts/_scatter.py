@@ -16,6 +16,7 @@ from awkward.contents import (
 from awkward.index import Index8, Index64
 from numpy.typing import NDArray
 
+from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._rows import offsets_of
 
 if TYPE_CHECKING:
@@ -88,8 +89,6 @@ class Scatter:
         if (len(tensor), tensor.shape[-1], tensor.dtype) != kind:
             raise ValueError(f"expected {kind}, got {tensor.dtype} {tensor.shape}")
         if is_padded:
-            from sonic_coffea.layouts import _kernels
-
             length = tensor.shape[1]
             if tensor.shape[1:-1] != (length,) * self._axes:
                 raise ValueError(f"expected {self._axes} axes of {length}, got {tensor.shape}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sonic_coffea.layouts._formulae import OPERATIONS
-from sonic_coffea.layouts._kernels import _compiled
+from sonic_coffea.layouts._loops import compiled
 
 (
     CONSTANT,
@@ -37,7 +37,7 @@ from sonic_coffea.layouts._kernels import _compiled
 ) = range(len(OPERATIONS))
 
 
-@_compiled
+@compiled
 def _number(operation, x, y):
     """Return what an operation makes of one or two numbers."""
     if operation == DIVIDE:
@@ -65,7 +65,7 @@ def _number(operation, x, y):
     return np.cosh(x)
 
 
-@_compiled
+@compiled
 def _execute(program, constants, values, at, count, registers):
     """Execute a program for elements 0 to `count`, or for their pairs with element `at`.
 
@@ -117,16 +117,28 @@ def _execute(program, constants, values, at, count, registers):
                 to[k] = _number(operation, registers[a, k], registers[b, k])
 
 
-@_compiled
-def pairs(out, fields, counts, fills, elements, program, constants, results, symmetric, limit):
+@compiled
+def pairs(
+    out,
+    fields,
+    counts,
+    fills,
+    elements,
+    program,
+    constants,
+    results,
+    symmetric,
+    limit,
+    values,
+    known,
+    registers,
+):
     """Fill ``out[n, C, L, L]`` from ``fields[n, F, L]``, whose rows have `counts` elements.
 
+    A row's numbers are kept in `values` and `known`, those of one element's pairs in `registers`.
     Returns the first row, times `C`, plus the channel, of a number that cannot be sent; or -1.
     """
     rows, channels, length, _ = out.shape
-    values = np.empty(fields.shape[1:], np.float64)
-    known = np.empty((len(elements), length), np.float64)
-    registers = np.empty((len(program), length), np.float64)
     bad = -1
     for n in range(rows):
         count = min(counts[n], length)

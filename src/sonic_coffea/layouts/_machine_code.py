@@ -1,0 +1,181 @@
+"""Functions that numba compiles, called without numba.
+
+What is compiled is kept on disk as machine code, and LLVM alone loads it: a process that finds all
+it needs there does not wait for numba, which takes a second to get ready. The GIL is released while
+it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib import import_module
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sonic_coffea.layouts._disk import Files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+Kinds = tuple[Any, ...]
+"""What the arguments of a call are: None, bool, int, float, a type of numbers; an array's type, its
+axes and whether it is contiguous; or a tuple of these."""
+
+MachineCode = tuple[str, bytes]
+"""The name of a function, and the object file that has it."""
+
+_lock = RLock()
+
+
+class Kernel:
+    """A function of another module, compiled for each kind of arguments that it is called with.
+
+    Parameters
+    ----------
+    module : str
+        The module beside this one that has the function.
+    name : str
+        The function, which returns an integer or nothing.
+
+    Attributes
+    ----------
+    compiled : int
+        For how many kinds it was compiled in this process, as no file had the code.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+        self._ready: dict[Kinds, Callable[..., int]] = {}
+        self.compiled = 0
+
+    def __call__(self, *arguments: Any) -> int:
+        """Call it; arrays may be of any type and any number of axes."""
+        values: list[Any] = []
+        key = tuple([_take(argument, values) for argument in arguments])
+        function = self._ready.get(key)
+        if function is None:
+            with _lock:
+                function = self._ready[key] = self._prepared(key)
+        # Behind the arguments is where what it returns, and an error, are written.
+        memory = (ctypes.c_int64 * (len(values) + 2))(*values)
+        at = ctypes.addressof(memory)
+        end = at + 8 * len(values)
+        if function(end, end + 8, at):
+            raise RuntimeError(f"the kernel {self._name!r} failed")
+        return int(memory[-2])
+
+    def _prepared(self, kinds: Kinds) -> Callable[..., int]:
+        files, key = _files(), (self._name, repr(_named(kinds)))
+        code = files.load(key)
+        if code is None:
+            code = self._compile(_named(kinds))
+            self.compiled += 1
+            files.save(key, code)
+        return _PROTOTYPE(_load(*code))
+
+    def _compile(self, kinds: Kinds) -> MachineCode:
+        from numba import types
+
+        from sonic_coffea.layouts._loops import entry
+
+        kernel = getattr(import_module(f"{__package__}.{self._module}"), self._name)
+        function: Any = entry(kernel, kinds)
+        function.compile((types.int64,))
+        (compiled,) = function.overloads.values()
+        code = compiled.library._get_compiled_object()  # noqa: SLF001  numba offers nothing else
+        return compiled.fndesc.llvm_func_name, bytes(code)
+
+
+_PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+
+
+def address(values: NDArray[Any]) -> int:
+    """Return where numbers lie; numpy would make a dict, or an object, to say so."""
+    return _at(id(values) + _DATA).value or 0
+
+
+# The address of its memory is the first thing in an array, behind what any object has.
+_DATA = object.__basicsize__
+_at = ctypes.c_void_p.from_address
+
+
+def _take(argument: Any, values: list[Any]) -> Any:
+    """Return the kind of an argument, and add what an entry takes for it."""
+    kind = type(argument)
+    if kind is np.ndarray:
+        contiguous = argument.flags.c_contiguous
+        values.append(address(argument))
+        values += argument.shape
+        if not contiguous:
+            values += argument.strides
+        return argument.dtype.char, argument.ndim, contiguous
+    if kind is int:
+        values.append(argument)
+    elif kind is tuple:
+        return tuple([_take(one, values) for one in argument])
+    elif argument is None or kind is str:
+        return argument
+    elif isinstance(argument, float):
+        values.append(ctypes.c_int64.from_buffer(ctypes.c_double(argument)).value)
+        return float
+    else:
+        values.append(int(argument))
+        return bool if kind in (bool, np.bool_) else int
+    return kind
+
+
+def _named(kinds: Any) -> Any:
+    """Return the same with the types of arrays as any platform names them."""
+    if not isinstance(kinds, tuple):
+        return np.dtype(kinds).str if isinstance(kinds, str) else kinds
+    return tuple(map(_named, kinds))
+
+
+@cache
+def load() -> Any:
+    """Have LLVM get ready; return the processor that code is made for."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    for library in ("libm.so.6",):
+        try:
+            llvm.load_library_permanently(library)
+        except RuntimeError:  # another system, whose programs have it anyway
+            break
+    # Of arrays that own memory, which kernels do not make: it is never called.
+    destroy = "NRT_MemInfo_call_dtor"
+    if llvm.address_of_symbol(destroy) is None:
+        llvm.add_symbol(destroy, llvm.address_of_symbol("abort"))
+    return llvm.Target.from_triple(llvm.get_process_triple())
+
+
+@cache
+def _files() -> Files:
+    import llvmlite
+    import llvmlite.binding as llvm
+
+    load()
+    features = llvm.get_host_cpu_features().flatten()
+    of = llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name(), features
+    return Files(of)
+
+
+_engines: list[Any] = []
+
+
+def _load(symbol: str, code: bytes) -> int:
+    """Return the address of a function, which stays there."""
+    import llvmlite.binding as llvm
+
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), load().create_target_machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    found: int = engine.get_function_address(symbol)
+    return found
