@@ -151,6 +151,15 @@ def gathering(results: Results, rows: int, repeats: int) -> None:
         here = {COPY: layout.pack(arrays).copy, name: lambda: layout.pack(arrays)}  # noqa: B023
         times = interleaved(here, repeats, title=name)
         results.add(times, name, against=COPY, at_most=targets.get(name))
+    # Of eight numbers, memory sends two lines, or three, of which a copy reads all.
+    leading, equal = "Row, 8 leading objects, missing", "numpy, first 8 of lists of one length"
+    columns = np.zeros((len(FIELDS), rows * MEAN), np.float32)
+    strides = MEAN * columns.itemsize, *columns.strides
+    first = np.lib.stride_tricks.as_strided(columns, (rows, len(FIELDS), 8), strides)
+    row, arrays = ways[leading]
+    times = interleaved({equal: first.copy, leading: lambda: row.pack(arrays)}, repeats)
+    results.add(times, equal)
+    results.add(times, leading, called=f"{leading}, over numpy", against=equal)
 
 
 def pairs_in_numpy(vectors: np.ndarray) -> np.ndarray:

@@ -60,7 +60,8 @@ class Kernel:
         function = self._ready.get(key)
         if function is None:
             with _lock:
-                function = self._ready[key] = self._prepared(key)
+                function = self._ready.get(key) or self._prepared(key)
+                self._ready[key] = function
         # Behind the arguments is where what it returns, and an error, are written.
         memory = (ctypes.c_int64 * (len(values) + 2))(*values)
         at = ctypes.addressof(memory)
@@ -107,7 +108,7 @@ _at = ctypes.c_void_p.from_address
 def _take(argument: Any, values: list[Any]) -> Any:
     """Return the kind of an argument, and add what an entry takes for it."""
     kind = type(argument)
-    if kind is np.ndarray:
+    if isinstance(argument, np.ndarray):
         contiguous = argument.flags.c_contiguous
         values.append(address(argument))
         values += argument.shape
@@ -120,7 +121,7 @@ def _take(argument: Any, values: list[Any]) -> Any:
         return tuple([_take(one, values) for one in argument])
     elif argument is None or kind is str:
         return argument
-    elif isinstance(argument, float):
+    elif isinstance(argument, (float, np.floating)):
         values.append(ctypes.c_int64.from_buffer(ctypes.c_double(argument)).value)
         return float
     else:
