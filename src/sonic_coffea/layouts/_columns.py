@@ -121,12 +121,12 @@ class Columns:
                 error = self.misfit(group.columns, out, self.number(rows, bad), elements)
                 raise error or InputError(_CAN_BE_SENT)
 
-    def list(self, out: Tensor, rows: RowSelection) -> None:
-        """Fill ``out[n, F]`` with the elements of the rows."""
+    def list(self, out: Tensor, elements: Int64 | None, rows: RowSelection) -> None:
+        """Fill ``out[n, F]`` with the elements of the rows: all, or where these lie."""
         starts, stops = self.split.starts[rows], self.split.stops[rows]
         follow = len(starts) and np.array_equal(starts[1:], stops[:-1])
-        elements = None
-        if not follow or any(group.row_index is not None for group in self.groups):
+        repeated = any(group.row_index is not None for group in self.groups)
+        if elements is None and (repeated or not follow):
             elements = self.split.positions(rows)
         # Groups of the same arrays, such as the leading objects of a list, find them in the cache.
         step = _BLOCK if len(self.groups) > 1 else max(len(out), 1)
@@ -140,14 +140,19 @@ class Columns:
                     ids = np.repeat(index[rows], self.split.counts_of(rows))
                 bad = run(_kernels.rows, out[here], group, ids[here])
             if bad >= 0:
-                self.refuse(group.columns, out, rows, start + bad)
+                self.refuse(group.columns, out, elements, rows, start + bad)
 
     def refuse(
-        self, columns: Sequence[Column], out: Tensor, rows: RowSelection, first: int
+        self,
+        columns: Sequence[Column],
+        out: Tensor,
+        elements: Int64 | None,
+        rows: RowSelection,
+        first: int,
     ) -> NoReturn:
         """Raise the error of the first element, from a place in the tensor on."""
         ends = np.cumsum(self.split.counts_of(rows))
-        elements = self.split.positions(rows)
+        elements = self.split.positions(rows) if elements is None else elements
         for place in range(first, len(elements)):
             row = self.number(rows, int(np.searchsorted(ends, place, side="right")))
             error = self.misfit(columns, out, row, elements[place : place + 1])

@@ -170,7 +170,7 @@ class Flat(FieldsLayout):
         return columns.split.counts_of(rows) * per_element + (8 if self.splits else 0)
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        columns.list(self._by_element(out), rows)
+        columns.list(self._by_element(out), None, rows)
 
     def make(
         self, name: str, columns: Columns, rows: RowSelection, level: int

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.layouts._columns import Tensor
     from sonic_coffea.layouts._fields import Feature, Source
-    from sonic_coffea.layouts._rows import RowSelection, Split
+    from sonic_coffea.layouts._rows import Int64, RowSelection, Split
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,14 +63,15 @@ class LeadingColumns(Columns):
 
     lists: _Lists | None = None
 
-    def list(self, out: Tensor, rows: RowSelection) -> None:
+    def list(self, out: Tensor, elements: Int64 | None, rows: RowSelection) -> None:
+        del elements
         lists = self.lists
         assert lists is not None  # noqa: S101
         where = lists.split.starts[rows], lists.split.stops[rows]
         pads = np.asarray(lists.fills).astype(out.dtype)
         bad = lists.steps.place_in(out).fill(lists.group, *where, pads)
         if bad >= 0:
-            self.refuse(self.columns, out, rows, bad)
+            self.refuse(self.columns, out, None, rows, bad)
 
 
 def leading_columns(

@@ -122,7 +122,7 @@ def _take(argument: Any, values: list[Any]) -> Any:
     elif argument is None or kind is str:
         return argument
     elif isinstance(argument, (float, np.floating)):
-        values.append(ctypes.c_int64.from_buffer(ctypes.c_double(argument)).value)
+        values.append(ctypes.c_int64.from_buffer(ctypes.c_double(float(argument))).value)
         return float
     else:
         values.append(int(argument))

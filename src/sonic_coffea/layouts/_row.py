@@ -97,7 +97,7 @@ class Row(FieldsLayout):
         return tuple(axes[axis] for axis in self.axis_order)
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
-        columns.list(out.reshape(len(out), len(self.features)), rows)
+        columns.list(out.reshape(len(out), len(self.features)), None, rows)
 
     def content(self, tensor: Tensor, columns: Columns) -> RecordArray:
         by_row = tensor.reshape(len(tensor), len(columns))
