@@ -95,7 +95,7 @@ chaos: $(VENV)/.dev-installed
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 docs: $(VENV)/.dev-installed
-	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build/html
+	$(BIN)/python -m sphinx -q -E -W --keep-going docs docs/_build/html
 	@echo "the documentation is in docs/_build/html/index.html"
 
 bench: $(VENV)/.dev-installed
