@@ -21,9 +21,9 @@ def connect(
     profile: str | None = None,
     **options: Any,
 ) -> Pool:
-    """Name the servers that models are scored on, and return the pool that talks to them.
+    """Name the servers, and return the pool of connections to them.
 
-    The first call of a model reads certificates and contacts servers, nothing does before.
+    No server is contacted, and no certificate read, before the first call of a model.
 
     Parameters
     ----------
@@ -33,8 +33,8 @@ def connect(
         names under ``sonic.servers``, or ``DASK_SONIC__SERVERS``, or the load balancer of the job
         (``SONIC_LOCAL_BALANCER_HOST`` and ``_PORT``).
     client : distributed.Client, optional
-        Connect every present and future worker of its cluster too; with an asynchronous client,
-        what is returned is to be awaited.
+        Connect every present and future worker of its cluster, too. With an asynchronous client,
+        await the result.
     profile : str, optional
         A facility's servers and options, from ``sonic.profiles`` of dask's configuration.
     **options
@@ -42,9 +42,8 @@ def connect(
         ``compression``, ``shared_memory``, ``channels``, ``max_in_flight``,
         ``max_in_flight_bytes``, ``max_request_bytes``, ``request_timeout_s``,
         ``metadata_timeout_s``, ``retry_timeout_s``, ``hedge_after_s``, ``balance``, ``weight``,
-        ``fallback``,
-        ``fallback_after_s``, ``cache``, ``cache_bytes``, ``cache_trusts_versions``,
-        ``max_suspended_chunks``; what they are, `sonic_coffea.pool.Settings` and its groups say.
+        ``fallback``, ``fallback_after_s``, ``cache``, ``cache_bytes``, ``cache_trusts_versions``,
+        ``max_suspended_chunks``. `sonic_coffea.pool.Settings` and its groups describe them.
 
     Returns
     -------

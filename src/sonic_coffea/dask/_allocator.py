@@ -19,7 +19,7 @@ ServedModel = tuple[str, ModelKey]
 
 # The fractional parts of its multiples are spread evenly (Weyl; Knuth, volume 3, 6.4).
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
-# A lease lasts for so many rounds; then a client goes by its own limit.
+# Rounds for which a lease lasts; then a client goes by its own limit.
 _LEASE_ROUNDS = 4
 
 
@@ -100,7 +100,7 @@ class Allocator:
         return sum(server in client.open_since for client in self._clients.values())
 
     def join(self, client: str, weight: int = 1) -> None:
-        """Take in a client, or change its weight: it counts as so many."""
+        """Add a client, or change its weight: it counts as that many clients."""
         self._known(client).weight = weight
 
     def _known(self, client: str) -> _Client:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def cluster(workers: int, scheduler: str | None = None) -> Iterator[Any]:
-    """Yield a client of the scheduler at an address, or of so many processes of this machine.
+    """Yield a client of the scheduler at an address, or of processes of this machine.
 
     Raises
     ------

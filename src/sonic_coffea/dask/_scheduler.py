@@ -55,7 +55,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         add_page(scheduler, self.history)
 
     def join(self, worker: str, process: str, weight: float | None = None) -> dict[str, float]:
-        """Take in a worker; it is told how to behave until the first round.
+        """Add a worker; it is told how to behave until the first round.
 
         The weight is that of the cluster; who connects last says it.
         """

@@ -15,7 +15,7 @@ from sonic_coffea.pool import Deadline
 # Above this part of a worker's memory limit, waiting chunks keep their threads, so that no more of
 # them start; dask begins to spill at the same part.
 _MAX_MEMORY_PART = 0.6
-# A chunk whose scores are there makes way for others for at most so long.
+# How long a chunk whose scores are there makes way for others, at most.
 _MAX_REJOIN_S = 5.0
 # dask does not say when a task starts, so it has to be polled.
 _POLL_S = 0.01

@@ -262,7 +262,7 @@ class Assembly(Protocol):
         """Return the shape of each number or array, of that of a row that the server tells."""
 
     def expect(self, shape: Sequence[int]) -> None:
-        """Take note of the shape of a row that the server tells, for rows without an answer."""
+        """Record the shape of a row that the server tells, for rows without an answer."""
 
     def content(self) -> Content:
         """Return one element, or list, for each row."""

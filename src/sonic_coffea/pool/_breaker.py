@@ -22,7 +22,7 @@ MAX_LOSSES = 32.0
 LOSSES_PER_ANSWER = 10.0
 # So many losses end a trial of an endpoint whose circuit was open.
 HALF_OPEN_LOSSES = 4.0
-# A run of losses that lasts so long opens the circuit, however few they are.
+# A run of losses that lasts this long opens the circuit, however few they are.
 MAX_RUN_S = 2.0
 
 
@@ -113,7 +113,7 @@ class CircuitBreaker:
         self._budget = max(self._budget - 1.0, 0.0)
 
     def fail(self, error: SonicError, now: float, *, hopeless: bool = True) -> bool:
-        """Take note of a loss, and return whether the endpoint is lost by it.
+        """Record a loss, and return whether the endpoint is lost by it.
 
         `hopeless` says that nothing else is in flight which may still be answered.
         """
@@ -148,7 +148,7 @@ class CircuitBreaker:
         return new
 
     def readmit(self, now: float) -> None:
-        """Take note that others have not lost it any more."""
+        """Record that others have not lost it any more."""
         if self._ejected_until > now:
             self.retry_at = self._ejected_until = now
 

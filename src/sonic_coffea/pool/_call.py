@@ -128,7 +128,7 @@ class Call:
         self._callbacks: list[Callable[[], Any]] = []
 
     def own(self, slices: int, abandon: Callable[[Call, SonicError], None]) -> None:
-        """Take note of in how many requests its rows are sent, and of what ends it early."""
+        """Record in how many requests its rows are sent, and what ends it early."""
         self._abandon = abandon
         self._left = slices
         if slices == 0:
@@ -195,7 +195,7 @@ class Call:
         self.served_versions.add(response.version or self.contract.version)
 
     def expect(self, more: int) -> None:
-        """Take note that its rows travel in more requests than were planned."""
+        """Record that its rows travel in more requests than were planned."""
         self._left += more
 
     def finish(self, request: RequestSlice) -> bool:

@@ -81,11 +81,11 @@ class Channels:
         return number
 
     def leave(self, number: int) -> None:
-        """Take note that a request has ended."""
+        """Record that a request has ended."""
         self._all[number].in_flight -= 1
 
     def answered(self, number: int) -> None:
-        """Take note of a response."""
+        """Record a response."""
         channel = self._all[number]
         channel.silent_since = None
         channel.resets = min(channel.resets + RESETS_PER_ANSWER, MAX_RESETS)
@@ -99,7 +99,7 @@ class Channels:
         return True
 
     def silent(self, number: int, now: float) -> None:
-        """Take note that a request is overdue."""
+        """Record that a request is overdue."""
         if self._all[number].silent_since is None:
             self._all[number].silent_since, self._to_renew = now, True
 

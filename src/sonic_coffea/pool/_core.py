@@ -755,7 +755,7 @@ class PoolCore:
             heapq.heappush(self._queues.setdefault(request.key, []), (request.order, request))
 
     def _take_out(self, key: ModelKey) -> list[RequestSlice]:
-        """Take out the slices of a model that wait, and that somebody waits for."""
+        """Take out the waiting slices of a model whose call is not over."""
         queue = self._queues.get(key, [])
         slices = [request for _, request in queue]
         slices += [request for *_, request in self._backing_off if request.key == key]

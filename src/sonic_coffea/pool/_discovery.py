@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._request import ModelKey
     from sonic_coffea.transport import Contract
 
-# Once a server has answered, the others have so long: one that hangs must not hold up the rest.
+# How much longer the others have once a server has answered: one that hangs must not delay them.
 OTHERS_S = 1.0
 _TRANSIENT = (
     CancelledError,
@@ -40,7 +40,7 @@ _TRANSIENT = (
 
 @dataclass(slots=True)
 class Discovery:
-    """What is known so far of a model that somebody asked for.
+    """What is known so far of a model that a caller asks for.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Discovery:
     _grace_until: float = math.inf
 
     def begin_round(self, urls: Iterable[str], until: float) -> None:
-        """Take note that these servers are asked, and until when they have to answer."""
+        """Record that these servers are asked, and until when they have to answer."""
         self.next_round_at = None
         self.awaited = set(urls)
         self._passing = self.transient
@@ -103,7 +103,7 @@ class Discovery:
 
     @property
     def transient(self) -> bool:
-        """Whether another round may find what this one did not.
+        """Whether another round of questions may find a server that has the model.
 
         So it is after a round in which a server was lost: it may be back before its model is.
         """
@@ -120,7 +120,7 @@ class Discovery:
         return error
 
     def too_late(self, timeout_s: float) -> SonicError:
-        """Return the error for somebody whose time is over."""
+        """Return the error for a caller whose time is over."""
         name, version = self.key
         error: SonicError = DeadlineError(
             f"no server has said within {timeout_s:g} s what the model is",

@@ -48,7 +48,7 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointReport:
-    """What a pool tells of an endpoint to who sees all clients of the servers.
+    """What a pool reports of an endpoint to the scheduler.
 
     ``models`` has, by model, the requests in flight and the RTT statistics since the last report.
     """

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Behind a URL, one of several servers may hang: if one of so many probes is answered, it lives.
+# Behind a URL, one of several servers may hang: the URL lives if one of these probes is answered.
 PROBES = 4
 
 CLOSED = "the pool has been closed; call sonic.connect again"

@@ -106,7 +106,7 @@ class ContractRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class ContractWithdrawn(Event):
-    """The time of somebody who waits for a contract is over."""
+    """The time of a caller who waits for a contract is over."""
 
     request: ContractRequest
 
@@ -127,7 +127,7 @@ class StartDelayed(Event):
 
 @dataclass(frozen=True, slots=True)
 class QuotasReceived(Event):
-    """Somebody who sees all clients of the servers says what this one may have in flight.
+    """The scheduler says what this process may have in flight.
 
     ``ejected`` are the servers that other clients have lost.
     """
@@ -209,7 +209,7 @@ class Validate(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Resolve(Instruction):
-    """Tell somebody what a model takes and gives, or why nobody knows."""
+    """Tell a caller what a model takes and gives, or why that is not known."""
 
     request: ContractRequest
     outcome: Contract | SonicError

@@ -49,11 +49,11 @@ class FallbackPolicy:
         return self.starting or self.due_at(key, now) < math.inf
 
     def started(self, url: str, now: float) -> None:
-        """Take note of where it serves."""
+        """Record where it serves."""
         self.starting = False
         self.url, self._started_at = url, now
 
     def fail(self, error: SonicError) -> None:
-        """Take note that it cannot be used; it is not started again."""
+        """Record that it cannot be used; it is not started again."""
         self.starting = False
         self._error = error

@@ -254,7 +254,7 @@ class InFlight:
         return overdue
 
     def grant(self, key: ModelKey, quota: Quota, now: float) -> None:
-        """Take the quota that somebody who sees all clients gives this one."""
+        """Take the quota that the scheduler allocates to this process."""
         self._quotas[key] = quota.after(self._quota(key, now))
 
     def wakes_at(self, now: float) -> float:

@@ -1,4 +1,4 @@
-"""In-flight limits: one that adapts to round-trip times, and a quota from who sees all clients."""
+"""In-flight limits: one that adapts to round-trip times, and a quota from the scheduler."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class AdaptiveLimit:
     def answered(
         self, rtt_s: float, rows: int, in_flight: int, now: float, full: float = 1.0
     ) -> None:
-        """Take note of an answer.
+        """Record an answer.
 
         Parameters
         ----------
@@ -176,7 +176,7 @@ class AdaptiveLimit:
     def refused(
         self, in_flight: int, now: float, rng: Random, retry_after_s: float | None = None
     ) -> None:
-        """Take note of a refusal for lack of capacity.
+        """Record a refusal for lack of capacity.
 
         Parameters
         ----------
@@ -208,7 +208,7 @@ class AdaptiveLimit:
         self._set(min(self._value, _MIN_IN_FLIGHT))
 
     def halve(self, now: float) -> None:
-        """Take note of a request that took too long; those of one moment count as one."""
+        """Record a request that took too long; those of one moment count as one."""
         if now >= self._next_refusal_at:
             self._slow_start = False
             self._next_refusal_at = now + self._mean_rtt_s
@@ -238,7 +238,7 @@ class AdaptiveLimit:
 
 @dataclass(slots=True)
 class Quota:
-    """What this process may have in flight to an endpoint, from who sees all of its clients.
+    """What this process may have in flight to an endpoint, as the scheduler says.
 
     Parameters
     ----------
@@ -265,7 +265,7 @@ class Quota:
         return self.max_in_flight - in_flight if now >= self.next_turn_at else 0
 
     def sent(self, now: float) -> None:
-        """Take note that a request leaves: the next has to wait for its turn."""
+        """Record that a request leaves: the next has to wait for its turn."""
         if self.interval_s:
             turns = math.ceil((now - self.turn_at) / self.interval_s + _HALF_A_TURN)
             self.next_turn_at = self.turn_at + turns * self.interval_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-# A server that owes responses and has sent none for so long is probed.
+# A server that owes responses is probed after this time without any.
 SILENCE_S = 2.0
 
 
@@ -24,7 +24,7 @@ class Liveness:
         self._probed_at: float | None = None
 
     def hear(self, now: float) -> None:
-        """Take note of a sign of life."""
+        """Record a sign of life."""
         self.heard_at = now
 
     def due_at(self, in_flight: int) -> float:
@@ -33,7 +33,7 @@ class Liveness:
         return self.heard_at + SILENCE_S if waits else math.inf
 
     def probe(self, now: float) -> None:
-        """Take note that it is probed."""
+        """Record that it is probed."""
         self._probed_at = now
 
     def end(self, now: float, *, lives: bool) -> bool:

@@ -36,7 +36,7 @@ class VersionPin:
         return self._asked or self._pinned
 
     def answered(self, version: str) -> ModelNotFoundError | None:
-        """Take note of an answer; return an error if its version is not that of the others."""
+        """Record an answer; return an error if its version is not that of the others."""
         if self._asked is not None or not version:
             return None
         with self._lock:
@@ -50,7 +50,7 @@ class VersionPin:
             )
 
     def missed(self, wanted: str | None) -> None:
-        """Take note that a server lacks the version that it was asked for; other ones may have it.
+        """Record that a server lacks the version that it was asked for; other ones may have it.
 
         If none seems to, the rows that are left are scored by what the servers have.
         """

@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 class Pool:
-    """The shared servers of one process.
+    """The connections of one process to its servers, and the requests in flight to them.
 
-    Made by :func:`sonic_coffea.connect`; one is enough for a process. Threads and connections are
-    made on first use. Thread-safe; a context manager that closes it.
+    :func:`sonic_coffea.connect` makes it; a process needs one. Threads and connections are made on
+    first use. A pool is thread-safe, and a context manager that closes it.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class Pool:
 
     @property
     def statistics(self) -> Statistics:
-        """What has been scored so far, and how long it took: a snapshot."""
+        """A snapshot of what has been scored so far, and how long it took."""
         return self._engine.statistics.copy()
 
     @property
@@ -240,7 +240,7 @@ class Pool:
         ejected: Collection[str],
         lease_s: float,
     ) -> None:
-        """Take what someone who sees all clients of the servers says.
+        """Take the quotas that the scheduler allocates to this process.
 
         Parameters
         ----------

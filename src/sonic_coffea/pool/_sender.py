@@ -60,7 +60,7 @@ class Transmission:
             self._handle.cancel()
 
     def sent(self, handle: RpcHandle) -> None:
-        """Take note that it has left."""
+        """Record that it has left."""
         self._handle = handle
         if self._cancelled:
             handle.cancel()

@@ -24,13 +24,13 @@ _CHUNK_BYTES, _MAX_SUSPENDED_CHUNKS = 2_000_000_000, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What may be in flight, and how large it is.
+    """Upper bounds of requests, of their tensors, and of suspended chunks.
 
     Parameters
     ----------
     max_in_flight : int
-        The most requests for a model in flight to one server from this process. The adaptive
-        concurrency limit stays below.
+        Requests in flight, for each model and server, from this process. The adaptive in-flight
+        limit stays below.
     max_in_flight_bytes : int or None
         Tensor bytes in flight, over all servers. None: by the memory that this process may use.
     max_request_bytes : int
@@ -83,9 +83,9 @@ class Retry:
     Parameters
     ----------
     timeout_s : float
-        How long requests of lost servers are sent elsewhere, or again, before it is an error. By
-        default, for a server that is started anew: a Triton that is killed is ready again after 4
-        to 5 s with one model, and 24 to 35 s with ten, on two busy cores.
+        How long all servers may be lost before a call fails. The default leaves time to start a
+        server again: a Triton that is killed is ready after 4 to 5 s with one model, and after 24
+        to 35 s with ten, on two busy cores.
     hedge_after_s : float or None
         After this time a hedged request goes to another server with capacity; the first response
         counts. None: never.
@@ -97,7 +97,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fallback:
-    """What serves a model while no server does.
+    """A local server that serves a model while no other server does.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class Fallback:
         A model repository that a local server of this machine serves, or a function that returns
         the URL of a running server. None: no fallback.
     after_s : float
-        How long all servers of a model must be lost before.
+        How long all servers of a model must be lost before the fallback starts.
     """
 
     source: str | Path | Callable[[], str] | None = None
@@ -114,17 +114,17 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """Where scores are kept, so that rows that were scored before are not sent again.
+    """A file that keeps scores, so that rows with a score in it are not sent.
 
     Parameters
     ----------
     path : str, path or None
         The file. None: no cache.
     max_bytes : int
-        About how large the file may become.
+        Approximate size limit of the file.
     trusts_versions : bool
-        Whether scores are kept also where the server does not say which file a version is, and may
-        serve another file under the same number tomorrow.
+        Whether scores are kept also for servers that tell no digest of a version, and may serve
+        another file under the same number tomorrow.
     """
 
     path: str | Path | None = None
@@ -156,7 +156,7 @@ class Settings:
         Whether a server on this machine reads large tensors from shared memory, instead of from
         messages: if it can, always, or never.
     channels : int
-        Connections to one server; several, if a balancer leads each to another server behind it.
+        Connections to one URL; more than one if a balancer leads each to another server.
     balance : {"load", "priority"}
         Whether requests go to each server by its adaptive limit, or to a server only while those
         named before it are lost.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# After so long, a server may have loaded the model that is meant in the place of another one.
+# After this time, a server may have loaded the model that is meant in the place of another one.
 REJECTED_S = 30.0
 # So many requests in a row that find no model are those of the endpoint: one of four servers that
 # has it is found in 99 % of the cases.
@@ -89,7 +89,7 @@ class Signatures:
         return self._missing[key].since
 
     def accept(self, key: ModelKey, now: float) -> None:
-        """Take note that the endpoint has the model."""
+        """Record that the endpoint has the model."""
         self._rejected.pop(key, None)
         self._misses.pop(key, None)
         self.valid[key] = now
@@ -98,18 +98,18 @@ class Signatures:
             del self._missing[key]
 
     def answered(self, key: ModelKey) -> None:
-        """Take note of an answer: at least one of its servers has the model."""
+        """Record an answer: at least one of its servers has the model."""
         self._misses.pop(key, None)
         self._missing.pop(key, None)
 
     def miss(self, key: ModelKey, now: float) -> None:
-        """Take note that a request found no model; another one may find it, on another server."""
+        """Record that a request found no model; another one may find it, on another server."""
         self._misses[key] = self._misses.get(key, 0) + 1
         if key in self.valid and self._misses[key] >= MAX_MISSES:
             self.lack(key, now)
 
     def lack(self, key: ModelKey, now: float) -> None:
-        """Take note that the endpoint does not have the model, and is to be asked again soon."""
+        """Record that the endpoint does not have the model, and is to be asked again soon."""
         self.valid.pop(key, None)
         self._misses.pop(key, None)
         missing = self._missing.setdefault(key, Missing(now))
@@ -117,7 +117,7 @@ class Signatures:
         missing.at, missing.retry_at = now, now + back_off_s(missing.times, self._rng)
 
     def reject(self, key: ModelKey, error: SonicError, now: float) -> None:
-        """Take note that the endpoint has another model of this name."""
+        """Record that the endpoint has another model of this name."""
         self.valid.pop(key, None)
         self._rejected[key] = now + REJECTED_S, error
 

@@ -63,7 +63,7 @@ def _hashed(tensor: NDArray[Any]) -> NDArray[Any]:
 
 
 class Duplicates:
-    """Which row is sent for each.
+    """For each row, the equal row that is sent in its place.
 
     Parameters
     ----------

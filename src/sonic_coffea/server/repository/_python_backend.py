@@ -46,14 +46,14 @@ class Pulse:
         threading.Thread(target=self._beat, name="pulse", daemon=True).start()
 
     def begin(self) -> None:
-        """Take note that Triton waits for an answer."""
+        """Record that Triton waits for an answer."""
         self._awaited_until = math.inf
         self._look()
         if time.monotonic() < self._stalled_until + _SENT_BEFORE_S:
             self._end()
 
     def end(self) -> None:
-        """Take note that the answer leaves."""
+        """Record that the answer leaves."""
         self._look()
         self._awaited_until = time.monotonic() + _BEAT_S
 
