@@ -132,7 +132,7 @@ def test_the_dashboard(name: str) -> None:
     assert cells["server"] == [f"s {printable(name)}"]
     assert cells["model"] == [f"m {printable(name)} v1"]
     (factor,) = view.stages.y_range.factors
-    assert factor.replace("\u200b", "") == f"m {printable(name)} v1 at s {printable(name)}"
+    assert factor.replace("\u200b", "") == f"m {printable(name)} v1\ns {printable(name)}"
     assert not any(begin in factor for begin in ("$$", r"\(", r"\["))
 
 

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_URL = "sonic"
 _NAME = "Inference Servers"
 _PANE = "/individual-sonic"
 _UPDATE_MS = 1000
 _SHOWN_S = 300.0
+_RATES = "Rows scored per second"
+# Of the table.
+_HEAD_PX, _ROW_PX, _MOST_PX = 30, 25, 330
 _STAGES = {"network and client": "#c6dbef", "queue": "#fdae6b", "model": "#31a354"}
 _LINES = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
 
@@ -39,11 +43,14 @@ def add_page(scheduler: Scheduler, history: History) -> None:
         logger.debug("no dashboard", exc_info=True)
         return
     variables = template_variables(scheduler)
-    entry = {"url": "sonic", "name": _NAME}
-    if entry not in variables["plots"]:
+    entry = {"url": _URL, "name": _NAME}
+    if _URL not in variables["pages"]:
+        # dask shows the titles of pages in its bar, and the plots below "More...".
+        variables["pages"].append(_URL)
         variables["plots"].append(entry)
+        variables["plots"].sort(key=lambda plot: plot["name"])
     prefix = str(dask.config.get("distributed.scheduler.http.prefix", "") or "")
-    pages = {"/sonic": partial(_fill, history), _PANE: partial(_fill_pane, history)}
+    pages = {f"/{_URL}": partial(_fill, history), _PANE: partial(_fill_pane, history)}
     application = BokehApplication(pages, scheduler, prefix=prefix, template_variables=variables)
     scheduler.http_application.add_application(application)
     application.initialize(scheduler.loop)
@@ -84,62 +91,94 @@ def _fill_pane(history: History, _: Scheduler, __: dict[str, Any], document: Any
     view = ServersView(history)
     view.update()
     document.title = f"Dask: {_NAME}"
-    figures = row(view.rates, view.stages, sizing_mode="stretch_width")
-    document.add_root(column(figures, view.table, sizing_mode="stretch_both"))
+    # A narrow pane of JupyterLab has the figures below each other, and slides the table.
+    wraps = {"flex-wrap": "wrap"}
+    figures = row(view.rates, view.stages, sizing_mode="stretch_both", styles=wraps)
+    table = column(view.table, sizing_mode="stretch_width", styles={"overflow-x": "auto"})
+    document.add_root(column(figures, table, sizing_mode="stretch_both"))
     document.theme = BOKEH_THEME
     document.add_periodic_callback(view.update, _UPDATE_MS)
 
 
 class ServersView:
-    """Rows a second over time, where the time of a request goes, and a table of all figures."""
+    """Rows per second over time, where the time of a request goes, and a table of all figures.
+
+    The colours of the table's first column are those of the lines.
+    """
 
     def __init__(self, history: History) -> None:
-        from bokeh.models import ColumnDataSource, DataTable, Range1d, TableColumn
+        from bokeh.models import (
+            ColumnDataSource,
+            CustomJSTickFormatter,
+            DataTable,
+            HoverTool,
+            HTMLTemplateFormatter,
+            Legend,
+            NumeralTickFormatter,
+            Range1d,
+            TableColumn,
+        )
         from bokeh.plotting import figure
 
         self._history = history
         self._lines = ColumnDataSource({"t": [], "rows_s": [], "color": [], "name": []})
         self._bars = ColumnDataSource({name: [] for name in ("name", *_STAGES)})
-        self._cells = ColumnDataSource({name: [] for name in _COLUMNS})
-        shape = {"height": 280, "sizing_mode": "stretch_width", "tools": ""}
+        self._cells = ColumnDataSource({name: [] for name in ("color", *_COLUMNS)})
+        shape = {"min_height": 240, "min_width": 420, "sizing_mode": "stretch_both"}
         self.rates = figure(
-            title="Rows a second",
-            x_axis_label="seconds ago",
+            title=_RATES,
+            x_axis_label="time before now (s)",
+            y_axis_label="rows/s",
             x_range=Range1d(-_SHOWN_S, 0),
+            tools=[HoverTool(tooltips=[("", "@name")], line_policy="interp")],
+            toolbar_location=None,
             **shape,
         )
         self.rates.y_range.start = 0
-        self.rates.multi_line(
-            xs="t",
-            ys="rows_s",
-            color="color",
-            legend_field="name",
-            line_width=2,
-            source=self._lines,
+        self.rates.yaxis.formatter = NumeralTickFormatter(format="0,0")
+        self.rates.xaxis.formatter = CustomJSTickFormatter(code="return String(Math.abs(tick))")
+        self.rates.multi_line(xs="t", ys="rows_s", color="color", line_width=2, source=self._lines)
+        self.stages = figure(
+            title="Where the time of a request goes",
+            x_axis_label="mean of the last requests (ms)",
+            y_range=[],
+            tools="",
+            toolbar_location=None,
+            **shape,
         )
-        self.rates.legend.location = "top_left"
-        self.stages = figure(title="Where a request's time goes (ms)", y_range=[], **shape)
-        self.stages.hbar_stack(
+        bars = self.stages.hbar_stack(
             list(_STAGES),
             y="name",
             height=0.6,
             color=list(_STAGES.values()),
-            legend_label=list(_STAGES),
             source=self._bars,
         )
         self.stages.x_range.start = 0
-        self.stages.legend.location = "bottom_right"
-        for legend in (self.rates.legend, self.stages.legend):
-            legend.background_fill_alpha = 0.6
+        legend = Legend(
+            items=[(stage, [bar]) for stage, bar in zip(_STAGES, bars, strict=True)],
+            orientation="horizontal",
+            location="left",
+            border_line_color=None,
+            background_fill_color=None,
+            margin=0,
+            padding=0,
+        )
+        self.stages.add_layout(legend, "above")
+        swatch = HTMLTemplateFormatter(template='<b style="color:<%= value %>">■</b>')
         self.table = DataTable(
             source=self._cells,
             columns=[
-                TableColumn(field=field, title=title, width=width)
-                for field, (title, width, _) in _COLUMNS.items()
+                TableColumn(field="color", title="", width=20, formatter=swatch, sortable=False),
+                *(
+                    TableColumn(field=field, title=title, width=width)
+                    for field, (title, width, _) in _COLUMNS.items()
+                ),
             ],
             index_position=None,
             reorderable=False,
-            sizing_mode="stretch_both",
+            min_width=1450,
+            height=_HEAD_PX,
+            sizing_mode="stretch_width",
         )
 
     def update(self) -> None:
@@ -149,21 +188,25 @@ class ServersView:
         now = time.monotonic()
         items = sorted(self._history.courses.items())
         courses = [course for _, course in items]
+        colors = [_LINES[i % len(_LINES)] for i in range(len(courses))]
         self._cells.data = {
-            name: [text(*item) for item in items] for name, (_, _, text) in _COLUMNS.items()
+            "color": colors,
+            **{name: [text(*item) for item in items] for name, (_, _, text) in _COLUMNS.items()},
         }
+        self.table.height = min(_HEAD_PX + _ROW_PX * len(items), _MOST_PX)
         # Bokeh 3.9 draws a table anew only when the view of its data changes.
         self.table.view.filter = AllIndices()
         oldest = min((c.rows_per_s[0][0] for c in courses if c.rows_per_s), default=now)
         self.rates.x_range.start = max(-_SHOWN_S, min(oldest - now, -10.0))
-        self.rates.legend.visible = self.stages.legend.visible = bool(courses)
+        self.rates.title.text = _RATES if courses else f"{_RATES}: no requests yet"
         names = [
-            _literal(f"{model} v{version} at {server}") for (server, model, version), _ in items
+            f"{_literal(f'{model} v{version}')}\n{_literal(server)}"
+            for (server, model, version), _ in items
         ]
         self._lines.data = {
             "t": [[at - now for at, _ in c.rows_per_s] for c in courses],
             "rows_s": [[rate for _, rate in c.rows_per_s] for c in courses],
-            "color": [_LINES[i % len(_LINES)] for i in range(len(courses))],
+            "color": colors,
             "name": names,
         }
         self.stages.y_range.factors = names[::-1]
@@ -194,18 +237,22 @@ def _ms(seconds: float | None) -> str:
 
 # The title, the width, and what a row shows.
 _COLUMNS: dict[str, tuple[str, int, Callable[[ServedVersion, Course], str]]] = {
-    "server": ("Server", 240, lambda served, _: printable(served[0])),
-    "model": ("Model", 160, lambda served, _: printable(f"{served[1]} v{served[2]}")),
-    "state": ("State", 170, lambda _, c: _state(c)),
+    "server": ("Server", 250, lambda served, _: printable(served[0])),
+    "model": ("Model", 220, lambda served, _: printable(f"{served[1]} v{served[2]}")),
+    "state": ("State", 165, lambda _, c: _state(c)),
     "rows_s": ("Rows/s", 80, lambda _, c: f"{c.rows_per_s[-1][1]:,.0f}" if c.rows_per_s else ""),
-    "in_flight": ("In flight", 80, lambda _, c: str(c.in_flight)),
-    "waiting": ("Waiting", 80, lambda _, c: str(c.waiting)),
-    "limit": ("Limit", 80, lambda _, c: "" if c.limit is None else f"{c.limit:.0f}"),
+    "in_flight": ("In flight (requests)", 125, lambda _, c: str(c.in_flight)),
+    "waiting": ("Waiting (requests)", 125, lambda _, c: str(c.waiting)),
+    "limit": ("Limit (requests)", 110, lambda _, c: "" if c.limit is None else f"{c.limit:.0f}"),
     "rtt_ms": ("RTT (ms)", 80, lambda _, c: _ms(c.rtt_s or None)),
     "queue_ms": ("Queue (ms)", 80, lambda _, c: _ms(c.queue_s)),
     "model_ms": ("Model (ms)", 80, lambda _, c: _ms(c.model_s)),
-    "others": ("Others (%)", 80, lambda _, c: "" if c.others is None else f"{100 * c.others:.0f}"),
-    "rows": ("Rows", 80, lambda _, c: f"{c.totals['rows']:,.0f}"),
+    "others": (
+        "Other clients (%)",
+        110,
+        lambda _, c: "" if c.others is None else f"{100 * c.others:.0f}",
+    ),
+    "rows": ("Rows", 90, lambda _, c: f"{c.totals['rows']:,.0f}"),
     "requests": ("Requests", 80, lambda _, c: f"{c.totals['requests']:,.0f}"),
     "retries": ("Retries", 80, lambda _, c: f"{c.totals['retries']:,.0f}"),
     "failures": ("Failures", 80, lambda _, c: f"{c.totals['failures']:,.0f}"),
