@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
-    from sonic_coffea.reporting._tally import Statistics
+    from sonic_coffea.reporting._tally import Statistics, Tally
 
 __all__ = ["draw", "draw_curve", "draw_plans", "panels", "save"]
 
@@ -29,6 +30,9 @@ _STAGES = {
 _COLORS = ("#999999", "#4477aa", "#ee6677", "#228833")
 _MOST_WORKERS = 40
 _WIDEST = 75
+# Bins of the statistics in a bin of a plot.
+_MERGED = 4
+_SECONDS_FROM_S = 2.0
 INK = "#012345"
 """Colour of texts and lines in the figures of `panels`."""
 _INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
@@ -133,6 +137,11 @@ def _literal(text: str) -> str:
     return f" {shown}" if shown.startswith("_") else shown
 
 
+def _unit(longest_s: float) -> tuple[str, float]:
+    """Return the unit in which times are read, and how many of it a second has."""
+    return ("s", 1.0) if longest_s >= _SECONDS_FROM_S else ("ms", 1e3)
+
+
 def _height(statistics: Statistics) -> float:
     """Return the inches of a plot whose legend has a line for each server."""
     return 3.6 + 0.35 * max(len(statistics.tallies) - 2, 0)
@@ -146,42 +155,54 @@ def _folded(name: str) -> str:
 def _time(axes: Any, statistics: Statistics) -> None:
     served = sorted(statistics)
     places, left = np.arange(len(served)), np.zeros(len(served))
+    longest_s = max(
+        (sum(getattr(t, s) for s in _STAGES) / max(t.requests, 1) for _, t in served), default=0.0
+    )
+    unit, scale = _unit(longest_s)
     for (stage, label), color in zip(_STAGES.items(), _COLORS, strict=True):
-        means = [1e3 * getattr(t, stage) / max(t.requests, 1) for _, t in served]
+        means = [scale * getattr(t, stage) / max(t.requests, 1) for _, t in served]
         axes.barh(places, means, left=left, label=label, color=color, height=0.45)
         left += means
     # Above its bar, a long name takes no width from the bars.
     for place, ((server, model, version), _) in zip(places, served, strict=True):
         name = _folded(_literal(f"{model} v{version} on {server}"))
         axes.annotate(name, (0, place - 0.27), (3, 0), textcoords="offset points", size="small")
-    axes.set(xlabel="mean time of a request (ms)", ylim=(max(len(served), 1) - 0.6, -0.6))
+    axes.set(xlabel=f"mean time of a request ({unit})", ylim=(max(len(served), 1) - 0.6, -0.6))
     axes.set_yticks([])
     if served:
         _legend(axes, columns=2)
 
 
 def _latency(axes: Any, statistics: Statistics) -> None:
-    edges = 1e3 * LATENCY_EDGES_S
     served = sorted(statistics)
+    there = np.flatnonzero(_drawn_counts(statistics.total()))
+    edges_s = LATENCY_EDGES_S[::_MERGED]
+    unit, scale = _unit(edges_s[there[-1]] if len(there) else 0.0)
+    edges = scale * edges_s
     several = len({server for (server, _, _), _ in served}) > 1
     for number, ((server, model, version), tally) in enumerate(served):
         name, color = _literal(f"{model} v{version}"), f"C{number}"
         if several:
             name = _folded(f"{name} on {_literal(server)}")
         if tally.has_quantiles:
-            p50, p99 = (1e3 * tally.latency_s(quantile) for quantile in (0.5, 0.99))
-            name = f"{name}\np50 {p50:.3g} ms (dashed), p99 {p99:.3g} ms (dotted)"
+            p50, p99 = (scale * tally.latency_s(quantile) for quantile in (0.5, 0.99))
+            name = f"{name}\np50 {p50:.3g} {unit} (dashed), p99 {p99:.3g} {unit} (dotted)"
             axes.axvline(p50, color=color, linestyle="--", linewidth=1)
             axes.axvline(p99, color=color, linestyle=":", linewidth=1)
-        axes.stairs(tally.latencies[1:-1], edges, label=name, color=color, linewidth=1.5)
+        axes.stairs(_drawn_counts(tally), edges, label=name, color=color, linewidth=1.5)
     axes.set_xscale("log")
-    there = np.flatnonzero(statistics.total().latencies[1:-1])
     if len(there):
         low, high = edges[max(there[0] - 2, 0)], edges[min(there[-1] + 3, len(edges) - 1)]
         axes.set_xlim(low, high)
         _plain_ticks(axes.xaxis)
         _legend(axes, columns=1)
-    axes.set(xlabel="round trip of a request (ms)", ylabel="requests")
+    axes.set(xlabel=f"round trip of a request ({unit})", ylabel="requests")
+
+
+def _drawn_counts(tally: Tally) -> NDArray[np.int64]:
+    """Return round trips in bins that are wide enough to be looked at, ten a decade."""
+    counts: NDArray[np.int64] = tally.latencies[1:-1].reshape(-1, _MERGED).sum(axis=1)
+    return counts
 
 
 def _timeline(axes: Any, statistics: Statistics) -> None:
