@@ -74,14 +74,18 @@ def draw_curve(curve: Any) -> Figure:
     line = f"{curve.launch_s * 1e3:.3g} ms and {curve.row_s * 1e6:.3g} µs a row"
     times.loglog(rows, seconds * 1e3, "o", label="one at a time")
     times.loglog(rows, (curve.launch_s + curve.row_s * rows) * 1e3, "-", color="gray", label=line)
-    title = _literal(f"{curve.model} v{curve.version}")
-    times.set(xlabel="rows of a request", ylabel="time (ms)", title=title)
+    figure.suptitle(_folded(_literal(f"{curve.model} v{curve.version} on {curve.server}")))
+    times.set(xlabel="rows of a request", ylabel="time of a request (ms)")
+    times.set_title("How long a request takes", fontsize="medium")
     rates.loglog(rows, rows / seconds, "o-", label="one at a time")
-    saturated = f"{curve.in_flight} at a time: {curve.rows_per_s:,.0f}"
+    saturated = f"{curve.in_flight} at a time: {curve.rows_per_s:,.0f} rows/s"
     rates.axhline(curve.rows_per_s, color="C1", label=saturated)
     rates.set(xlabel="rows of a request", ylabel="rows/s")
+    rates.set_title("How many rows are scored", fontsize="medium")
     for axes in (times, rates):
         axes.legend()
+        _plain_ticks(axes.xaxis)
+        _plain_ticks(axes.yaxis)
     return figure
 
 
@@ -93,12 +97,15 @@ def draw_plans(plans: Sequence[Any]) -> Figure:
     for name in plans[0].capacities:
         capacity = [plan.capacities[name] for plan in plans]
         rates.plot(servers, capacity, "--", label=f"capacity of the {name}")
-    rates.plot(servers, [plan.events_per_s for plan in plans], color="gray", lw=4, alpha=0.4)
+    reached = [plan.events_per_s for plan in plans]
+    rates.plot(servers, reached, color="gray", lw=4, alpha=0.4, label="the run")
     waits = [(plan.servers, plan.request_s * 1e3) for plan in plans if plan.request_s is not None]
     times.plot(*zip(*waits, strict=True), "ko-")
     top = 1.5 * max(plan.events_per_s for plan in plans)
     rates.set(xlabel="servers", ylabel="events/s", ylim=(0, top))
     times.set(xlabel="servers", ylabel="mean time of a request (ms)", xlim=rates.get_xlim(), ylim=0)
+    rates.set_title("How fast the run is, and what limits it", fontsize="medium")
+    times.set_title("How long a request takes", fontsize="medium")
     rates.legend()
     return figure
 
@@ -244,7 +251,7 @@ def _plain_ticks(axis: Any) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
