@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.dask._allocator import Allocator, Grant, ServedModel, Telemetry
 from sonic_coffea.errors import OverloadError
-from sonic_coffea.pool import ModelKey, Quota, Settings
+from sonic_coffea.pool import DEFAULT, ModelKey, Quota, Settings, Share
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._request import RequestSlice
@@ -105,6 +105,7 @@ class _Call:
     """What the core has to know of a call: that of a model without tensors."""
 
     contract: Contract
+    share: Share
     key: ModelKey = _MODEL
     over: bool = False
 
@@ -183,6 +184,11 @@ class Simulation:
         return sum(s.accelerator.rows_per_s(self.work.rows) for s in self._servers.values())
 
     @property
+    def shares(self) -> dict[int, Share]:
+        """Whose requests each worker has."""
+        return {number: worker.call.share for number, worker in self._workers.items()}
+
+    @property
     def in_flight(self) -> int:
         """Requests in flight."""
         return sum(len(x.in_flight) for w in self._workers.values() for x in w.core.endpoints)
@@ -196,12 +202,18 @@ class Simulation:
         ]
 
     def join(
-        self, number: int, at: float = 0.0, *, within_s: float = 0.0, scheduler: int = 0
+        self,
+        number: int,
+        at: float = 0.0,
+        *,
+        within_s: float = 0.0,
+        scheduler: int = 0,
+        share: Share = DEFAULT,
     ) -> None:
-        """Have workers of a scheduler come, at a time or some time after."""
+        """Have workers of a scheduler come, at a time or some time after; what they do is whose."""
         allocator = self._allocators[scheduler] if self._allocators else None
         for _ in range(number):
-            self.at(at + self._random.uniform(0.0, within_s), partial(self._join, allocator))
+            self.at(at + self._random.uniform(0.0, within_s), partial(self._join, allocator, share))
 
     def leave(self, number: int, at: float) -> None:
         """Have workers be killed."""
@@ -236,9 +248,9 @@ class Simulation:
         """Have something happen at a time."""
         heapq.heappush(self._events, (when, next(self._order), happen))
 
-    def _join(self, allocator: Allocator | None) -> None:
+    def _join(self, allocator: Allocator | None, share: Share) -> None:
         core = PoolCore(self._settings, random.Random(self._random.random()))
-        worker = _Worker(next(self._numbers), core, _Call(self._contract), allocator)
+        worker = _Worker(next(self._numbers), core, _Call(self._contract, share), allocator)
         self._workers[worker.number] = worker
         if allocator is not None:
             allocator.join(str(worker.number))
@@ -353,8 +365,9 @@ class Simulation:
         if worker.allocator is None or worker.gone:
             return
         waiting = worker.core.waiting().get(_MODEL, 0)
+        shares = worker.core.shares().get(_MODEL, {})
         telemetry = {
-            (report.url, key): Telemetry(in_flight, waiting, rtt)
+            (report.url, key): Telemetry(in_flight, waiting, rtt, shares)
             for report in worker.core.report()
             for key, (in_flight, rtt) in report.models.items()
         }

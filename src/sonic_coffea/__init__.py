@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         secondary_vertices,
         within_cone,
     )
-    from sonic_coffea.pool import Pool
+    from sonic_coffea.pool import Pool, share
     from sonic_coffea.processor import SonicFilter, SonicProcessor
     from sonic_coffea.reporting import Report, report
     from sonic_coffea.reuse import Variations
@@ -65,6 +65,7 @@ _HOMES = {
     "secondary_vertices": "sonic_coffea.model",
     "within_cone": "sonic_coffea.model",
     "Pool": "sonic_coffea.pool",
+    "share": "sonic_coffea.pool",
     "SonicProcessor": "sonic_coffea.processor",
     "Report": "sonic_coffea.reporting",
     "report": "sonic_coffea.reporting",
@@ -106,6 +107,7 @@ __all__ = [
     "report",
     "score_files",
     "secondary_vertices",
+    "share",
     "within_cone",
 ]
 

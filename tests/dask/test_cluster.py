@@ -325,7 +325,7 @@ def test_what_cannot_be_reported_is_reported_later() -> None:
         take = handlers[REPORT]
 
         def note(**report: Any) -> None:
-            for *_, (_, _, _, trips) in report["telemetry"]:
+            for *_, (_, _, _, trips), _ in report["telemetry"]:
                 answers.extend(number for number, *_ in trips.values())
             take(**report)
 

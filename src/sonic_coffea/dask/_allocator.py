@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from sonic_coffea.dask._capacity import Capacity
-from sonic_coffea.pool import ModelKey, RttStatistics
+from sonic_coffea.pool import DEFAULT, ModelKey, RttStatistics, Share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 Name = TypeVar("Name")
 ServedModel = tuple[str, ModelKey]
@@ -24,11 +26,16 @@ _LEASE_ROUNDS = 4
 
 
 class Telemetry(NamedTuple):
-    """What a client reports of a model on a server; RTT statistics are since its last report."""
+    """What a client reports of a model on a server; RTT statistics are since its last report.
+
+    ``shares`` has the client's requests for the model, on any server, by whose they are; nothing if
+    all are of the default share.
+    """
 
     in_flight: int
     waiting: int
     rtt: RttStatistics
+    shares: Mapping[Share, int] = MappingProxyType({})
 
 
 class Grant(NamedTuple):
@@ -43,6 +50,22 @@ class Grant(NamedTuple):
 
 
 @dataclass(slots=True)
+class _Turns:
+    """The phase of paced clients: turns are where it passes that of the client."""
+
+    phase: float = 0.0
+    interval_s: float = 0.0
+    at: float = 0.0
+
+    def advance(self, interval_s: float, now: float) -> float:
+        """Return the phase now, and go on with another interval; 0 if requests are not paced."""
+        if self.interval_s:
+            self.phase = (self.phase + (now - self.at) / self.interval_s) % 1.0
+        self.interval_s, self.at = interval_s, now
+        return self.phase
+
+
+@dataclass(slots=True)
 class _Client:
     """What is known of a client: demand by model, circuits and answers by server."""
 
@@ -50,6 +73,7 @@ class _Client:
     weight: int = 1
     reported_at: float = -math.inf
     demand: dict[ServedModel, tuple[int, int]] = field(default_factory=dict)
+    shares: dict[ServedModel, Mapping[Share, int]] = field(default_factory=dict)
     open_since: dict[str, float] = field(default_factory=dict)
     answered_at: dict[str, float] = field(default_factory=dict)
 
@@ -72,6 +96,7 @@ class Allocator:
         self.capacities: dict[ServedModel, Capacity] = {}
         self._clients: dict[str, _Client] = {}
         self._rtts: defaultdict[ServedModel, list[RttStatistics]] = defaultdict(list)
+        self._phases: defaultdict[tuple[ServedModel, str], _Turns] = defaultdict(_Turns)
         self._rounds = 0
         self._joined = 0
 
@@ -139,8 +164,9 @@ class Allocator:
         """
         known = self._known(client)
         known.reported_at = now
-        for served, (in_flight, waiting, rtt) in telemetry.items():
+        for served, (in_flight, waiting, rtt, shares) in telemetry.items():
             known.demand[served] = in_flight, waiting
+            known.shares[served] = shares
             self._rtts[served].append(rtt)
             if rtt.trips:
                 known.answered_at[served[0]] = now
@@ -166,6 +192,7 @@ class Allocator:
         for client in self._clients.values():
             if now - client.reported_at > self.lease_s:  # it is idle, or hangs
                 client.demand.clear()
+                client.shares.clear()
         return grants
 
     def _allocate(
@@ -173,23 +200,44 @@ class Allocator:
     ) -> Iterable[tuple[str, Grant]]:
         """Yield what each client may have of one model on one server."""
         clients = {n: c for n, c in self._clients.items() if served in c.demand}
-        # A client of some weight is as many that share its demand.
-        demands = {
-            (name, part): (sum(client.demand[served]) + part) // client.weight
-            for name, client in clients.items()
-            for part in range(client.weight)
-        }
-        active = sum(demand > 0 for demand in demands.values())
-        paced = total < active and capacity.rate > 0
-        interval_s = active / capacity.rate if paced else 0.0
-        if paced:
-            capacity.pace(interval_s, now)
-        granted: Counter[str] = Counter()
-        for (name, _), quota in max_min_fair(total, demands, self._rounds).items():
-            granted[name] += quota
+        by_share = self._by_share(served, clients)
+        totals = {share: sum(cells.values()) for share, cells in by_share.items()}
+        parts = weighted_fair(total, totals, {share: share.weight for share in by_share})
+        quotas: Counter[str] = Counter()
+        turns: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        for share, cells in by_share.items():
+            active = sum(demand > 0 for demand in cells.values())
+            paced = parts[share] < active and capacity.rate > 0
+            interval_s = active * total / parts[share] / capacity.rate if paced else 0.0
+            phase = self._phases[served, share.name].advance(interval_s, now)
+            # Whole numbers that are the part in the mean.
+            first, after = parts[share] * self._rounds, parts[share] * (self._rounds + 1)
+            whole = math.floor(after) - math.floor(first)
+            for (name, _), quota in max_min_fair(whole, cells, self._rounds).items():
+                quotas[name] += quota
+            for name in {name for (name, _), demand in cells.items() if demand}:
+                weight = clients[name].weight
+                delay_s = (clients[name].phase - phase) % (1.0 / weight) * interval_s
+                turns[name].append((interval_s / weight, delay_s))
+        for name in clients:
+            yield name, Grant(quotas[name], *_merged(turns[name]))
+
+    def _by_share(
+        self, served: ServedModel, clients: Mapping[str, _Client]
+    ) -> dict[Share, dict[tuple[str, int], int]]:
+        """Return what clients ask for of a model on a server, by whose it is.
+
+        A client of some weight is as many that share its demand.
+        """
+        by_share: defaultdict[Share, dict[tuple[str, int], int]] = defaultdict(dict)
         for name, client in clients.items():
-            delay_s = (client.phase - capacity.phase) % (1.0 / client.weight) * interval_s
-            yield name, Grant(granted[name], interval_s / client.weight, delay_s)
+            shares = client.shares[served] or {DEFAULT: 1}
+            demand, whole = sum(client.demand[served]), sum(shares.values())
+            for share, number in shares.items():
+                of_share = math.ceil(demand * number / whole)
+                for part in range(client.weight):
+                    by_share[share][name, part] = (of_share + part) // client.weight
+        return by_share
 
     def ejected(self) -> dict[str, list[str]]:
         """Return servers that nobody has an answer from since a circuit opened, and who tries them.
@@ -207,6 +255,34 @@ class Allocator:
                 turn = self._rounds // _LEASE_ROUNDS % max(len(others), 1)
                 ejected[server] = [first, *others[turn : turn + 1]]
         return ejected
+
+
+def _merged(turns: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the interval and the delay of a client that has turns of several shares."""
+    if not turns or not all(interval_s for interval_s, _ in turns):
+        return 0.0, 0.0
+    return 1.0 / sum(1.0 / interval_s for interval_s, _ in turns), min(d for _, d in turns)
+
+
+def weighted_fair(
+    total: float, demands: Mapping[Name, int], weights: Mapping[Name, float]
+) -> dict[Name, float]:
+    """Divide a number among those that ask: by weight, but to none more than it asks for.
+
+    What is left when all have what they ask for goes by weight, too.
+    """
+    parts = dict.fromkeys(demands, 0.0)
+    for bounds in (demands, dict.fromkeys(demands, math.inf)):
+        unsatisfied = [name for name in demands if parts[name] < bounds[name]]
+        while unsatisfied and total > 0:
+            each = total / sum(weights[name] for name in unsatisfied)
+            full = [n for n in unsatisfied if bounds[n] - parts[n] <= each * weights[n]]
+            for name in full or unsatisfied:
+                more = min(each * weights[name], bounds[name] - parts[name])
+                parts[name] += more
+                total -= more
+            unsatisfied = [name for name in unsatisfied if name not in full] if full else []
+    return parts
 
 
 def max_min_fair(total: float, demands: Mapping[Name, int], rounds: int) -> dict[Name, int]:

@@ -58,7 +58,6 @@ class Capacity:
     def __init__(self, now: float) -> None:
         self.limit = self._busy = _INITIAL
         self.weight = 1.0
-        self.phase = 0.0
         self._baseline_rtt_s: dict[int, float] = {}
         self._next_baseline_rtt_s: dict[int, float] = {}
         self._round_at = now
@@ -68,7 +67,6 @@ class Capacity:
         self._rate = 0.0
         self._in_flight = 0.0
         self._pace = 1.0
-        self._interval_s = self._paced_at = 0.0
         self._probing_rtt = False
         self._probed_rtt_s = math.inf
         self._settled_rounds = 0
@@ -81,15 +79,6 @@ class Capacity:
             return _PROBE_RTT_PART * self._rate
         lacking = (self.limit - self._in_flight) / (self._round_s * _RELIEF_ROUNDS)
         return max(self._pace * self._rate + lacking, _MIN_PACE * self._rate)
-
-    def pace(self, interval_s: float, now: float) -> None:
-        """Take the time between two turns of a client.
-
-        Turns are where the phase passes that of the client; it runs on as the interval changes.
-        """
-        if self._interval_s:
-            self.phase = (self.phase + (now - self._paced_at) / self._interval_s) % 1.0
-        self._interval_s, self._paced_at = interval_s, now
 
     def end_round(
         self, rtts: Iterable[RttStatistics], in_flight: int, waiting: int, now: float

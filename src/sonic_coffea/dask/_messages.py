@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.dask._allocator import ServedModel, Telemetry
-from sonic_coffea.pool import ModelKey, Quota, RttStatistics
+from sonic_coffea.pool import ModelKey, Quota, RttStatistics, Share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,11 +28,18 @@ TIMINGS = ("requests", "queue_s", "input_s", "compute_s", "output_s")
 
 def write_report(pool: Pool, timings: Mapping[ServedModel, ModelStatistics]) -> dict[str, Any]:
     """Return what a pool reports, as a message."""
-    endpoints, waiting = pool.telemetry()
+    endpoints, waiting, shares = pool.telemetry()
     total, timing = attrgetter(*TOTALS), attrgetter(*TIMINGS)
     return {
         "telemetry": [
-            (e.url, model, in_flight, waiting.get(model, 0), astuple(rtt))
+            (
+                e.url,
+                model,
+                in_flight,
+                waiting.get(model, 0),
+                astuple(rtt),
+                list(shares.get(model, {}).items()),
+            )
             for e in endpoints
             for model, (in_flight, rtt) in e.models.items()
         ],
@@ -45,8 +52,13 @@ def write_report(pool: Pool, timings: Mapping[ServedModel, ModelStatistics]) -> 
 def read_telemetry(telemetry: Iterable[Sequence[Any]]) -> dict[ServedModel, Telemetry]:
     """Return the telemetry of a report."""
     return {
-        (url, model): Telemetry(in_flight, waiting, RttStatistics(*rtt))
-        for url, model, in_flight, waiting, rtt in telemetry
+        (url, model): Telemetry(
+            in_flight,
+            waiting,
+            RttStatistics(*rtt),
+            {Share(*share): number for share, number in shares},
+        )
+        for url, model, in_flight, waiting, rtt, shares in telemetry
     }
 
 

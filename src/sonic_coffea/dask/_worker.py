@@ -152,7 +152,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
             self._worker.loop.run_in_executor(None, self._ask_timings, self._pool)
         number, report = next(_numbers), write_report(self._pool, self._timings)
         telemetry = report["telemetry"]
-        busy = any(in_flight or waiting or rtt[0] for *_, in_flight, waiting, rtt in telemetry)
+        busy = any(in_flight or waiting or rtt[0] for _, _, in_flight, waiting, rtt, _ in telemetry)
         if busy or self._busy:
             message = {"op": REPORT, "process": _process(), "number": number, **report}
             self._worker.batched_send(message)

@@ -15,8 +15,10 @@ from sonic_coffea.pool._pool import Pool
 from sonic_coffea.pool._registry import Carrier, carried, current, forget, install, shared
 from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.pool._settings import CacheSettings, Fallback, Limits, Retry, Settings
+from sonic_coffea.pool._shares import DEFAULT, Share, share
 
 __all__ = [
+    "DEFAULT",
     "MASKABLE",
     "MAX_RTT_RATIO",
     "NEVER",
@@ -37,6 +39,7 @@ __all__ = [
     "RttStatistics",
     "ServerState",
     "Settings",
+    "Share",
     "Step",
     "carried",
     "check",
@@ -46,6 +49,7 @@ __all__ = [
     "install",
     "min_in_flight",
     "rows_per_request",
+    "share",
     "shared",
     "take_part",
 ]

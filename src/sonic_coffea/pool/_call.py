@@ -21,6 +21,7 @@ from sonic_coffea.errors import (
 from sonic_coffea.pool._hooks import wait_for
 from sonic_coffea.pool._pin import VersionPin
 from sonic_coffea.pool._request import ModelKey
+from sonic_coffea.pool._shares import current_share
 from sonic_coffea.reporting import Statistics
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class Call:
         self.version = version
         self.pin = VersionPin(contract.model, version)
         self.key = ModelKey(contract.model, version)
+        self.share = current_share()
         self.statistics = Statistics(objects=len(inputs))
         self.failure: SonicError | None = None
         self.lost: list[Any] = []

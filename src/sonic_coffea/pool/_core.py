@@ -10,7 +10,7 @@ import heapq
 import itertools
 import logging
 import math
-from collections import deque
+from collections import Counter, defaultdict, deque
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from sonic_coffea.pool._channels import OLD_S, SILENT_S
 from sonic_coffea.pool._discovery import OTHERS_S, Discovery
 from sonic_coffea.pool._endpoint import EndpointRegistry
 from sonic_coffea.pool._fallback import FallbackPolicy
+from sonic_coffea.pool._shares import FairOrder
 from sonic_coffea.pool._signature import FRESH_S, QUIET_S, VALID_S, merge, serves
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._endpoint import Endpoint, EndpointReport, ServerState
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
+    from sonic_coffea.pool._shares import Share
     from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
@@ -70,10 +72,11 @@ class PoolCore:
         self._rng = rng or Random()
         self.endpoints = EndpointRegistry(settings, self._rng)
         self._fallback = FallbackPolicy(settings, self.endpoints)
-        self._queues: dict[ModelKey, list[tuple[tuple[int, int], RequestSlice]]] = {}
-        self._backing_off: list[tuple[float, tuple[int, int], RequestSlice]] = []
+        self._queues: dict[ModelKey, list[tuple[tuple[float, int, int], RequestSlice]]] = {}
+        self._backing_off: list[tuple[float, tuple[float, int, int], RequestSlice]] = []
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
         self._order = itertools.count()
+        self._fair_order = FairOrder()
         self._in_flight_bytes = 0
         self._contracts: dict[ModelKey, Contract] = {}
         # When servers have said so, and for how long it is taken for true.
@@ -119,6 +122,18 @@ class PoolCore:
         """Return how many slices of each model wait."""
         return {key: len(queue) for key, queue in self._queues.items()}
 
+    def shares(self) -> dict[ModelKey, Counter[Share]]:
+        """Return how many slices of each model wait or are in flight, by share.
+
+        Nothing as long as there is but one share.
+        """
+        shares: defaultdict[ModelKey, Counter[Share]] = defaultdict(Counter)
+        if self._fair_order.shared:
+            waiting = (request for queue in self._queues.values() for _, request in queue)
+            for request in itertools.chain(waiting, (a.slice for a in self._attempts())):
+                shares[request.key][request.call.share] += 1
+        return shares
+
     def states(self, now: float) -> list[ServerState]:
         """Return what is known of each server."""
         return [endpoint.state(now) for endpoint in self.endpoints.active]
@@ -135,7 +150,8 @@ class PoolCore:
                 self._answered(event, now)
             case e.Submitted(slices):
                 for request in slices:
-                    request.order = next(self._order), request.start
+                    place = self._fair_order.place(request.call.share)
+                    request.order = place, next(self._order), request.start
                     request.queued_at = now
                     self._queue(request, now)
             case e.Failed(attempt, error):
@@ -413,6 +429,7 @@ class PoolCore:
             while endpoint is not None:
                 heapq.heappop(queue)
                 request.queued = False
+                self._fair_order.leave(request.order[0])
                 if endpoint.takes(request, now) or request.rows == 1 or request.attempts:
                     return endpoint.begin(request, now)
                 self._split(request, now)

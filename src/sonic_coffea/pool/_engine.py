@@ -38,6 +38,7 @@ from sonic_coffea.reporting import Span, Statistics, Tally
 from sonic_coffea.transport import Address
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sonic_coffea.pool._call import Call
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._endpoint import EndpointReport, ServerState
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
+    from sonic_coffea.pool._shares import Share
     from sonic_coffea.transport import Connection, Contract
 
     Connect = Callable[..., Connection]
@@ -236,9 +238,11 @@ class Engine:
         """Return what is known of each server."""
         return self.ask(lambda: self._core.states(time.monotonic()) if self.started else [])
 
-    def telemetry(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
-        """Return what happened at each endpoint since the last report, and what waits."""
-        return self.ask(lambda: (self._core.report(), self._core.waiting()))
+    def telemetry(
+        self,
+    ) -> tuple[list[EndpointReport], dict[ModelKey, int], dict[ModelKey, Counter[Share]]]:
+        """Return what happened at each endpoint since the last report, what waits, and whose."""
+        return self.ask(lambda: (self._core.report(), self._core.waiting(), self._core.shares()))
 
     def served(self) -> list[tuple[str, Connection, list[ModelKey]]]:
         """Return the servers, a connection to each, and the models that they are known to have."""

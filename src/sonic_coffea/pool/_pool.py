@@ -20,6 +20,7 @@ from sonic_coffea.reporting import tables
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Collection, Mapping, Sequence
     from types import TracebackType
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._endpoint import EndpointReport, ServerState
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
+    from sonic_coffea.pool._shares import Share
     from sonic_coffea.reporting import Statistics
     from sonic_coffea.transport import Connection, Contract, ModelStatistics
 
@@ -207,8 +209,14 @@ class Pool:
         """Contact no server for some time: many processes may start at the same time."""
         self._engine.post(e.StartDelayed(time.monotonic() + delay_s))
 
-    def telemetry(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
-        """Return what happened at each endpoint since the last call, and how many requests wait."""
+    def telemetry(
+        self,
+    ) -> tuple[list[EndpointReport], dict[ModelKey, int], dict[ModelKey, Counter[Share]]]:
+        """Return what happened at each endpoint since the last call, and what waits.
+
+        The last is how many requests wait or are in flight by model and share; nothing if there is
+        one share alone.
+        """
         return self._engine.telemetry()
 
     def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from sonic_coffea.pool._shares import Share
     from sonic_coffea.transport import Contract
 
 
@@ -28,6 +29,10 @@ class Request(Protocol):
         """What the model takes and gives, as its rows are packed for it."""
 
     @property
+    def share(self) -> Share:
+        """Whose rows it has."""
+
+    @property
     def over(self) -> bool:
         """Whether nobody waits for its rows any more."""
 
@@ -40,8 +45,9 @@ class RequestSlice:
     ----------
     start, stop, nbytes : int
         Places of the rows in the call, and the bytes of their tensors.
-    order : tuple of int
-        Slices leave in this order; one that is sent again, or a part of it, keeps its place.
+    order : tuple
+        Slices leave in this order: the place among shares, the number of the slice, its first row.
+        One that is sent again, or a part of it, keeps its place.
     retries, losses : int
         How often it was queued again, and how often it was lost when a server may have had it.
     retry_at : float
@@ -66,7 +72,7 @@ class RequestSlice:
     start: int
     stop: int
     nbytes: int
-    order: tuple[int, int] = (0, 0)
+    order: tuple[float, int, int] = (0.0, 0, 0)
     queued_at: float = 0.0
     begun_at: float = 0.0
     retries: int = 0
@@ -91,10 +97,10 @@ class RequestSlice:
         """Return its rows as two slices that stand where it stood."""
         middle = (self.start + self.stop) // 2
         nbytes = self.nbytes * (middle - self.start) // self.rows
-        order, _ = self.order
+        place, number, _ = self.order
         first = replace(self, stop=middle, nbytes=nbytes, splits=self.splits + 1, attempts=[])
         second = replace(first, start=middle, stop=self.stop, nbytes=self.nbytes - nbytes)
-        second.order, second.attempts = (order, middle), []
+        second.order, second.attempts = (place, number, middle), []
         return first, second
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import awkward as ak
 
 from sonic_coffea.errors import ConfigError, FieldError, nearest
 from sonic_coffea.layouts import is_lazy, is_tracer
-from sonic_coffea.pool import Carrier
+from sonic_coffea.pool import Carrier, share
 from sonic_coffea.reporting import STATISTICS_KEY, Statistics
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ class SonicProcessor(Carrier):
         The models, by the names that `acquire` and `produce` call them.
     on_error : {"raise", "mask"}
         Whether rows that no server scores raise, or become None, as in `Model.submit`.
+    share_weight : float or mapping
+        How much of the servers its chunks get beside other work of the process, or of the dask
+        cluster, as of `sonic_coffea.share`; a mapping has it by dataset, each of which is a share.
     block_size : int or None
         Events of a block. With coffea's local executors, a chunk may be processed in blocks: the
         next block is sent before the scores of the one before are waited for, so that the core
@@ -72,6 +75,7 @@ class SonicProcessor(Carrier):
 
     models: Mapping[str, Model] = MappingProxyType({})
     on_error: str = "raise"
+    share_weight: float | Mapping[str, float] = 1.0
     block_size: int | None = None
 
     def acquire(self, events: Any) -> Mapping[str, Any]:
@@ -135,9 +139,10 @@ class SonicProcessor(Carrier):
             with _nearest_fields_named():
                 sent = self.acquire(events)
             _check(self, sent)
-            for name, objects in sent.items():
-                model = self.models[name]
-                pending[name] = model.submit(objects, on_error=self.on_error)
+            with _share_of(self, events):
+                for name, objects in sent.items():
+                    model = self.models[name]
+                    pending[name] = model.submit(objects, on_error=self.on_error)
             with _nearest_fields_named():
                 scores.overlap = self.overlap(events)
             yield None
@@ -150,7 +155,7 @@ class SonicProcessor(Carrier):
                 one.cancel()
         if type(output) is dict and not _has_no_data(events):
             statistics = Statistics(chunks=chunks, events=len(events))
-            dataset = (getattr(events, "metadata", None) or {}).get("dataset")
+            dataset = _dataset_of(events)
             if dataset is not None:
                 statistics.datasets[str(dataset)] = len(events)
             for one in pending.values():
@@ -173,6 +178,19 @@ def _blocks(processor: SonicProcessor, events: Any) -> Iterator[tuple[SonicProce
         copy = object.__new__(type(processor))
         copy.__dict__.update(processor.__dict__)
         yield copy, _block_of(events, start, min(start + size, len(events)))
+
+
+def _dataset_of(events: Any) -> Any:
+    return (getattr(events, "metadata", None) or {}).get("dataset")
+
+
+def _share_of(processor: SonicProcessor, events: Any) -> AbstractContextManager[None]:
+    """Return the context in which the calls of a chunk have its share of the servers."""
+    weight, name = processor.share_weight, type(processor).__qualname__
+    if isinstance(weight, Mapping):
+        dataset = str(_dataset_of(events))
+        return share(f"{name} {dataset}", weight.get(dataset, 1.0))
+    return nullcontext() if weight == 1.0 else share(name, weight)
 
 
 def _check(processor: SonicProcessor, sent: Any) -> None:

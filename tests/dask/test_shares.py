@@ -1,0 +1,96 @@
+"""Two clusters on one server, and two shares in one of them: each has the part of its weight."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from distributed import Client
+from tests.dask.conftest import MODEL, jets, local_cluster
+from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea.dask import SonicSchedulerPlugin, _capacity
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from distributed import LocalCluster
+
+pytestmark = pytest.mark.server  # and clusters of processes
+
+ROWS = 8 * 64
+
+
+def keep_scoring(share: str, weight: float, over: Path) -> int:
+    """Have rows waiting until a file is there; return how many have scores."""
+    rows, pending = 0, deque[Any]()
+    with sonic.share(share, weight):
+        while not over.exists():
+            while len(pending) < 4:
+                pending.append(MODEL.submit(jets(0, ROWS)))
+            pending.popleft().result()
+            rows += ROWS
+    for one in pending:
+        one.cancel()
+    return rows
+
+
+class Scheduler:
+    """What the scheduler of a cluster in this process knows of its one server."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._plugin = cluster.scheduler.plugins[SonicSchedulerPlugin.name]
+
+    @property
+    def probing(self) -> bool:
+        """Whether its clients leave room, so that those of the other find an empty queue."""
+        return any(c._probing_rtt for c in self._plugin.allocator.capacities.values())
+
+    @property
+    def rows(self) -> float:
+        return sum(course.totals["rows"] for course in self._plugin.history.courses.values())
+
+    @property
+    def others(self) -> float:
+        """Which part the other cluster sends, by the server's own account."""
+        return max((c.others or 0.0 for c in self._plugin.history.courses.values()), default=0.0)
+
+
+def test_clusters_and_shares_have_parts_by_weight(
+    slow_server: sonic.LocalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The schedulers, which are in this process, make room for each other at full minutes, else.
+    monkeypatch.setattr(_capacity, "_BASELINE_S", 10.0)
+    over = tmp_path / "over"
+    with (
+        local_cluster(1) as small,
+        local_cluster(1) as large,
+        Client(small) as of_small,
+        Client(large) as of_large,
+        sonic.connect(slow_server, client=of_small, weight=1.0),
+        sonic.connect(slow_server, client=of_large, weight=3.0),
+    ):
+        futures = [
+            of_small.submit(keep_scoring, "", 1.0, over),
+            of_large.submit(keep_scoring, "signal", 3.0, over),
+            of_large.submit(keep_scoring, "", 1.0, over),
+        ]
+        one, two = Scheduler(small), Scheduler(large)
+        until(lambda: one.probing and two.probing)
+        monkeypatch.setattr(_capacity, "_BASELINE_S", 1000.0)  # as in the minute after that
+        until(lambda: not (one.probing or two.probing))
+        settling = one.rows + two.rows
+        until(lambda: one.rows + two.rows > settling + 10 * ROWS)
+        before = one.rows, two.rows
+        until(lambda: one.rows + two.rows > sum(before) + 30 * ROWS)
+        rows = one.rows - before[0], two.rows - before[1]
+        until(lambda: 0.4 < one.others < 0.95)
+        until(lambda: 0.05 < two.others < 0.6)
+        over.touch()
+        of_shares = [future.result() for future in futures[1:]]
+        futures[0].result()
+    # Wanted are 0.75 and 0.75.
+    assert 0.55 < rows[1] / sum(rows) < 0.9
+    assert 0.55 < of_shares[0] / sum(of_shares) < 0.9
