@@ -320,7 +320,8 @@ class _Tensors:
     def __len__(self) -> int:
         return self._rows
 
-    def pack(self, start: int, stop: int) -> dict[str, Tensor]:
+    def pack(self, start: int, stop: int, lend: Any = None) -> dict[str, Tensor]:
+        del lend  # they are there
         rows = slice(start, stop)
         return {n: t[rows].astype(self._types[n], copy=False) for n, t in self._tensors.items()}
 

@@ -5,10 +5,12 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+import awkward as ak
 import numpy as np
 import pytest
 
-from sonic_coffea.layouts import _memory
+import sonic_coffea as sonic
+from sonic_coffea.layouts import _memory, bind_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,3 +122,18 @@ def test_threads_never_get_the_same_memory() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_tensors_are_packed_where_memory_is_lent() -> None:
+    objects = ak.Array({"x": np.arange(6.0)})
+    lent = np.zeros(4, np.float32)
+
+    def lend(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray | None:
+        return lent.reshape(shape) if dtype == lent.dtype and shape == (4, 1) else None
+
+    inputs = bind_inputs({"x": sonic.Row(["x"]), "n": sonic.Row(["x"], dtype="float16")}, objects)
+    packed = inputs.pack(1, 5, lend)
+    assert packed["x"].base is lent
+    assert lent.tolist() == [1, 2, 3, 4]
+    assert packed["n"].ravel().tolist() == [1, 2, 3, 4]
+    assert inputs.pack(0, 4)["x"].base is not lent

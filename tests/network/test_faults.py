@@ -100,7 +100,7 @@ def test_what_a_fault_is_taken_for(case: Case, contract: Any) -> None:
         connection = connect_transport(server.url, options=options)
         inputs = {"x": np.zeros((4, 1), np.float32)}
         names = {"version": None, "request_id": "pool-7"}
-        connection.infer(contract, inputs, ["y"], **names, done=outcomes.put)
+        connection.infer(contract, lambda _: inputs, ["y"], **names, done=outcomes.put)
         error = outcomes.get(timeout=30)
         connection.close()
     assert type(error) is case.kind

@@ -29,7 +29,7 @@ class Rows(list[int]):
     def events_of(self, start: int, stop: int) -> tuple[int, int]:
         return start, stop
 
-    def pack(self, start: int, stop: int) -> dict[str, np.ndarray]:
+    def pack(self, start: int, stop: int, lend: Any = None) -> dict[str, np.ndarray]:
         return {"x": np.asarray(self[start:stop])}
 
 

@@ -558,7 +558,7 @@ def test_each_server_behind_an_address_unregisters_its_regions(lost: bool) -> No
     memory = shm.SharedMemory(balanced.call, Address.parse("grpc://127.0.0.1:1"), demanded=False)
     inputs = service_pb2.ModelInferRequest(inputs=[{}]).inputs
     tensors = {"x": np.zeros(shm.WORTH_BYTES, np.uint8)}
-    regions = [memory.place(tensors, inputs) for _ in range(8)]
+    regions = [memory.place(tensors, inputs, None) for _ in range(8)]
     assert len(balanced.registered[0]) == 8
     balanced.turns = itertools.cycle(balanced.registered)
     if lost:
@@ -575,3 +575,38 @@ def test_each_server_behind_an_address_unregisters_its_regions(lost: bool) -> No
     memory.close(over.set)
     assert over.wait(30)
     assert balanced.registered == (set(), set())
+
+
+def test_tensors_are_packed_where_the_server_reads_them() -> None:
+    balanced = Balanced()
+    memory = shm.SharedMemory(balanced.call, Address.parse("grpc://127.0.0.1:1"), demanded=False)
+    inputs = service_pb2.ModelInferRequest(inputs=[{}, {}, {}]).inputs
+    kind = np.dtype(np.float32)
+    room = memory.room(shm.WORTH_BYTES, 3)
+    assert room is not None
+    there, wide = room.lend((100_000,), kind), room.lend((3, 4), kind)
+    assert there is not None
+    assert wide is not None
+    there[:], wide[:] = 1, np.arange(12).reshape(3, 4)
+    tensors = {"x": there, "t": wide.T, "y": np.full(5, 2, np.uint8)}
+    assert memory.place(tensors, inputs, room) is room
+    for entry, (name, tensor) in zip(inputs, tensors.items(), strict=True):
+        offset = entry.parameters["shared_memory_offset"].int64_param
+        read = np.ndarray(tensor.shape, tensor.dtype, room.memory, offset)
+        np.testing.assert_array_equal(read, tensor)
+        assert (read.__array_interface__["data"][0] == room.address) == (name == "x")
+    # More than was said to come: all of it moves to another region, and that one is free again.
+    tensors["y"] = np.full(room.nbytes, 3, np.uint8)
+    larger = memory.place(tensors, inputs, room)
+    assert larger is not None
+    assert memory.room(shm.WORTH_BYTES, 3) is room
+    offsets = [entry.parameters["shared_memory_offset"].int64_param for entry in inputs]
+    for offset, tensor in zip(offsets, tensors.values(), strict=True):
+        read = np.ndarray(tensor.shape, tensor.dtype, larger.memory, offset)
+        np.testing.assert_array_equal(read, tensor)
+    memory.release(larger)
+    memory.discard(room)
+    del there, wide, read, tensor, tensors
+    over = threading.Event()
+    memory.close(over.set)
+    assert over.wait(30)

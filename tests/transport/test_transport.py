@@ -220,7 +220,9 @@ def test_a_wrong_shape_is_the_request_s_fault(server: sonic.LocalServer) -> None
         answered.set()
 
     inputs = {"features": np.zeros((2, 3, 4), np.float32), "mask": np.zeros((2, 1, 4), np.float32)}
-    connection.infer(contract, inputs, ["scores"], version=None, request_id="r7", done=done)
+    connection.infer(
+        contract, lambda _: inputs, ["scores"], version=None, request_id="r7", done=done
+    )
     assert answered.wait(30)
     (error,) = outcomes
     assert type(error) is errors.RequestError
@@ -370,7 +372,7 @@ def test_a_cancelled_request_ends_as_cancelled(server: sonic.LocalServer) -> Non
 
     inputs = {n: np.zeros((64, f, 20_000), np.float32) for n, f in (("features", 2), ("mask", 1))}
     options: Any = {"version": None, "request_id": "r", "done": done}
-    handle = connection.infer(contract, inputs, ["scores"], **options)
+    handle = connection.infer(contract, lambda _: inputs, ["scores"], **options)
     handle.cancel()
     assert answered.wait(30)
     assert [type(outcome) for outcome in outcomes] == [errors.CancelledError]

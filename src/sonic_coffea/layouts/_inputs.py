@@ -12,11 +12,13 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._fields import Source
+from sonic_coffea.layouts._memory import lent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sonic_coffea.layouts._layout import Bound, DType, Layout, Shape, Tensor
+    from sonic_coffea.layouts._memory import Lend
     from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
 
 
@@ -88,10 +90,14 @@ class Inputs:
         """Load what packing needs: the first time in a process, it would be taken for packing."""
         _kernels.load()
 
-    def pack(self, start: int, stop: int) -> dict[str, Tensor]:
-        """Return the tensors of the rows at places `start` to `stop`, by input."""
+    def pack(self, start: int, stop: int, lend: Lend | None = None) -> dict[str, Tensor]:
+        """Return the tensors of the rows at places `start` to `stop`, by input.
+
+        They are packed into the memory that `lend` returns for a shape and a type, if it does.
+        """
         level = next(s.level for s in self.segments if s.start <= start < s.stop)
-        return self._packed(self.selection(start, stop), level)
+        with lent(lend):
+            return self._packed(self.selection(start, stop), level)
 
     def pack_all(self) -> dict[str, Tensor]:
         """Return the tensors of all rows in their order, padded to the level of the longest."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sonic_coffea.errors import ConfigError, InputError, nearest
 from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._fields import Feature, OneHot, Source, as_features
-from sonic_coffea.layouts._memory import empty
+from sonic_coffea.layouts._memory import empty, empty_tensor
 from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import HALF
 from sonic_coffea.layouts._texts import TEXT, Numbered, Texts, dtype_of
@@ -110,7 +110,8 @@ class Layout(ABC):
     ) -> dict[str, Tensor]:
         """Return the tensors of some rows, by the names of the model's inputs."""
         shape = self.tensor_shape(columns, rows, level)
-        out = empty(shape, self._moved())
+        moved = self._moved()
+        out = (empty_tensor if moved == self.dtype else empty)(shape, moved)
         self.write(out, columns, rows)
         if self.dtype == TEXT and columns.texts is not None:
             return {name: columns.texts.tensor(out)}

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from numpy.typing import NDArray
+
+    Lend = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any] | None]
 
 # Smaller blocks are used again by the C library. It gives larger ones back to the system: from
 # 32 MB, but much smaller ones in dask's workers, which tell it to (MALLOC_TRIM_THRESHOLD_).
@@ -20,6 +26,31 @@ LARGE = 1_000_000
 # in any thread, at any time: what they do to the list is one operation each.
 KEPT = 64_000_000
 _spare: deque[NDArray[np.uint8]] = deque()
+
+
+class _Lender(threading.local):
+    """What lends memory for tensors, if something does, to the thread that packs."""
+
+    lend: Lend | None = None
+
+
+_lender = _Lender()
+
+
+@contextmanager
+def lent(lend: Lend | None) -> Iterator[None]:
+    """Have tensors of this thread be packed where `lend` has room for them."""
+    before, _lender.lend = _lender.lend, lend
+    try:
+        yield
+    finally:
+        _lender.lend = before
+
+
+def empty_tensor(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array with undefined contents for what is sent, in lent memory if there is some."""
+    tensor = None if _lender.lend is None else _lender.lend(shape, dtype)
+    return empty(shape, dtype) if tensor is None else tensor
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

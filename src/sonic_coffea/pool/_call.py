@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.pool._batching import Segment
     from sonic_coffea.pool._request import RequestSlice
-    from sonic_coffea.transport import Contract, Response
+    from sonic_coffea.transport import Contract, Lend, Response
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,11 @@ class RowSource(Protocol):
     def __len__(self) -> int:
         """Return how many rows there are."""
 
-    def pack(self, start: int, stop: int) -> Mapping[str, Tensor]:
-        """Return the tensors of the rows at some places, by input."""
+    def pack(self, start: int, stop: int, lend: Lend | None = None) -> Mapping[str, Tensor]:
+        """Return the tensors of the rows at some places, by input.
+
+        They may lie in the memory that `lend` returns for a shape and a type.
+        """
 
     def selection(self, start: int, stop: int) -> Any:
         """Return which rows are at some places."""

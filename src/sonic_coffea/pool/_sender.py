@@ -22,12 +22,14 @@ from sonic_coffea.errors import (
 from sonic_coffea.pool._events import Answered, Failed, Unsendable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._events import Event
     from sonic_coffea.pool._request import Attempt
-    from sonic_coffea.transport import Connection, Response, RpcHandle
+    from sonic_coffea.transport import Connection, Lend, Response, RpcHandle
 
 logger = logging.getLogger(__name__)
 
@@ -134,10 +136,13 @@ class Sender:
     def _send(self, call: Call, transmission: Transmission) -> RpcHandle:
         attempt = transmission.attempt
         request = attempt.slice
-        transmission.packing_at = time.monotonic()
-        inputs: Any = call.inputs.pack(request.start, request.stop)
-        transmission.sent_at = time.monotonic()
         version = call.pin.wanted
+
+        def pack(lend: Lend | None) -> Mapping[str, NDArray[Any]]:
+            transmission.packing_at = time.monotonic()
+            inputs = call.inputs.pack(request.start, request.stop, lend)
+            transmission.sent_at = time.monotonic()
+            return inputs
 
         def done(outcome: Response | SonicError) -> None:
             if not isinstance(outcome, SonicError):
@@ -154,8 +159,9 @@ class Sender:
             self.connections.append(self._connect())
         return self.connections[attempt.channel].infer(
             call.contract,
-            inputs,
+            pack,
             call.asked,
+            nbytes=request.nbytes,
             version=version,
             request_id=transmission.request_id,
             done=done,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     # gRPC is loaded by the first connection.
     from sonic_coffea.transport._grpc import Connection as Connection
     from sonic_coffea.transport._grpc import RpcHandle as RpcHandle
+    from sonic_coffea.transport._shared_memory import Lend as Lend
 
 __all__ = [
     "DATATYPES",

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from sonic_coffea.transport._contract import Contract
     from sonic_coffea.transport._metadata import ModelStatistics
     from sonic_coffea.transport._options import ConnectionOptions
-    from sonic_coffea.transport._shared_memory import Region
+    from sonic_coffea.transport._shared_memory import Lend, Region
 
 logger = logging.getLogger(__name__)
 
@@ -314,9 +314,10 @@ class Connection:
     def infer(
         self,
         contract: Contract,
-        inputs: Mapping[str, NDArray[Any]],
+        pack: Callable[[Lend | None], Mapping[str, NDArray[Any]]],
         outputs: Sequence[str],
         *,
+        nbytes: int = 0,
         version: str | None,
         request_id: str,
         done: Callable[[Response | SonicError], None],
@@ -325,6 +326,13 @@ class Connection:
 
         Does not wait for the response, but may block while a new region of shared memory is
         registered with the server, for a few seconds.
+
+        Parameters
+        ----------
+        pack : callable
+            Returns the tensors by input, in memory that it is lent, or in its own.
+        nbytes : int
+            About how many bytes they have.
         """
         context: dict[str, Any] = {
             "server": str(self.address),
@@ -338,11 +346,8 @@ class Connection:
         request = service_pb2.ModelInferRequest(
             model_name=contract.model, model_version=version or "", id=request_id
         )
-        describe(request, inputs, outputs, contract.parameters)
-        sent = {name: to_wire(tensor) for name, tensor in inputs.items()}
-        region = None if self._shared is None else self._shared.place(sent, request.inputs)
+        message, region, sent_bytes = self._packed(request, contract, pack, outputs, nbytes)
         try:
-            message = with_contents(request, () if region else sent.values())
             sent_at = time.monotonic()
             future = channel.infer.future(
                 message,
@@ -359,9 +364,14 @@ class Connection:
             if channel is self._channel:
                 raise
             return self.infer(
-                contract, inputs, outputs, version=version, request_id=request_id, done=done
+                contract,
+                pack,
+                outputs,
+                nbytes=nbytes,
+                version=version,
+                request_id=request_id,
+                done=done,
             )
-        sent_bytes = len(message) + (sum(t.nbytes for t in sent.values()) if region else 0)
         channel.in_flight.add(future)
 
         def finished(call: Any) -> None:
@@ -383,6 +393,32 @@ class Connection:
             future.cancel()
         handle: RpcHandle = future
         return handle
+
+    def _packed(
+        self,
+        request: Any,
+        contract: Contract,
+        pack: Callable[[Lend | None], Mapping[str, NDArray[Any]]],
+        outputs: Sequence[str],
+        nbytes: int,
+    ) -> tuple[bytes, Region | None, int]:
+        """Return the message, the region that has the tensors or None, and all bytes to be sent."""
+        shared = self._shared
+        region = None if shared is None else shared.room(nbytes, len(contract.inputs))
+        try:
+            inputs = pack(None if region is None else region.lend)
+            describe(request, inputs, outputs, contract.parameters)
+            sent = {name: to_wire(tensor) for name, tensor in inputs.items()}
+            if shared is not None:
+                region = shared.place(sent, request.inputs, region)
+        except BaseException:
+            self._release(region, reusable=True)
+            raise
+        if region is None:
+            message = with_contents(request, sent.values())
+            return message, None, len(message)
+        message = with_contents(request, ())
+        return message, region, len(message) + sum(t.nbytes for t in sent.values())
 
     def _release(self, region: Region | None, *, reusable: bool) -> None:
         """Hand back a region, which is used again if the server surely does not read it."""

@@ -42,7 +42,7 @@ def ask(
         if number < requests:
             connection.infer(
                 contract,
-                tensors,
+                lambda _: tensors,
                 outputs,
                 version=version,
                 request_id=f"zeros-{number}",

@@ -68,30 +68,64 @@ _ENOUGH_CALLS = 16
 _NUMBERED = re.compile(rf"{PREFIX}-[\d-]*-(\d+)")
 
 Call = Callable[[str, Any, float], Any]
+Lend = Callable[[tuple[int, ...], np.dtype[Any]], "NDArray[Any] | None"]
+"""Returns memory for a tensor, by shape and type; None if there is no room."""
 
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """A file that is mapped here and, once it is registered, by the server."""
+    """A file that is mapped here and, once it is registered, by the server.
+
+    Attributes
+    ----------
+    address : int
+        Where it begins in this process.
+    lent : int
+        So many of its bytes are lent to tensors, or taken by them.
+    """
 
     path: Path
     memory: mmap.mmap
     nbytes: int
+    address: int
+    lent: int = 0
 
     @property
     def name(self) -> str:
         """The name by which the server knows it."""
         return self.path.name
 
-    def fill(self, inputs: Any, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Copy tensors into it, and write into a request's inputs where they are."""
-        offset = 0
+    def lend(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        """Return a part of it, to write a tensor to; None if there is no room."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self.lent + nbytes > self.nbytes:
+            return None
+        tensor: NDArray[Any] = np.ndarray(shape, dtype, self.memory, self.lent)
+        self.lent += _padded(nbytes)
+        return tensor
+
+    def offset_of(self, tensor: NDArray[Any]) -> int | None:
+        """Return where a tensor lies in it; None if it lies elsewhere, or not in one piece."""
+        offset: int = tensor.__array_interface__["data"][0] - self.address
+        inside = offset >= 0 and offset + tensor.nbytes <= self.nbytes
+        return offset if inside and tensor.flags.c_contiguous else None
+
+    def fill(self, inputs: Any, tensors: Mapping[str, NDArray[Any]]) -> bool:
+        """Copy tensors into it that are not there, and write into a request where they are.
+
+        False if there is no room for all.
+        """
         for entry, tensor in zip(inputs, tensors.values(), strict=True):
-            np.copyto(np.ndarray(tensor.shape, tensor.dtype, self.memory, offset), tensor)
+            offset = self.offset_of(tensor)
+            if offset is None:
+                offset, copy = self.lent, self.lend(tensor.shape, tensor.dtype)
+                if copy is None:
+                    return False
+                np.copyto(copy, tensor)
             entry.parameters["shared_memory_region"].string_param = self.name
             entry.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
             entry.parameters["shared_memory_offset"].int64_param = offset
-            offset += _padded(tensor.nbytes)
+        return True
 
     def remove(self) -> None:
         """Remove the file and the mapping of this process."""
@@ -131,20 +165,26 @@ class SharedMemory:
         # However this process ends, short of being killed, no file is left.
         self._finalizer = weakref.finalize(self, _unlink, self._paths, os.getpid())
 
-    def place(self, tensors: Mapping[str, NDArray[Any]], inputs: Any) -> Region | None:
-        """Put a request's tensors into a region; None if the message is to have them.
+    def room(self, nbytes: int, tensors: int) -> Region | None:
+        """Return a region to pack a request's tensors in; None if the message is to have them.
 
         May block while the server registers a new region.
+
+        Parameters
+        ----------
+        nbytes : int
+            About how many bytes they have.
+        tensors : int
+            How many there are.
 
         Raises
         ------
         ConfigError
             If the server cannot use shared memory and it was demanded.
         """
-        nbytes = sum(_padded(t.nbytes) for t in tensors.values())
         if nbytes < WORTH_BYTES:
             return None
-        region = None
+        nbytes += tensors * _ALIGNED
         if self._usable is not False:
             try:
                 region = self._take(nbytes) or self._new(nbytes)
@@ -152,11 +192,28 @@ class SharedMemory:
                 return None  # the request itself will tell
             except (SonicError, OSError) as error:
                 self._give_up(str(error))
-        if region is not None:
-            region.fill(inputs, tensors)
-        elif self._demanded:
+            else:
+                region.lent = 0
+                return region
+        if self._demanded:
             raise ConfigError(f"shared_memory=True, but {self._reason}")
-        return region
+        return None
+
+    def place(
+        self, tensors: Mapping[str, NDArray[Any]], inputs: Any, region: Region | None
+    ) -> Region | None:
+        """Put a request's tensors into its region; None if the message is to have them.
+
+        Those that were packed there stay where they are. What has no room takes another region.
+        """
+        if region is not None and region.fill(inputs, tensors):
+            return region
+        larger = self.room(sum(t.nbytes for t in tensors.values()), len(tensors))
+        if larger is not None:
+            larger.fill(inputs, tensors)
+        if region is not None:  # the server has never read it
+            self.release(region)
+        return larger
 
     def release(self, region: Region) -> None:
         """Use a region again, which the server does not read any more."""
@@ -397,7 +454,8 @@ def _create(nbytes: int) -> Region:
         raise
     finally:
         os.close(fd)
-    return Region(path, memory, nbytes)
+    address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return Region(path, memory, nbytes, address)
 
 
 def _user_prefix() -> str:
