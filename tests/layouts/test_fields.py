@@ -310,6 +310,17 @@ def test_what_is_computed_may_be_transformed_and_must_be_finite() -> None:
         sonic.Row(sonic.Feature("y", expression="a / c")).pack(array)
 
 
+def test_what_is_computed_of_a_number_that_is_missing_is_missing() -> None:
+    jets = ak.Array(
+        [[{"q": 2.0, "pf": [{"pt": 1.0}, {"pt": 3.0}]}, {"q": None, "pf": [{"pt": 5.0}]}], []]
+    )
+    ratio = sonic.Feature("ratio", expression="pf.pt / q")
+    tensor = sonic.Padded([ratio, "pf.pt"], 2, missing=-1.0).pack(jets)
+    assert tensor.tolist() == [[[0.5, 1.5], [1.0, 3.0]], [[-1.0, 0.0], [5.0, 0.0]]]
+    with pytest.raises(InputError, match="'q' has None .* say what stands for them"):
+        sonic.Padded(ratio, 2).pack(jets)
+
+
 def test_a_number_of_a_row_without_elements_is_not_sent() -> None:
     array = ak.Array([{"pt": NAN, "pf": []}, {"pt": 2.0, "pf": [1.0, 3.0]}])
     layout = sonic.Padded(["pf", "pt"], 2)

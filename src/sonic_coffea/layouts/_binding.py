@@ -362,7 +362,8 @@ class _Gathering:
             absent = column.index < 0 if column.gaps else None
             values = read_through(values, column.index, 0)
         if self._is_by_row(text):
-            return np.repeat(values, self._counts), absent and np.repeat(absent, self._counts)
+            absent = None if absent is None else np.repeat(absent, self._counts)
+            return np.repeat(values, self._counts), absent
         return values[: self._number], absent
 
     def _computed(self, feature: Feature) -> Column:
