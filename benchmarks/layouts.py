@@ -153,7 +153,7 @@ def gathering(results: Results, rows: int, repeats: int) -> None:
         results.add(times, name, against=COPY, at_most=targets.get(name))
     # Of eight numbers, memory sends two lines, or three, of which a copy reads all.
     leading, equal = "Row, 8 leading objects, missing", "numpy, first 8 of lists of one length"
-    columns = np.zeros((len(FIELDS), rows * MEAN), np.float32)
+    columns = np.ones((len(FIELDS), rows * MEAN), np.float32)
     strides = MEAN * columns.itemsize, *columns.strides
     first = np.lib.stride_tricks.as_strided(columns, (rows, len(FIELDS), 8), strides)
     row, arrays = ways[leading]

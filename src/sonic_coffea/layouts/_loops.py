@@ -327,8 +327,9 @@ def padded(  # noqa: PLR0915
     width = fills.itemsize
     lines = len(offsets)
     bad, at_row = -1, 0
+    begin, part = base, 0
     for i in range(len(starts)):
-        row = base + (i // per * outer + i % per * inner) * width
+        row = begin + part * inner * width
         start = starts[i]
         filled = stops[i] > start
         count = np.int32(min(stops[i] - start, length))
@@ -384,10 +385,10 @@ def padded(  # noqa: PLR0915
                         to[k] = sent
                         unfit = np.int32(unfit + (wrong + (sent - sent != 0) > 0))
             elif whole and 0 < lanes <= length:
-                begin = addresses[j] + start * width
+                source = addresses[j] + start * width
                 for place_ in range(0, length, lanes):
                     k = min(place_, length - lanes)
-                    wrong = _choose(line + k * width, begin + k * width, count - k, fill, dtype)
+                    wrong = _choose(line + k * width, source + k * width, count - k, fill, dtype)
                     unfit = np.int32(unfit | wrong)
             elif whole:
                 here = values[start : start + length]
@@ -416,6 +417,9 @@ def padded(  # noqa: PLR0915
                 line = carray(_pointer(scratch + j * length * width), length, fills.dtype)
                 for k in range(length):
                     to[k * step] = line[k]
+        part += 1
+        if part == per:
+            begin, part = begin + outer * width, 0
         if filled and constant_rows > 1:
             at_row += 1
         if bad < 0 and unfit != 0:
