@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sonic_coffea.cli._options import AsJson, Headers, Pem, TokenFile, Url, load, settings_of
+from sonic_coffea.cli._options import AsJson, SettingsOf, Url, connected, load
 from sonic_coffea.cli._output import literal, print_table, stdout, tensors
 from sonic_coffea.errors import SonicError
 from sonic_coffea.transport import connect_transport
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}
 
 
+@connected
 def check(
     url: Url,
     model: Annotated[str | None, typer.Argument(help="A model to try.")] = None,
@@ -49,17 +50,13 @@ def check(
             "tcp://host:8786.",
         ),
     ] = None,
-    token_file: TokenFile = None,
-    header: Headers = None,
-    tls_root: Pem = None,
-    tls_cert: Pem = None,
-    tls_key: Pem = None,
+    settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
     """Try a server step by step, from its name to an inference, and say what helps."""
     from sonic_coffea import tools
 
-    settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
+    settings = settings_of(url)
     declared = _declared(model, weaver, against)
     console = Console(quiet=as_json, soft_wrap=True)
     if scheduler is not None:
@@ -116,22 +113,19 @@ def _declared(model: str | None, weaver: Path | None, against: str | None) -> li
     return declared
 
 
+@connected
 def wake(
     url: Url,
     model: Annotated[str | None, typer.Argument(help="A model that it is to have.")] = None,
     *,
     timeout: Annotated[float, typer.Option(help="How long it may take, in seconds.")] = 600.0,
-    token_file: TokenFile = None,
-    header: Headers = None,
-    tls_root: Pem = None,
-    tls_cert: Pem = None,
-    tls_key: Pem = None,
+    settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
     """Wake a service that sleeps, and wait until a server is ready."""
     from sonic_coffea.pool import Pool
 
-    settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
+    settings = settings_of(url)
     with Pool(settings) as pool:
         seconds = pool.wake(*([model] if model else []), timeout_s=timeout, progress=not as_json)
     if as_json:
@@ -142,18 +136,15 @@ def wake(
         )
 
 
+@connected
 def models(
     url: Url,
     *,
-    token_file: TokenFile = None,
-    header: Headers = None,
-    tls_root: Pem = None,
-    tls_cert: Pem = None,
-    tls_key: Pem = None,
+    settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
     """List what a server has: models, versions, inputs and outputs."""
-    settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
+    settings = settings_of(url)
     connection = connect_transport(url, options=settings.connection_options())
     listed: list[tuple[ModelEntry, Contract | None]] = []
     with contextlib.closing(connection):

@@ -13,7 +13,7 @@ from dask.utils import format_time
 from rich.console import Console
 from rich.table import Table
 
-from sonic_coffea.cli._options import AsJson, Headers, Pem, TokenFile, Url, settings_of
+from sonic_coffea.cli._options import AsJson, SettingsOf, Url, connected
 from sonic_coffea.cli._output import literal, make_place, stdout, usage, writing
 from sonic_coffea.errors import ConfigError
 
@@ -24,6 +24,7 @@ def _finite(value: float | None) -> float | None:
     return value
 
 
+@connected
 def bench(
     url: Url,
     model: Annotated[str, typer.Argument(help="The model to measure.")],
@@ -35,18 +36,14 @@ def bench(
         int, typer.Option(min=1, help="Of axes that may have any length, as those of constituents.")
     ] = 64,
     seconds: Annotated[float, typer.Option(min=0.01, help="Duration of each point.")] = 1.0,
-    token_file: TokenFile = None,
-    header: Headers = None,
-    tls_root: Pem = None,
-    tls_cert: Pem = None,
-    tls_key: Pem = None,
+    settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
     """Measure how a server serves a model: the time of requests, and what saturates it."""
     from sonic_coffea.reporting.plots import check_name, save
     from sonic_coffea.tools import measure
 
-    settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
+    settings = settings_of(url)
     # Now, and not when there is a measurement to lose.
     with usage():
         if output is not None:

@@ -8,25 +8,22 @@ from typing import Annotated
 
 import typer
 
-from sonic_coffea.cli._options import AsJson, Headers, Pem, TokenFile, Url, settings_of
+from sonic_coffea.cli._options import AsJson, SettingsOf, Url, connected
 
 
+@connected
 def scaffold(
     url: Url,
     model: Annotated[str, typer.Argument(help="The model to declare.")],
     *,
     version: Annotated[str | None, typer.Option(help="Version of MODEL.")] = None,
-    token_file: TokenFile = None,
-    header: Headers = None,
-    tls_root: Pem = None,
-    tls_cert: Pem = None,
-    tls_key: Pem = None,
+    settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
     """Print a declaration of a served model, with the names of fields to fill in."""
     from sonic_coffea import tools
 
-    settings = settings_of(url, token_file, header, tls_root, tls_cert, tls_key)
+    settings = settings_of(url)
     made = tools.scaffold(settings, model, version)
     if not as_json:
         typer.echo(made.text, nl=False)

@@ -13,11 +13,9 @@ import typer
 from sonic_coffea.cli._options import (
     FLAG,
     AsJson,
-    Headers,
-    Pem,
-    TokenFile,
+    SettingsOf,
+    connected,
     load,
-    settings_of,
 )
 from sonic_coffea.cli._output import UsageError, literal, stdout
 
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from sonic_coffea.model import Model
 
 
+@connected
 def score(
     *,
     file: Annotated[
@@ -73,11 +72,7 @@ def score(
         bool,
         typer.Option("--restart", metavar=FLAG, help="Forget what an interrupted run has scored."),
     ] = False,
-    token_file: TokenFile = None,
-    header: Headers = None,
-    tls_root: Pem = None,
-    tls_cert: Pem = None,
-    tls_key: Pem = None,
+    settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
     """Score the objects of NanoAOD files: a row for each, with run, block, event and index."""
@@ -94,7 +89,7 @@ def score(
         cloudpickle.register_pickle_by_value(sys.modules[features.partition(":")[0]])
     settings = None
     if server:
-        settings = settings_of(server, token_file, header, tls_root, tls_cert, tls_key)
+        settings = settings_of(server)
     with _cluster(workers, scheduler) as client:
         if client is not None:
             from sonic_coffea.dask import register
