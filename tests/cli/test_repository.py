@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.resources import files
 
 import pytest
@@ -84,9 +85,18 @@ def test_bad_usage(arguments):
     assert "Traceback" not in done.stderr
 
 
+def test_a_missing_package_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "m.onnx").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    done = run("repository", "build", tmp_path / "r", f"m={tmp_path / 'm.onnx'}")
+    assert done.returncode == 1
+    assert 'pip install "sonic-coffea[onnx]"' in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "No such file or directory"), (b"no model", "holds no ONNX graph")],
+    [(None, "error: cannot read"), (b"no model", "holds no ONNX graph")],
 )
 def test_failures_are_one_line(tmp_path, content, message):
     file = tmp_path / "m.onnx"

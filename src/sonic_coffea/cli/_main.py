@@ -48,7 +48,10 @@ class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except SonicError as error:
+        except (SonicError, ImportError) as error:
+            # Where a package is missing that an extra installs, the message says so.
+            if not isinstance(error, SonicError) and "pip install" not in str(error):
+                raise
             Console(stderr=True).print("[bold red]error:[/] ", end="")
             typer.echo(str(error), err=True)
             sys.exit(2 if isinstance(error, UsageError) else 1)

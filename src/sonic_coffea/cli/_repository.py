@@ -80,21 +80,18 @@ def build(
 
     sources = _pairs(models, "NAME=FILE")
     declared = {} if declare is None else _declarations(declare, sources)
-    try:
-        build_repository(
-            path,
-            {name: Served(source, **declared.get(name, {})) for name, source in sources.items()},
-            version=version,
-            add_version=add_version,
-            max_batch_size=max_batch_size,
-            platform=platform,  # type: ignore[arg-type]
-            labels={name: text.split(",") for name, text in _pairs(labels, "NAME=A,B").items()},
-            metadata=_pairs(metadata, "KEY=VALUE"),
-            record_user=user,
-            overwrite=overwrite,
-        )
-    except ImportError as error:
-        raise ConfigError(str(error)) from None
+    build_repository(
+        path,
+        {name: Served(source, **declared.get(name, {})) for name, source in sources.items()},
+        version=version,
+        add_version=add_version,
+        max_batch_size=max_batch_size,
+        platform=platform,  # type: ignore[arg-type]
+        labels={name: text.split(",") for name, text in _pairs(labels, "NAME=A,B").items()},
+        metadata=_pairs(metadata, "KEY=VALUE"),
+        record_user=user,
+        overwrite=overwrite,
+    )
     _print([entry for entry in read_repository(path) if entry.model in sources], as_json=as_json)
 
 

@@ -173,7 +173,7 @@ class LocalServer:
             if self._control == "none" and not models:
                 raise ConfigError(
                     f"expected a model repository, got {self.repository}, which has no models; "
-                    "build_repository makes one, and model_control='poll' waits for some"
+                    "build_repository makes one"
                 )
             begun = time.monotonic()
             runtime = choose(self._runtime, self._options)

@@ -128,7 +128,8 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
     try:
         _build(root, planned, metadata, user=record_user)
     except OSError as error:
-        raise ConfigError(f"cannot write the model repository {root}: {error}") from None
+        problem = error.strerror or error
+        raise ConfigError(f"cannot write the model repository {root}: {problem}") from None
     logger.info("wrote %s to %s", ", ".join(version.place for version in planned), root)
     return root
 

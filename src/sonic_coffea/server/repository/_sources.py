@@ -65,7 +65,10 @@ def read_source(name: str, served: Served, platform: str | None) -> ModelSource:
         )
     try:
         contents = FORMATS[kind].read(served)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        problem = f"cannot read {error.filename}: {error.strerror}" if error.strerror else error
+        raise ConfigError(f"{problem} (model {name!r})") from None
+    except ValueError as error:
         raise ConfigError(f"{error} (model {name!r})") from None
     inputs, outputs = contents.get("inputs"), contents.get("outputs")
     if served.inputs is not None or served.outputs is not None:

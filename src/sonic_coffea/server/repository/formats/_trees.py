@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sonic_coffea.errors import ConfigError
+
 if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
     from sonic_coffea.server.repository.formats._format import Contents, Runner
@@ -95,7 +97,7 @@ def _json(path: Path) -> bytes | bytearray:
     try:
         import xgboost
     except ImportError:
-        raise ValueError(
+        raise ConfigError(
             f"reading {path} needs the xgboost package here; save the trees as .json, or declare "
             "inputs= and outputs= with Served"
         ) from None
