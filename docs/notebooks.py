@@ -65,7 +65,7 @@ def keep(path: Path) -> None:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if "outputs" in cell:
-            cell.outputs = [one for one in cell.outputs if not _moves(one)]
+            cell.outputs = [one for one in cell.outputs if not _passes_by(one)]
         for output in cell.get("outputs", []):
             if "text" in output:
                 output.text = _anywhere(output.text)
@@ -75,10 +75,10 @@ def keep(path: Path) -> None:
     nbformat.write(notebook, path)
 
 
-def _moves(output: Any) -> bool:
-    """Whether an output is a bar of progress, which only a kernel can show."""
-    data = output.get("data", {"text/plain": "printed"})
-    return _WIDGET in data or not data.get("text/plain", "shown")
+def _passes_by(output: Any) -> bool:
+    """Whether an output is a bar of progress, which only a kernel can show, or a warning."""
+    data = output.get("data", {"text/plain": output.get("name")})
+    return _WIDGET in data or data.get("text/plain", "shown") in ("", "stderr")
 
 
 def _anywhere(text: str) -> str:
