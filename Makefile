@@ -19,11 +19,13 @@ PROCESSES ?= 3
 CASES ?= 20000
 # For how long `make chaos` breaks things.
 SECONDS ?= 30
+# How many small calls `make soak` makes.
+CALLS ?= 100000
 PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
 BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow failover balancer cluster facility
 
-.PHONY: help demo quick test lint types unit pytest image matrix oracle chaos docs bench bench-quick bench-page \
+.PHONY: help demo quick test lint types unit pytest image matrix oracle chaos soak docs bench bench-quick bench-page \
 	sample tagger clean
 
 help:
@@ -35,6 +37,8 @@ help:
 	@echo "make oracle   every layout against a slow reference, on 20,000 arrays; or CASES=100000"
 	@echo "make chaos    break servers, proxies and workers while they score, and check all rows;"
 	@echo "              SECONDS=600 SEED=7 for longer, and for the faults of a run that failed"
+	@echo "make soak     make many calls and connections, after which a process holds no more;"
+	@echo "              CALLS=5000 for less"
 	@echo "make docs     build the documentation as a site, in docs/_build"
 	@echo "make bench    measure, against peers and limits; tables, JSON and figures in $(RESULTS)/"
 	@echo "make bench-quick  the same with little: shows that all of it runs, not how fast"
@@ -93,6 +97,10 @@ oracle: $(VENV)/.dev-installed
 chaos: $(VENV)/.dev-installed
 	$(BIN)/sonic-coffea server install
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+soak: $(VENV)/.dev-installed
+	$(BIN)/sonic-coffea server install
+	$(BIN)/python -m tests.chaos.soak --calls $(CALLS)
 
 docs: $(VENV)/.dev-installed
 	$(BIN)/python -m sphinx -q -E -W --keep-going docs docs/_build/html

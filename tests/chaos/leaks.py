@@ -48,12 +48,12 @@ class Held:
             memory_bytes=process.memory_info().rss,
         )
 
-    def leaked_since(self, before: Held, *, memory_bytes: int) -> list[str]:
-        """Say what there is more of than before."""
+    def leaked_since(self, before: Held, *, memory_bytes: int, natives: int = 0) -> list[str]:
+        """Say what there is more of than before, memory and threads of the kernel by so much."""
         more = {
             "threads": dict(self.threads - before.threads),
             "open files": dict(self.files - before.files),
-            "threads of the kernel": max(0, self.natives - before.natives),
+            "threads of the kernel": max(0, self.natives - before.natives - natives),
         }
         leaks = [f"{what}: {these}" for what, these in more.items() if these]
         grown = self.memory_bytes - before.memory_bytes

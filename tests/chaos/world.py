@@ -66,6 +66,19 @@ class Fault:
         return f"{self.kind} {', '.join(self.parts)} for {self.lasts_s:.2f} s"
 
 
+def build(folder: Path) -> Path:
+    """Build a repository with the model, and return where it is."""
+    source, repository = folder / "sums.py", folder / "repository"
+    source.write_text(_SOURCE)
+    served = Served(
+        f"{source}:sums",
+        inputs={"features": ("float32", ["rows", 2, 64])},
+        outputs={"scores": ("float32", ["rows", 2])},
+    )
+    sonic.build_repository(repository, {MODEL: served}, max_batch_size=2048)
+    return repository
+
+
 def plan(seed: int, pause_s: float = 0.8) -> Iterator[Fault]:
     """Yield faults without end: the same ones for the same seed."""
     chance = random.Random(seed)
@@ -113,15 +126,7 @@ class World:
         self._stack.close()
 
     def _start(self) -> None:
-        source = self._folder / "sums.py"
-        source.write_text(_SOURCE)
-        repository = self._folder / "repository"
-        served = Served(
-            f"{source}:sums",
-            inputs={"features": ("float32", ["rows", 2, 64])},
-            outputs={"scores": ("float32", ["rows", 2])},
-        )
-        sonic.build_repository(repository, {MODEL: served}, max_batch_size=2048)
+        repository = build(self._folder)
         arguments = ["--model-control-mode=explicit", "--load-model=*", "--exit-timeout-secs=5"]
         # What has one name has one port.
         named, *ports, envoy, admin = (self._stack.enter_context(held_port()) for _ in range(5))

@@ -1,0 +1,92 @@
+"""Many calls, and many connections, after which a process holds no more than before.
+
+``python -m tests.chaos.soak --calls 100000`` makes as many small calls, a fiftieth as many large
+ones, and connects and closes a fiftieth as often.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from tests.chaos.leaks import Held
+from tests.chaos.load import EVENTS, SUMS, difference, jets
+from tests.chaos.world import build
+
+import sonic_coffea as sonic
+from sonic_coffea.pool import Pool, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Small calls for each large one, and for each connection.
+SMALL = 50
+# So much allocators may keep after many calls, and so many threads gRPC, which has more under load.
+KEPT = {"memory_bytes": 30_000_000, "natives": 8}
+
+
+def soak(calls: int, console: Console) -> list[str]:
+    """Return what is wrong after so many small calls, and the large ones and connections."""
+    events, problems = jets(), []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(sonic.LocalServer(build(folder)))
+
+        def call(number: int, size: int, pool: Any) -> None:
+            start = number * 10 % (EVENTS - size + 1)
+            scores = SUMS(events[start : start + size], pool=pool)
+            if wrong := difference(scores, start, start + size):
+                problems.append(wrong)
+
+        def connected(number: int) -> None:
+            with Pool(Settings.make(server)) as pool:
+                call(number, 10, pool)
+
+        with Pool(Settings.make(server)) as pool:
+            kinds: dict[str, tuple[int, Callable[[int], None]]] = {
+                "small calls": (calls, lambda number: call(number, 10, pool)),
+                "large calls": (calls // SMALL, lambda number: call(number, EVENTS, pool)),
+                "connections": (calls // SMALL, connected),
+            }
+            for name, (times, make) in kinds.items():
+                # Caches fill, and allocators take what they keep, in the first fifth.
+                for number in range(times // 5):
+                    make(number)
+                before, begun = Held.now(), time.monotonic()
+                for number in range(times // 5, times):
+                    make(number)
+                after = _settled(before)
+                leaks = after.leaked_since(before, **KEPT)
+                problems += [f"after {times:,} {name}: {leak}" for leak in leaks]
+                text = f"{times:,} {name}: {time.monotonic() - begun:.0f} s, "
+                grown = (after.memory_bytes - before.memory_bytes) / 1e6
+                console.print(f"{text}{grown:+.1f} MB", *leaks, highlight=False)
+    return problems
+
+
+def _settled(before: Held) -> Held:
+    """Look until what ends by itself has ended, such as threads of gRPC, or for 60 s."""
+    until = time.monotonic() + 60
+    while True:
+        held = Held.now()
+        if not held.leaked_since(before, **KEPT) or time.monotonic() > until:
+            return held
+        time.sleep(0.5)
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak")
+    parser.add_argument("--calls", type=int, default=100_000, help="small calls")
+    problems = soak(parser.parse_args().calls, Console())
+    sys.exit("\n".join(problems) if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
