@@ -61,7 +61,7 @@ class Capacity:
         self._baseline_rtt_s: dict[int, float] = {}
         self._next_baseline_rtt_s: dict[int, float] = {}
         self._round_at = now
-        self._round_s = 1.0
+        self._round_s = 0.5
         self._rounds = 0
         self._recent: deque[tuple[int, float]] = deque(maxlen=_RATE_ROUNDS)
         self._rate = 0.0
@@ -175,5 +175,5 @@ class Capacity:
 
 def _next_probe(now: float, round_s: float) -> float:
     """Return when the clock shows the next multiple; of more than a minute if rounds are long."""
-    interval_s = _BASELINE_S * 2.0 ** max(math.ceil(math.log2(round_s)), 0)
+    interval_s = _BASELINE_S * 2.0 ** max(math.ceil(math.log2(2 * round_s) - 0.1), 0)
     return (now // interval_s + 1) * interval_s
