@@ -70,9 +70,13 @@ class ScriptedServer:
         )
 
     def infer(
-        self, contract: Contract, inputs: Mapping[str, np.ndarray], outputs: Any, **options: Any
+        self,
+        contract: Contract,
+        pack: Callable[[None], Mapping[str, np.ndarray]],
+        outputs: Any,
+        **options: Any,
     ) -> ScriptedHandle:
-        x = inputs["x"].copy()
+        x = pack(None)["x"].copy()
         handle = ScriptedHandle()
         with self._lock:
             self.requests.append(x)
