@@ -33,7 +33,8 @@ def execute(notebook: Any, where: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
         file = f"{sockets}/kernel.json"
         kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", connection_file=file)
-        limits = {"timeout": 400, "startup_timeout": 300, "iopub_timeout": 120}
+        # A kernel may lose the message that a cell is done, which comes after all that it shows.
+        limits = {"timeout": 400, "startup_timeout": 300, "iopub_timeout": 20}
         threading.Thread(target=_wake, args=(file, over), daemon=True).start()
         try:
             resources = {"metadata": {"path": str(where)}}

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.errors import ConfigError
-
 if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
     from sonic_coffea.server.repository.formats._format import Contents, Runner
@@ -97,6 +95,9 @@ def _json(path: Path) -> bytes | bytearray:
     try:
         import xgboost
     except ImportError:
+        # A model's server runs this module, too, without this package.
+        from sonic_coffea.errors import ConfigError
+
         raise ConfigError(
             f"reading {path} needs the xgboost package here; save the trees as .json, or declare "
             "inputs= and outputs= with Served"
