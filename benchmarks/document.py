@@ -106,9 +106,9 @@ one machine; over a network, smaller types and `Bucketed` or `Flat` send less. O
 part is much more than a fifth, and a jet costs several times what it does in a large one: large
 chunks are better.""",
     "startup": """\
-The first scores of a process wait for numba, as any of its compiled loops does; with
-coffea, which uses it, too, that is often done before. To import the package takes a
-tenth of what awkward takes, as nothing is loaded before it is used.""",
+The first scores of a process do not wait for numba: compiled code is on disk, and loaded
+without it. To import the package takes less than a tenth of what awkward takes, as nothing is
+loaded before it is used.""",
     "wire": """\
 Half precision halves the bytes, and what a flat tensor saves is what is padding in the others.
 Over loopback, bytes cost next to nothing, so that the times here are those of the CPUs at both
