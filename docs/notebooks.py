@@ -21,7 +21,10 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 _OF_THE_MACHINE = (
     (re.compile(r"/[\w./@+-]*/sonic_coffea/demo/data"), "sonic_coffea/demo/data"),
     (re.compile(r"/(?:[\w.@+-]+/)*tmp[\w]{8}\b"), "/tmp/scratch"),  # noqa: S108
-    (re.compile(r"(?<!~)/(?:[\w.@+-]+/)*sonic-coffea/logs"), "~/.local/state/sonic-coffea/logs"),
+    (
+        re.compile(r"(?<![~\w.@+-])/(?:[\w.@+-]+/)*sonic-coffea/logs"),
+        "~/.local/state/sonic-coffea/logs",
+    ),
 )
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
