@@ -508,7 +508,8 @@ def unpad(out, kept, tensor, length, axes, offsets, counts, starts, order):
     """Copy what is no padding of ``tensor[n, length**axes, bytes]`` to ``out[offsets[i]:, bytes]``.
 
     A row has as many elements as it counts to the power of `axes`. With an `order`, elements go
-    back to where they were. What was truncated becomes zero, and `kept`, if there is one, False.
+    back to where they were. What was truncated becomes zero, and `kept`, if there is one, False;
+    it has been True.
     """
     size = tensor.shape[2]
     whole = tensor.shape[1] * size
@@ -517,7 +518,8 @@ def unpad(out, kept, tensor, length, axes, offsets, counts, starts, order):
         total = counts[i]
         count = min(total, length)
         first = offsets[i]
-        if total > length:
+        truncated = total > length
+        if truncated:
             elements = 1
             for _ in range(axes):
                 elements *= total
@@ -541,13 +543,13 @@ def unpad(out, kept, tensor, length, axes, offsets, counts, starts, order):
             begin = source + i * whole + one * size
             if order is None:
                 _copy(target + other * size, begin, count * size)
-                if kept is not None:
+                if truncated and kept is not None:
                     for at in range(other, other + count):
                         kept[at] = True
             else:
                 for k in range(count):
                     at = other + order[starts[i] + k] - starts[i]
                     _copy(target + at * size, begin + k * size, size)
-                    if kept is not None:
+                    if truncated and kept is not None:
                         kept[at] = True
     return -1
