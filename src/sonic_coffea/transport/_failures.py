@@ -163,17 +163,18 @@ FAILURES: tuple[Failure, ...] = (
 
 # What the pool does, for the page of the documentation that shows the table.
 ACTIONS: Mapping[type[SonicError], str] = {
-    AccessError: "the error",
-    DeadlineError: "resends it if the URL answers others meanwhile; else the error",
-    InferenceError: "once more, elsewhere if there is another server; then the error",
-    ModelNotFoundError: "asks other servers, and this one later",
-    ModelNotReadyError: "asks other servers, and this one later",
-    OverloadError: "slows down: fewer requests at a time, and a back-off",
-    RequestError: "the error",
-    RequestTooLargeError: "splits it; a single row once more, elsewhere if there is another server",
-    RouteTimeoutError: "slows down, and splits it",
-    ServerLostError: "resends it, elsewhere or to the same URL",
-    TokenExpiredError: "reads the token again, for `retry_timeout_s`; the error if it is a text",
+    AccessError: "raises the error",
+    DeadlineError: "retries it if the URL answers other requests meanwhile; else raises the error",
+    InferenceError: "retries it once, on another server if there is one; then raises the error",
+    ModelNotFoundError: "tries other servers, and this server later",
+    ModelNotReadyError: "tries other servers, and this server later",
+    OverloadError: "lowers the in-flight limit, and retries after a back-off",
+    RequestError: "raises the error",
+    RequestTooLargeError: "splits it; retries a single row once, on another server if there is one",
+    RouteTimeoutError: "lowers the in-flight limit, and splits the request",
+    ServerLostError: "retries it on another server or the same one",
+    TokenExpiredError: "reads the token again, for up to `retry_timeout_s`; a token that is a "
+    "string raises the error",
 }
 
 _MEANING: dict[type[SonicError], str] = {
