@@ -14,6 +14,7 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.dask._allocator import weighted_fair
 from sonic_coffea.pool import DEFAULT, Share
+from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._shares import current_share
 
 SIGNAL = Share("signal", 3.0)
@@ -53,6 +54,19 @@ def test_a_share_without_rows_saves_nothing_for_later() -> None:
     scenario.submit(20)
     names = answered_first(scenario, 20)
     assert 3 <= names[""] <= 9
+
+
+def test_rows_that_are_cancelled_cost_their_share_nothing() -> None:
+    scenario = Scenario(ONE, max_in_flight=2)
+    scenario.submit(40)
+    # Two leave, and nobody waits for the others any more.
+    signal = scenario.submit(90, share=SIGNAL)
+    answered_first(scenario, 2)
+    signal[0].call.over = True
+    scenario.tell(e.CallEnded(signal[0].call))
+    scenario.submit(20, share=SIGNAL)
+    names = answered_first(scenario, 20)
+    assert 13 <= names["signal"] <= 17
 
 
 @pytest.mark.parametrize("workers", [(2, 2), (20, 5), (10, 40)])

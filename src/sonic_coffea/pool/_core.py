@@ -6,7 +6,6 @@ carries out what it says. So it is tested, and simulated, on virtual time.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
 import math
@@ -33,8 +32,8 @@ from sonic_coffea.pool._channels import OLD_S, SILENT_S
 from sonic_coffea.pool._discovery import OTHERS_S, Discovery
 from sonic_coffea.pool._endpoint import EndpointRegistry
 from sonic_coffea.pool._fallback import FallbackPolicy
-from sonic_coffea.pool._shares import FairOrder
 from sonic_coffea.pool._signature import FRESH_S, QUIET_S, VALID_S, merge, serves
+from sonic_coffea.pool._waiting import WaitingSlices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,11 +71,8 @@ class PoolCore:
         self._rng = rng or Random()
         self.endpoints = EndpointRegistry(settings, self._rng)
         self._fallback = FallbackPolicy(settings, self.endpoints)
-        self._queues: dict[ModelKey, list[tuple[tuple[float, int, int], RequestSlice]]] = {}
-        self._backing_off: list[tuple[float, tuple[float, int, int], RequestSlice]] = []
+        self._waiting = WaitingSlices()
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
-        self._order = itertools.count()
-        self._fair_order = FairOrder()
         self._in_flight_bytes = 0
         self._contracts: dict[ModelKey, Contract] = {}
         # When servers have said so, and for how long it is taken for true.
@@ -102,11 +98,10 @@ class PoolCore:
         times = [d.wakes_at for d in self._discoveries.values()]
         for x in self.endpoints:
             times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at, x.losses.wakes_at()
-        if self._backing_off:
-            times.append(self._backing_off[0][0])
+        times.append(self._waiting.wakes_at)
         if self._to_cancel:
             times.append(self._to_cancel[0][0])
-        waiting = [key for key, queue in self._queues.items() if queue]
+        waiting = self._waiting.models()
         # What is due already, and does not leave, waits for a response.
         due = [self._fallback.due_at(key, now) for key in waiting]
         if waiting:
@@ -120,7 +115,7 @@ class PoolCore:
 
     def waiting(self) -> dict[ModelKey, int]:
         """Return how many slices of each model wait."""
-        return {key: len(queue) for key, queue in self._queues.items()}
+        return self._waiting.counts()
 
     def shares(self) -> dict[ModelKey, Counter[Share]]:
         """Return how many slices of each model wait or are in flight, by share.
@@ -128,9 +123,8 @@ class PoolCore:
         Nothing as long as there is but one share.
         """
         shares: defaultdict[ModelKey, Counter[Share]] = defaultdict(Counter)
-        if self._fair_order.shared:
-            waiting = (request for queue in self._queues.values() for _, request in queue)
-            for request in itertools.chain(waiting, (a.slice for a in self._attempts())):
+        if self._waiting.shared:
+            for request in itertools.chain(self._waiting, (a.slice for a in self._attempts())):
                 shares[request.key][request.call.share] += 1
         return shares
 
@@ -150,10 +144,7 @@ class PoolCore:
                 self._answered(event, now)
             case e.Submitted(slices):
                 for request in slices:
-                    place = self._fair_order.place(request.call.share)
-                    request.order = place, next(self._order), request.start
-                    request.queued_at = now
-                    self._queue(request, now)
+                    self._waiting.add(request, now)
             case e.Failed(attempt, error):
                 self._lost(attempt, error, now)
             case e.Unsendable(attempt, error):
@@ -227,7 +218,7 @@ class PoolCore:
             if self._splits(attempt, error):
                 self._split(request, now)
             else:
-                self._queue(request, now)
+                self._waiting.put_back(request, now)
         if endpoint is not None:
             endpoint.losses.count(error, now)
         self._instructions.append(e.Count(attempt, error, retried=True))
@@ -244,11 +235,13 @@ class PoolCore:
             return request.rows > 1 and (alone or request.splits < MAX_SPLITS)
         return request.rows > 1 and isinstance(error, RequestTooLargeError)
 
-    def _split(self, request: RequestSlice, now: float) -> None:
+    def _split(self, request: RequestSlice, now: float) -> RequestSlice:
+        """Queue a slice as two, and return the first of them."""
         parts = request.halves()
         self._instructions.append(e.Split(request, parts))
         for part in parts:
-            self._queue(part, now)
+            self._waiting.put_back(part, now)
+        return parts[0]
 
     def _unsendable(self, attempt: Attempt, error: SonicError) -> None:
         request = attempt.slice
@@ -360,8 +353,7 @@ class PoolCore:
         for endpoint in self.endpoints:
             self._attend(endpoint, now)
         self._validate_waiting(now)
-        while self._backing_off and self._backing_off[0][0] <= now:
-            self._queue(heapq.heappop(self._backing_off)[2], now)
+        self._waiting.put_back_due(now)
         begun = []
         while (attempt := self._next(now) or self._hedge(now)) is not None:
             self._send(attempt)
@@ -397,9 +389,7 @@ class PoolCore:
 
     def _validate_waiting(self, now: float) -> None:
         """Ask servers for the models of what waits, if they have not said yet."""
-        for key, queue in self._queues.items():
-            if not queue:
-                continue
+        for key in self._waiting.models():
             for endpoint in self.endpoints:
                 passes = endpoint.breaker.circuit(now) is not Circuit.OPEN
                 waits = not passes or endpoint.draining or endpoint.in_flight.paused(key, now)
@@ -407,34 +397,24 @@ class PoolCore:
                     self._validate(endpoint, key)
 
     def _validate(self, endpoint: Endpoint, key: ModelKey) -> None:
-        queue = self._queues.get(key)
-        expected = queue[0][1].call.contract if queue else None
-        endpoint.signatures.validating[key] = expected
+        request = self._waiting.first(key)
+        endpoint.signatures.validating[key] = None if request is None else request.call.contract
         self._instructions.append(e.Validate(endpoint.url, key))
 
     def _next(self, now: float) -> Attempt | None:
         """Take the next slice that may be sent now, for an endpoint that has room for it."""
-        queues = [item for item in self._queues.items() if item[1]]
-        if len(queues) > 1:
-            queues.sort(key=lambda item: item[1][0])
-        for key, queue in queues:
-            while queue and (queue[0][1].call.over or queue[0][1].delivered):
-                heapq.heappop(queue)
-            if not queue:
-                continue
-            request = queue[0][1]
+        for head in self._waiting.heads():
+            request = head
             if not self._fits(request):
                 return None
             endpoint = self.endpoints.choose(request, now, but=self._failed_on(request, now))
             while endpoint is not None:
-                heapq.heappop(queue)
-                request.queued = False
-                self._fair_order.leave(request.order[0])
+                self._waiting.take(request)
                 if endpoint.takes(request, now) or request.rows == 1 or request.attempts:
+                    self._waiting.leave(request)
                     return endpoint.begin(request, now)
-                self._split(request, now)
-                request = queue[0][1]
-            if self._fallback.due_at(key, now) <= now:
+                request = self._split(request, now)
+            if self._fallback.due_at(head.key, now) <= now:
                 self._start_fallback()
         return None
 
@@ -457,7 +437,11 @@ class PoolCore:
         """
         request, endpoint = attempt.slice, self.endpoints.get(attempt.url)
         hung = sum(other.overdue for other in request.attempts)
-        if hung < TWIN_FROM or self._queues.get(request.key) or not self._fits(request):
+        if (
+            hung < TWIN_FROM
+            or self._waiting.first(request.key) is not None
+            or not self._fits(request)
+        ):
             return None
         if endpoint is None or endpoint.room(request.key, now) <= 0:
             return None
@@ -492,11 +476,13 @@ class PoolCore:
 
     def _fail_unroutable(self, now: float) -> None:
         """Give up what no endpoint can take any more."""
-        for key, queue in self._queues.items():
-            if queue and not self._may_be_served(key, now):
+        for key in self._waiting.models():
+            if not self._may_be_served(key, now):
                 gone = ModelNotFoundError(f"no server has model {key.name!r} any more")
                 error = self._unroutable(key, now, gone)
-                self._instructions += [e.Fail(request, error) for request in self._take_out(key)]
+                self._instructions += [
+                    e.Fail(request, error) for request in self._waiting.take_all(key)
+                ]
 
     def _may_be_served(self, key: ModelKey, now: float) -> bool:
         there = self.endpoints.that_may_have(key, now)
@@ -557,9 +543,9 @@ class PoolCore:
             if (endpoint := self.endpoints.get(url)) is not None:
                 endpoint.signatures.accept(key, now)
         # What was packed for another model, which these servers have replaced, cannot be sent.
-        for request in self._take_out(key):
+        for request in self._waiting.take_all(key):
             if serves(contract, request.call.contract):
-                self._queue(request, now)
+                self._waiting.put_back(request, now)
             else:
                 changed = ContractError(f"the servers' model {key.name!r} has changed meanwhile")
                 self._instructions.append(e.Fail(request, changed))
@@ -613,7 +599,9 @@ class PoolCore:
     def _stale(self, key: ModelKey, now: float) -> bool:
         """Whether servers are asked again what a model is, before it is used."""
         said_at, true_for_s = self._said[key]
-        used = self._queues.get(key) or any(attempt.key == key for attempt in self._attempts())
+        used = self._waiting.first(key) is not None or any(
+            attempt.key == key for attempt in self._attempts()
+        )
         used = used or now - self._answered_at.get(key, -math.inf) < QUIET_S
         return now - said_at >= (true_for_s if used else QUIET_S)
 
@@ -704,7 +692,7 @@ class PoolCore:
             if isinstance(error, ModelNotFoundError):
                 self._forget(key)
                 error = self._unroutable(key, now, error)
-            for request in self._take_out(key):
+            for request in self._waiting.take_all(key):
                 self._give_up(request, url, error)
 
     def _give_up(self, request: RequestSlice, url: str, error: SonicError) -> None:
@@ -763,25 +751,6 @@ class PoolCore:
             return False
         self._in_flight_bytes -= attempt.slice.nbytes
         return True
-
-    def _queue(self, request: RequestSlice, now: float) -> None:
-        request.queued = True
-        if now < request.retry_at:
-            heapq.heappush(self._backing_off, (request.retry_at, request.order, request))
-        else:
-            heapq.heappush(self._queues.setdefault(request.key, []), (request.order, request))
-
-    def _take_out(self, key: ModelKey) -> list[RequestSlice]:
-        """Take out the waiting slices of a model whose call is not over."""
-        queue = self._queues.get(key, [])
-        slices = [request for _, request in queue]
-        slices += [request for *_, request in self._backing_off if request.key == key]
-        queue.clear()
-        self._backing_off = [item for item in self._backing_off if item[2].key != key]
-        heapq.heapify(self._backing_off)
-        for request in slices:
-            request.queued = False
-        return [r for r in slices if not (r.call.over or r.delivered or r.attempts)]
 
     def _attempts(self) -> Iterator[Attempt]:
         return itertools.chain.from_iterable(

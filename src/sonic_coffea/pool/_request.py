@@ -46,8 +46,7 @@ class RequestSlice:
     start, stop, nbytes : int
         Places of the rows in the call, and the bytes of their tensors.
     order : tuple
-        Slices leave in this order: the place among shares, the number of the slice, its first row.
-        One that is sent again, or a part of it, keeps its place.
+        Slices of a share leave in this order: the number of the slice, its first row.
     retries, losses : int
         How often it was queued again, and how often it was lost when a server may have had it.
     retry_at : float
@@ -72,7 +71,7 @@ class RequestSlice:
     start: int
     stop: int
     nbytes: int
-    order: tuple[float, int, int] = (0.0, 0, 0)
+    order: tuple[int, int] = (0, 0)
     queued_at: float = 0.0
     begun_at: float = 0.0
     retries: int = 0
@@ -97,10 +96,9 @@ class RequestSlice:
         """Return its rows as two slices that stand where it stood."""
         middle = (self.start + self.stop) // 2
         nbytes = self.nbytes * (middle - self.start) // self.rows
-        place, number, _ = self.order
         first = replace(self, stop=middle, nbytes=nbytes, splits=self.splits + 1, attempts=[])
         second = replace(first, start=middle, stop=self.stop, nbytes=self.nbytes - nbytes)
-        second.order, second.attempts = (place, number, middle), []
+        second.order, second.attempts = (self.order[0], middle), []
         return first, second
 
     @property

@@ -66,9 +66,10 @@ def share(name: str, weight: float = 1.0) -> Iterator[None]:
 
 
 class FairOrder:
-    """Which slices of several shares leave first: start-time fair queueing.
+    """Which of several shares sends next: start-time fair queueing.
 
-    Of each share, they leave in the order in which they came. Goyal, Vin and Cheng (1997).
+    A share pays for a slice when it is sent, so that slices that are cancelled cost nothing, and
+    one that was idle has saved nothing. Goyal, Vin and Cheng (1997).
     """
 
     def __init__(self) -> None:
@@ -81,11 +82,10 @@ class FairOrder:
         return any(self._next)
 
     def place(self, share: Share) -> float:
-        """Return the place of a slice that comes: those with a lower one leave before."""
-        begin = max(self._now, self._next.get(share.name, 0.0))
-        self._next[share.name] = begin + 1.0 / share.weight
-        return begin
+        """Return the place of a share: that with the lowest one sends next."""
+        return max(self._now, self._next.get(share.name, 0.0))
 
-    def leave(self, place: float) -> None:
-        """Take note that the slice at a place leaves."""
-        self._now = max(self._now, place)
+    def leave(self, share: Share) -> None:
+        """Take note that a slice of a share is sent."""
+        self._now = self.place(share)
+        self._next[share.name] = self._now + 1.0 / share.weight

@@ -1,0 +1,132 @@
+"""What waits to be sent: slices by model and share, and those that back off."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+from sonic_coffea.pool._shares import FairOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sonic_coffea.pool._request import ModelKey, RequestSlice
+
+_Order = tuple[int, int]
+_Queue = list[tuple[_Order, "RequestSlice"]]
+
+
+class WaitingSlices:
+    """The slices that wait.
+
+    Of each share, they leave in the order in which they came; one that is sent again, or a part of
+    it, keeps its place. Shares take turns by weight.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[ModelKey, dict[str, _Queue]] = {}
+        self._backing_off: list[tuple[float, _Order, RequestSlice]] = []
+        self._numbers = itertools.count()
+        self._fair_order = FairOrder()
+
+    @property
+    def shared(self) -> bool:
+        """Whether there has been any share but the default."""
+        return self._fair_order.shared
+
+    @property
+    def wakes_at(self) -> float:
+        """When the next slice has backed off."""
+        return self._backing_off[0][0] if self._backing_off else math.inf
+
+    def models(self) -> list[ModelKey]:
+        """Return the models for which slices wait."""
+        return [key for key, queues in self._queues.items() if queues]
+
+    def counts(self) -> dict[ModelKey, int]:
+        """Return how many slices of each model wait."""
+        return {key: sum(map(len, queues.values())) for key, queues in self._queues.items()}
+
+    def first(self, key: ModelKey) -> RequestSlice | None:
+        """Return a slice of a model."""
+        for queue in self._queues.get(key, {}).values():
+            return queue[0][1]
+        return None
+
+    def __iter__(self) -> Iterator[RequestSlice]:
+        for queues in self._queues.values():
+            for queue in queues.values():
+                yield from (request for _, request in queue)
+
+    def add(self, request: RequestSlice, now: float) -> None:
+        """Put a new slice behind the others of its share."""
+        request.order = next(self._numbers), request.start
+        request.queued_at = now
+        self.put_back(request, now)
+
+    def put_back(self, request: RequestSlice, now: float) -> None:
+        """Put a slice where it stood, once it has backed off."""
+        request.queued = True
+        if now < request.retry_at:
+            heapq.heappush(self._backing_off, (request.retry_at, request.order, request))
+            return
+        queues = self._queues.setdefault(request.key, {})
+        queue = queues.setdefault(request.call.share.name, [])
+        heapq.heappush(queue, (request.order, request))
+
+    def put_back_due(self, now: float) -> None:
+        """Put back the slices that have backed off."""
+        while self._backing_off and self._backing_off[0][0] <= now:
+            self.put_back(heapq.heappop(self._backing_off)[2], now)
+
+    def heads(self) -> list[RequestSlice]:
+        """Return the first slice of each model and share, in the order in which they may leave.
+
+        Those that nobody waits for any more are dropped.
+        """
+        heads = [
+            head
+            for queues in self._queues.values()
+            for name in list(queues)
+            if (head := _head(queues, name)) is not None
+        ]
+        if len(heads) > 1:
+            heads.sort(key=lambda head: (self._fair_order.place(head.call.share), head.order))
+        return heads
+
+    def take(self, head: RequestSlice) -> None:
+        """Take out the first slice of its model and share."""
+        queues = self._queues[head.key]
+        name = head.call.share.name
+        heapq.heappop(queues[name])
+        if not queues[name]:
+            del queues[name]
+        head.queued = False
+
+    def leave(self, request: RequestSlice) -> None:
+        """Take note that a slice is sent."""
+        self._fair_order.leave(request.call.share)
+
+    def take_all(self, key: ModelKey) -> list[RequestSlice]:
+        """Take out all slices of a model, and return those that somebody waits for."""
+        queues = self._queues.pop(key, {})
+        slices = [request for _, request in heapq.merge(*map(sorted, queues.values()))]
+        slices += [request for *_, request in self._backing_off if request.key == key]
+        self._backing_off = [item for item in self._backing_off if item[2].key != key]
+        heapq.heapify(self._backing_off)
+        for request in slices:
+            request.queued = False
+        return [r for r in slices if not (r.call.over or r.delivered or r.attempts)]
+
+
+def _head(queues: dict[str, _Queue], name: str) -> RequestSlice | None:
+    """Return the first slice of a share that somebody waits for."""
+    queue = queues[name]
+    while queue and (queue[0][1].call.over or queue[0][1].delivered):
+        heapq.heappop(queue)
+    if queue:
+        return queue[0][1]
+    del queues[name]
+    return None
