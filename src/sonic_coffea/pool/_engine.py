@@ -30,6 +30,7 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool import _events as e
+from sonic_coffea.pool import _turns
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._hooks import memory_bytes
 from sonic_coffea.pool._sender import Sender, Transmission
@@ -124,6 +125,7 @@ class Engine:
             # If the system has no more threads, the next call tries again.
             thread.start()
             self._thread = thread
+            _turns.sooner(self)
             return True
 
     def submit(self, call: Call, slices: Sequence[RequestSlice]) -> None:
@@ -227,6 +229,8 @@ class Engine:
             self.closing.set()
             self._inbox.put(None)
             thread = self._thread
+            if thread is not None:
+                _turns.as_before(self)
         if thread is None:
             self._shut_down()
         elif thread is not threading.current_thread():
