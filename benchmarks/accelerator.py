@@ -1,7 +1,7 @@
-"""A stand-in for an accelerator: a model in a real Triton that takes as long as one would.
+"""A stand-in for an accelerator: a model in a real Triton that sleeps instead of computing.
 
-It sleeps for 2 ms and 5 µs a row, and answers with two numbers of each row, so that every answer
-can be told from every other.
+It sleeps for 2 ms per request and 5 µs per row, and returns two numbers of each row, so that a test
+can tell which row an answer belongs to.
 """
 
 from __future__ import annotations

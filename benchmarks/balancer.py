@@ -1,9 +1,9 @@
-"""What a client gets through one URL, behind which a real Envoy has several Tritons in trouble.
+"""The rate of a client at one URL, where a real Envoy has several Tritons, some of them in trouble.
 
-The peer is a bare client that sends prebuilt tensors and resends at once whatever is refused, with
-as many requests in flight as were best. Envoy has the settings of SuperSONIC's chart: it neither
-asks after the health of what is behind it, nor retries. Rows are short, and four accelerators are
-slower than two, so that the machine's two cores do not limit how many rows there are.
+The peer is a bare client that sends prebuilt tensors, with the best number of requests in flight,
+and resends refused requests at once. Envoy has the settings of SuperSONIC's chart: no health checks
+and no retries. The rows are short, and the four accelerators are slower than the two, so that the
+machine's two cores do not limit the rate.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where the time of one chunk goes: CPU time by part, with a server that answers at once.
+"""The CPU time of one chunk by part, with a server that answers at once.
 
-An undisturbed run gives the time, and, by the system's clocks of threads, the part of it that is in
-gRPC's own ones. What is left is shared out as in a profile of the Python threads; the profile makes
-parts with many small calls look dearer than they are.
+A run without a profiler gives the CPU time, and the system's clocks give the part in gRPC's own
+threads. A second run, with a profiler of the Python threads, divides the rest. The profiler
+overestimates parts with many small calls.
 """
 
 from __future__ import annotations

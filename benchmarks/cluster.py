@@ -1,7 +1,7 @@
 """Workers of a dask cluster: whether their cores wait, and how they share a server.
 
-On real clusters of processes with a stand-in accelerator in a real Triton, and, for more workers
-than a machine has, in virtual time with the limits and quotas that run for real.
+Up to 8 workers are real processes, with a stand-in accelerator in a real Triton. More workers are
+simulated on virtual time, with the real code for limits and quotas.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Compare two results of the benchmarks: what got slower, or faster, beyond the noise.
+"""Compare two results of the benchmarks: list what became slower, or faster, beyond the noise.
 
-What was measured against a peer or a limit is compared by that ratio, as a machine that is slower
-today is so for both, and else by its time. It has changed if the middle halves of both runs do not
-overlap and the medians differ by more than a twentieth. Numbers that are no times are compared by
-their targets. What is measured no longer, or against something else, is named. Ends with status 1
-if anything got slower, or misses a target that it met.
+A measurement with a peer or a limit is compared by its ratio, because a machine that is slower
+today is slower for both; any other measurement is compared by its time. It has changed if the
+middle halves of both runs do not overlap and the medians differ by more than 5 %. Numbers that are
+not times are compared by their targets. Measurements that are missing, or have another peer, are
+named. The exit code is 1 if a measurement became slower, or misses a target that it met.
 """
 
 from __future__ import annotations

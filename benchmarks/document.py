@@ -43,26 +43,26 @@ Found = dict[str, Any]
 
 _HEAD = """# Benchmarks
 
-How fast is it, compared with what? Each figure is measured in one run with its peers (coffea's
-`triton_wrapper`, the loop that analyses have by hand, PyTriton's client, onnxruntime on the worker)
-or its limit (a copy of the same memory, a load generator on the same server). Ratios carry over to
-other machines; times do not.
+Each figure is a comparison, measured in one run: with other ways to do the same (coffea's
+`triton_wrapper`, a loop written by hand, PyTriton's client, onnxruntime on the worker), or with a
+limit (a copy of the same memory, a load generator on the same server). Ratios carry over to other
+machines; times do not.
 
 """
 _MEASURED = """{machine}.
 
-An accelerator is a stand-in here: a model in a real Triton that sleeps for as long as a GPU works,
-2 ms and 5 µs a row, so that the two cores are left to the clients.
+The accelerator is a stand-in: a model in a real Triton that sleeps for as long as a GPU would
+compute, 2 ms per request and 5 µs per row. So the machine's two cores are left to the clients.
 
-`make bench` measures all of it again, and `make bench-page` writes this page from the results. Two
-results, files or folders, are compared by `python benchmarks/compare.py BEFORE AFTER`: it says what
-got slower beyond the noise.
+`make bench` measures everything again, and `make bench-page` writes this page from the results.
+`python benchmarks/compare.py BEFORE AFTER` compares two results, files or folders, and lists what
+became slower by more than the noise.
 
-What was reported for SONIC, in the software of CMS and of others, is of other workflows and
-machines: it says what has been reached, not what to expect here."""
+The figures reported for SONIC, in the software of CMS and of other experiments, are for other
+workflows and machines. They show what was reached elsewhere, not what to expect here."""
 _GPU = """
-No accelerator was at hand for these figures, so only the CPU is shown. On a machine with a GPU and
-a container engine, one command measures both:
+These figures were measured on a machine without an accelerator, so they show only the CPU. On a
+machine with a GPU and a container engine, one command measures both:
 
 ```text
 python benchmarks/gpu.py --runtime docker --json gpu.json --figure gpu.png
@@ -72,49 +72,48 @@ python benchmarks/gpu.py --runtime docker --json gpu.json --figure gpu.png
 # What the figures show, and why.
 _NOTES = {
     "pool": """\
-What a call of 100 rows takes beyond a blocking one, whose tensor is ready, is the time of its own
-Python, some 2 ms on the machine above: before the message is sent (arrays are bound, the model is
-compared), for the tensor and the message, to take the answer, and to put the scores back. The
-chunk of 100 jets below shows the parts. To wait for the answer on gRPC's own thread costs little
-more than to block. A chunk of some thousand jets does not notice.
+A call of 100 rows takes about 2 ms longer than a blocking call whose tensor is ready. This is the
+time of Python code: it binds the arrays, compares the model, makes the tensor and the message,
+takes the response, and puts the scores back. The chunk of 100 jets below shows these parts. A
+chunk of some thousand jets hides them.
 
-The limit is that of messages; a share a little above it is noise. With a server on its own machine,
-sonic-coffea puts large tensors into shared memory if nobody tells it not to, and may then be above
-the limit.""",
+The limit is the rate of messages without shared memory; a share slightly above 1 is noise. With a
+server on the same machine, sonic-coffea puts large tensors into shared memory by default, and may
+then exceed the limit.""",
     "balancer": """\
-Triton's batcher sleeps for half a second after a refusal, so that the call which meets one takes
-2 s. Eight processes that do not know of each other are refused more often than bare clients, of
-which the best number, four, was started; a dask cluster gives its workers quotas instead. The tasks
-of dask compare their scores on the same two cores, so they have the slower accelerators.""",
+After a refusal, Triton's batcher sleeps for half a second, so a refused call takes 2 s. Eight
+processes without a common quota are refused more often than the four bare clients, which is the
+best number of bare clients. A dask cluster gives its workers quotas. The tasks of dask compare
+their scores on the same two cores, so they use the slower accelerators.""",
     "cluster": """\
-The limit of real workers is one warm process that sends prebuilt tensors, the best of several turns
-with 2 to 16 requests in flight, before and after; more such processes at a time did not get more
-out of the server. Workers send messages as it does, and their rows count while all of them are at
-it. They share the machine's cores with the server, which the limit's one process does, too, but it
-neither packs nor unpacks.
+The limit for real workers is one warm process that sends prebuilt tensors. It is the best of
+several runs with 2 to 16 requests in flight, before and after the workers run; several such
+processes were not faster. The workers send messages, too, and their rows count while all workers
+run. Workers and limit share the machine's cores with the server, but the limit's process neither
+packs nor unpacks.
 
-Suspended chunks hide the wait for scores, but not what it costs the CPU to pack, to send and to
-change threads. This comes on top of the CPU's work, and shows unless inference takes longer.""",
+Suspended chunks hide the wait for scores, but not the CPU time for packing, sending and changing
+threads. This time adds to the CPU time of the analysis, and shows unless inference is longer.""",
     "layouts": """\
-Of the time of `Padded` for 100 rows, most is that of Python, which looks the arrays up: two rows
+With 100 rows, `Padded` spends most of its time in Python code that looks up the arrays: two rows
 take nearly as long.""",
     "chunk": """\
-Of a large chunk, nearly half is gRPC's, which copies the message on its way into the socket: most
-of it in the call that takes the message over, a fifth in threads of its own. Layouts, which pack
-and put the scores back, take well under half as much. Shared memory does without both of gRPC's on
-one machine; over a network, smaller types and `Bucketed` or `Flat` send less. Of a small chunk, no
-part is much more than a fifth, and a jet costs several times what it does in a large one: large
-chunks are better.""",
+In a large chunk, gRPC takes nearly half of the CPU time, because it copies the message on its way
+to the socket: most of it in the call that hands over the message, a fifth in gRPC's own threads.
+Layouts, which pack and put the scores back, take well under half of gRPC's time. On one machine,
+shared memory saves both copies; over a network, smaller types and `Bucketed` or `Flat` send less.
+In a small chunk, no part takes much more than a fifth, and a jet costs several times as much as in
+a large chunk. So large chunks are better.""",
     "startup": """\
-The first scores of a process do not wait for numba: compiled code is on disk, and loaded
-without it. To import the package takes less than a tenth of what awkward takes, as nothing is
+The first scores of a process do not wait for numba: the compiled code is on disk, and is loaded
+without numba. The import of the package takes less than a tenth of awkward's, because nothing is
 loaded before it is used.""",
     "wire": """\
-Half precision halves the bytes, and what a flat tensor saves is what is padding in the others.
-Over loopback, bytes cost next to nothing, so that the times here are those of the CPUs at both
-ends, and the plainest format is the fastest: a cast has to be made and undone, buckets make more
-requests, all flat rows go in a single one, beside which nothing is packed, and compression takes
-more than all else together. To send less pays where the network is slow.""",
+Half precision halves the bytes, and flat tensors save the padding. Over loopback, bytes cost
+almost nothing, so these times are CPU times at both ends, and the plainest format is the fastest.
+Half precision is cast and cast back, and buckets make more requests. All flat rows travel in a
+single request, so nothing is packed meanwhile. Compression takes longer than everything else
+together. Sending less pays where the network is slow.""",
 }
 
 
@@ -124,7 +123,7 @@ def value(found: Found, name: str) -> float:
 
 
 def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
-    """Yield what a physicist asks, the answer, and what it is to be compared with."""
+    """Yield a physicist's question, the answer, and what to compare it with."""
     share = all_of["pool"]["share of the saturated server"]
     best = {
         name: max(s for way, s in share.items() if way.startswith(name))
@@ -132,7 +131,7 @@ def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
     }
     yield (
         "How much of an accelerator can one process use?",
-        f"{percent(share['sonic-coffea'])} of what the server can do",
+        f"{percent(share['sonic-coffea'])} of the saturated server's rate",
         ", ".join(f"{name}: {percent(part)}" for name, part in best.items()),
     )
     flow = all_of["workflow"]
@@ -140,15 +139,15 @@ def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
     gain = "tagger {:.0%} of a chunk: gain of the whole workflow"
     yield (
         (
-            f"The network takes {percent(*parts)} of an analysis on the worker's CPU: how much "
-            "faster is the whole analysis with a service?"
+            f"A network takes {percent(*parts)} of an analysis' CPU time: how much faster is the "
+            "whole analysis with a service?"
         ),
         f"by {percent(*(value(flow, gain.format(p)) for p in parts))}",
         "reported for SONIC: by 12 %, on 10,000 cores",
     )
     ideal = f"tagger {{:.0%}} of a chunk: {SUSPENDED}, throughput over the ideal"
     yield (
-        "The same: how fast is it beside an analysis without any network?",
+        "The same analyses with a service: how fast are they, compared with no network at all?",
         percent(*(value(flow, ideal.format(p)) for p in parts)),
         "reported for SONIC: 60 %; with inference on the worker, 10 to 20 %",
     )
@@ -158,8 +157,8 @@ def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
         if m["target"] and m["name"] in ("Padded", "Padded, over awkward by hand")
     }
     yield (
-        "How long does it take to make tensors of jagged jets?",
-        f"{packing['copy of the tensor']:.2g} times as long as to copy the tensors",
+        "How long does it take to make tensors from jagged jets?",
+        f"{packing['copy of the tensor']:.2g} times as long as a copy of the tensors",
         f"{1 / packing['awkward by hand']:.0f} times faster than awkward by hand",
     )
     cluster = all_of["cluster"]
@@ -169,8 +168,8 @@ def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
             "How many workers share an accelerator before a request takes 10 % longer? Each "
             "chunk has 0.5 s of CPU and 1,000 rows; simulated"
         ),
-        f"{value(cluster, clients):.0f}, which use {percent(value(cluster, SATURATING))} of it",
-        "reported for SONIC, of other workflows: 300 or more",
+        f"{value(cluster, clients):.0f}; they use {percent(value(cluster, SATURATING))} of it",
+        "reported for SONIC, for other workflows: 300 or more",
     )
     rates = {
         int(f["name"].split()[0]): f["value"]
@@ -178,13 +177,13 @@ def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
         if "simulated workers: rows" in f["name"]
     }
     yield (
-        f"How much of the servers do {max(rates):,} workers use at a time? Simulated",
-        f"{percent(rates[max(rates)])} of what the servers can do",
+        f"How much of the servers do {max(rates):,} workers use? Simulated",
+        f"{percent(rates[max(rates)])} of the saturated servers' rate",
         "",
     )
     recoveries = [f["value"] for f in all_of["failover"]["figures"] if "until 90 %" in f["name"]]
     yield (
-        "A server is killed, started again, or stopped: when is the rate back at 90 %?",
+        "A server is killed, restarted or stopped: after what time is the rate back at 90 %?",
         f"within {max(recoveries):.1f} s",
         "",
     )
@@ -192,7 +191,7 @@ def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
     yield (
         "How much is sent for 1,000 jets with 13 features of each constituent?",
         "; ".join(f"{way}: {size:.2g} MB" for way, size in wire.items()),
-        "reported for SONIC: up to 12 GiB/s, of 10,000 cores",
+        "reported for SONIC: up to 12 GiB/s, from 10,000 cores",
     )
     errors = [f["value"] for f in all_of["facility"]["figures"] if "planned" in f["name"]]
     yield "How far is `sonic-coffea plan` off?", f"by {percent(max(errors))} at most", ""
@@ -209,7 +208,7 @@ def machine(found: Found) -> str:
     on = found["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
     return (
-        f"Measured on {on['cores']} cores of a machine that calls itself “{on['processor']}”, "
+        f"Measured on {on['cores']} cores of a machine with the processor “{on['processor']}”, "
         f"{on['memory_gb']} GB, Python {on['python']}; {packages}"
     )
 

@@ -1,8 +1,9 @@
-"""Whether `sonic-coffea plan` is right: what it says of 1 to 16 workers, beside what they do.
+"""Whether `sonic-coffea plan` is right: its plans for 1 to 16 workers, and what the workers do.
 
-A stand-in accelerator in a real Triton is measured as `sonic-coffea bench` does, and a chunk with a
-fake server, as the documentation says. Then real dask workers, processes of one thread, run with
-the server. Their CPU work is a sleep: more of them than the machine has cores must not share any.
+`sonic-coffea bench` measures a stand-in accelerator in a real Triton, and a run with a fake server
+measures the CPU time of a chunk, as the documentation says. Then real dask workers, processes with
+one thread each, run with the server. A sleep stands for their CPU work, because there are more
+workers than cores.
 """
 
 from __future__ import annotations

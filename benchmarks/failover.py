@@ -1,6 +1,6 @@
-"""Servers that are unequal, killed, started again or stopped in mid-run; memory; and rest.
+"""Servers that are unequal, killed, restarted or stopped during a run; memory; an idle pool.
 
-All with stand-in accelerators in real Tritons, slow enough that the machine does not limit them.
+The stand-in accelerators in real Tritons are so slow that the machine's cores do not limit them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A jet tagger and a FACILE-like network on an accelerator and on this CPU, in real Tritons.
 
-The rows a second by batch size, the rate of the saturated server, and from jagged arrays to scores,
-whose equality is checked. Tensors travel in messages, to both. The accelerator is this machine's
-GPU in NVIDIA's container (``--runtime docker``, or apptainer, singularity, podman), or that of a
-server elsewhere (``--gpu URL``, which serves what ``--write FOLDER`` has written). Without either,
-only the CPU is measured.
+Measured are rows/s by batch size, the rate of the saturated server, and the rate from jagged arrays
+to scores, which are compared with each other. Tensors travel in messages. The accelerator is this
+machine's GPU in NVIDIA's container (``--runtime docker``, or apptainer, singularity, podman), or a
+server elsewhere (``--gpu URL``, with the repository that ``--write FOLDER`` has written). Without
+either, only the CPU is measured.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """How fast jagged arrays become tensors, and scores become jagged arrays.
 
-The limit is numpy's copy of the finished tensors, each way's own; the peer is what everyone writes
-by hand, with `ak.pad_none`, `ak.fill_none`, `np.concatenate` and `ak.to_numpy`. Such a copy asks
-the system for memory, while layouts use that of earlier tensors again, if it is free: `Padded` is
-therefore also compared with a copy into used memory, and, if all results are kept, with one that is
-kept, too.
+The limit is numpy's copy of the finished tensors. The peer is code written by hand, with
+`ak.pad_none`, `ak.fill_none`, `np.concatenate` and `ak.to_numpy`. A copy gets new memory from the
+system, while layouts use the memory of earlier tensors again if it is free. So `Padded` is also
+compared with a copy into used memory, and, with all results kept, with a copy that is kept, too.
 """
 
 from __future__ import annotations

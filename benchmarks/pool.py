@@ -1,9 +1,9 @@
-"""How much of what a server can give a process gets, from jagged arrays to jagged scores.
+"""How much of a server's rate one process gets, from jagged arrays to jagged scores.
 
-The limit is a plain load generator that sends prebuilt tensors and does nothing with the answers.
-The peers are coffea's `triton_wrapper`, the loop that analyses have by hand, PyTriton's client, and
-a blocking call of tritonclient. All send messages, as to a server elsewhere. What sonic-coffea does
-by itself with a server on its own machine, which is to use shared memory, is shown beside.
+The limit is a plain load generator that sends prebuilt tensors and ignores the answers. The peers
+are coffea's `triton_wrapper`, a loop written by hand, PyTriton's client, and a blocking call of
+tritonclient. All send messages, as they would to a server elsewhere. A further row has shared
+memory, which sonic-coffea uses by default with a server on the same machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests whose tensors a server on this machine reads where they are, beside plain messages."""
+"""Requests with tensors in shared memory, to a server on this machine, and as plain messages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How long it takes to begin: imports, the first scores of a new process, a local server.
+"""How long it takes to start: imports, the first scores of a new process, a local server.
 
-Each is timed as a whole process, which is what a worker of a cluster or a notebook sees. The peers
-are what an analysis has anyway, tritonclient's blocking call, and any loop that numba has compiled
-before: most of the time until the first scores is numba's.
+Each time is that of a whole process, as for a new worker or notebook. The peers are the imports
+that an analysis needs anyway, tritonclient's blocking call, and a loop that numba has compiled
+before, because the import of numba takes most of the time until the first scores.
 """
 
 from __future__ import annotations

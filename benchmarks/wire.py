@@ -1,7 +1,7 @@
-"""What formats cost on the wire: bytes for 1,000 jets, and how fast they are scored.
+"""What formats cost on the wire: bytes for 1,000 jets, and how fast the jets are scored.
 
 The same jets of the sample go to the same computation, a sum over constituents on a real Triton,
-as padded, bucketed and flat tensors, in half precision, and compressed. All must agree.
+as padded, bucketed and flat tensors, in half precision, and compressed. All results must agree.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What a whole analysis gains from a shared accelerator, over inference on the worker's own core.
+"""How much faster a whole analysis is with a shared accelerator than with inference on its core.
 
-A chunk of the sample has CPU work and a jet tagger, which runs either in onnxruntime on the
-worker's one core, or on a stand-in accelerator behind a real Triton, to which tensors travel in
-messages: by a blocking call, and by chunks that secede. The limit is the same without any
-inference. The CPU work is chosen so that the tagger is a tenth, a quarter and a half of a chunk on
-the worker's core.
+A chunk of the sample has CPU work and a jet tagger. The tagger runs in onnxruntime on the worker's
+one core, or on a stand-in accelerator in a real Triton, by a blocking call or with suspended
+chunks; tensors travel in messages. The limit is the same chunk without inference. The CPU work is
+chosen so that the tagger takes 10, 25 and 50 % of a chunk on the worker's core.
 """
 
 from __future__ import annotations
