@@ -184,6 +184,14 @@ def test_a_server_is_saturated_and_shared_evenly(workers: int, rows: int, until:
     assert simulation.in_flight <= 3 * max(4, 2 * 1024 / rows)
 
 
+def test_a_thousand_share_a_url_with_many_servers_from_the_start() -> None:
+    # Rounds are of 2 s, and what is reported in one is of those before.
+    server = Accelerator(launch_s=6e-3, row_s=1.5e-5, instances=10)
+    simulation, _, evenness = simulate(1000, Work(), until=40, warm=20, servers=[server])
+    assert all(simulation.throughput(t, t + 10) > 0.85 for t in (0, 10, 20, 30))
+    assert evenness > 0.95
+
+
 def test_without_a_scheduler_a_thousand_workers_queue() -> None:
     """What the quotas are for."""
     simulation, throughput, _ = simulate(1000, Work(rows=1024), until=10, warm=5, weights=())

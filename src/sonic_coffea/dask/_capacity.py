@@ -34,17 +34,20 @@ _PUSH = 0.05
 # With fewer requests than clients, these send at the rate of the last answers: a mean over so many,
 # or over some rounds. A greater one, such as the best of them, is greater by chance, most for the
 # cluster with the smallest part of a server, which would outbid the others.
-_RATE_ANSWERS, _RATE_ROUNDS = 64, 8
-# At times, they send a bit faster, to see whether the server has become faster, and slower, to make
-# up for it. Where that makes no queue, what it is faster by doubles, up to a maximum.
-_PACES = (1.05, 0.95, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+_RATE_ANSWERS, _MIN_RATE_ROUNDS, _RATE_ROUNDS = 64, 3, 8
+# The reports in a round that is longer than the last, as clients have come, are of less than it.
+_LONGER = 1.25
+# Every few seconds, they send a bit faster for a round, to see if the server has become faster,
+# and slower, to make up for it. Where that makes no queue, what it is faster by doubles, up to a
+# maximum.
+_PACES, _PACES_S, _MIN_PACES = (1.05, 0.95), 4.0, 4
 _MAX_FASTER, _NO_QUEUE = 1.0, 1.5
 # What is in flight beyond the limit, or lacks to it, is made up for in so many rounds, but the rate
 # never falls below a part of that of the answers. So all clusters that pace their requests have
 # what their limits are in flight, and their parts of a server are as the limits.
 _RELIEF_ROUNDS, _MIN_PACE = 2, 0.3
 # Little's law has the mean in flight over a round with so many answers. With fewer, it is by
-# chance, and the clients' reports say more.
+# chance, and with RTTs longer than a round, it is of rounds before: the clients' reports say more.
 _LITTLE_ANSWERS = 16
 
 
@@ -70,7 +73,7 @@ class Capacity:
         self._probing_rtt = False
         self._probed_rtt_s = math.inf
         self._settled_rounds = 0
-        self._probe_at = _next_probe(now, self._round_s)
+        self._probe_at = math.inf
 
     @property
     def rate(self) -> float:
@@ -95,17 +98,21 @@ class Capacity:
             The time.
         """
         rtts = list(rtts)
-        self._round_s = max(now - self._round_at, 1e-9)
+        before_s, self._round_s = self._round_s, now - self._round_at or self._round_s
         self._round_at = now
         self._rounds += 1
         answers, sum_s, rtt_ratio = self._compare(rtts)
         if any(rtt.refused for rtt in rtts):
             self.limit = max(self.limit / _MAX_STEP, 1.0)
         elif answers and not self._probing_rtt:
-            self._recent.append((answers, self._round_s))
-            self._rate = self._mean_rate()
-            mean = sum_s / self._round_s
-            self._in_flight = mean if answers >= _LITTLE_ANSWERS else in_flight
+            if self._round_s < _LONGER * before_s:
+                self._recent.append((answers, self._round_s))
+                # Without a queue, the server could have answered more, unless it was by chance.
+                kept = answers >= _RATE_ANSWERS and rtt_ratio < _NO_QUEUE
+                least = self._rate if kept else 0.0
+                self._rate = max(self._mean_rate(), least)
+            current = answers >= _LITTLE_ANSWERS and sum_s < answers * self._round_s
+            self._in_flight = sum_s / self._round_s if current else in_flight
             factor = min(max(MAX_RTT_RATIO / rtt_ratio, 1 / _MAX_STEP), _MAX_STEP)
             self._busy = max(min_in_flight(rtt.full) for rtt in rtts)
             least = self.weight * self._busy
@@ -122,10 +129,10 @@ class Capacity:
     def _mean_rate(self) -> float:
         """Return the answers a second of the last rounds that have enough of them."""
         answers, seconds = 0, 0.0
-        for number, took_s in reversed(self._recent):
+        for rounds, (number, took_s) in enumerate(reversed(self._recent), 1):
             answers += number
             seconds += took_s
-            if answers >= _RATE_ANSWERS:
+            if answers >= _RATE_ANSWERS and rounds >= _MIN_RATE_ROUNDS:
                 break
         return answers / seconds
 
@@ -136,7 +143,8 @@ class Capacity:
         elif self._pace > 1 and rtt_ratio < _NO_QUEUE:
             self._pace = 1 + min(2 * (self._pace - 1), _MAX_FASTER)
         else:
-            self._pace = _PACES[self._rounds % len(_PACES)]
+            turn = self._rounds % max(round(_PACES_S / self._round_s), _MIN_PACES)
+            self._pace = _PACES[turn] if turn < len(_PACES) else 1.0
 
     def _compare(self, rtts: Iterable[RttStatistics]) -> tuple[int, float, float]:
         """Return the number and the sum of all RTTs, and their ratio to the baseline."""
@@ -156,8 +164,10 @@ class Capacity:
         They end when requests that were sent in the probe find no shorter queue than others did.
         """
         if not self._probing_rtt:
-            if now >= self._probe_at:
+            interval_s = _baseline_s(self._round_s)
+            if now // interval_s > (now - self._round_s) // interval_s:
                 self._probing_rtt, self._settled_rounds = True, 0
+                self._probe_at = now // interval_s * interval_s
                 self._probed_rtt_s = math.inf
                 self._next_baseline_rtt_s = {}
             return
@@ -170,10 +180,8 @@ class Capacity:
         if self._settled_rounds >= _PROBE_RTT_ROUNDS or now > self._probe_at + _MAX_PROBE_S:
             self._probing_rtt = False
             self._baseline_rtt_s, self._next_baseline_rtt_s = self._next_baseline_rtt_s, {}
-            self._probe_at = _next_probe(now, self._round_s)
 
 
-def _next_probe(now: float, round_s: float) -> float:
-    """Return when the clock shows the next multiple; of more than a minute if rounds are long."""
-    interval_s = _BASELINE_S * 2.0 ** max(math.ceil(math.log2(2 * round_s) - 0.1), 0)
-    return (now // interval_s + 1) * interval_s
+def _baseline_s(round_s: float) -> float:
+    """Return for how long a baseline RTT is taken for true: longer, if rounds are long."""
+    return _BASELINE_S * 2.0 ** max(math.ceil(math.log2(2 * round_s) - 0.1), 0)
