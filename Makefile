@@ -25,13 +25,15 @@ PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
 BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow failover balancer cluster facility
 
-.PHONY: help demo quick test lint types unit pytest image matrix oracle chaos soak docs bench bench-quick bench-page \
+.PHONY: help demo quick test lint types unit pytest test-slow image matrix oracle chaos soak docs bench bench-quick bench-page \
 	sample tagger clean
 
 help:
 	@echo "make demo     score the sample's jets on a local Triton and a dask cluster; plots and report"
 	@echo "make quick    style, types and the tests that need no server: for every change"
 	@echo "make test     style, types and the test suite, against the real Triton"
+	@echo "make test-slow  the tests that take minutes: real proxies and batch systems, the pages and"
+	@echo "              notebooks of the documentation, thousands of simulated clients"
 	@echo "make image    the tests of dask-awkward and more, with the versions of a facility's image"
 	@echo "make matrix   the lowest and the highest versions of everything, on each Python at hand"
 	@echo "make oracle   every layout against a slow reference, on 20,000 arrays; or CASES=100000"
@@ -77,11 +79,15 @@ types: $(VENV)/.dev-installed
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev-installed
-	$(BIN)/$(PYTEST) -m "not server and not benchmark"
+	$(BIN)/$(PYTEST) -m "not server and not slow and not benchmark"
 
 pytest: $(VENV)/.dev-installed
 	$(BIN)/sonic-coffea server install
-	$(BIN)/$(PYTEST) -m "not benchmark"
+	$(BIN)/$(PYTEST) -m "not slow and not benchmark"
+
+test-slow: $(VENV)/.dev-installed
+	$(BIN)/sonic-coffea server install
+	$(BIN)/$(PYTEST) -m slow
 
 # dask-awkward needs an older dask, and so an environment of its own: that of an image of a facility.
 image: $(TOOLS)/bin/nox

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 # These have an environment of their own: dask-awkward needs an older dask.
 collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]
 
+# Real proxies are started, overloaded and killed there, and real batch systems wait for jobs.
+SLOW = {"facilities", "network"}
+
 STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
 
 
@@ -52,8 +55,10 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need an installed Triton as tests that need a server."""
+    """Mark the tests that need an installed Triton, and those of folders that take minutes."""
     for item in items:
+        if item.path.parent.name in SLOW:
+            item.add_marker(pytest.mark.slow)
         if "installation" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from distributed import LocalCluster
 
-pytestmark = pytest.mark.server  # and clusters of processes
+pytestmark = [pytest.mark.server, pytest.mark.slow]  # and clusters of processes
 
 ROWS = 8 * 64
 

@@ -63,6 +63,7 @@ def needs_server(page: Path) -> bool:
     return any(start in block.text for block in to_run(page) for start in starts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [
@@ -79,6 +80,7 @@ def test_page_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> N
     check_outputs(page, run_pages([page], tmp_path, environment))
 
 
+@pytest.mark.slow
 def test_cookbook_runs(tmp_path: Path, environment: dict[str, str]) -> None:
     """All in one process: none needs a server of its own."""
     printed = run_pages(COOKBOOK, tmp_path, environment)
@@ -237,6 +239,7 @@ def analysed(
     return dict(load(work / "top.coffea"))
 
 
+@pytest.mark.slow
 def test_analysis_scores_every_jet(analysed: dict[str, Any]) -> None:
     sample = json.loads((DATA / "sample.json").read_text(encoding="utf-8"))["files"]
     for name in ("TTbar_1", "QCD_1"):
@@ -249,6 +252,7 @@ def test_analysis_scores_every_jet(analysed: dict[str, Any]) -> None:
     assert top[-2:].sum() > 10 * qcd[-2:].sum()
 
 
+@pytest.mark.slow
 def test_analysis_equals_direct_inference(analysed: dict[str, Any]) -> None:
     expected = np.histogram(scored_directly(DATA / "TTbar_1.root"), bins=20, range=(0, 1))[0]
     found = analysed["top"]["TTbar_1", :].values()
@@ -256,6 +260,7 @@ def test_analysis_equals_direct_inference(analysed: dict[str, Any]) -> None:
     assert np.abs(found - expected).sum() <= 4
 
 
+@pytest.mark.slow
 def test_model_by_hand_equals_the_mixin(
     analysed: dict[str, Any], tmp_path: Path, environment: dict[str, str]
 ) -> None:

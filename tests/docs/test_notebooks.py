@@ -19,7 +19,7 @@ from sonic_coffea.demo.samples import DATA
 
 from .support import execute, scored_directly
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES, DOCS = ROOT / "examples", ROOT / "docs"

@@ -70,6 +70,7 @@ def test_refusals_slow_the_sender_down() -> None:
     assert 0 < simulation.refused < 0.2 * len(simulation.answered)
 
 
+@pytest.mark.slow
 def test_a_thousand_clients_do_not_storm_a_proxy() -> None:
     """Envoy lets 1,024 requests pass at a time; no scheduler tells these clients of each other."""
     server = Accelerator(launch_s=4e-3, row_s=1e-5, noise=0.05, instances=8)
@@ -85,6 +86,7 @@ def test_a_thousand_clients_do_not_storm_a_proxy() -> None:
     assert simulation.refused - before < 0.25 * (len(simulation.answered) - answered)
 
 
+@pytest.mark.slow
 def test_clients_share_a_server_without_outbidding_each_other() -> None:
     simulation = simulate(Accelerator(launch_s=4e-3, row_s=1e-5, noise=0.05, instances=4), 8)
     simulation.run(155)
