@@ -190,6 +190,11 @@ def test_advice(numbers: dict[str, float], timings: dict[str, float], said: str 
         assert said.split(":")[0][:20] in report._repr_html_()
 
 
+def test_no_advice_on_times_of_few_requests() -> None:
+    """The first ones wait for code that is compiled, and for servers that warm up."""
+    assert sonic.Report(bad(wait_s=5.0, pack_s=9.0, requests=8)).advice == []
+
+
 def test_advice_on_a_long_tail() -> None:
     statistics, slow = bad(), Tally(requests=2)
     slow.record_trip(1.0)

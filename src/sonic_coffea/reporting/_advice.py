@@ -54,7 +54,6 @@ def advise(
             f"a request holds {total.rows / total.requests:.0f} rows: larger chunks, or a "
             "larger max_batch_size of the model, spare servers and network"
         )
-    # The first requests are packed by code that is compiled meanwhile.
     if total.requests > _SOME_REQUESTS and total.pack_s + total.unpack_s > total.trip_s > 0:
         yield (
             "packing and unpacking take longer than the servers: more cores would help; more "
@@ -68,7 +67,8 @@ def advise(
 def _of_server(
     server: str, model: str, tally: Tally, timings: ModelStatistics | None
 ) -> Iterator[str]:
-    if not tally.requests:
+    # The first requests are those of code that is being compiled, and of servers that warm up.
+    if tally.requests <= _SOME_REQUESTS:
         return
     # While others are packed, what waits is not waiting for servers.
     packs = tally.pack_s + tally.unpack_s > tally.trip_s
@@ -99,7 +99,7 @@ def _of_server(
             "as long as they travel: more servers, or more instances, would help"
         )
     p50, p99 = tally.latency_s(0.5), tally.latency_s(0.99)
-    if tally.requests > _SOME_REQUESTS and p99 > _LONG_TAIL * p50:
+    if p99 > _LONG_TAIL * p50:
         yield (
             f"the p99 of requests for {model} on {server} is {p99 / p50:.0f} times their p50: "
             "hedge_after_s sends slow ones to another server, too"
