@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sonic_coffea.cli._options import AsJson, SettingsOf, Url, connected, load
+from sonic_coffea.cli._options import AsJson, SettingsOf, Url, Version, connected, load
 from sonic_coffea.cli._output import literal, print_table, stdout, tensors
 from sonic_coffea.errors import SonicError
 from sonic_coffea.transport import connect_transport
@@ -29,24 +29,26 @@ _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}
 @connected
 def check(
     url: Url,
-    model: Annotated[str | None, typer.Argument(help="A model to try.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="The model to try.")] = None,
     *,
-    version: Annotated[str | None, typer.Option(help="Version of MODEL.")] = None,
+    version: Version = None,
     weaver: Annotated[
         Path | None,
-        typer.Option(exists=True, help="weaver's preprocess.json, to compare MODEL with."),
+        typer.Option(
+            metavar="FILE", exists=True, help="Compare MODEL with weaver's preprocess.json."
+        ),
     ] = None,
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:NAME", help="A Model, or a processor with models, to compare with."
+            metavar="MODULE:NAME", help="Compare with a Model, or with a processor's models."
         ),
     ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Try it from a worker of each host of this dask scheduler's cluster, such as "
+            help="Also try from one worker of each host of this dask scheduler's cluster, such as "
             "tcp://host:8786.",
         ),
     ] = None,
@@ -116,13 +118,17 @@ def _declared(model: str | None, weaver: Path | None, against: str | None) -> li
 @connected
 def wake(
     url: Url,
-    model: Annotated[str | None, typer.Argument(help="A model that it is to have.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Also wait for this model.")
+    ] = None,
     *,
-    timeout: Annotated[float, typer.Option(help="How long it may take, in seconds.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Longest time to wait.")
+    ] = 600.0,
     settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
-    """Wake a service that sleeps, and wait until a server is ready."""
+    """Start a service that sleeps, and wait until a server is ready."""
     from sonic_coffea.pool import Pool
 
     settings = settings_of(url)
@@ -143,7 +149,7 @@ def models(
     settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
-    """List what a server has: models, versions, inputs and outputs."""
+    """List the models of a server: versions, inputs and outputs."""
     settings = settings_of(url)
     connection = connect_transport(url, options=settings.connection_options())
     listed: list[tuple[ModelEntry, Contract | None]] = []

@@ -16,16 +16,26 @@ def demo(
     *,
     file: Annotated[
         list[Path] | None,
-        typer.Option("--file", "-f", help="Your own NanoAOD file, v9 to v15, MC or data."),
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="Your NanoAOD file, v9 to v15, simulation or data; may be repeated. By default, "
+            "the package's sample.",
+        ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where results go.")] = Path(
-        "sonic-demo"
-    ),
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
-    chunksize: Annotated[int, typer.Option(min=1, help="Events a chunk.")] = 500,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results.")
+    ] = Path("sonic-demo"),
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of worker processes.")
+    ] = 2,
+    chunksize: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of events per chunk.")
+    ] = 500,
     as_json: AsJson = False,
 ) -> None:
-    """Score the large-radius jets of NanoAOD files with a Triton and a dask cluster of its own."""
+    """Score the large-radius jets of NanoAOD files, with a Triton and a dask cluster it starts."""
     from sonic_coffea.demo import run
 
     result = run(file or (), output=output, workers=workers, chunksize=chunksize)

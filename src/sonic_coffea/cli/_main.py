@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
 from sonic_coffea import __version__
 from sonic_coffea.cli._check import check, models, wake
 from sonic_coffea.cli._demo import demo
-from sonic_coffea.cli._options import FLAG
+from sonic_coffea.cli._options import Command, Group
 from sonic_coffea.cli._output import UsageError
 from sonic_coffea.cli._plan import bench, plan
 from sonic_coffea.cli._repository import repository_app
@@ -42,8 +41,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 GROUPS = {"server": server_app, "repository": repository_app}
 
 
-class _Group(TyperGroup):
-    """Commands, of which the errors of this package are one message, without a traceback."""
+class _Main(Group):
+    """All commands; an error of this package is one message, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -58,13 +57,13 @@ class _Group(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Group,
+    cls=_Main,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Score jagged awkward arrays on shared inference servers from coffea and dask.",
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command(cls=Command)(command)
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)
 
@@ -82,7 +81,6 @@ def _options(
         bool,
         typer.Option(
             "--version",
-            metavar=FLAG,
             callback=_show_version,
             is_eager=True,
             help="Show the version and exit.",
@@ -91,7 +89,7 @@ def _options(
     verbose: Annotated[
         int,
         typer.Option(
-            "--verbose", "-v", metavar=FLAG, count=True, help="Log more; twice for debugging."
+            "--verbose", "-v", metavar="", count=True, help="Log more; -vv for debugging."
         ),
     ] = 0,
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from sonic_coffea.cli._output import usage
 from sonic_coffea.errors import ConfigError
@@ -19,28 +20,53 @@ from sonic_coffea.pool import Settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Without a metavar, typer shows a flag as if it took a value.
-FLAG = ""
-AsJson = Annotated[
-    bool, typer.Option("--json", metavar=FLAG, help="Print the result as JSON, and nothing else.")
-]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 Url = Annotated[str, typer.Argument(metavar="URL", help="grpc://host:port, or grpcs:// for TLS.")]
-_Pem = Annotated[
-    Path | None, typer.Option(exists=True, dir_okay=False, help="A PEM file, for TLS.")
+Version = Annotated[
+    str | None, typer.Option(metavar="V", help="Version of the model; by default, the latest.")
 ]
+
+
+def _file(text: str) -> Any:
+    option = typer.Option(metavar="FILE", exists=True, dir_okay=False, help=text)
+    return Annotated[Path | None, option]
+
+
 _CONNECTION = {
-    "token_file": Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="File with a bearer token.")
-    ],
+    "token_file": _file("File with a bearer token."),
     "header": Annotated[
         list[str] | None,
-        typer.Option("--header", metavar="NAME=VALUE", help="A header of each call."),
+        typer.Option(
+            "--header", metavar="NAME=VALUE", help="Header of each call; may be repeated."
+        ),
     ],
-    "tls_root": _Pem,
-    "tls_cert": _Pem,
-    "tls_key": _Pem,
+    "tls_root": _file("Certificate authorities of the server (PEM)."),
+    "tls_cert": _file("Certificate of this client (PEM)."),
+    "tls_key": _file("Key of this client's certificate (PEM)."),
 }
 SettingsOf = Callable[..., Settings]
+
+
+class _Plain:
+    """A command whose help names no types of Python: metavars say what is wanted."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+            elif isinstance(param, TyperArgument):
+                # Newer versions of typer show a type beside an argument's metavar.
+                vars(param)["display_type_rich"] = lambda ctx: None  # noqa: ARG005
+        return params
+
+
+class Command(_Plain, TyperCommand):
+    """A command."""
+
+
+class Group(_Plain, TyperGroup):
+    """Several commands below one name."""
 
 
 def settings_of(

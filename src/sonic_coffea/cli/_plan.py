@@ -13,7 +13,7 @@ from dask.utils import format_time
 from rich.console import Console
 from rich.table import Table
 
-from sonic_coffea.cli._options import AsJson, SettingsOf, Url, connected
+from sonic_coffea.cli._options import AsJson, SettingsOf, Url, Version, connected
 from sonic_coffea.cli._output import literal, make_place, stdout, usage, writing
 from sonic_coffea.errors import ConfigError
 
@@ -27,19 +27,29 @@ def _finite(value: float | None) -> float | None:
 @connected
 def bench(
     url: Url,
-    model: Annotated[str, typer.Argument(help="The model to measure.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to measure.")],
     *,
-    version: Annotated[str | None, typer.Option(help="Version of MODEL.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep the curve.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw it: PNG, PDF or SVG.")] = None,
+    version: Version = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the curve as JSON, for `plan`."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the curve: PNG, PDF or SVG.")
+    ] = None,
     length: Annotated[
-        int, typer.Option(min=1, help="Of axes that may have any length, as those of constituents.")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Length of axes of variable length, such as constituents."
+        ),
     ] = 64,
-    seconds: Annotated[float, typer.Option(min=0.01, help="Duration of each point.")] = 1.0,
+    seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.01, help="Duration of each point.")
+    ] = 1.0,
     settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how a server serves a model: the time of requests, and what saturates it."""
+    """Measure how a server serves a model: the time of requests, and the greatest rate."""
     from sonic_coffea.reporting.plots import check_name, save
     from sonic_coffea.tools import measure
 
@@ -79,28 +89,48 @@ def bench(
 
 
 def plan(
-    curve: Annotated[Path, typer.Argument(exists=True, help="What bench --output wrote.")],
+    curve: Annotated[
+        Path,
+        typer.Argument(metavar="CURVE", exists=True, help="The file that bench --output wrote."),
+    ],
     *,
-    cores: Annotated[int, typer.Option(min=1, help="Workers, with a thread each.")],
+    cores: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of workers with one thread each.")
+    ],
     cpu_ms: Annotated[
-        float, typer.Option(callback=_finite, help="CPU time of an event without inference [ms].")
+        float,
+        typer.Option(
+            metavar="MS", callback=_finite, help="CPU time of an event without inference, in ms."
+        ),
     ],
     rows_per_event: Annotated[
-        float, typer.Option(callback=_finite, help="Objects of an event that are scored.")
+        float,
+        typer.Option(
+            metavar="N", callback=_finite, help="Mean number of scored objects per event."
+        ),
     ],
-    events: Annotated[float, typer.Option(callback=_finite, help="Events of the whole run.")] = 1e9,
+    events: Annotated[
+        float, typer.Option(metavar="N", callback=_finite, help="Number of events of the run.")
+    ] = 1e9,
     servers: Annotated[
-        int | None, typer.Option(min=1, help="How many there are; by default as many as needed.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Number of servers; by default, as many as are needed."
+        ),
     ] = None,
     gbps: Annotated[
-        float | None, typer.Option(callback=_finite, help="Capacity of the network [Gb/s].")
+        float | None,
+        typer.Option(metavar="G", callback=_finite, help="Capacity of the network, in Gb/s."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw it for fewer and more servers: PNG, PDF or SVG.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw the plan for fewer and more servers: PNG, PDF or SVG."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how many servers a run needs, what the network carries, and the bottleneck."""
+    """Plan how many servers a run needs, with network traffic and bottleneck."""
     from sonic_coffea import tools
     from sonic_coffea.reporting.plots import check_name, save
     from sonic_coffea.tools import Curve

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from sonic_coffea.cli._options import FLAG, AsJson
+from sonic_coffea.cli._options import AsJson, Command, Group
 from sonic_coffea.cli._output import literal, print_table, tensors
 from sonic_coffea.errors import ConfigError, printable
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
     from sonic_coffea.server import ModelVersion
 
-repository_app = typer.Typer(no_args_is_help=True, help="Model repositories for Triton.")
+repository_app = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Build and list model repositories for Triton."
+)
 
 Root = Annotated[Path, typer.Argument(metavar="PATH", help="The model repository.")]
 
 
-@repository_app.command()
+@repository_app.command(cls=Command)
 def build(
     path: Root,
     models: Annotated[
@@ -36,46 +38,52 @@ def build(
     ],
     *,
     version: Annotated[
-        int | None, typer.Option(min=1, help="Write this version; others of the model stay.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Write this version, and keep all others."),
     ] = None,
     add_version: Annotated[
         bool,
-        typer.Option("--add-version", metavar=FLAG, help="Write the version after the latest."),
+        typer.Option("--add-version", help="Write the version after the latest."),
     ] = False,
     max_batch_size: Annotated[
-        int, typer.Option(min=0, help="Most rows that run together; 0: no batching.")
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Greatest number of rows in a batch; 0: no batching."
+        ),
     ] = 1024,
     platform: Annotated[
         str | None,
-        typer.Option(help="python, onnxruntime or pytorch; by default onnxruntime for ONNX files."),
+        typer.Option(
+            metavar="NAME",
+            help="python, onnxruntime or pytorch; by default, onnxruntime for ONNX files.",
+        ),
     ] = None,
     labels: Annotated[
         list[str] | None,
-        typer.Option("--labels", metavar="NAME=A,B", help="Labels of a model's one output."),
+        typer.Option("--labels", metavar="NAME=A,B", help="Labels of a model's only output."),
     ] = None,
     declare: Annotated[
         Path | None,
         typer.Option(
             metavar="JSON",
-            help="What cannot be read from a file, as "
+            help="File with what cannot be read from a model file, as "
             '{"NAME": {"inputs": {"x": ["float32", [-1, 8]]}, "outputs": ..., "files": [...]}}.',
         ),
     ] = None,
     metadata: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the manifest.")
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Entry for the manifest; may be repeated."),
     ] = None,
     user: Annotated[
-        bool, typer.Option("--user/--no-user", metavar=FLAG, help="Whether the manifest names you.")
+        bool, typer.Option("--user/--no-user", help="Whether the manifest names you.")
     ] = True,
     overwrite: Annotated[
         bool,
-        typer.Option(
-            "--overwrite", metavar=FLAG, help="Replace models, or versions, of the same name."
-        ),
+        typer.Option("--overwrite", help="Replace models, or versions, of the same name."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write models into a repository, which is made if need be."""
+    """Write models into a repository, and create the repository if it does not exist."""
     from sonic_coffea.server import Served, build_repository, read_repository
 
     sources = _pairs(models, "NAME=FILE")
@@ -95,9 +103,9 @@ def build(
     _print([entry for entry in read_repository(path) if entry.model in sources], as_json=as_json)
 
 
-@repository_app.command()
+@repository_app.command(cls=Command)
 def show(path: Root, *, as_json: AsJson = False) -> None:
-    """List models, versions and tensors, and verify that files are as they were built."""
+    """List models, versions and tensors, and verify that no file was changed."""
     from sonic_coffea.server import read_repository
 
     entries = read_repository(path)

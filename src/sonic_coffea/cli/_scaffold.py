@@ -8,19 +8,19 @@ from typing import Annotated
 
 import typer
 
-from sonic_coffea.cli._options import AsJson, SettingsOf, Url, connected
+from sonic_coffea.cli._options import AsJson, SettingsOf, Url, Version, connected
 
 
 @connected
 def scaffold(
     url: Url,
-    model: Annotated[str, typer.Argument(help="The model to declare.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to declare.")],
     *,
-    version: Annotated[str | None, typer.Option(help="Version of MODEL.")] = None,
+    version: Version = None,
     settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
-    """Print a declaration of a served model, with the names of fields to fill in."""
+    """Print a declaration that fits a served model; you fill in the names of fields."""
     from sonic_coffea import tools
 
     settings = settings_of(url)

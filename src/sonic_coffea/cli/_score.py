@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sonic_coffea.cli._options import (
-    FLAG,
     AsJson,
     SettingsOf,
+    Version,
     connected,
     load,
 )
@@ -29,53 +29,79 @@ if TYPE_CHECKING:
 def score(
     *,
     file: Annotated[
-        list[str], typer.Option("--file", "-f", metavar="FILE", help="A NanoAOD file, or a URL.")
+        list[str],
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="NanoAOD file, or its URL; may be repeated."
+        ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where scores go: .parquet or .root.")
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="File for the scores: .parquet or .root."
+        ),
     ],
     server: Annotated[
         list[str] | None,
         typer.Option(
-            "--server", "-s", metavar="URL", help="By default what dask's configuration names."
+            "--server",
+            "-s",
+            metavar="URL",
+            help="Server; may be repeated. By default, the servers in dask's configuration.",
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The model, as the server calls it.")] = None,
-    version: Annotated[str | None, typer.Option(help="Version of the model.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the model on the server.")
+    ] = None,
+    version: Version = None,
     weaver: Annotated[
-        Path | None, typer.Option(exists=True, help="weaver's preprocess.json, as declaration.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, help="Declare the model by weaver's preprocess.json."
+        ),
     ] = None,
     declare: Annotated[
-        Path | None, typer.Option(exists=True, help="A declaration in YAML.")
+        Path | None,
+        typer.Option(metavar="FILE", exists=True, help="Declare the model by a YAML file."),
     ] = None,
     collection: Annotated[
-        str | None, typer.Option(help="Whose objects are scored; by default events.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Collection to score, such as FatJet; by default, the events."
+        ),
     ] = None,
     features: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:NAME", help="A function of the events: what is sent."),
+        typer.Option(
+            metavar="MODULE:NAME", help="Function of the events that returns the model's inputs."
+        ),
     ] = None,
     keep: Annotated[
-        list[str] | None, typer.Option(metavar="FIELD", help="Write this field of objects, too.")
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD", help="Also write this field of the objects; may be repeated."
+        ),
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=1, help="Processes on this machine, if more than this one.")
+        int,
+        typer.Option(metavar="N", min=1, help="Number of worker processes on this machine."),
     ] = 1,
     scheduler: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="A dask cluster's scheduler.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run on the dask cluster with this scheduler."),
     ] = None,
-    chunksize: Annotated[int, typer.Option(min=1, help="Events a chunk.")] = 20_000,
+    chunksize: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of events per chunk.")
+    ] = 20_000,
     mask: Annotated[
-        bool, typer.Option("--mask", metavar=FLAG, help="Rows that no server scores become None.")
+        bool, typer.Option("--mask", help="Write None for rows that no server scores.")
     ] = False,
     restart: Annotated[
-        bool,
-        typer.Option("--restart", metavar=FLAG, help="Forget what an interrupted run has scored."),
+        bool, typer.Option("--restart", help="Do not resume: score everything again.")
     ] = False,
     settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
-    """Score the objects of NanoAOD files: a row for each, with run, block, event and index."""
+    """Score NanoAOD files: one row for each object, with run, block, event and index."""
     from sonic_coffea.pool import install
     from sonic_coffea.scoring import score_files
 

@@ -11,31 +11,41 @@ import dask.config
 import typer
 from rich.console import Console
 
-from sonic_coffea.cli._options import AsJson
+from sonic_coffea.cli._options import AsJson, Command, Group
 from sonic_coffea.cli._output import literal
 from sonic_coffea.errors import ServerError, printable
 
-server_app = typer.Typer(no_args_is_help=True, help="The real Triton that local servers run.")
+server_app = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Install the Triton that local servers run."
+)
 
 
 def serve(
-    repository: Annotated[Path, typer.Argument(help="A Triton model repository.")],
+    repository: Annotated[
+        Path, typer.Argument(metavar="REPOSITORY", help="A Triton model repository.")
+    ],
     *,
-    port: Annotated[int | None, typer.Option(help="By default a free one.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the models.")] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Port of gRPC; by default, a free port.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="CPU threads of the models.")
+    ] = None,
     runtime: Annotated[
         str | None,
         typer.Option(
-            help="auto, pip, apptainer, singularity, podman, docker; or in-process: onnxruntime in "
-            "place of a Triton."
+            metavar="NAME",
+            help="auto, pip, apptainer, singularity, podman or docker; in-process runs onnxruntime "
+            "instead of a Triton.",
         ),
     ] = None,
     image: Annotated[
-        str | None, typer.Option(help="The container's image: a name, a file, a directory.")
+        str | None,
+        typer.Option(metavar="IMAGE", help="Image of the container: a name, file or folder."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve a model repository on this machine's loopback, until Ctrl-C or `status --stop`."""
+    """Serve a model repository on loopback, until Ctrl-C or `status --stop`."""
     from sonic_coffea.server import InProcessServer, LocalServer
 
     errors = Console(stderr=True)
@@ -70,18 +80,20 @@ def serve(
             typer.echo(f"{server.url} was stopped on request", err=True)
 
 
-@server_app.command()
+@server_app.command(cls=Command)
 def install(
     *,
     extras: Annotated[
         list[str] | None,
         typer.Option(
-            "--with", metavar="PACKAGE", help="Add what models need: xgboost, lightgbm, torch, …"
+            "--with",
+            metavar="PACKAGE",
+            help="Also install a package that models need, such as xgboost; may be repeated.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Install Triton in a place of its own, where it changes no other package."""
+    """Install Triton in an environment of its own, so that your packages stay as they are."""
     from sonic_coffea.server import ensure
 
     errors = Console(stderr=True)

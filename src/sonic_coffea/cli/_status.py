@@ -21,20 +21,21 @@ if TYPE_CHECKING:
     from sonic_coffea.transport import ServerRecord
 
 _ENDS_WITHIN_S = 30.0
+_NONE = "no local server of yours runs on this machine"
 
 
 def status(
     *,
     stop: Annotated[
-        str | None, typer.Option(metavar="URL|all", help="End a server, or all of them.")
+        str | None, typer.Option(metavar="URL|all", help="Stop this server, or all of them.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the local servers of this user on this machine, and stop them."""
+    """List, or stop, your local servers on this machine."""
     records = local_state.records()
     if stop is not None:
         stopped = _stop(records, stop)
-        shown = "\n".join(f"stopped {url}" for url in stopped) or "there are none"
+        shown = "\n".join(f"stopped {url}" for url in stopped) or _NONE
         typer.echo(json.dumps({"stopped": stopped}) if as_json else shown)
         return
     servers = [_described(record) for record in records]
@@ -50,7 +51,7 @@ def status(
         typer.echo(f"  repository  {printable(server['repository'])}")
         typer.echo(f"  log         {printable(server['log'])}")
     if not servers:
-        typer.echo("no local server of yours runs on this machine")
+        typer.echo(_NONE)
 
 
 def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
