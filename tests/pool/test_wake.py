@@ -6,6 +6,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import awkward as ak
 import grpc
 import pytest
 from tests.waiting import until
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["a"]})
-METHODS = ("RepositoryIndex", "ServerReady", "ModelMetadata")
+METHODS = ("RepositoryIndex", "ServerReady", "ModelMetadata", "ModelInfer")
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +84,28 @@ def test_what_waiting_does_not_mend() -> None:
                 pool.wake("n")
         with sonic.connect(closed.url) as pool, pytest.raises(errors.AccessError):
             pool.wake()
+
+
+def test_calls_wake_a_service_that_went_to_sleep_between_them() -> None:
+    jets = ak.Array([[{"pt": 1.0}], []])
+    with FakeServer({"m": FakeModel.of(MODEL)}) as server, sonic.connect(server.url):
+        before = MODEL(jets)
+        for method in METHODS:
+            server.refuse(method, grpc.StatusCode.UNAVAILABLE, "no healthy upstream")
+        with ThreadPoolExecutor(1) as thread:
+            scores = thread.submit(MODEL, jets)
+            until(lambda: index_requests(server) >= 3)
+            assert not scores.done()
+            for method in METHODS:
+                server.accept(method)
+            assert scores.result().to_list() == before.to_list()
+
+
+def test_a_first_call_wakes_a_service(asleep: FakeServer) -> None:
+    with sonic.connect(asleep.url), ThreadPoolExecutor(1) as thread:
+        scores = thread.submit(MODEL, ak.Array([[{"pt": 1.0}], []]))
+        until(lambda: index_requests(asleep) >= 2)
+        assert not scores.done()
+        for method in METHODS:
+            asleep.accept(method)
+        assert ak.num(scores.result()).to_list() == [1, 0]

@@ -35,6 +35,7 @@ from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._hooks import memory_bytes
 from sonic_coffea.pool._sender import Sender, Transmission
 from sonic_coffea.pool._signature import FRESH_S, QUIET_S
+from sonic_coffea.pool._wake import Alarm
 from sonic_coffea.reporting import Span, Statistics, Tally
 from sonic_coffea.transport import Address
 
@@ -94,6 +95,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._numbers = itertools.count()
         self._name = uuid.uuid4().hex[:8]
+        self._alarm = Alarm()
         self._worker = f"{platform.node()}:{os.getpid()}"
 
     # What other threads do
@@ -457,6 +459,8 @@ class Engine:
             if not isinstance(error, SonicError):
                 error = RequestError(f"the server cannot be asked: {error!r}")
             self.post(e.Validated(url, key, error))
+            if isinstance(error, ServerLostError):
+                self._alarm.ring(url, connection)
 
         def ask() -> None:
             self.post(e.Validated(url, key, connection.contract(*key)))

@@ -164,7 +164,7 @@ class Pool:
         """Wake servers that sleep, and wait until one is ready.
 
         A service without a running server starts one when it is asked for its models, which takes
-        minutes. Calls of models wait for ``retry_timeout_s`` only, and do not ask that.
+        minutes. Calls of models ask that, too, but wait for ``retry_timeout_s`` only.
 
         Parameters
         ----------

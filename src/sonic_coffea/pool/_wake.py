@@ -1,9 +1,11 @@
-"""Wakes servers that sleep: asks again and again, until one is ready or the time is over."""
+"""Wakes servers that sleep: proxies count who asks for the list of models, and have one started."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,6 @@ from sonic_coffea.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from threading import Event
 
     from sonic_coffea.pool._request import ModelKey
     from sonic_coffea.transport import Connection
@@ -30,11 +31,29 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 5.0
 
 
+class Alarm:
+    """Asks URLs without a server for the list of their models, each at most once in some time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rung_at: dict[str, float] = {}
+
+    def ring(self, url: str, connection: Connection) -> None:
+        """Ask a URL at which no server has answered; it may take its time."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._rung_at.get(url, -math.inf) < INTERVAL_S:
+                return
+            self._rung_at[url] = now
+        with contextlib.suppress(SonicError):
+            connection.models()
+
+
 def wake(
     connections: Sequence[Connection],
     models: Sequence[ModelKey],
     timeout_s: float,
-    closing: Event,
+    closing: threading.Event,
     tell: Callable[[str], None],
 ) -> float:
     """Ask all servers until one is ready; return how many seconds that took.
