@@ -267,7 +267,7 @@ def folded(title: str, text: str) -> Iterator[str]:
 
 def page(all_of: Mapping[str, Found]) -> str:
     """Return the page."""
-    lines = [_HEAD, "| | answer | compared with |", "|---|---|---|"]
+    lines = [_HEAD, "| question | answer | compared with |", "|---|---|---|"]
     lines += [row(*cells) for cells in headlines(all_of)]
     lines.append("")
     lines += folded("How this was measured", _MEASURED.format(machine=machine(all_of["pool"])))

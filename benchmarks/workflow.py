@@ -138,7 +138,7 @@ def draw(found: dict[str, Any]) -> Figure:
         xlabel="the tagger's part of a chunk on the worker's core",
         ylabel="throughput over the ideal",
     )
-    axes.legend(loc="lower left")
+    figure.legend(loc="outside upper center", ncols=3, fontsize="small")
     return figure
 
 
