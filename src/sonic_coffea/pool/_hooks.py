@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from sonic_coffea.pool._memory_limit import memory_limit_bytes
+
 Wait = Callable[[threading.Event, float | None], bool]
 
 _wait: Wait = threading.Event.wait
@@ -26,8 +28,8 @@ def take_part(wait: Wait, memory_bytes: float | None = None) -> None:
 
 
 def memory_bytes() -> float | None:
-    """Return what tasks of this process may use; None if nobody has said so."""
-    return _memory_bytes
+    """Return what tasks of this process may use; None if neither they nor the system say so."""
+    return memory_limit_bytes() if _memory_bytes is None else _memory_bytes
 
 
 def wait_for(event: threading.Event, timeout_s: float | None) -> bool:

@@ -1,0 +1,60 @@
+"""What is in flight is limited by the memory that a process may use."""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sonic_coffea.pool import _hooks, _memory_limit
+from sonic_coffea.pool._memory_limit import memory_limit_bytes
+from sonic_coffea.pool._settings import Limits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+V2 = {
+    "proc/self/cgroup": "0::/system.slice/slurm/job_7/step_0\n",
+    "sys/fs/cgroup/system.slice/slurm/job_7/step_0/memory.max": "max\n",
+    "sys/fs/cgroup/system.slice/slurm/job_7/memory.max": "20000000\n",
+    "sys/fs/cgroup/system.slice/memory.max": "max\n",
+}
+# Inside of a container, whose group is at the root.
+V1 = {
+    "proc/self/cgroup": "4:cpu,memory:/docker/abc\n0::/\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "30000000\n",
+}
+
+
+@pytest.mark.parametrize(("files", "limit"), [(V2, 20_000_000), (V1, 30_000_000)])
+def test_control_groups_limit_memory(tmp_path: Path, files: dict[str, str], limit: int) -> None:
+    whole = memory_limit_bytes(tmp_path)
+    assert whole is not None
+    assert whole > 100_000_000
+    for name, text in files.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert memory_limit_bytes(tmp_path) == limit
+
+
+def test_a_process_goes_by_the_limit_of_its_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {resource.RLIMIT_AS: 64_000_000}
+    monkeypatch.setattr(
+        resource,
+        "getrlimit",
+        lambda kind: (limits.get(kind, resource.RLIM_INFINITY), resource.RLIM_INFINITY),
+    )
+    monkeypatch.setattr(_hooks, "_memory_bytes", None)
+    assert Limits().in_flight_bytes(_hooks.memory_bytes()) == 2_000_000
+    # That of a dask worker counts, where there is one.
+    monkeypatch.setattr(_hooks, "_memory_bytes", 32_000_000)
+    assert Limits().in_flight_bytes(_hooks.memory_bytes()) == 1_000_000
+
+
+def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_memory_limit, "_machine", lambda: iter(()))
+    monkeypatch.setattr(_memory_limit, "_resource_limits", lambda: iter(()))
+    assert memory_limit_bytes(tmp_path) is None
+    assert Limits().in_flight_bytes(None) == 256_000_000
