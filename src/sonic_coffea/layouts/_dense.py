@@ -46,10 +46,10 @@ class Dense(FieldsLayout):
     Parameters
     ----------
     field : str or Feature
-        What is sent.
+        The field with the array of each object.
     shape : sequence of int, optional
-        Shape of a row's array; by default the regular axes of the field's type. An axis of length
-        1 that the field lacks is added, such as the channel of a grey image.
+        Shape of a row's array; by default, the regular axes of the field's type. An axis of length
+        1 is added if the field lacks it, such as the channel of a grey image.
     dtype : dtype
         Type of the tensor, float32 by default.
 

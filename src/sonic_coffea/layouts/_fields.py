@@ -1,4 +1,4 @@
-"""What a layout reads: a field of the arrays, and what happens to its numbers on the way."""
+"""The fields that a layout reads, and the transformations of their numbers."""
 
 from __future__ import annotations
 
@@ -55,33 +55,33 @@ class Feature:
     Parameters
     ----------
     name : str
-        A field or behaviour property, dotted where it is nested: ``"pf.pt"``. ``"Jet[0].pt"`` is
-        that of the first object in a list of the row's own.
+        A field or behaviour property, with dots where it is nested: ``"pf.pt"``. ``"Jet[0].pt"`` is
+        the pt of the first object in the row's list.
     shift, scale : float
-        Subtracted first; multiplied then.
+        `shift` is subtracted, then `scale` multiplies.
     lower, upper : float, optional
         Clip limits, applied last.
     nonfinite : float, optional
-        What replaces NaN and ±inf, before the shift; NaN lets NaN pass. By default they raise an
-        `InputError`.
+        Replacement for NaN and ±inf, before the shift; NaN lets NaN pass. By default, they raise
+        an `InputError`.
     function : str, optional
         Applied before the shift: one of log, log1p, log10, sqrt, abs, exp, sin, cos, tanh, arctan,
         sinh, cosh, arcsinh, or sign_log, which is ``sign(value) * log(1 + |value|)``.
     power : float, optional
-        Instead of a function: ``value ** power``.
+        Computes ``value ** power`` in place of a function.
     within : (float or None, float or None), optional
         Clip limits, applied first: ``within=(1e-3, None)`` before a logarithm.
     categories : mapping of number to number, optional
-        What stands for each value, before everything else: ``{-1: 0, 1: 1}``. Other values raise
-        an `InputError`, unless the key None says what stands for them.
+        Replacement for each value, before everything else: ``{-1: 0, 1: 1}``. Other values take
+        the replacement of the key None, or raise an `InputError` if there is no such key.
     expression : str, optional
-        What is computed instead of the field `name`, which then only names the channel: fields,
-        numbers, operators, comparisons and functions such as ``"log(pf.pt / pt)"``. Integers are
-        int64 in it, and objects of outer lists are repeated for those within.
+        An expression of fields, numbers, operators, comparisons and functions, such as
+        ``"log(pf.pt / pt)"``. It takes the place of the field `name`, which then only names the
+        channel. Integers are int64 in it, and numbers of outer objects are repeated.
     index : str, optional
-        A field of positions in the list that holds `name`, in the same event:
-        ``Feature("Muon.pt", index="Jet.muonIdx1")``. A negative one refers to nothing: it is
-        missing. It counts within the event, unlike coffea's indices of a whole file (``…IdxG``).
+        A field of indices into the list that holds `name`, in the same event:
+        ``Feature("Muon.pt", index="Jet.muonIdx1")``. A negative index refers to no object. Indices
+        count within the event, unlike coffea's indices of a whole file (``…IdxG``).
 
     Attributes
     ----------
@@ -215,16 +215,16 @@ def _limits(within: Any, what: str) -> tuple[float | None, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class OneHot:
-    """One field as a channel for each of some values: 1 where the field has it, 0 elsewhere.
+    """One channel for each of some values of a field: 1 where the field has the value, else 0.
 
-    A number that is none of the values has 0 in all channels.
+    All channels are 0 for any other value.
 
     Parameters
     ----------
     name : str
         The field.
     values : sequence of number
-        What the channels stand for.
+        The values, one for each channel.
 
     Examples
     --------

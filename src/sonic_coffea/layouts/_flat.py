@@ -40,30 +40,31 @@ if TYPE_CHECKING:
 class Flat(FieldsLayout):
     """A jagged axis without padding: all elements of a request's rows, one after the other.
 
-    ``events * var * number`` becomes ``[sum n, F]``, and another input says which element belongs
-    to which row. For graphs and sets of any size.
+    ``events * var * number`` becomes ``[sum n, F]``, and another input tells which element belongs
+    to which row. It is meant for graphs and sets of any size.
 
     Parameters
     ----------
     fields : sequence of str or Feature
         The columns of the tensor, in order.
     splits : str or None
-        Name of the model's input for the offsets, int64 ``[N + 1]``: row `i` is elements
-        ``splits[i]`` to ``splits[i + 1]``.
+        Name of the model's input for the offsets, int64 ``[N + 1]``: row `i` has the elements from
+        ``splits[i]`` to ``splits[i + 1]``, exclusive.
     batch : str or None
-        Name of the model's input for each element's row, int64 ``[sum n]``.
+        Name of the model's input for the row number of each element, int64 ``[sum n]``.
     dtype, sort_by, sort_ascending, missing
-        As of `Padded`.
+        As in `Padded`.
     axis_order : {"LF", "FL", "L"}
         ``[sum n, F]``; ``[F, sum n]``, such as the ends of a graph's edges; or ``[sum n]`` of one
         field.
     refers_to : str, optional
-        The model's `Flat` input whose elements the numbers refer to, such as the nodes of a graph's
-        edges. In the arrays they count within the row, in the tensor within the request, from 0 on.
+        The model's `Flat` input to which the numbers refer: for the edges of a graph, its nodes. In
+        the arrays, the numbers are indices into the row's elements; in the tensor, they are indices
+        into the request's elements. Both start at 0.
     merge_rows : bool
-        Whether the rows of a request may become one, if neither `splits` nor `batch` tells them
-        apart. That is an error otherwise, unless another input has the same elements and tells, or
-        each request has one row (`Model`, ``one_request_per``).
+        Whether rows may merge in a request, if neither `splits` nor `batch` tells them apart. By
+        default, this is an error, unless another input with the same elements tells them apart, or
+        each request has one row (``one_request_per`` of `Model`).
 
     Examples
     --------

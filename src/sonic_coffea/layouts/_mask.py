@@ -38,12 +38,13 @@ class Mask(Layout):
     Parameters
     ----------
     length : int, optional
-        By default that of the input which it belongs to: of each request beside `Bucketed`.
+        Length of the mask. By default, it is the length of the input whose elements are counted;
+        beside `Bucketed`, it differs between requests.
     of : str, optional
-        The field whose elements are counted, instead of those of an input. They are not looked at,
-        so that they may be anything, such as records.
+        The field whose elements are counted, instead of an input's. The elements are not read, so
+        they may be of any type, such as records.
     beside : str, optional
-        The model's input whose elements are counted; by default the first one that is jagged.
+        The model's input whose elements are counted; by default, the first jagged input.
     axis_order : {"FL", "LF", "L"}
         ``[N, 1, L]``, ``[N, L, 1]`` or ``[N, L]``.
     dtype : dtype

@@ -1,4 +1,4 @@
-"""A jagged axis padded to a length, or to the next of a few."""
+"""A jagged axis padded to a length, or to the next of several lengths."""
 
 from __future__ import annotations
 
@@ -99,21 +99,22 @@ class Padded(PaddedLayout):
     length : int
         Constituents kept of each row, the first ones; shorter rows are padded.
     fill : float or str, or sequence of them, optional
-        What pads, 0 or the empty string by default; one value for all fields, or one for each.
+        The padding: one value for all fields, or one for each. By default, 0 or the empty string.
     axis_order : {"FL", "LF", "L"}
-        ``[N, F, L]``, as weaver's models want it, ``[N, L, F]``, or ``[N, L]`` of one field.
+        ``"FL"``, for weaver's models: ``[N, F, L]``. ``"LF"``: ``[N, L, F]``. ``"L"``: ``[N, L]``
+        of one field.
     dtype : dtype
-        Type of the tensor, float32 by default; ``"string"`` of strings.
+        Type of the tensor, float32 by default; ``"string"`` for strings.
     sort_by : str, optional
         Field by which a row's constituents are sorted, descending, before they are truncated.
     sort_ascending : bool
-        Whether they are sorted upwards.
+        Whether `sort_by` sorts in ascending order.
     pad_mode : {"constant", "wrap"}
-        ``"wrap"`` pads with the row's own constituents again, from the first one; a row without
-        any is padded with `fill`.
+        ``"wrap"`` repeats the row's own constituents, from the first one; a row without
+        constituents is padded with `fill`.
     missing : float or str, or sequence of them, optional
-        What stands for numbers that are None, or that an index does not refer to; one value for all
-        fields, or one for each. By default they raise an `InputError`.
+        Replacement for numbers that are None, and for indices that refer to no object: one value
+        for all fields, or one for each. By default, they raise an `InputError`.
 
     Examples
     --------
@@ -163,23 +164,25 @@ class Padded(PaddedLayout):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Bucketed(PaddedLayout):
-    """A jagged axis padded to the next of a few lengths; rows of like length share a request.
+    """A jagged axis padded to the next of several lengths.
 
-    ``events * jets * var * number`` becomes ``[n, F, L]``, with another `L` in each request.
+    ``events * jets * var * number`` becomes ``[n, F, L]``. Rows of the same padded length share a
+    request, so `L` differs between requests.
 
-    A model may have several, each with lengths of its own: a row goes with those that need the same
-    step of their lengths, the largest that any input needs of it. With lengths (12, 24, 48) of
-    candidates and (1, 4) of vertices, a jet of 20 candidates and 3 vertices is padded to 24 and 4,
-    one of 40 candidates and no vertex to 48 and 4, whatever else is in the request.
+    A model may have several such inputs, each with its own lengths. An input needs the first,
+    second or later of its lengths for a row; the latest that any input needs counts for all inputs.
+    With lengths (12, 24, 48) for candidates and (1, 4) for vertices, a jet of 20 candidates and 3
+    vertices is padded to 24 and 4, and a jet of 40 candidates and no vertex to 48 and 4. Other rows
+    of the request make no difference.
 
     Parameters
     ----------
     fields : sequence of str or Feature
         The channels of the tensor, in order.
     lengths : sequence of int
-        What rows are padded to; longer rows are truncated to the last.
+        Lengths to which rows are padded; longer rows are truncated to the last length.
     fill, axis_order, dtype, sort_by, sort_ascending, pad_mode, missing
-        As of `Padded`.
+        As in `Padded`.
 
     Examples
     --------

@@ -40,32 +40,33 @@ if TYPE_CHECKING:
 class Pairwise(PaddedLayout):
     """Numbers of the pairs of a row's elements: ``[N, C, L, L]``.
 
-    They are computed from the elements, ``events * jets * var * {px, py, pz, energy}``, in the loop
-    that packs them; or given, ``events * jets * var * var * number``, where the inner lists of a
-    row are as long as the outer one.
+    The numbers are computed from the elements, ``events * jets * var * {px, py, pz, energy}``,
+    while they are packed. Or they are fields, ``events * jets * var * var * number``, where the
+    inner lists of a row are as long as the outer list.
 
     Parameters
     ----------
     fields : sequence of str or Feature
-        Of the elements: what formulae are computed from. Or of the pairs: the channels.
+        Fields of the elements, from which the formulae are computed; or fields of the pairs, which
+        are the channels.
     length : int or sequence of int
-        Elements kept of each row, the first ones; shorter rows are padded. Several lengths are
-        those of `Bucketed`.
+        Elements kept of each row, the first ones; shorter rows are padded. Several lengths work as
+        in `Bucketed`.
     formulae : sequence of str, optional
         The channels: ``ln_kt``, ``ln_z``, ``ln_delta_r``, ``ln_m2``, the same without ``ln_``, or
         expressions such as ``"abs(dz_i - dz_j)"`` of the fields' names, with ``_i`` and ``_j`` for
-        the two elements of the pair. By default, the first four of fields that are a four-vector,
-        and none of others: these are given.
+        the two elements of the pair. The default is the first four names if the fields are a
+        four-vector; otherwise, the fields are numbers of pairs.
     fill : float or sequence of float
-        What pads; one value for all channels, or one for each.
+        The padding: one value for all channels, or one for each.
     eps : float
-        The least argument of a logarithm, and the least denominator.
+        Lower limit of a logarithm's argument and of a denominator.
     axis_order : {"CLL", "LLC"}
         ``[N, C, L, L]`` or ``[N, L, L, C]``.
     dtype : dtype
         Type of the tensor, float32 by default. The formulae are computed in float64.
     sort_by : str, optional
-        As of `Padded`; of elements only.
+        As in `Padded`; only for fields of elements.
 
     Notes
     -----

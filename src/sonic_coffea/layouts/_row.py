@@ -29,21 +29,22 @@ _AXIS_ORDERS = ("F", "FL", "LF", "")
 class Row(FieldsLayout):
     """One row of numbers per object: ``events * objects * number`` becomes ``[N, F]``.
 
-    Fields of outer objects, such as an event's number beside those of its jets, are repeated.
+    A number of an outer object, such as an event's, is repeated for each of its objects.
 
     Parameters
     ----------
     fields : sequence of str, number, Feature or OneHot
-        What the columns of the tensor are, in order. ``"Jet[0].pt"`` is that of the leading jet,
-        ``"Jet[:3].pt"`` are three columns.
+        The columns of the tensor, in order. ``"Jet[0].pt"`` is the pt of the leading jet, and
+        ``"Jet[:3].pt"`` gives three columns.
     dtype : dtype
-        Type of the tensor, float32 by default; ``"string"`` of strings.
+        Type of the tensor, float32 by default; ``"string"`` for strings.
     axis_order : {"F", "FL", "LF", ""}
-        ``[N, F]``; or, for models that take a row as a sequence of one, ``[N, F, 1]``, as weaver's
-        models want it, or ``[N, 1, F]``; with ``""`` ``[N]`` of one field.
+        ``"F"``: ``[N, F]``. ``"FL"``, for weaver's models: ``[N, F, 1]``. ``"LF"``: ``[N, 1, F]``.
+        ``""``: ``[N]`` of one field.
     missing : float or str, or sequence of them, optional
-        What stands for an object that is not there, or for a number that is None beside others:
-        one value for all fields, or one for each. By default they raise an `InputError`.
+        Replacement for objects that are not there and for numbers that are None: one value for
+        all fields, or one for each. It is sent untransformed. By default, such an object or
+        number raises an `InputError`.
 
     Examples
     --------

@@ -39,30 +39,30 @@ Channel = tuple[str, int]
 class Tokens(Layout):
     """Several collections as one sequence of tokens: ``[N, L, F]``.
 
-    Each collection has places of its own in the sequence, as many as its length; the next one
-    begins behind them. A channel holds the fields of the same name, which is the last part of their
-    paths: of ``Jet.pt`` and ``MET.pt``, ``pt``.
+    Each collection has its own places in the sequence, as many as its length. The next collection
+    follows. A channel holds the fields with the same last part of their paths: ``Jet.pt`` and
+    ``MET.pt`` share the channel ``pt``.
 
     Parameters
     ----------
     parts : mapping
-        Names of the collections, each with a `Padded` layout, or a `Row` for one token. Their
-        fields are paths from the record on (``Jet.pt``), or from the collection of the part's name
-        (``pt``).
+        Names of the collections, each with a `Padded` layout, or a `Row` for one token. Fields are
+        paths in the record (``Jet.pt``), or in the collection with the name of the part (``pt``).
     flags : {"onehot", "number"} or mapping, optional
-        What tells the collections apart, in channels behind the fields: one for each collection,
-        which is 1 for its tokens; or one channel with the number of the collection, from 1 on, or
-        with the numbers of a mapping by collection. They are 0 where there is padding.
+        Further channels that tell the collections apart. ``"onehot"``: one channel for each
+        collection, 1 for its tokens. ``"number"``: one channel with the number of the collection,
+        from 1. A mapping: one channel with the mapping's number of each collection. All are 0 in
+        padding.
     fill : float
-        What stands for a field that a collection does not have. What pads a collection is the
-        `fill` of its own layout.
+        Value of a field that a collection does not have. The padding of a collection is the `fill`
+        of its own layout.
     axis_order : {"LF", "FL"}
         ``[N, L, F]`` or ``[N, F, L]``.
 
     Notes
     -----
-    The dtype is that of the parts, which must have the same. A `Mask` beside this input has 1 for
-    each token that is there.
+    All parts must have the same dtype. A `Mask` beside this input is 1 for each token that is not
+    padding.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Networks of several folds: each event by the one that was not trained on it, or their mean."""
+"""Networks of several folds: score an event by its fold's network, or by the mean of all."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _FOLD, _OBJECTS = "fold=", "objects="
 
 
 class Folds(Carrier):
-    """Models of several folds, which give the same outputs.
+    """Models of several folds with the same outputs.
 
-    Simulated events are scored by the network that was not trained on them, and data by all of
-    them: the scores are the mean. Folds that are versions of one model need no `Folds` for the
-    former; see ``version=`` of `Model.submit`.
+    A simulated event is scored by the network that was not trained on it. Data are scored by all
+    networks, and the scores are the mean. If the folds are versions of one model, ``version=`` of
+    `Model.submit` can choose the version for each event, too.
 
     Parameters
     ----------
     models : sequence of Model
-        One for each fold, in order; they may be of other names, versions, or transformations.
+        One model for each fold, in order. Names, versions and transformations may differ.
 
     Examples
     --------
@@ -109,15 +109,15 @@ class Folds(Carrier):
         on_error: str = "raise",
         deduplicate: bool = False,
     ) -> Pending:
-        """Send objects on their way, and return without waiting for their scores.
+        """Send objects, and return without waiting for their scores.
 
         Parameters
         ----------
         objects, pool, on_error, deduplicate
-            As of `Model.submit`.
+            As in `Model.submit`.
         fold : array of int, optional
-            Which model scores each event, ``events * int``, counted from 0; without it, all do, and
-            the scores are the mean. A score that one of them lost is then None.
+            The fold of each event, ``events * int``, counted from 0. By default, all models score
+            all events, and the scores are the mean; a mean is None if one of its scores is masked.
         """
         how: dict[str, Any] = {"on_error": on_error, "deduplicate": deduplicate}
         if isinstance(objects, Variations):

@@ -1,4 +1,4 @@
-"""A model as an analysis declares it: what goes in, what comes out, and the call itself."""
+"""A model as an analysis declares it: its inputs, its outputs, and the call."""
 
 from __future__ import annotations
 
@@ -72,30 +72,31 @@ ONE_REQUEST_PER = ("row", "event")
 
 
 class Model(Carrier):
-    """A served model: its inputs as layouts, its outputs as names.
+    """A served model: a layout for each input, and labels for each output.
 
     Parameters
     ----------
     name : str
-        As in the server's model repository.
+        Name of the model in the server's model repository.
     inputs : mapping
-        Input names and their layouts.
+        Names of inputs, each with its layout.
     outputs : mapping
-        Output names, each with the labels of its values, an `Output`, or None for plain numbers.
+        Names of outputs, each with the labels of its values, an `Output`, or None for a number.
     version : str or int, optional
-        A pinned version; by default what the server's policy serves.
+        A pinned version; by default, the server's version policy decides.
     one_request_per : {"row", "event"}, optional
-        For networks without a batch axis, such as one that takes a single graph: each row, or all
-        rows of an event, have a request of their own. By default, rows share requests.
+        Sends one request for each row, or for all rows of an event. It is meant for networks
+        without a batch axis, such as a network that takes a single graph. By default, rows share
+        requests.
     parameters : mapping, optional
-        What each request carries for the model besides tensors: names, with a bool, int, float or
-        str.
+        Parameters that each request carries besides tensors: names, each with a bool, int, float
+        or str.
     priority : int, optional
-        Which requests the server takes first, of those that wait: 1 before 2. The model's
-        configuration says how many levels there are.
+        Priority of the requests in the server's queue: 1 goes before 2. The model's configuration
+        has the number of levels.
     server_timeout_s : float, optional
-        How long a request may wait on the server, if the model's queue policy allows the override;
-        then it is sent again, as to a server that is overloaded.
+        Longest time of a request in the server's queue, if the model's queue policy allows the
+        override. A request that waited longer is retried, as after an overload.
 
     Examples
     --------
@@ -171,29 +172,29 @@ class Model(Carrier):
         Parameters
         ----------
         name : str
-            As in the server's model repository.
+            Name of the model in the server's model repository.
         preprocess : path or mapping
-            ``preprocess.json``, or what is in it.
+            ``preprocess.json``, or its content.
         output : str
             Name of the model's output tensor; its labels are the file's ``output_names``.
         prefix : str or mapping
-            Where the variables are in the arrays, such as ``"pf."``; or that by input or group:
+            Path of the variables in the arrays, such as ``"pf."``; or a mapping by input or group:
             ``{"pf": "pf.", "sv": "sv."}`` for ``pf_features``, ``sv_points`` and so on.
         labels : sequence of str or path, optional
-            What the values of the output are called, instead of ``output_names``; a path is that of
-            a file with one in each line, such as Triton's label files.
+            Labels of the output's values, instead of ``output_names``. A path names a file with one
+            label in each line, such as Triton's label files.
         rename : mapping, optional
-            New names by the file's: of variables, where the arrays have others (before the prefix),
-            and of inputs, where the served model has.
+            Names in the file, each with its new name: of variables, if the arrays have other names
+            (before the prefix), and of inputs, if the served model has other names.
         inputs : mapping, optional
-            Layouts of single inputs instead of the file's, by the served model's names.
+            Layouts that replace single inputs of the file, by the served model's names.
         version : str or int, optional
             A pinned version.
 
         Raises
         ------
         ConfigError
-            If the file lacks something; also where it does not name the values of the output.
+            If the file lacks something, such as names for the values of the output.
 
         Examples
         --------
@@ -214,8 +215,8 @@ class Model(Carrier):
         Parameters
         ----------
         path : path
-            It has ``model``, ``inputs`` and ``outputs``. An input has ``layout``, the name of a
-            layout, and that layout's arguments. A field is a name, a number, or the arguments of a
+            The file has ``model``, ``inputs`` and ``outputs``. An input has ``layout``, the name of
+            a layout, and the layout's arguments. A field is a name, a number, or the arguments of a
             `Feature` or a `OneHot`. An output is a list of labels, nothing, or the arguments of an
             `Output`.
         name : str, optional
@@ -224,7 +225,7 @@ class Model(Carrier):
         Raises
         ------
         ConfigError
-            Naming the place in the file that cannot be used, and what is expected there.
+            If something in the file cannot be used; it names the place and what is expected.
         """
         return cls(**read_yaml(Path(path), name))
 
@@ -274,14 +275,14 @@ class Model(Carrier):
         return hashed[1]
 
     def check(self, pool: Pool | None = None) -> Contract:
-        """Compare the declaration with the server's model, and return what the server says.
+        """Compare the declaration with the server's model, and return the server's contract.
 
         Raises
         ------
         ContractError
-            With the two side by side, and what would fit.
+            If they differ; it shows the two side by side, and what would fit.
         ModelNotFoundError, ServerLostError, AccessError
-            If there is nothing to compare with.
+            If no server tells what its model is.
         """
         pool = current() if pool is None else pool
         contract = pool.contract(self.name, self.version, anew=True)
@@ -325,17 +326,17 @@ class Model(Carrier):
         return notes
 
     def compare(self, contract: Contract, *, server: str) -> Contract:
-        """Compare the declaration with what a server says of its model.
+        """Compare the declaration with a server's contract.
 
         Returns
         -------
         Contract
-            What the server says, with the declared tensors where it lists none.
+            The server's contract; where it lists no tensors, with the declared ones.
 
         Raises
         ------
         ContractError
-            With the two side by side.
+            If they differ; it shows the two side by side.
         """
         if contract.unsupported:
             raise ContractError(
@@ -385,15 +386,14 @@ class Model(Carrier):
         Parameters
         ----------
         objects : awkward array or dict
-            As for `submit`; not lazy.
+            As for `submit`, but not lazy.
 
         Returns
         -------
         dict
-            A tensor for each input of the served model, with all rows in the order of `objects`;
-            those that are None are left out. With `Bucketed` inputs, rows of another level would
-            go with another request: here all are padded to the level of the longest row. A row
-            as it is sent is that of ``model.pack(objects)`` with this row alone.
+            A tensor for each input of the served model, with all rows in the order of `objects`,
+            without objects that are None. `Bucketed` inputs are padded to the length that the
+            longest row needs; `submit` sends rows of other lengths in other requests.
 
         Raises
         ------
@@ -446,42 +446,44 @@ class Model(Carrier):
         version: Any = None,
         deduplicate: bool = False,
     ) -> Pending:
-        """Send objects on their way, and return without waiting for their scores.
+        """Send objects, and return without waiting for their scores.
 
-        It waits for what servers say of the model: the first time, after a pause, and while all of
-        them are lost and there is no fallback.
+        The call waits for the model's contract from a server: the first time, after a pause, and
+        while all servers are lost and there is no fallback.
 
         Parameters
         ----------
         objects : awkward array, dict or Variations
             ``events * jets * {fields}``, in any nesting, or a dict with an array for each input.
-            Of a dask-awkward array, nothing is sent: the result is another such array, which is
-            scored when it is computed. Of `Variations`, the result is a dict of arrays; of lazy
-            ones, each is scored by itself.
+            A dask-awkward array is not sent: the result is a dask-awkward array, which is scored
+            when it is computed. With `Variations`, the result is a dict of arrays; lazy variations
+            are scored separately.
         pool : Pool, optional
-            Where to send them; by default to the pool of this process.
+            The pool that sends them; by default, the pool of this process.
         on_error : {"raise", "mask"}
-            What becomes of rows that servers lose for good: an exception, or None in their places,
-            with a warning in the log and their number in the statistics. What is wrong with the
-            arrays, the declaration or the access always raises.
+            For rows that no server scored after all retries: ``"raise"`` raises an exception,
+            ``"mask"`` puts None in their places, logs a warning and counts them in the statistics.
+            An error in the arrays, the declaration or the access is always raised.
         version : int, str or array, optional
-            The version that scores them, if the model is declared without; or which version scores
-            each event, ``events * int``, such as one that was not trained on it.
+            The version that scores the objects, if the model is declared without one; or an array
+            with the version for each event, ``events * int``, such as a version that was not
+            trained on the event.
         deduplicate : bool
-            Whether rows that are the same in all inputs are sent once.
+            Whether rows that are equal in all inputs are sent once.
 
         Returns
         -------
         Pending
-            Its ``result()`` has the lists of `objects` with a record in each object's place:
-            ``events * jets * {qcd: float32, top: float32}``; None where the object is None.
+            Its ``result()`` returns the structure of `objects`, with a record in the place of each
+            object: ``events * jets * {qcd: float32, top: float32}``. It is None where the object
+            is None.
 
         Raises
         ------
         FieldError, InputError
             If the arrays do not fit the layouts.
         ContractError
-            If the server's model is another one.
+            If the server's model does not fit the declaration.
         """
         return self._send(objects, _How(pool, on_error, version, deduplicate))
 

@@ -1,4 +1,4 @@
-"""What belongs to a jet as one expression, for the ways in which NanoAOD stores it."""
+"""Constituents, vertices and tracks of jets, from each form in which NanoAOD stores them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RADII = {"Jet": 0.4, "JetPuppi": 0.4, "JetCHS": 0.4, "FatJet": 0.8, "FatJetAK15
 
 
 def has_constituents(events: Any, jets: str = "FatJet") -> bool:
-    """Whether the file has the constituents of a jet collection."""
+    """Return whether the file has the constituents of a jet collection."""
     return _association(events, jets, _CANDIDATES) is not None
 
 
@@ -131,7 +131,7 @@ def lost_tracks(events: Any, jets: str = "Jet", *, radius: float | None = None) 
     Returns
     -------
     awkward array
-        ``events * jets * var * track``, as of `secondary_vertices`.
+        ``events * jets * var * track``, as in `secondary_vertices`.
     """
     _check_known(events, jets)
     tracks = next((name for name in _LOST_TRACKS if name in events.fields), _LOST_TRACKS[0])
@@ -149,13 +149,13 @@ def within_cone(jets: Any, others: Any, radius: float) -> ak.Array:
     others : awkward array
         ``events * var * object``, records with eta and phi.
     radius : float
-        ΔR below which an object belongs to a jet, and maybe to others too.
+        ΔR below which an object belongs to a jet; an object may belong to several jets.
 
     Returns
     -------
     awkward array
-        ``events * jets * var * object``, in the order of `others`; a jet that is None has none.
-        Only eta and phi are read. Lazy, if the arrays are.
+        ``events * jets * var * object``, in the order of `others`; a jet that is None has an empty
+        list. Only eta and phi are read. The result is lazy if the arrays are.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Scores that are on their way, and what stands for those that are computed later."""
+"""Pending calls, and placeholders for scores that are computed later."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KEPT_WITHIN_S = 1.0
 
 
 class Pending:
-    """Scores that are on their way.
+    """A call whose scores are on their way.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Pending:
 
     @property
     def statistics(self) -> Statistics:
-        """What happened to the requests so far."""
+        """Statistics of the call's requests so far."""
         total = Statistics() + self._unsent
         for part in self.parts:
             total += part.call.statistics
@@ -100,11 +100,11 @@ class Pending:
         self._unsent += Statistics(objects=rows, masked=rows)
 
     def done(self) -> bool:
-        """Whether `result` would return, or raise, without waiting."""
+        """Return whether `result` would return, or raise, without waiting."""
         return all(part.call.over for part in self.parts)
 
     def cancel(self) -> None:
-        """Abandon what is not answered yet, here and on the servers."""
+        """Cancel all requests without a response, here and on the servers."""
         for part in self.parts:
             part.call.cancel()
 
@@ -133,22 +133,22 @@ class Pending:
     def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Any:
         """Return the scores, in the structure of the objects.
 
-        Interrupted, by Ctrl-C or in a notebook, it cancels what is in flight; what was scored until
-        then is not lost if there is a cache: the same call again sends the rest.
+        Ctrl-C, also in a notebook, cancels the requests in flight. With a cache, scores until then
+        are kept, and the same call sends only the rest.
 
         Parameters
         ----------
         timeout_s : float, optional
-            After this time, give up, and cancel what is in flight.
+            Longest time to wait; after it, the requests in flight are cancelled.
         progress : bool
-            Whether to show a bar of the rows that are scored.
+            Whether to show a progress bar of the scored rows.
 
         Raises
         ------
         DeadlineError
-            If the time was not enough.
+            If `timeout_s` has passed.
         SonicError
-            If rows could not be scored, naming server, model, request and events.
+            If rows could not be scored; it names server, model, request and events.
         """
         return self.result_by(Deadline.after(timeout_s), progress=progress)
 
@@ -191,7 +191,7 @@ class Pending:
         return {name: scores[stop - length : stop] for (name, length), stop in stops}
 
     def provenance(self) -> dict[str, Any]:
-        """Return what produced the scores: model, version, servers and the declaration's hash."""
+        """Return the provenance of the scores: model, version, servers, the declaration's hash."""
         calls = [part.call for part in self.parts]
         served = set().union(*(call.served_versions for call in calls))
         digests = set().union(*(part.digests() for part in self.parts))
