@@ -23,7 +23,7 @@ SECONDS ?= 30
 CALLS ?= 100000
 PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
-BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow failover balancer cluster facility
+BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow beside failover balancer cluster facility
 
 .PHONY: help demo quick test lint types unit pytest test-slow image matrix oracle chaos soak docs bench bench-quick bench-page \
 	sample tagger clean

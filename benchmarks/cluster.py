@@ -6,6 +6,7 @@ simulated on virtual time, with the real code for limits and quotas.
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import random
@@ -133,6 +134,34 @@ def score_for(seconds: float) -> np.ndarray:
     return np.array(times)
 
 
+@functools.cache
+def jets_of_chunk() -> ak.Array:
+    """Return the rows of a chunk, made once a process."""
+    return collection(CHUNK, fields=FIELDS, mean=10, seed=1)
+
+
+def score_chunk(number: int) -> float:
+    """Score a chunk as a task of its own; return when it ended."""
+    del number
+    assert ak.count(MODEL(jets_of_chunk()).a) == CHUNK
+    return time.time()
+
+
+def suspended_rate(url: str, seconds: float) -> float:
+    """Return the rows a second of one worker whose chunks are tasks, which are suspended."""
+    with (
+        local(1) as cluster,
+        Client(cluster) as client,
+        sonic.connect(url, client=client, shared_memory=False),
+    ):
+        client.gather(client.map(score_chunk, range(16), pure=False))
+        tasks = round(seconds * 30)
+        ends = sorted(client.gather(client.map(score_chunk, range(tasks), pure=False)))
+    # Neither while the first begin, nor while only the last of them are answered.
+    first, last = tasks // 5, tasks - 8
+    return CHUNK * (last - first) / (ends[last] - ends[first])
+
+
 def scaling(results: Results, url: str, counts: list[int], seconds: float) -> None:
     """Compare the rows of all workers with those of a load generator, and with each other's."""
     limits = [saturated(url, seconds=seconds / 8)]
@@ -149,8 +178,11 @@ def scaling(results: Results, url: str, counts: list[int], seconds: float) -> No
                     client.submit(score_for, lasts_s, workers=[n], pure=False) for n in names
                 ]
                 found[workers] = client.gather(futures)
+    one = suspended_rate(url, seconds)
     limits.append(saturated(url, seconds=seconds / 8))
     results.numbers["rows a second of the saturated server, before and after"] = limits
+    name = "1 worker process, suspended chunks: rows/s over the saturated server's"
+    results.note(name, one / max(limits), at_least=0.95)
     for workers, times in found.items():
         each = [CHUNK * rate for rate in common_rates(times)]
         waits = np.diff(np.concatenate(times))

@@ -26,6 +26,7 @@ RESULTS, DOCS = HERE / "results", HERE.parent / "docs"
 ORDER = (
     "pool",
     "workflow",
+    "beside",
     "cluster",
     "facility",
     "failover",
@@ -80,6 +81,9 @@ chunk of some thousand jets hides them.
 The limit is the rate of messages without shared memory; a share slightly above 1 is noise. With a
 server on the same machine, sonic-coffea puts large tensors into shared memory by default, and may
 then exceed the limit.""",
+    "beside": """\
+A suspended chunk waits while others compute, and the client packs and sends on the other core. So
+the wall time may be below the sum of both.""",
     "balancer": """\
 After a refusal, Triton's batcher sleeps for half a second, so a refused call takes 2 s. Eight
 processes without a common quota are refused more often than the four bare clients, which is the
