@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 from awkward.contents import ByteMaskedArray, NumpyArray
@@ -20,7 +21,6 @@ from sonic_coffea.layouts._rows import (
     Int64,
     RowSelection,
     Split,
-    blocks,
     read,
     split,
     unwrapped,
@@ -28,7 +28,7 @@ from sonic_coffea.layouts._rows import (
 from sonic_coffea.layouts._scatter import Scatter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from awkward.contents import Content
 
@@ -41,6 +41,22 @@ _CAN_BE_SENT = "a kernel refused a number that can be sent"
 
 _AS_THEY_ARE = frozenset(map(np.dtype, "bBhHiIlLqQfd"))
 """Types that kernels read."""
+
+
+class Filling(NamedTuple):
+    """A kernel that fills rows of a tensor, and what checks which row it found first."""
+
+    call: _kernels.Call
+    check: Callable[[int], None]
+
+
+def fill_rows(fillings: Sequence[Filling], out: Tensor) -> None:
+    """Fill ``out[n, ...]``, row after row."""
+    calls = [filling.call for filling in fillings]
+    count = len(out) * (out.shape[1] if out.ndim == 4 else 1)
+    found = _kernels.in_turn(calls, count, out.nbytes // max(1, count))
+    for filling, bad in zip(fillings, found, strict=True):
+        filling.check(bad)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,48 +94,59 @@ class Columns:
 
         Of ``out[n, P, F, L]``, each of `P` has a row of its own. A `stamp` fills other lines.
         """
-        if len(self.groups) + bool(stamp) > 1 and not self._at_once:
-            for here, some in blocks(rows, out.shape, out.itemsize):
-                self._pad(out[here], fills, some, wrap=wrap, stamp=stamp)
-        else:
-            self._pad(out, fills, rows, wrap=wrap, stamp=stamp)
+        fill_rows(self.fillings(out, fills, rows, wrap=wrap, stamp=stamp), out)
 
-    @property
-    def _at_once(self) -> bool:
-        """Whether one kernel packs all columns, and a stamp."""
-        return len(self.groups) == 1 and self.groups[0].row_index is None
-
-    def _pad(
+    def fillings(
         self,
         out: Tensor,
         fills: Sequence[float],
         rows: RowSelection,
         *,
-        wrap: bool,
-        stamp: Stamp | None,
-    ) -> None:
+        wrap: bool = False,
+        stamp: Stamp | None = None,
+    ) -> list[Filling]:
+        """Return what `pad` does."""
         starts, stops = self.split.starts[rows], self.split.stops[rows]
-        place = Place.of(out)
-        if stamp is not None and not self._at_once:
-            place.fill(NOTHING, starts, stops, np.zeros(0, out.dtype), stamp=stamp)
-            stamp = None
+        place, gathered = Place.of(out), list[Group]()
         for group in self.groups:
-            pads = np.asarray([fills[s] for s in group.slots]).astype(out.dtype)
-            index = group.row_index
-            if index is not None:
-                filled = np.flatnonzero(stops > starts)
-                numbers = np.empty((len(filled), len(group.slots)), out.dtype)
-                own = replace(group, slots=np.arange(len(group.slots)))
-                bad = run(_kernels.rows, numbers, own, index[rows][filled])
-                bad = int(filled[bad]) if bad >= 0 else bad
-                each = Stamp(group.slots, numbers, pads)
-                place.fill(NOTHING, starts, stops, pads[:0], wrap=wrap, stamp=each)
+            if group.by_row:
+                stamp = self._stamp(group, out, fills, rows).beside(stamp, out.dtype)
             else:
-                bad = place.fill(group, starts, stops, pads, wrap=wrap, stamp=stamp)
-            if bad >= 0:
-                elements = np.arange(starts[bad], min(stops[bad], starts[bad] + out.shape[-1]))
-                error = self.misfit(group.columns, out, self.number(rows, bad), elements)
-                raise error or InputError(_CAN_BE_SENT)
+                gathered.append(group)
+        each = []
+        for group in gathered or [NOTHING]:
+            pads = np.asarray([fills[s] for s in group.slots]).astype(out.dtype)
+            call = place.filling(group, starts, stops, pads, wrap=wrap, stamp=stamp)
+            each.append(Filling(call, partial(self._check, group, out, rows)))
+            stamp = None
+        return each
+
+    def _stamp(
+        self, group: Group, out: Tensor, fills: Sequence[float], rows: RowSelection
+    ) -> Stamp:
+        """Return the numbers that all elements of a row have, of rows that have elements."""
+        index = group.row_index
+        assert index is not None  # noqa: S101
+        filled = np.flatnonzero(self.split.counts_of(rows))
+        found = np.empty((len(filled), len(group.slots)), out.dtype)
+        own = replace(group, slots=np.arange(len(group.slots)))
+        index = index[rows]
+        bad = run(_kernels.rows, found, own, index[filled])
+        self._check(group, out, rows, int(filled[bad]) if bad >= 0 else bad)
+        numbers = found
+        if len(filled) != len(index):
+            numbers = np.zeros((len(index), len(group.slots)), out.dtype)
+            numbers[filled] = found
+        behind = [fills[s] for s in group.slots]
+        return Stamp(group.slots, numbers, behind, repeated=len(behind))
+
+    def _check(self, group: Group, out: Tensor, rows: RowSelection, bad: int) -> None:
+        """Raise the error of the row at a place, unless that is negative."""
+        if bad >= 0:
+            start, stop = (int(ends[rows][bad]) for ends in (self.split.starts, self.split.stops))
+            elements = np.arange(start, min(stop, start + out.shape[-1]))
+            error = self.misfit(group.columns, out, self.number(rows, bad), elements)
+            raise error or InputError(_CAN_BE_SENT)
 
     def list(self, out: Tensor, elements: Int64 | None, rows: RowSelection) -> None:
         """Fill ``out[n, F]`` with the elements of the rows: all, or where these lie."""

@@ -50,14 +50,30 @@ class Stamp(NamedTuple):
     slots : array of int64
         The lines.
     numbers : sequence of float, or array, shape ``[R, slots]``
-        The same for all rows, or those of each row that has elements.
+        The same for all rows, or those of each row.
     behind : sequence of float
         What is behind the elements.
+    repeated : int
+        How many of the lines, the last ones, are padded as fields are.
     """
 
     slots: Int64
     numbers: Any
     behind: Any
+    repeated: int = 0
+
+    def beside(self, other: Stamp | None, dtype: np.dtype[Any]) -> Stamp:
+        """Return a stamp with the lines of another before those of this one."""
+        if other is None:
+            return self
+        numbers = np.atleast_2d(np.asarray(other.numbers, dtype))
+        numbers = np.broadcast_to(numbers, (len(self.numbers), numbers.shape[1]))
+        return Stamp(
+            np.concatenate((other.slots, self.slots)),
+            np.concatenate((numbers, self.numbers), axis=1),
+            (*other.behind, *self.behind),
+            other.repeated + self.repeated,
+        )
 
 
 _NONE = np.zeros(0, np.int64)
@@ -94,7 +110,11 @@ class Place(NamedTuple):
         rows = _kernels.address(out), out.shape[1] if inner else 1, outer, *(inner or (0,))
         return cls(out.dtype, rows, line, out.shape[-1], step)
 
-    def fill(
+    def fill(self, group: Group, starts: Int64, stops: Int64, fills: Tensor) -> int:
+        """Fill the lines of a group; return the first row that cannot be sent, or -1."""
+        return self.filling(group, starts, stops, fills)()
+
+    def filling(
         self,
         group: Group,
         starts: Int64,
@@ -103,17 +123,19 @@ class Place(NamedTuple):
         *,
         wrap: bool = False,
         stamp: Stamp | None = None,
-    ) -> int:
-        """Fill the lines of a group, and those of a stamp, beside each other in one pass.
+    ) -> _kernels.Call:
+        """Return what fills the lines of a group, and those of a stamp, beside each other.
 
-        Returns the place of the first row that cannot be sent, or -1.
+        It returns the place of the first row that cannot be sent, or -1.
         """
         slots = group.slots
-        constants = scratch = None
+        constants, apart, repeated, scratch = None, 0, 0, None
         if stamp is not None:
             slots = np.concatenate((slots, stamp.slots))
             fills = np.concatenate((fills, np.asarray(stamp.behind).astype(self.dtype)))
-            constants = np.ascontiguousarray(np.atleast_2d(stamp.numbers), self.dtype)
+            constants = np.ascontiguousarray(stamp.numbers, self.dtype)
+            apart = constants.strides[0] if constants.ndim == 2 else 0
+            repeated = stamp.repeated
         first = -1
         if self.step != 1:
             scratch = np.empty(len(slots) * self.length, self.dtype)
@@ -121,8 +143,9 @@ class Place(NamedTuple):
             if self.line == 1 and int(slots.max()) - lowest + 1 == len(slots):
                 first = lowest
         place = *self.rows, self.length, self.step, first, _address(scratch)
-        stamps = _address(constants), 0 if constants is None else len(constants)
-        bad: int = _kernels.padded(
+        call = _kernels.padded.call(
+            0,
+            len(starts),
             place,
             slots * self.line,
             group.addresses,
@@ -131,9 +154,11 @@ class Place(NamedTuple):
             stops,
             fills,
             wrap,
-            *stamps,
+            _address(constants),
+            apart,
+            repeated,
         )
-        return bad
+        return call.holding(constants, scratch, group)
 
 
 def side_by_side(out: Tensor, group: Group, first: int) -> int:

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from sonic_coffea.layouts._machine_code import Kernel, address, load
+import numpy as np
 
-__all__ = ["address", "load", "mask", "padded", "pairs", "positions", "rows", "sort", "unpad"]
+from sonic_coffea.layouts._machine_code import Call, Kernel, address, load
+
+__all__ = [
+    "Call",
+    "address",
+    "in_turn",
+    "load",
+    "mask",
+    "padded",
+    "pairs",
+    "positions",
+    "rows",
+    "sort",
+    "unpad",
+]
 
 padded = Kernel("_loops", "padded")
 rows = Kernel("_loops", "rows")
@@ -13,3 +27,27 @@ positions = Kernel("_loops", "positions")
 sort = Kernel("_loops", "sort")
 unpad = Kernel("_loops", "unpad")
 pairs = Kernel("_pair_loops", "pairs")
+
+_in_turn = Kernel("_loops", "in_turn")
+
+
+def in_turn(calls: list[Call], count: int, row_bytes: int) -> list[int]:
+    """Make calls that begin with a row, and the one behind the last, for a number of rows.
+
+    All of them fill a row before the next, so that memory is written from one end to the other:
+    half of each row after half of each row takes twice the time of whole rows. Returns what each
+    call found first, or -1.
+    """
+    if len(calls) == 1:
+        return [calls[0]()]
+    each = [(call.where, *call.addresses, -1) for call in calls]
+    table = np.asarray(each, np.int64)
+    failed = _in_turn(table, count, max(1, _TOGETHER // max(1, row_bytes)))
+    if failed >= 0:
+        raise RuntimeError(f"the kernel {calls[failed].name!r} failed")
+    found: list[int] = table[:, 3].tolist()
+    return found
+
+
+_TOGETHER = 2048
+"""Bytes of rows that are filled at a time: a call for less would take longer than what it does."""

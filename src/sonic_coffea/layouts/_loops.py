@@ -93,6 +93,22 @@ def _pointer(typing_context, address):
 
 
 @intrinsic
+def _call(typing_context, function, result, arguments):
+    """Call what `entry` makes, at an address; return 0 unless it failed."""
+    del typing_context, function, result, arguments
+
+    def generate(context, builder, signature, arguments):
+        del context, signature
+        function, result, at = arguments
+        address = ir.IntType(64)
+        kind = ir.FunctionType(ir.IntType(32), [address, address, address])
+        error = builder.add(result, ir.Constant(address, 8))
+        return builder.call(builder.inttoptr(function, kind.as_pointer()), [result, error, at])
+
+    return types.int32(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
 def _copy(typing_context, target, source, size):
     """Copy bytes from one address to another."""
     del typing_context, target, source, size
@@ -143,9 +159,7 @@ def _choose(typing_context, target, source, count, fill, dtype):
         vector = _vector(context, dtype.dtype, lanes)
         align = dtype.dtype.bitwidth // 8
         values = builder.load(builder.inttoptr(start, vector.as_pointer()), align=align)
-        narrow = builder.trunc(number, ir.IntType(32))
-        places = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(lanes)))
-        there = builder.icmp_signed("<", places, _repeat(builder, narrow, lanes))
+        there = _before(builder, number, lanes)
         chosen = builder.select(there, values, _repeat(builder, other, lanes))
         builder.store(chosen, builder.inttoptr(to, vector.as_pointer()), align=align)
         if not isinstance(dtype.dtype, types.Float):
@@ -155,6 +169,58 @@ def _choose(typing_context, target, source, count, fill, dtype):
         return builder.zext(builder.bitcast(unfit, ir.IntType(lanes)), ir.IntType(32))
 
     return types.int32(types.int64, types.int64, types.int64, fill, dtype), generate
+
+
+@intrinsic
+def _stamp(typing_context, target, count, value, behind, like):
+    """Write a vector of the number at an address; from `count` on, of the one at another."""
+    del typing_context, target, count, value, behind
+    bits = _bits(like.dtype)
+    lanes = 256 // bits
+
+    def generate(context, builder, signature, arguments):
+        del signature
+        to, number, *sources, _ = arguments
+        kind = ir.IntType(bits)
+        inside, outside = (
+            _repeat(builder, builder.load(builder.inttoptr(at, kind.as_pointer())), lanes)
+            for at in sources
+        )
+        chosen = builder.select(_before(builder, number, lanes), inside, outside)
+        vector = builder.inttoptr(to, chosen.type.as_pointer())
+        builder.store(chosen, vector, align=bits // 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64, like), generate
+
+
+@intrinsic
+def _prefetch(typing_context, address):
+    """Have the memory at an address be on its way."""
+    del typing_context, address
+
+    def generate(context, builder, signature, arguments):
+        del signature
+        whole = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, whole, whole, whole])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
+        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        builder.call(prefetch, [pointer, *(ir.Constant(whole, n) for n in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+def _bits(dtype):
+    """Return how many bits a number has in memory."""
+    return 8 if dtype == types.boolean else dtype.bitwidth
+
+
+def _before(builder, count, lanes):
+    """Return which places of a vector are before one."""
+    narrow = builder.trunc(count, ir.IntType(32))
+    places = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(lanes)))
+    return builder.icmp_signed("<", places, _repeat(builder, narrow, lanes))
 
 
 def _repeat(builder, value, lanes):
@@ -171,7 +237,7 @@ def _repeat(builder, value, lanes):
 def _transpose(typing_context, target, step, source, stride, like):
     """Write a square of 4 x 4 numbers with its axes exchanged; strides are in bytes."""
     del typing_context, target, step, source, stride
-    bits = 8 if like.dtype == types.boolean else like.dtype.bitwidth
+    bits = _bits(like.dtype)
 
     def generate(context, builder, signature, arguments):
         del signature
@@ -293,7 +359,25 @@ def _interleave(target, step, source, lines, length, like):
 
 
 @compiled
+def _stamped(line, length, count, value, behind, like):
+    """Write numbers of an address before `count`, and of another from there on."""
+    lanes = 32 // like.itemsize
+    if lanes <= length:
+        for place in range(0, length, lanes):
+            k = min(place, length - lanes)
+            _stamp(line + k * like.itemsize, count - k, value, behind, like)
+        return
+    to = carray(_pointer(line), length, like.dtype)
+    inside = carray(_pointer(value), 1, like.dtype)[0]
+    outside = carray(_pointer(behind), 1, like.dtype)[0]
+    for k in range(length):
+        to[k] = inside if k < count else outside
+
+
+@compiled
 def padded(  # noqa: PLR0915
+    from_row,
+    to_row,
     place,
     offsets,
     addresses,
@@ -307,12 +391,15 @@ def padded(  # noqa: PLR0915
     fills,
     wrap,
     constants,
-    constant_rows,
+    apart,
+    repeated,
 ):
-    """Fill a tensor of rows, padding with `fills` as they are, or with elements again.
+    """Fill rows of a tensor, padding with `fills` as they are, or with elements again.
 
     Where the index is -1, there is what is `missing`, as it is. Behind the fields come lines of
-    `constants`, the same for all rows, or others for each row that has elements.
+    constants: `constants` is where those of the first row are, and `apart` how many bytes the next
+    row's are away. The last ones, as many as are `repeated`, stand for padding, too, if elements
+    do.
 
     A tensor is a `place`: where it begins; how many rows follow each other at the inner stride,
     before the outer one goes on; their length, and the stride of elements. Its lines are at
@@ -326,15 +413,13 @@ def padded(  # noqa: PLR0915
     own = len(addresses)
     width = fills.itemsize
     lines = len(offsets)
-    bad, at_row = -1, 0
-    begin, part = base, 0
-    for i in range(len(starts)):
+    bad = -1
+    begin, part = base + from_row // per * outer * width, from_row % per
+    for i in range(from_row, to_row):
         row = begin + part * inner * width
         start = starts[i]
         filled = stops[i] > start
         count = np.int32(min(stops[i] - start, length))
-        if wrap and filled and own == 0:
-            count = np.int32(length)
         unfit = np.int32(0)
         # Reading on to the end of the tensor and choosing is faster than two loops.
         whole = transform is None and index is None and start + length <= size and not wrap
@@ -344,15 +429,14 @@ def padded(  # noqa: PLR0915
             else:
                 number = j if first < 0 else offsets[j] - first
                 line = scratch + number * length * width
+            if j >= own:
+                inside = length if wrap and filled and j >= lines - repeated else np.int64(count)
+                behind = fills.ctypes.data + j * width
+                stamp = constants + i * apart + (j - own) * width
+                _stamped(line, length, inside, stamp if filled else behind, behind, fills)
+                continue
             to = carray(_pointer(line), length, fills.dtype)
             fill = fills[j]
-            if j >= own:
-                at = at_row * (lines - own) + j - own
-                stamp = carray(_pointer(constants), constant_rows * (lines - own), fills.dtype)
-                constant = stamp[at] if filled else fill
-                for k in range(length):
-                    to[k] = constant if np.int32(k) < count else fill
-                continue
             values = carray(_pointer(addresses[j]), size, dtype)
             if transform is not None:
                 if index is None and functions[j] == 0:
@@ -420,11 +504,30 @@ def padded(  # noqa: PLR0915
         part += 1
         if part == per:
             begin, part = begin + outer * width, 0
-        if filled and constant_rows > 1:
-            at_row += 1
         if bad < 0 and unfit != 0:
             bad = i
     return bad
+
+
+@compiled
+def in_turn(calls, count, step):
+    """Make calls of kernels for `step` rows of `count` at a time: each once, before the next rows.
+
+    Each of ``calls[n, 4]`` is a function's address, that of its arguments, of which the first two
+    are a row and the one behind the last, that of its result; and the first result that is not
+    negative. Returns the first call that failed, or -1.
+    """
+    for first in range(0, count, step):
+        for n in range(len(calls)):
+            function, arguments, result = calls[n, 0], calls[n, 1], calls[n, 2]
+            rows_ = carray(_pointer(arguments), 2, calls.dtype)
+            rows_[0] = first
+            rows_[1] = min(first + step, count)
+            if _call(function, result, arguments) != 0:
+                return n
+            if calls[n, 3] < 0:
+                calls[n, 3] = carray(_pointer(result), 1, calls.dtype)[0]
+    return -1
 
 
 @compiled

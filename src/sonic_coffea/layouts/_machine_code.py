@@ -11,7 +11,7 @@ import ctypes
 from functools import cache
 from importlib import import_module
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,33 @@ MachineCode = tuple[str, bytes]
 _lock = RLock()
 
 
+class Call(NamedTuple):
+    """A kernel with its arguments."""
+
+    name: str
+    function: Callable[..., int]
+    where: int
+    memory: ctypes.Array[ctypes.c_int64]
+    arguments: tuple[Any, ...]
+
+    def __call__(self) -> int:
+        """Make it, and return what the kernel does."""
+        at, end = self.addresses
+        if self.function(end, end + 8, at):
+            raise RuntimeError(f"the kernel {self.name!r} failed")
+        return int(self.memory[-2])
+
+    def holding(self, *arrays: Any) -> Call:
+        """Return the same, with what it is given the addresses of."""
+        return self._replace(arguments=(*self.arguments, *arrays))
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Where its arguments are, and where it returns something."""
+        at = ctypes.addressof(self.memory)
+        return at, at + 8 * (len(self.memory) - 2)
+
+
 class Kernel:
     """A function of another module, compiled for each kind of arguments that it is called with.
 
@@ -50,34 +77,35 @@ class Kernel:
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name
-        self._ready: dict[Kinds, Callable[..., int]] = {}
+        self._ready: dict[Kinds, tuple[Callable[..., int], int]] = {}
         self.compiled = 0
 
     def __call__(self, *arguments: Any) -> int:
         """Call it; arrays may be of any type and any number of axes."""
+        return self.call(*arguments)()
+
+    def call(self, *arguments: Any) -> Call:
+        """Return a call that can be made, as often as one likes."""
         values: list[Any] = []
         key = tuple([_take(argument, values) for argument in arguments])
-        function = self._ready.get(key)
-        if function is None:
+        ready = self._ready.get(key)
+        if ready is None:
             with _lock:
-                function = self._ready.get(key) or self._prepared(key)
-                self._ready[key] = function
+                ready = self._ready.get(key) or self._prepared(key)
+                self._ready[key] = ready
         # Behind the arguments is where what it returns, and an error, are written.
         memory = (ctypes.c_int64 * (len(values) + 2))(*values)
-        at = ctypes.addressof(memory)
-        end = at + 8 * len(values)
-        if function(end, end + 8, at):
-            raise RuntimeError(f"the kernel {self._name!r} failed")
-        return int(memory[-2])
+        return Call(self._name, *ready, memory, arguments)
 
-    def _prepared(self, kinds: Kinds) -> Callable[..., int]:
+    def _prepared(self, kinds: Kinds) -> tuple[Callable[..., int], int]:
         files, key = _files(), (self._name, repr(_named(kinds)))
         code = files.load(key)
         if code is None:
             code = self._compile(_named(kinds))
             self.compiled += 1
             files.save(key, code)
-        return _PROTOTYPE(_load(*code))
+        where = _load(*code)
+        return _PROTOTYPE(where), where
 
     def _compile(self, kinds: Kinds) -> MachineCode:
         from numba import types

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +25,11 @@ from sonic_coffea.errors import InputError
 from sonic_coffea.layouts import _kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 Int64 = NDArray[np.int64]
 RowSelection = slice | Int64
 """Rows of a call: a range of them, or their numbers."""
-
-
-BLOCK_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,25 +227,6 @@ class Split:
         positions = np.empty(int((stops - starts).sum()), np.int64)
         _kernels.positions(positions, starts, stops)
         return positions
-
-
-def blocks(
-    rows: RowSelection, shape: tuple[int, ...], itemsize: int
-) -> Iterator[tuple[slice, RowSelection]]:
-    """Cut rows into blocks whose part of a tensor a processor's cache holds.
-
-    Yields the places of each block in the tensor, and its rows: one for each place, or as many as
-    the second of four axes has. What goes over a tensor several times goes block by block.
-    """
-    step = max(64, BLOCK_BYTES // max(1, math.prod(shape[1:]) * itemsize))
-    per = shape[1] if len(shape) == 4 else 1
-    for start in range(0, shape[0], step):
-        stop = min(start + step, shape[0])
-        if isinstance(rows, slice):
-            first = rows.start or 0
-            yield slice(start, stop), slice(first + per * start, first + per * stop)
-        else:
-            yield slice(start, stop), rows[per * start : per * stop]
 
 
 def offsets_of(counts: Int64) -> Int64:

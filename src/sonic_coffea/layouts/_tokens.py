@@ -11,7 +11,7 @@ import numpy as np
 from awkward.contents import Content, EmptyArray, RecordArray
 
 from sonic_coffea.errors import ConfigError, FieldError
-from sonic_coffea.layouts._columns import Columns
+from sonic_coffea.layouts._columns import Columns, Filling, fill_rows
 from sonic_coffea.layouts._fields import Source
 from sonic_coffea.layouts._formulae import base_name
 from sonic_coffea.layouts._groups import Stamp
@@ -26,7 +26,7 @@ from sonic_coffea.layouts._layout import (
 )
 from sonic_coffea.layouts._padded import Padded
 from sonic_coffea.layouts._row import Row
-from sonic_coffea.layouts._rows import Int64, RowSelection, Split, blocks
+from sonic_coffea.layouts._rows import Int64, RowSelection, Split
 from sonic_coffea.layouts._scatter import Scatter
 from sonic_coffea.layouts._texts import TEXT
 
@@ -178,10 +178,12 @@ class Tokens(Layout):
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
         by_field = out if self.axis_order == "FL" else out.transpose(0, 2, 1)
         assert isinstance(columns, _TokenColumns)  # noqa: S101
-        for places, some in blocks(rows, by_field.shape, out.itemsize):
-            for part in columns.parts:
-                here = by_field[places, :, part.places]
-                part.columns.pad(here, part.fills, some, wrap=part.wraps, stamp=part.stamp)
+        each: list[Filling] = []
+        for part in columns.parts:
+            here = by_field[:, :, part.places]
+            how: Any = {"wrap": part.wraps, "stamp": part.stamp}
+            each += part.columns.fillings(here, part.fills, rows, **how)
+        fill_rows(each, out)
 
     def count_elements(
         self, columns: Columns, rows: RowSelection, levels: Int64
