@@ -194,23 +194,6 @@ def _stamp(typing_context, target, count, value, behind, like):
     return types.void(types.int64, types.int64, types.int64, types.int64, like), generate
 
 
-@intrinsic
-def _prefetch(typing_context, address):
-    """Have the memory at an address be on its way."""
-    del typing_context, address
-
-    def generate(context, builder, signature, arguments):
-        del signature
-        whole = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, whole, whole, whole])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
-        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
-        builder.call(prefetch, [pointer, *(ir.Constant(whole, n) for n in (0, 3, 1))])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
 def _bits(dtype):
     """Return how many bits a number has in memory."""
     return 8 if dtype == types.boolean else dtype.bitwidth
@@ -474,6 +457,7 @@ def padded(  # noqa: PLR0915
                     k = min(place_, length - lanes)
                     wrong = _choose(line + k * width, source + k * width, count - k, fill, dtype)
                     unfit = np.int32(unfit | wrong)
+            # One loop instead of the two below would ask for each number what is known of a row.
             elif whole:
                 here = values[start : start + length]
                 for k in range(length):
