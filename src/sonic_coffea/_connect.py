@@ -29,12 +29,12 @@ def connect(
     ----------
     servers : str, LocalServer, or a sequence of them, optional
         URLs such as ``"grpc://triton.example:8001"``; ``grpcs://`` for TLS. A `pathlib.Path` is a
-        file of URLs, which is read again when it changes. By default what dask's configuration
-        names under ``sonic.servers``, or ``DASK_SONIC__SERVERS``, or the load balancer of the job
-        (``SONIC_LOCAL_BALANCER_HOST`` and ``_PORT``).
+        file of URLs, which is read again when it changes. By default, the servers are those of
+        dask's configuration (``sonic.servers``), of ``DASK_SONIC__SERVERS``, or the load balancer
+        of the job (``SONIC_LOCAL_BALANCER_HOST`` and ``_PORT``).
     client : distributed.Client, optional
-        Connect every present and future worker of its cluster, too. With an asynchronous client,
-        await the result.
+        Client of a dask cluster, of which every present and future worker is connected, too. With
+        an asynchronous client, await the result.
     profile : str, optional
         A facility's servers and options, from ``sonic.profiles`` of dask's configuration.
     **options
@@ -71,8 +71,9 @@ def connect(
     if client is None:
         if settings.secrets:
             logger.warning(
-                "%s of connect stays in this process: processes that executors start cannot have "
-                "it; token_file= names a file that they read, and client= tells dask's workers",
+                "%s of connect stays in this process: processes that executors start do not get "
+                "it; token_file= names a file that they can read, client= passes it to dask's "
+                "workers",
                 " and ".join(f"{option}=" for option in settings.secrets),
             )
         return install(settings)

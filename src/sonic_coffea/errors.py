@@ -11,21 +11,21 @@
     │   ├── ServerStartError   a local server did not start
     │   ├── ServerLostError    no connection to the server, or the connection broke
     │   ├── OverloadError      the server refused for lack of capacity
-    │   │   └── RouteTimeoutError      a proxy cut the request, as it took longer than the route may
+    │   │   └── RouteTimeoutError      a proxy cut the request, as its route's timeout passed
     │   ├── AccessError        the server wants another secret, token or certificate
     │   │   └── TokenExpiredError      the token is no longer valid; a new one may be there soon
     │   ├── ModelNotFoundError the server does not have the model, or the version
     │   │   └── ModelNotReadyError     the server knows the model, and cannot serve it now
     │   ├── RequestError       the server rejected the request itself
-    │   │   ├── RequestTooLargeError   it is larger than the server, or a proxy, takes at once
-    │   │   └── InferenceError         the model, or the server, failed on it
-    │   └── ResponseError      the response is not what the contract says
+    │   │   ├── RequestTooLargeError   the request is larger than the server, or a proxy, takes
+    │   │   └── InferenceError         the model, or the server, failed on the request
+    │   └── ResponseError      the response does not fit the contract
     ├── DeadlineError          a deadline passed
     └── CancelledError         the call was cancelled
 
-None is an :class:`OSError`, and none is raised from an `OSError`: coffea's ``skipbadfiles`` would
-take it for a broken file and drop the chunk silently. All survive pickling with their attributes,
-as they cross processes.
+No error is an :class:`OSError`, and none is raised from an `OSError`: coffea's ``skipbadfiles``
+would take it for a broken file, and drop the chunk silently. All errors keep their attributes when
+they are pickled, because they cross processes.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class SonicError(Exception):
     message : str
         What was wrong, what was expected, and what to do.
     server, model, version, request : str, optional
-        Where it happened; appended to the message.
+        The server, model, version and request of the error; appended to the message.
     events : tuple of int, optional
-        First and one-past-last event of the rows concerned, counted in the array that was passed.
+        First event and one past the last event of these rows, counted in the array of the call.
     rows : tuple of int, optional
-        First and one-past-last row of the request.
+        First row and one past the last row of the request.
     """
 
     def __init__(
@@ -172,14 +172,14 @@ class OverloadError(ServerError):
     Attributes
     ----------
     retry_after_s : float or None
-        When the server wants to be asked again, if it says so.
+        Time after which the server wants the next request, if it says so.
     """
 
     retry_after_s: float | None = None
 
 
 class RouteTimeoutError(OverloadError):
-    """A proxy cut the request, as it took longer than the route may."""
+    """A proxy cut the request, because its route's timeout passed."""
 
 
 class AccessError(ServerError):
@@ -191,11 +191,11 @@ class TokenExpiredError(AccessError):
 
 
 class ModelNotFoundError(ServerError):
-    """The server does not have the model, or not in this version."""
+    """The server does not have the model, or the version."""
 
 
 class ModelNotReadyError(ModelNotFoundError):
-    """The server knows the model and cannot serve it now: it loads or unloads it."""
+    """The server knows the model, but cannot serve it now, because it loads or unloads it."""
 
 
 class RequestError(ServerError):
@@ -203,7 +203,7 @@ class RequestError(ServerError):
 
 
 class RequestTooLargeError(RequestError):
-    """The request is larger than the server, its accelerator or a proxy takes at once."""
+    """The request is larger than the server, its accelerator or a proxy takes."""
 
 
 class InferenceError(RequestError):
@@ -211,11 +211,11 @@ class InferenceError(RequestError):
 
 
 class ResponseError(ServerError):
-    """The server's response is not what its model declares."""
+    """The server's response does not fit the contract of its model."""
 
 
 class DeadlineError(SonicError):
-    """A deadline passed; what was in flight has been cancelled."""
+    """A deadline passed; the requests in flight were cancelled."""
 
 
 class CancelledError(SonicError):

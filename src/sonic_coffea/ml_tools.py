@@ -33,13 +33,13 @@ _CLIENT_ARGS = ("ssl", "root_certificates", "verbose", "keepalive_options", "cha
 
 
 class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
-    """A model on a server, called with arrays that are made ready by hand.
+    """A model on a server, for arrays that `prepare_awkward` packs by hand.
 
     It has the interface of ``coffea.ml_tools.triton_wrapper``: subclass it, and define
     `prepare_awkward`. New code is shorter with `sonic_coffea.Model`.
 
-    Rows go through the pool of this process if `sonic_coffea.connect` has named the server, and
-    else through one that all wrappers with this server and these arguments share.
+    Rows go through the pool of this process if `sonic_coffea.connect` has named the server.
+    Otherwise, all wrappers with the same server and arguments share a pool.
 
     Parameters
     ----------
@@ -50,14 +50,14 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
         tritonclient's arguments: ``ssl``, which is on if it is not given, ``root_certificates``;
         ``verbose``, ``keepalive_options`` and ``channel_args`` have no effect.
     batch_size : int
-        The most rows of a request; if negative, what the server prefers or can take.
+        Greatest number of rows of a request; if negative, the server's preferred or greatest one.
 
     Attributes
     ----------
     max_retry_attempts, retry_jitter_base_ms : int
-        How often, and with which pauses, coffea tries again. For as long as that can take, the
-        rows of a lost server are sent again; ``retry_timeout_s`` of `sonic_coffea.connect` comes
-        first.
+        coffea's number of retries, and the scale of its back-off. The rows of a lost server are
+        retried for as long as coffea's retries can take; ``retry_timeout_s`` of
+        `sonic_coffea.connect` overrides this.
 
     Examples
     --------

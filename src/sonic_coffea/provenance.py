@@ -1,4 +1,4 @@
-"""What made scores: on the arrays, and in the files that they are written to."""
+"""Provenance of scores: which models on which servers made them; in arrays and in files."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def attributes(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
-    """Return what made some scores, for a file or a log.
+    """Return the provenance of some scores, for a file or a log.
 
     Parameters
     ----------
     *scores : awkward array or mapping
-        As `Model` returned them, or what was made of them: by slices, arithmetic, `ak.zip`,
-        `ak.concatenate`; or what `read` returned of other files.
+        Scores that a `Model` returned, or arrays made from them by slices, arithmetic, `ak.zip` or
+        `ak.concatenate`; or what `read` returned for other files.
 
     Returns
     -------
     dict
-        ``models``: for each, model, version, its digest, servers and hash of the
-        declaration; ``packages``: their versions.
+        ``models``: for each, its name, version, digest, servers and hash of the declaration;
+        ``packages``: their versions.
 
     Raises
     ------
     sonic_coffea.errors.ConfigError
-        If an array does not say what made it.
+        If an array carries no provenance.
     """
     models: list[dict[str, Any]] = []
     for number, source in enumerate(scores):
@@ -73,16 +73,16 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
 def to_parquet(
     array: ak.Array, path: str | os.PathLike[str], *scores: ak.Array | Mapping[str, Any]
 ) -> None:
-    """Write an array with the provenance of scores in it to a Parquet file, whole or not at all.
+    """Write an array to a Parquet file, with the provenance of scores; after an error, no file.
 
     Parameters
     ----------
     array : awkward array
-        What is written.
+        The array to write.
     path : path-like
         The file.
     *scores : awkward array or mapping
-        Scores that are in it, as for `of_scores`.
+        Scores in the array, as in `of_scores`.
     """
     import pyarrow.parquet as pq
 
@@ -113,7 +113,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises
     ------
     sonic_coffea.errors.ConfigError
-        If it holds none.
+        If the file holds no provenance.
     """
     text: Any = None
     if Path(path).suffix == ".root":

@@ -1,4 +1,4 @@
-"""What a model gives, put together from the answers in the structure of what was sent."""
+"""The outputs of a model, put together from responses in the structure of the objects."""
 
 from __future__ import annotations
 
@@ -40,38 +40,37 @@ Inner = int | tuple[Any, ...] | None
 
 @dataclass(frozen=True, slots=True, init=False)
 class Output:
-    """One output of a model: a record of its labels, or numbers.
+    """One output of a model: a record with its labels as fields, or numbers.
 
     Parameters
     ----------
     labels : sequence of str, optional
-        Names of the values; without them there is a number, or an array of fixed `shape`.
+        Names of the values. Without labels, the output is a number, or an array of fixed `shape`.
     dtype : dtype
-        What the model gives, float32 by default; checked against the server. Scores have the same,
-        of bfloat16 float32. ``"string"`` of strings, such as the name of a class.
+        Type of the output, float32 by default; compared with the server's. Scores have this type,
+        but float32 for bfloat16. ``"string"`` for strings, such as the name of a class.
     shape : sequence of int, optional
-        Shape of the array of numbers of each, such as ``(128,)`` of an embedding. Without labels
-        and shape, it is what the server says; an array that is lazy or without data, for which no
-        server is asked, has one number.
+        Shape of the array of each row, such as ``(128,)`` for an embedding. Without labels and
+        shape, the server's shape counts; a lazy array, for which no server is asked, then has one
+        number.
     per : {"row", "constituent"}
-        Whether the model gives one for each row, or one for each element of the axis that the row
-        consumes: ``[N, L, K]`` for `Padded`, ``[sum n, K]`` for `Flat`. The latter return with the
-        counts of the input, and None for what was truncated.
+        Whether the model returns one value for each row, or one for each element of the axis that
+        the row consumes: ``[N, L, K]`` for `Padded`, ``[sum n, K]`` for `Flat`. Values of elements
+        come back in lists as long as the input's; elements that were truncated get None.
     axes : int
-        How many axes the elements have: 2 for one value for each pair, ``[N, L, L, K]``, which
-        returns as a list of lists of each row's own length.
+        Number of axes of elements: 2 for one value for each pair, ``[N, L, L, K]``, which becomes
+        lists of lists of each row's own length.
     choose : {"argmax", "slot"}, optional
-        The model chooses constituents, and the result is where they are in the row's list as it was
-        given, however it was sorted: an index, or None. ``"argmax"`` takes those with the greatest
-        score, padding aside: one for each label, or for `axes` of 2 or more one for each axis,
-        which `labels` may name. ``"slot"`` takes the numbers of slots that the model gives itself:
-        ``[N]``, or ``[N, K]`` with labels; a slot of padding, or none at all, is None.
+        The model chooses constituents. The result is an index into the row's list as it was before
+        sorting, or None. ``"argmax"`` chooses the constituent with the greatest score, never
+        padding: one for each label, or with `axes` of 2 or more, one for each axis; `labels` may
+        name the axes. ``"slot"`` takes indices that the model returns: ``[N]``, or ``[N, K]`` with
+        labels; an index of padding, or of no place, becomes None.
     of : str, optional
-        The input whose elements they are, if the rows of several consume an axis; the first one by
-        default.
+        The input to whose elements the values belong; by default, the first that consumes an axis.
     splits : str, optional
-        Name of the model's output with the offsets of this one, if it has another multiplicity
-        than the input: ``[M, K]`` with offsets ``[N + 1]`` become a list for each row.
+        Name of the model's output with the offsets of this output, if the model decides how many
+        values a row has: ``[M, K]`` with offsets ``[N + 1]`` become a list for each row.
 
     Examples
     --------

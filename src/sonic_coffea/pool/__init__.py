@@ -1,4 +1,4 @@
-"""pool: the servers that a process knows, what is in flight to them, and what to do on failure."""
+"""pool: the servers of a process, the requests in flight to them, and what failures do."""
 
 from __future__ import annotations
 

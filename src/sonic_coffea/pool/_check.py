@@ -1,4 +1,4 @@
-"""Step by step: what works between this host and a server, what does not, and the remedy."""
+"""Steps from a server's name to an inference: which work, which fail, and the remedy."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ class Step:
     Attributes
     ----------
     name : str
-        What was tried.
+        Name of the step.
     ok : bool or None
-        None if it was not tried, since an earlier step failed.
+        None if the step was not tried, because an earlier step failed.
     detail : str
-        What the step saw, or what went wrong.
+        The result of the step, or the error.
     remedy : str
-        What helps, if it failed.
+        What helps, if the step failed.
     seconds : float
-        How long it took.
+        Duration of the step.
     """
 
     name: str
@@ -97,14 +97,14 @@ def check(
     version: str | None = None,
     declared: Sequence[Declaration] = (),
 ) -> Iterator[Step]:
-    """Try a server, from its name to an inference; each step is returned when it is over.
+    """Try a server, from its name to an inference, and yield each step when it is over.
 
     Parameters
     ----------
     settings : Settings
-        One server, and how it is connected.
+        One server, and its options.
     model, version : str, optional
-        What is tried there.
+        The model to try.
     declared : sequence of sonic_coffea.Model
         Declarations that are compared with the server's models.
     """

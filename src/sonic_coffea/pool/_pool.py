@@ -1,4 +1,4 @@
-"""The pool: the shared servers of one process, and all that is in flight to them."""
+"""The pool: the servers of one process, and all requests in flight to them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 class Pool:
     """The connections of one process to its servers, and the requests in flight to them.
 
-    :func:`sonic_coffea.connect` makes it; a process needs one. Threads and connections are made on
-    first use. A pool is thread-safe, and a context manager that closes it.
+    :func:`sonic_coffea.connect` makes the pool; a process needs only one. Threads and connections
+    are made on first use. A pool is thread-safe. As a context manager, it closes itself.
 
     Parameters
     ----------
@@ -94,29 +94,29 @@ class Pool:
 
     @property
     def closed(self) -> bool:
-        """Whether the pool has been closed."""
+        """Whether the pool is closed."""
         return self._engine.closing.is_set()
 
     @property
     def statistics(self) -> Statistics:
-        """A snapshot of what has been scored so far, and how long it took."""
+        """A snapshot of the statistics of all requests so far."""
         return self._engine.statistics.copy()
 
     @property
     def servers(self) -> list[ServerState]:
-        """What is known of each server."""
+        """The state of each server."""
         return self._engine.states()
 
     def set_servers(self, servers: Any) -> None:
-        """Change the servers, while calls go on.
+        """Replace the servers, while calls are in flight.
 
-        New ones get rows once they have said that they have the same model. Those that are not
-        named any more are drained: they answer what they have, and get nothing else.
+        A new server gets rows after it has confirmed that it has the same model. A server that is
+        no longer named is drained: it answers its requests, and gets no more.
 
         Parameters
         ----------
         servers : str or sequence of str
-            All servers that are to be used from now on.
+            All servers to use from now on.
 
         Raises
         ------
@@ -133,20 +133,20 @@ class Pool:
     ) -> Checks:
         """Try each server step by step, from its name to an inference, and say what helps.
 
-        With the client of a dask cluster (``sonic.connect(..., client=client)``), the same is done
-        by one worker of each host.
+        With the client of a dask cluster (``sonic.connect(..., client=client)``), one worker of
+        each host tries the servers, too.
 
         Parameters
         ----------
         model, version : str, optional
-            What is tried there; without, no inference is.
+            The model to try; by default, no inference is tried.
         declared : sequence of sonic_coffea.Model
             Declarations that are compared with the servers' models.
 
         Returns
         -------
         Checks
-            A table: which hosts reach which server with which delay, and what they lack.
+            A table: for each host, the servers that it reaches, the delays, and what is missing.
 
         Raises
         ------
@@ -161,33 +161,33 @@ class Pool:
     def wake(
         self, *models: str | Declaration, timeout_s: float = 600.0, progress: bool = True
     ) -> float:
-        """Wake servers that sleep, and wait until one is ready.
+        """Start a service that sleeps, and wait until a server is ready.
 
-        A service without a running server starts one when it is asked for its models, which takes
-        minutes. Calls of models ask that, too, but wait for ``retry_timeout_s`` only.
+        A service without a running server starts one when a client asks for its list of models,
+        which takes minutes. Calls of models ask, too, but wait only for ``retry_timeout_s``.
 
         Parameters
         ----------
         *models : str or sonic_coffea.Model
-            What the server is to have.
+            The models that the server must have.
         timeout_s : float
-            How long it may take.
+            Longest time to wait.
         progress : bool
-            Whether a terminal or notebook shows for how long, and for what, it waits.
+            Whether a terminal or notebook shows the time and the reason of the wait.
 
         Returns
         -------
         float
-            How many seconds it took.
+            The time of the wait, in seconds.
 
         Raises
         ------
         AccessError, ModelNotFoundError
-            If no server will ever do.
+            If waiting longer cannot help.
         CancelledError
             If the pool is closed meanwhile.
         DeadlineError
-            If no server was ready in time.
+            If no server was ready after `timeout_s`.
         """
         keys = [
             ModelKey(m, None) if isinstance(m, str) else ModelKey(m.name, m.version) for m in models
@@ -269,16 +269,16 @@ class Pool:
         anew: bool = False,
         deadline: Deadline = NEVER,
     ) -> Contract:
-        """Return what a model takes and gives: as servers have said lately, or asked anew.
+        """Return a model's contract: the known one if it is recent, or a new one from a server.
 
         Raises
         ------
         ConfigError
-            If the pool has been closed.
+            If the pool is closed.
         DeadlineError
-            If the time was not enough.
+            If the deadline passed.
         ModelNotFoundError
-            If no server has it.
+            If no server has the model.
         ServerLostError
             If no server could be reached.
         """
@@ -314,7 +314,7 @@ class Pool:
         self._engine.submit(call, slices)
 
     def close(self) -> None:
-        """Cancel what is in flight and close all connections. May be called again."""
+        """Cancel the requests in flight, and close all connections. May be called again."""
         self._engine.close()
 
     def _open(self) -> None:

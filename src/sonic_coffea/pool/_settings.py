@@ -32,12 +32,11 @@ class Limits:
         Requests in flight, for each model and server, from this process. The adaptive in-flight
         limit stays below.
     max_in_flight_bytes : int or None
-        Tensor bytes in flight, over all servers. None: by the memory that this process may use.
+        Tensor bytes in flight, over all servers. None: chosen by the memory limit of this process.
     max_request_bytes : int
         Tensor bytes of one request.
     max_suspended_chunks : int or None
-        Chunks that wait for scores without a thread, for each thread of a dask worker. None: by the
-        memory of a thread.
+        Suspended chunks for each thread of a dask worker. None: chosen by the memory of a thread.
     """
 
     max_in_flight: int = 256
@@ -78,17 +77,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """Whether a request is sent more than once.
+    """When a request is sent more than once.
 
     Parameters
     ----------
     timeout_s : float
-        How long all servers may be lost before a call fails. The default leaves time to start a
-        server again: a Triton that is killed is ready after 4 to 5 s with one model, and after 24
-        to 35 s with ten, on two busy cores.
+        How long all servers may be lost before a call fails. The default is long enough to restart
+        a server: on two busy cores, a Triton that was killed is ready after 4 to 5 s with one
+        model, and after 24 to 35 s with ten models.
     hedge_after_s : float or None
-        After this time a hedged request goes to another server with capacity; the first response
-        counts. None: never.
+        Time after which a hedged request goes to another server with capacity; the first response
+        counts. None: only overdue requests are hedged.
     """
 
     timeout_s: float = 60.0
@@ -123,8 +122,8 @@ class CacheSettings:
     max_bytes : int
         Approximate size limit of the file.
     trusts_versions : bool
-        Whether scores are kept also for servers that tell no digest of a version, and may serve
-        another file under the same number tomorrow.
+        Whether scores are kept for servers that tell no digest of a version. Such a server may
+        serve another file under the same version later, unnoticed.
     """
 
     path: str | Path | None = None
@@ -143,30 +142,30 @@ class Settings:
     servers : sequence of str
         URLs: ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``triton+grpc://host:port``.
     servers_file : str or None
-        A file with a URL on each line, from which the servers are; it is read again when it
-        changes. Lines may be empty, or comments that begin with ``#``. A file that cannot be used
-        changes nothing, and the log says so.
+        Path of a file with a server's URL on each line; it is read again when it changes. Lines may
+        be empty, or comments that begin with ``#``. A file that cannot be used changes nothing, and
+        is logged.
     token : str, path, callable or None
-        Bearer token; a `pathlib.Path` is read again for every call, as tokens expire.
+        Bearer token. A `pathlib.Path` is read for every call, because tokens expire.
     headers : mapping
         Headers of every call.
     compression : {"gzip", "deflate"} or None
-        How requests are compressed, for networks that are slower than the compression.
+        Compression of requests; it helps if the network is slower than the compression.
     shared_memory : bool or "auto"
-        Whether a server on this machine reads large tensors from shared memory, instead of from
-        messages: if it can, always, or never.
+        Whether a server on this machine reads large tensors from shared memory instead of messages.
+        True: it must; False: never; ``"auto"``: if it can.
     channels : int
-        Connections to one URL; more than one if a balancer leads each to another server.
+        Connections to one URL; more than one if a balancer leads each connection to another server.
     balance : {"load", "priority"}
-        Whether requests go to each server by its adaptive limit, or to a server only while those
-        named before it are lost.
+        ``"load"``: each server gets requests by its adaptive limit. ``"priority"``: a server gets
+        requests only while all servers named before it are lost.
     weight : float
-        How much of a server a cluster gets, where other clusters use it too: one of weight 2 about
-        twice as much as one of weight 1.
+        Share of the servers beside other clusters: a cluster of weight 2 gets about twice as much
+        as a cluster of weight 1.
     timeouts, limits, retry, tls, fallback, cache
         The other options, in groups.
     withheld : tuple of str
-        Options that stayed in the process that was given them, as they are secrets.
+        Options that are secret, and so stayed in the process that set them.
     """
 
     servers: tuple[str, ...]
@@ -257,8 +256,8 @@ class Settings:
         Parameters
         ----------
         profile : str, optional
-            One of ``sonic.profiles``, whose options are over the others; by default that which
-            ``sonic.profile`` names.
+            One of ``sonic.profiles``, whose options override the others; by default, the profile
+            that ``sonic.profile`` names.
 
         Raises
         ------

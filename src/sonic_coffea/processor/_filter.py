@@ -13,13 +13,13 @@ from sonic_coffea.processor._mixin import Scores, SonicProcessor
 
 
 class SonicFilter(SonicProcessor):
-    """Mixin for processors that only go on with events whose scores pass a decision.
+    """Mixin for processors that continue only with events whose scores pass a decision.
 
-    Write `acquire`, `decide` and `produce`. Where no event of a chunk passes, `produce` gets events
-    of length zero, for which nothing is read: neither are the columns that only it needs. The
-    scores are those of the events that passed, and so is what `overlap` returned, if that is an
-    array with an entry for each event; ``scores.passed`` cuts anything else. Not for dask-awkward
-    arrays::
+    Write `acquire`, `decide` and `produce`. `produce` gets only the events that passed, and their
+    scores. If `overlap` returned an array with an entry for each event, ``scores.overlap`` has only
+    the events that passed, too; other arrays can be cut by ``scores.passed``. If no event of a
+    chunk passes, `produce` gets no events, and its columns are not read. The mixin does not work
+    with dask-awkward arrays::
 
         class TopFilter(sonic.SonicFilter, processor.ProcessorABC):
             models = {"top": model}
@@ -35,9 +35,9 @@ class SonicFilter(SonicProcessor):
     """
 
     def decide(self, events: Any, scores: Scores) -> Any:
-        """Return which events pass: ``events * bool``, never None.
+        """Return which events pass: ``events * bool``, without None.
 
-        Masked rows (``on_error = "mask"``) are None: replace them by `ak.fill_none`.
+        The scores of masked rows (``on_error = "mask"``) are None: replace them by `ak.fill_none`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define decide(self, events, scores)")
 

@@ -1,4 +1,4 @@
-"""The mixin: `acquire` says what to score, `produce` gets the scores."""
+"""The mixin: `acquire` returns the objects to score, and `produce` gets the scores."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Scores(dict[str, Any]):
-    """Scores by model; ``overlap`` holds what the processor's `overlap` returned.
+    """Scores by model; ``overlap`` has the return value of the processor's `overlap`.
 
-    In a `SonicFilter`, ``passed`` says which events of the chunk passed.
+    In a `SonicFilter`, ``passed`` is one boolean for each event of the chunk.
     """
 
     passed: Any = None
@@ -60,17 +60,18 @@ class SonicProcessor(Carrier):
     models : mapping
         The models, by the names that `acquire` and `produce` call them.
     on_error : {"raise", "mask"}
-        Whether rows that no server scores raise, or become None, as in `Model.submit`.
+        Whether rows that no server scores raise an error, or become None; see `Model.submit`.
     share_weight : float or mapping
-        How much of the servers its chunks get beside other work of the process, or of the dask
-        cluster, as of `sonic_coffea.share`; a mapping has it by dataset, each of which is a share.
+        Weight of the processor's chunks beside other work of the process, or of the dask cluster;
+        see `sonic_coffea.share`. A mapping has a weight for each dataset, and makes each dataset a
+        share.
     block_size : int or None
         Events of a block. With coffea's local executors, a chunk may be processed in blocks: the
-        next block is sent before the scores of the one before are waited for, so that the core
-        works while the servers infer. `acquire`, `overlap` and `produce` see a block at a time,
+        next block is sent before the mixin waits for the scores of this block, so that the core
+        works while the servers infer. `acquire`, `overlap` and `produce` get one block at a time,
         with its own ``entrystart`` and ``entrystop`` in the metadata, and the outputs of `produce`
-        are accumulated. Each block has a copy of the processor: what is set on ``self`` is not
-        there in the next. On dask, chunks are suspended instead.
+        are accumulated. Each block has its own copy of the processor, so attributes that it sets
+        on ``self`` are lost. On dask, chunks are suspended instead.
     """
 
     models: Mapping[str, Model] = MappingProxyType({})
@@ -79,16 +80,16 @@ class SonicProcessor(Carrier):
     block_size: int | None = None
 
     def acquire(self, events: Any) -> Mapping[str, Any]:
-        """Return what to score: for each model, objects or a dict of its inputs.
+        """Return the objects to score: for each model, an array or a dict of its inputs.
 
-        A model may be left out, and is then not in the scores of `produce`.
+        A model may be left out; then `produce` gets no scores of it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define acquire(self, events)")
 
     def overlap(self, events: Any) -> Any:
-        """Do work that needs no scores, while the servers infer; by default none.
+        """Do work that needs no scores, while the servers infer; by default, nothing.
 
-        What it returns is ``scores.overlap`` in `produce`.
+        The return value is ``scores.overlap`` in `produce`.
         """
 
     def produce(self, events: Any, scores: Scores) -> Any:
@@ -99,7 +100,7 @@ class SonicProcessor(Carrier):
         events : NanoEvents
             The chunk.
         scores : mapping
-            For each model that `acquire` named, the scores, aligned with what was sent.
+            For each model that `acquire` named, the scores, in the structure of its objects.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define produce(self, events, scores)"

@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)
 class Report:
-    """The requests of a run; shows as a table in a terminal and in a notebook.
+    """A report on the requests of a run: a table in a terminal and in a notebook.
 
     Attributes
     ----------
     statistics : Statistics
         The numbers.
     wall_s : float or None
-        How long the run took, for rates; without it rates are not shown.
+        Duration of the run, for rates; without it, rates are not shown.
     timings : mapping
-        The servers' own account, by server and model, over all of their clients; where it is known.
+        The servers' model statistics, by server and model, over all clients; if they are known.
     date : datetime
-        When it was made.
+        Time at which the report was made.
     """
 
     statistics: Statistics
@@ -91,7 +91,7 @@ class Report:
         return draw(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file: ``.html``, a page that needs no others, or ``.json``.
+        """Write the report to a file: ``.html``, a page without other files, or ``.json``.
 
         Raises
         ------
@@ -206,9 +206,10 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     source : output of a coffea Runner, Pool, Pending or Statistics
         An output carries its statistics if its processor is a `SonicProcessor` that returns a dict.
     wall_s : float, optional
-        How long the run took, for rates.
+        Duration of the run, for rates.
     pool : Pool, optional
-        Whose servers are asked for their own account; a pool that is reported on asks its own.
+        Pool whose servers are asked for their model statistics; if `source` is a pool, it is asked
+        itself.
 
     Raises
     ------

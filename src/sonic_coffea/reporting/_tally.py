@@ -1,4 +1,4 @@
-"""What happened to the requests: counts and times that add up over chunks, workers and servers."""
+"""Statistics of requests: counts and times that add up over chunks, workers and servers."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Tally:
     sent_bytes, received_bytes : int
         Of the messages.
     pack_s, wait_s, trip_s, unpack_s : float
-        Summed over requests: making the tensors, waiting for a place in flight, from the send to
-        the answer (network, queue and inference), and copying the scores into their place.
+        Sums over requests: the time to make the tensors, to wait for a place in flight, from the
+        send to the response (network, queue and inference), and to put the scores back.
     latencies : array of int64
         Round trips in bins, for percentiles.
     """
@@ -148,11 +148,11 @@ class Statistics:
     chunks, events : int
         Input of the processor.
     objects, masked : int
-        Rows of the calls, over all models; those that became None as no server scored them.
+        Rows of the calls, over all models, and rows that became None, as no server scored them.
     deduplicated, cache_hits : int
-        Rows among them that were not sent: equal to others of the call, or with scores on disk.
+        Rows that were not sent: equal to other rows of the call, or with scores on disk.
     elements, truncated, padding : int
-        Elements along the consumed axes: sent, cut off, and made up to fill a tensor.
+        Elements along the consumed axes: sent, cut off, and added to fill a tensor.
     datasets : dict of str to int
         Events of each dataset, where the processor's events name theirs.
     spans : list of Span

@@ -43,20 +43,20 @@ _FREED = 0.2
 class ScoreCache:
     """Scores of rows in an SQLite file, which processes of one machine may share.
 
-    A file that is broken is put aside and one that is busy passed over, with a warning, and the
+    If the file is broken, it is renamed; if it is busy, it is not used. Both log a warning, and the
     rows are sent.
 
     Raises
     ------
     ConfigError
-        When it is used, if the file is a database of something else.
+        On first use, if the file is another program's database.
 
     Parameters
     ----------
     path : path-like
         The file; created if missing, readable by its user only.
     max_bytes : int
-        About how large it may become; the scores that were not used for longest go first.
+        Approximate size limit; the least recently used scores are removed first.
     """
 
     def __init__(self, path: str | os.PathLike[str], max_bytes: int) -> None:

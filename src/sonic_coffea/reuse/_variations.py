@@ -17,15 +17,16 @@ class Variations(dict[str, Any]):
     """The same objects under systematic variations, to be scored in one call.
 
     Rows that a variation does not change are sent once. The scores come back as a dict of arrays,
-    each in the structure of its variation. Those of dask-awkward arrays are scored one by one.
+    each in the structure of its variation. Variations of dask-awkward arrays are scored separately.
 
     Parameters
     ----------
     collections : mapping, optional
-        Name to objects: an awkward array, or a dict with one for each input of the model. They may
-        have other objects, as cuts differ, but the same fields.
+        Names, each with its objects: an awkward array, or a dict with an array for each input of
+        the model. Variations may have different objects, because cuts differ, but need the same
+        fields.
     **named
-        More of them.
+        Further variations.
 
     Examples
     --------

@@ -33,18 +33,18 @@ _FORMATS = (".parquet", ".root")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredFiles:
-    """What `score_files` has written.
+    """The result of `score_files`.
 
     Attributes
     ----------
     path : Path
-        The file.
+        The file with the scores.
     events, rows, scored : int
-        Events that were read, rows that were written, and those that have scores.
+        Events that were read, rows that were written, and rows with scores.
     resumed : int
         Events that an earlier run had scored.
     report : Report
-        What happened to the requests of this run.
+        Report on the requests of this run.
     """
 
     path: Path
@@ -77,9 +77,9 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     """Score the objects of NanoAOD files, and write a row for each into one file.
 
     A row has ``run``, ``luminosityBlock``, ``event``, the ``index`` of the object in its
-    collection, and a column for each score; by these, scores join back. Rows are in the order of
-    the files. Each chunk is kept in a folder beside the output until the output is whole, so that a
-    run that was interrupted goes on where it was.
+    collection, and a column for each score. The first four join the scores to other files. Rows are
+    in the order of the files. Scored chunks are kept in a folder beside the output until the output
+    is complete, so an interrupted run can resume.
 
     Parameters
     ----------
@@ -91,21 +91,21 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
         A ``.parquet`` or a ``.root`` file. A ROOT file has a tree ``Scores``, without rows for
         objects that have no score: ROOT knows no None.
     collection : str, optional
-        Whose objects are scored, such as ``"FatJet"``; by default events. Where the model reads
-        fields that the objects do not have, it gets the constituents of the jets.
+        The collection to score, such as ``"FatJet"``; by default, the events. If the objects lack
+        the model's fields, the model gets the constituents of the jets.
     features : callable, optional
-        A function of the events that returns what to send instead, aligned with the collection.
+        A function of the events that returns the model's inputs, aligned with the collection.
     keep : sequence of str
         Fields of the objects that are written beside the scores.
     client : distributed.Client, optional
         A cluster that is connected (`sonic_coffea.connect`) and sees the folder of the output; by
-        default this process works.
+        default, this process does the work.
     chunksize : int
         Events of a chunk.
     on_error : {"raise", "mask"}
-        Whether rows that no server scores raise, or become None.
+        Whether rows that no server scores raise an error, or become None.
     resume : bool
-        Whether chunks of an interrupted run are used.
+        Whether to use the chunks of an interrupted run.
     progress : bool
         Whether to show progress on standard error.
 
@@ -121,7 +121,7 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     FieldError
         If a collection or a field is not there.
     SonicError
-        If rows could not be scored; what has been scored is there for the next run.
+        If rows could not be scored; the next run resumes with the chunks that were scored.
     """
     target = Path(output).expanduser().absolute()
     if target.suffix not in _FORMATS:

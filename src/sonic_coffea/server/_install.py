@@ -110,7 +110,7 @@ def _find() -> ServerInstall | None:
 
 
 def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> ServerInstall:
-    """Return the server's installation, making it first when there is none.
+    """Return the installation of Triton, and install Triton first if it is not there.
 
     Safe to call from several processes at once; needs no network once installed.
 
@@ -125,7 +125,7 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
     Raises
     ------
     sonic_coffea.errors.ServerStartError
-        If the platform has no such server, or the installation failed: with uv's last lines.
+        If Triton does not run on this platform, or the installation failed; with uv's last lines.
     """
     install = _find()
     if install is None or not set(extras) <= set(install.extras):

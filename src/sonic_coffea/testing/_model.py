@@ -1,4 +1,4 @@
-"""What a fake server serves: tensors by name, and a function in place of a network."""
+"""Models of a fake server: tensors by name, and a function in place of a network."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ class FakeModel(KServeModel):
 
     @classmethod
     def of(cls, model: Model, function: Function | None = None, **options: Any) -> FakeModel:
-        """Return what fits a `sonic_coffea.Model`.
+        """Return a fake model that fits a `sonic_coffea.Model`.
 
         Parameters
         ----------
         model : Model
             The declaration.
         function : callable, optional
-            As above. By default, the k-th value of a row is ``(1 + sin(m + k)) / 2``, m being the
-            mean of the row's numbers in the first input, or of the checksums of its strings: the
-            same rows have the same scores, and other rows have others, whatever their scale.
+            Makes the outputs from the inputs, both mappings of name to array. By default, the k-th
+            value of a row is ``(1 + sin(m + k)) / 2``, where m is the mean of the row's numbers in
+            the first input, or of the checksums of its strings. So equal rows have equal scores,
+            and other rows have other scores, at any scale.
         **options
             `max_rows`, `versions` and `lists_tensors`.
 

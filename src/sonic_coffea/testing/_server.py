@@ -1,4 +1,4 @@
-"""A KServe-v2 gRPC server that does what a test tells it to."""
+"""A KServe-v2 gRPC server for tests, with faults on demand."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 class FakeServer(KServeServer):
     """A server that speaks KServe v2 over gRPC, in this process, for tests.
 
-    It listens on a free loopback port from `start`, or the beginning of the ``with`` block, on.
-    When it is stopped, it breaks its connections as if it were killed.
+    `start`, or a ``with`` block, makes it listen on a free loopback port. `stop` breaks its
+    connections, as if the server were killed.
 
     Parameters
     ----------
     models : mapping of str to FakeModel
-        What it serves.
+        Names of models, each with its model.
     headers, extensions, typed_contents
-        As for `sonic_coffea.server.in_process.KServeServer`.
+        As in `sonic_coffea.server.in_process.KServeServer`.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class FakeServer(KServeServer):
     calls : list of (str, dict)
         All calls: method, and headers.
     statistics : Counter
-        By model, ``"rows"`` and ``"requests"`` that were answered.
+        Numbers of answered ``"rows"`` and ``"requests"``, by model.
 
     Examples
     --------
@@ -74,22 +74,22 @@ class FakeServer(KServeServer):
     # What goes wrong.
 
     def inject(self, fault: Fault, *, times: int = 1, every: int = 1) -> None:
-        """Have a fault happen to the next inference requests.
+        """Inject a fault into the next inference requests.
 
         Parameters
         ----------
         fault : callable
-            Takes the answer, a ``ModelInferResponse``, to change it, and gRPC's context, to end the
-            request by ``context.abort``.
+            A function of the response, a ``ModelInferResponse`` that it may change, and of gRPC's
+            context, which can end the request by ``context.abort``.
         times : int
-            How many requests have it.
+            Number of requests with the fault.
         every : int
-            Only every n-th of the next requests has it; the others are answered.
+            Only every n-th of the next requests has the fault; the others are answered.
         """
         self._faults.add(fault, times, every)
 
     def fail(self, code: Any, details: str = "", *, times: int = 1, every: int = 1) -> None:
-        """Have inference requests fail.
+        """Make the next inference requests fail.
 
         Parameters
         ----------
@@ -103,7 +103,7 @@ class FakeServer(KServeServer):
         self.inject(status(code, details or code.name.lower()), times=times, every=every)
 
     def answer_wrongly(self, how: Callable[[Any], None], *, times: int = 1, every: int = 1) -> None:
-        """Have answers be changed before they are sent.
+        """Change the next responses before they are sent.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class FakeServer(KServeServer):
         self.inject(lambda answer, _: how(answer), times=times, every=every)
 
     def refuse(self, method: str, code: Any, details: str = "") -> None:
-        """Have all calls of a method be refused, such as ``"RepositoryIndex"``; until `accept`.
+        """Refuse all calls of a method, such as ``"RepositoryIndex"``, until `accept`.
 
         Parameters
         ----------
@@ -133,19 +133,19 @@ class FakeServer(KServeServer):
         self._refused.pop(method, None)
 
     def hold(self) -> None:
-        """Hold all answers back, until `release`."""
+        """Hold all responses back, until `release`."""
         self._open.clear()
 
     def release(self) -> None:
-        """Send what was held back."""
+        """Send the responses that were held back."""
         self._open.set()
 
     def unload(self, model: str) -> None:
-        """Have no such model any more."""
+        """Unload a model: the server does not have it any more."""
         self._unloaded.add(model)
 
     def load(self, model: str) -> None:
-        """Have it again."""
+        """Load a model again."""
         self._unloaded.discard(model)
 
     # What the server asks.

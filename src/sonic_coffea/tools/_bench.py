@@ -1,4 +1,4 @@
-"""The latency curve of a served model: how long requests take, and what saturates the server."""
+"""The latency curve of a served model: times of requests, and the rate of the saturated server."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ _GAIN = 1.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """How a server serves a model.
+    """The latency curve of a model on a server.
 
     Attributes
     ----------
     model, version, server : str
-        What was measured, and where.
+        The model and the server that were measured.
     rows, seconds : tuple
-        Rows of a request, and the median time until its answer, one in flight at a time.
+        Rows of a request, and its median round-trip time, with one request in flight.
     rows_per_s : float
-        What the server does when it is saturated, over this connection.
+        Rate of the saturated server over this connection.
     in_flight : int
-        Requests of the largest size that it took for that.
+        Requests of the largest size in flight that saturate the server.
     row_bytes : float
-        Tensors of a row, to the server and back.
+        Bytes of a row's tensors, to the server and back.
     length : int
-        Of axes that the model takes at any length, as those of constituents.
+        Length of axes of variable length, such as constituents.
     """
 
     model: str
@@ -88,17 +88,17 @@ class Curve:
         return draw_curve(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON."""
+        """Write the curve as JSON."""
         Path(path).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Curve:
-        """Read it again.
+        """Read a curve from a file.
 
         Raises
         ------
         ConfigError
-            If it is none.
+            If the file holds no curve.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         try:
@@ -133,13 +133,13 @@ def measure(
     Parameters
     ----------
     settings : Settings
-        One server, and how it is connected.
+        One server, and its options.
     model, version : str
-        What is asked for.
+        The model to measure.
     length : int
-        Of axes that the model takes at any length, as those of constituents.
+        Length of axes of variable length, such as constituents.
     seconds : float
-        About how long each point is measured.
+        Approximate duration of each point.
     progress : callable, optional
         Called with a short text at each stage.
     """

@@ -1,4 +1,4 @@
-"""How many servers an analysis needs, what the network carries, and the bottleneck."""
+"""Plans of runs: the number of servers, the network traffic, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _PARTS = (0.25, 0.5, 0.75, 1.25, 1.5, 2.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a run takes.
+    """The plan of a run.
 
     Attributes
     ----------
     cores, servers : int
-        How many there are, or are needed.
+        Number of cores, and number of servers that there are or that are needed.
     demand_rows_per_s, capacity_rows_per_s : float
-        Rows that the cores could ask for if scores came at once, and that the servers can score.
+        Rows/s that the cores would send if scores came at once, and that the servers can score.
     sent_bytes_per_s : float
-        Over the network, to all servers and back.
+        Network traffic to all servers and back.
     events_per_s, seconds : float
-        Rate and duration of the whole run, as the bottleneck lets them be.
+        Rate and duration of the run, limited by the bottleneck.
     capacities : dict
-        Events a second that cores, servers and network are each good for.
+        Capacities of cores, servers and network, in events/s.
     utilisation : float
-        Part of the time that servers work.
+        Fraction of the time in which the servers compute.
     request_s : float or None
-        Mean time of a request of the largest size: measured alone, and the queue before a server
-        that is busy for that part of the time (M/D/1, Pollaczek-Khinchine). None if the servers
-        are the bottleneck: then the queue grows until the in-flight limits end it.
+        Mean time of a request of the largest size: the time of a single request, and the time in
+        the queue at this utilisation (M/D/1, Pollaczek-Khinchine). None if the servers are the
+        bottleneck: then the queue grows up to the in-flight limits.
     in_flight : float or None
         Mean number of requests in flight, to all servers: rate times time (Little's law).
     """
@@ -77,22 +77,22 @@ def plan(
     servers: int | None = None,
     bytes_per_s: float | None = None,
 ) -> Plan:
-    """Return what a run takes.
+    """Return the plan of a run.
 
     Parameters
     ----------
     curve : Curve
-        How one server serves the model.
+        The latency curve of the model on one server.
     cores : int
-        Workers, with one thread each.
+        Number of workers with one thread each.
     cpu_s : float
         CPU time of an event, without inference.
     rows_per_event : float
-        Objects of an event that are scored.
+        Mean number of scored objects per event.
     events : float
-        Of the run.
+        Number of events of the run.
     servers : int, optional
-        How many there are; by default as many as leave each idle for a fifth of the time.
+        Number of servers; by default, as many as are each idle for a fifth of the time.
     bytes_per_s : float, optional
         Capacity of the network to the servers.
 
@@ -137,16 +137,16 @@ def plan(
 
 
 def plot(planned: Plan, curve: Curve, **options: Any) -> Figure:
-    """Draw what a run does with fewer and with more servers.
+    """Draw the rate of a run with fewer and with more servers.
 
     Parameters
     ----------
     planned : Plan
-        What was planned; its number of servers is in the middle.
+        The plan; its number of servers is in the middle of the plot.
     curve : Curve
-        What it was planned by.
+        The curve of the plan.
     **options
-        Those of `plan`, but for the number of servers.
+        The options of `plan`, without `servers`.
 
     Raises
     ------

@@ -45,20 +45,20 @@ class KServeModel:
     Parameters
     ----------
     inputs, outputs : mapping
-        By name, the dtype and the shape of one row; -1 where a length is free. Strings are of dtype
-        object, and each of them is of type bytes.
+        Names, each with the dtype and the shape of one row; -1 is any length. Strings have the
+        dtype object, and each string is of type bytes.
     function : callable
-        Makes the outputs of the inputs, both mappings of name to array, rows first. What it raises
-        is an error of the model.
+        Makes the outputs from the inputs, both mappings of name to array, rows first. Its
+        exceptions become errors of the model.
     max_rows : int
-        The most rows of a request; 0 for a model whose requests are never put together, and whose
-        shapes have all axes.
+        Greatest number of rows of a request; 0 for a model without batching, whose shapes have all
+        axes.
     versions : tuple of str
-        The versions that there are; requests without one get the last.
+        Versions of the model; a request without a version gets the last.
     digest : str
-        The checksum of the file that it is made of, where it has one.
+        Checksum of the model's file, if there is one.
     lists_tensors : bool
-        Whether its metadata has inputs and outputs; some runtimes of other servers have none.
+        Whether the metadata lists inputs and outputs; some runtimes of other servers do not.
     """
 
     inputs: Mapping[str, tuple[Any, tuple[int, ...]]]
@@ -235,32 +235,31 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
 
 class KServeServer:
-    """A server that speaks KServe v2 over gRPC, in this process, for whatever a function computes.
+    """A server that speaks KServe v2 over gRPC, in this process, for Python functions.
 
-    It listens on a free loopback port from `start`, or the beginning of the ``with`` block, on.
+    `start`, or a ``with`` block, makes it listen on a free loopback port.
 
     Parameters
     ----------
     models : mapping of str to KServeModel
-        What it serves.
+        Names of models, each with its model.
     name : str
-        What it calls itself.
+        Name of the server in its metadata.
     headers : mapping, optional
-        Headers that every call must have, or it is refused.
+        Headers that every call must have; other calls are refused.
     extensions : sequence of str
-        Which of Triton's extensions it has; what belongs to others is not implemented. A minimal
-        server has none.
+        Triton's extensions that the server implements; a minimal server has none.
     typed_contents : bool
-        Whether answers hold numbers rather than bytes, as some servers' do.
+        Whether responses hold typed numbers instead of raw bytes, as some servers do.
     threads : int
-        How many requests may be worked on at the same time.
+        Greatest number of requests that run at the same time.
     port : int, optional
-        Where it listens; by default at a free one.
+        Port; by default, a free one.
 
     Attributes
     ----------
     statistics : Counter
-        By model, ``"rows"`` and ``"requests"`` that were answered.
+        Numbers of answered ``"rows"`` and ``"requests"``, by model.
     """
 
     def __init__(
@@ -323,7 +322,7 @@ class KServeServer:
         return self
 
     def stop(self) -> None:
-        """Break all connections and listen no more. May be called again."""
+        """Break all connections, and stop listening. May be called again."""
         server, self._server = self._server, None
         if server is not None:
             stopped = server.stop(grace=None)

@@ -1,4 +1,4 @@
-"""The networks of a model repository, served by this process where no Triton can run."""
+"""Serves the networks of a model repository in this process, where no Triton can run."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _HEADER = "sonic-secret"
 class InProcessServer(KServeServer):
     """A server on loopback, in this process, for the ONNX files of a model repository.
 
-    onnxruntime runs them; there is no Triton, so that it starts on any machine: old ones, laptops
-    of other makes, containers without a compiler. It serves the latest version of each model, of
-    those that are pinned if some are, one request after another, and does not put requests
-    together. As with `LocalServer`, its URL is all that other processes of the same user need.
+    onnxruntime runs them without a Triton, so the server starts on any machine, such as an old one,
+    or a laptop with another processor. It serves the latest version of each model, or the latest
+    pinned version. It runs one request after another, without batching. As with `LocalServer`,
+    other processes of the same user need only its URL.
 
     Parameters
     ----------
     repository : path-like
         The model repository.
     threads : int, optional
-        Threads of the networks; by default one for each core that this process may use.
+        Threads of the networks; by default, one for each core that this process may use.
     port : int, optional
-        Where it listens; by default at a free one.
+        Port; by default, a free one.
 
     Raises
     ------

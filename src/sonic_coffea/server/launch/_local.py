@@ -36,9 +36,9 @@ _LOOK_S = 0.1
 class LocalServer:
     """A Triton server on loopback that ends with this process, whatever ends it.
 
-    Use it as a context manager, or with `start` and `stop`. It listens on loopback only and
-    demands a secret that only processes of the same user can look up, so that its URL is all that
-    has to be passed around. The server is installed on first use.
+    Use it as a context manager, or with `start` and `stop`. It listens only on loopback, and
+    demands a secret that only processes of the same user can read. These find the secret by the
+    URL. Triton is installed on first use.
 
     Parameters
     ----------
@@ -49,37 +49,37 @@ class LocalServer:
     models : sequence of str, optional
         The models to load; by default all. Implies ``model_control="explicit"``.
     startup_timeout_s : float
-        How long loading may take.
+        Longest time for starting the server and loading the models.
     threads : int, optional
         Threads that a model may use for one request.
     log_dir : path-like, optional
-        Where the log goes; by default beside the user's other state.
+        Folder of the log; by default, in the user's state directory.
     model_control : {"none", "poll", "explicit"}
-        Whether models are loaded at the start for good, follow the repository, or are loaded and
-        unloaded by request.
+        ``"none"``: all models are loaded at the start. ``"poll"``: models follow changes of the
+        repository. ``"explicit"``: models are loaded and unloaded by request.
     poll_s : int
-        How often the repository is looked at with ``model_control="poll"``.
+        Time between two looks at the repository with ``model_control="poll"``.
     metrics : bool
-        Whether to serve Prometheus metrics, on a loopback port of its own.
+        Whether to serve Prometheus metrics, on another loopback port.
     stop_timeout_s : float
-        How long requests in progress may take to finish before the server is killed.
+        Longest time for requests in progress to finish before the server is killed.
     restart : bool
-        Whether a server that ends by itself is started again, at the same port: up to 5 times, with
-        pauses that double from 0.5 s; and once more at first, if it crashes as it starts. One that
-        ``sonic-coffea status --stop`` ends is not.
+        Whether a server that ends by itself is started again at the same port: up to 5 times, with
+        a back-off that doubles from 0.5 s. A crash at the first start is tried once more. A server
+        that ``sonic-coffea status --stop`` ended is not started again.
     extra_args : sequence of str
         More arguments of ``tritonserver``.
     env : mapping, optional
         More environment variables for the server and its models.
     runtime : {"auto", "pip", "apptainer", "singularity", "podman", "docker"}, optional
-        What runs Triton: the binary from PyPI, or a container engine. By default what
-        ``sonic.local.runtime`` of dask's configuration says, and else what the machine has.
+        The runtime of Triton: the binary from PyPI, or a container engine. By default,
+        ``sonic.local.runtime`` of dask's configuration, or else what the machine has.
     image : str, optional
-        The container's image: a name in a registry, and for apptainer and singularity also a file
-        or an unpacked directory. By default ``sonic.local.image``, and else NVIDIA's of the same
+        The container's image: a name in a registry; for apptainer and singularity also a file or an
+        unpacked directory. By default, ``sonic.local.image``, or else NVIDIA's image of the same
         version as the binary.
     gpu : bool, optional
-        Whether a container is given the machine's GPUs; by default if there are any.
+        Whether a container gets the machine's GPUs; by default, if there are any.
     installation : ServerInstall, optional
         The binary to run; by default that of `sonic_coffea.server.ensure`.
     progress : callable, optional
@@ -154,7 +154,8 @@ class LocalServer:
         Raises
         ------
         sonic_coffea.errors.ServerStartError
-            If it cannot be installed, does not start, or is not ready in time: with its own words.
+            If it cannot be installed, does not start, or is not ready in time; with the server's
+            message.
         sonic_coffea.errors.ConfigError
             If the repository has no models.
         """
@@ -263,14 +264,14 @@ class LocalServer:
         model : str
             Its name.
         version : str or int, optional
-            The version that is wanted; by default any.
+            Version of the model; by default, any version.
         timeout_s : float
             How long to wait.
 
         Raises
         ------
         sonic_coffea.errors.ModelNotFoundError
-            If it is not there in time: with what the server says of it.
+            If the model is not ready in time; with the server's message.
         sonic_coffea.errors.ServerError
             If the server does not run.
         """

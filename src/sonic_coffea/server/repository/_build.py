@@ -44,51 +44,51 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
 ) -> Path:
     """Write a Triton model repository that serves model files and Python functions.
 
-    Names, shapes and types are read from the files; for functions and TorchScript, `Served` says
-    them. A model whose tensors all have a first axis of any length is served in batches; of others
-    every request is run as it is. Models that are there already stay. Either all models are
-    written or, after an error, none. Beside each version is a manifest with checksums, origin and
-    metadata, ``sonic-manifest.json``.
+    Names, shapes and types are read from the files; for functions and TorchScript, `Served` has
+    them. If the first axis of all tensors has any length, the server batches requests to the model;
+    otherwise each request runs by itself. Models that are in the repository already stay. Either
+    all models are written or, after an error, none. Each version has a manifest,
+    ``sonic-manifest.json``, with checksums, origin and metadata.
 
     Parameters
     ----------
     path : path-like
-        The repository; made if need be.
+        The repository; created if it does not exist.
     models : mapping of str to path-like, callable, Served or Ensemble
         Model name to an ONNX (``.onnx``), TorchScript (``.pt``), XGBoost (``.json``, ``.ubj``) or
         LightGBM (``.txt``) file, to a `Served` that says more, or to an `Ensemble` of models.
     max_batch_size : int
-        Most rows that the server takes in a request or puts together; 0 serves without batching.
+        Greatest number of rows of a request and of a batch; 0 serves without batching.
     dynamic_batching : bool or mapping, optional
-        Whether the server puts requests together. A mapping sets Triton's own options:
+        Whether the server makes batches of several requests. A mapping sets Triton's options:
         ``preferred_batch_size``, ``max_queue_delay_microseconds``, ``preserve_ordering``.
     instances : int
         Copies of each model that run at the same time.
     threads : int, optional
-        Threads of one copy; by default what the server was given, or every core.
+        Threads of one copy; by default, the server's ``threads``, or one for each core.
     labels : mapping, optional
         Model name to the labels of its output, or to a mapping of output name to labels.
     platform : {"python", "onnxruntime", "pytorch"}, optional
-        The backend that runs the models. The native ones are those of NVIDIA's container, and
-        `LocalServer` has others in their place that run the same; by default that of ONNX files
-        is onnxruntime, and others are run by the Python backend.
+        The backend that runs the models; by default, onnxruntime for ONNX files, and the Python
+        backend for all others. NVIDIA's container has the native backends, and `LocalServer` has
+        replacements that give the same outputs.
     version : int, optional
-        Number of the version. Of a model that is there already, only this version is written, and
-        the options above stay as they are. By default 1.
+        Number of the version, 1 by default. If the model exists, only this version is written, and
+        the options above do not change.
     add_version : bool
         Whether to write the version after the latest one, or the first.
     versions : {"all", "latest"} or sequence of int, optional
-        Which versions the server loads; by default all, or what was chosen before.
+        The versions that the server loads; by default all, or the earlier choice.
     warmup : bool
-        Whether the server runs each model on a row of zeros before it is ready. Where tensors have
-        axes of any length, only if `Served` says which will do.
+        Whether the server runs each model on a row of zeros before it is ready. If tensors have
+        axes of any length, `Served` must give a length for this.
     metadata : mapping, optional
-        What the manifest is to say beyond that, such as the training.
+        Further entries of the manifest, such as the training.
     record_user : bool
         Whether the manifest names the user and the full path of the source.
     overwrite : bool
-        Whether to replace models of the same name, or versions of the same number. A model that is
-        there already, of the same files and options, stays as it is.
+        Whether to replace models of the same name, or versions of the same number. An existing
+        model with the same files and options does not change.
 
     Returns
     -------
