@@ -31,9 +31,9 @@ _BINDING_PART = 0.7
 # nothing of each other see the same RTT ratio, and go down by the same factor: so that their limits
 # become as their weights are (as in FAST TCP: Wei, Jin, Low and Hegde, 2006).
 _PUSH = 0.05
-# With fewer requests than clients, these send at the rate of the last answers: a mean over so many,
-# or over some rounds. A greater one, such as the best of them, is greater by chance, most for the
-# cluster with the smallest part of a server, which would outbid the others.
+# With fewer requests than clients, clients send at the mean rate of the last 64 answers, or of some
+# rounds. The greatest of these rates is greater by chance, most of all for the cluster with the
+# smallest part of a server, which would then outbid the others.
 _RATE_ANSWERS, _MIN_RATE_ROUNDS, _RATE_ROUNDS = 64, 3, 8
 # The reports in a round that is longer than the last, as clients have come, are of less than it.
 _LONGER = 1.25
@@ -42,12 +42,13 @@ _LONGER = 1.25
 # maximum.
 _PACES, _PACES_S, _MIN_PACES = (1.05, 0.95), 4.0, 4
 _MAX_FASTER, _NO_QUEUE = 1.0, 1.5
-# What is in flight beyond the limit, or lacks to it, is made up for in so many rounds, but the rate
-# never falls below a part of that of the answers. So all clusters that pace their requests have
-# what their limits are in flight, and their parts of a server are as the limits.
+# If more or fewer requests are in flight than the limit, the rate makes up for the difference in
+# two rounds, but never falls below 0.3 of the rate of answers. So the requests of clusters
+# that pace are in flight as their limits allow, and so are their parts of a server.
 _RELIEF_ROUNDS, _MIN_PACE = 2, 0.3
-# Little's law has the mean in flight over a round with so many answers. With fewer, it is by
-# chance, and with RTTs longer than a round, it is of rounds before: the clients' reports say more.
+# With this number of answers in a round, Little's law gives the mean number in flight. With fewer
+# answers it is by chance, and with RTTs longer than a round it belongs to earlier rounds: then the
+# clients' reports say more.
 _LITTLE_ANSWERS = 16
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TOPIC = "sonic-coffea"
 """Of the events that are logged."""
 
-# So many processes may connect to the servers in a second.
+# Processes that may connect to the servers in a second.
 _CONNECT_RATE = 200
 
 
@@ -100,7 +100,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         read = read_telemetry(telemetry)
         now = time.monotonic() + self._clock_s
         for server in self.allocator.report(process, read, circuits, now):
-            # For `Client.get_events` and whoever listens.
+            # For `Client.get_events` and other listeners.
             action = "lost" if circuits[server] else "back"
             event = {"action": action, "server": server, "worker": worker}
             self._scheduler.log_event(TOPIC, event)

@@ -11,16 +11,15 @@ if TYPE_CHECKING:
     from sonic_coffea.errors import SonicError
 
 FIRST_BACK_OFF_S, LAST_BACK_OFF_S = 0.1, 2.0
-# An endpoint that other clients have lost is left alone for at most so long: it may be their
-# network that is lost.
+# Longest ejection of an endpoint that other clients have lost: the fault may be in their network.
 EJECTED_S = 5.0
-# The retry budget. Behind a balancer, some servers may be dead and others well. Where three of four
-# requests are lost, as with Envoy's LEAST_REQUEST and one of two servers, 32 in a row are in one of
-# 10,000 cases. Each answer buys ten losses, so requests are sent again at once while at least one
-# of eleven is answered.
+# The retry budget. Behind a balancer, some servers may be dead and others well. If three of four
+# requests are lost, as with Envoy's LEAST_REQUEST and one of two servers dead, 32 losses in a row
+# happen once in 10,000 cases. Each answer adds ten losses to the budget, so requests are retried at
+# once while at least one of eleven is answered.
 MAX_LOSSES = 32.0
 LOSSES_PER_ANSWER = 10.0
-# So many losses end a trial of an endpoint whose circuit was open.
+# Losses that open a half-open circuit again.
 HALF_OPEN_LOSSES = 4.0
 # A run of losses that lasts this long opens the circuit, however few they are.
 MAX_RUN_S = 2.0

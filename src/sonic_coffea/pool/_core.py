@@ -1,7 +1,7 @@
-"""The pool's core: a state machine that hears events and gives instructions.
+"""The pool's core: a state machine that takes events and returns instructions.
 
-It knows no clock, no thread and no connection: the time comes with the events, and whoever owns it
-carries out what it says. So it is tested, and simulated, on virtual time.
+It knows no clock, no thread and no connection: the time comes with the events, and its owner
+carries out the instructions. So it is tested, and simulated, on virtual time.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Rows that servers lose while they answer others may be what is killing them. By chance, where each
-# second server is dead, one request of 16 is lost as often as that.
+# Rows that servers lose while they answer other rows may be killing the servers. If each second
+# server is dead, one request of 16 is lost four times by chance.
 SUSPECT_LOSSES = MAX_RETRIES = 4
-# What has hung so often may be sent twice at a time.
+# Rows that hung this often may be sent twice at a time.
 TWIN_FROM = 2
 # A request that a route cuts is split into eighths, while others are in flight beside it.
 MAX_SPLITS = 3
 
 
 class PoolCore:
-    """What waits to be sent, what is in flight, what is known of the servers, and what follows."""
+    """The state of a pool: waiting slices, attempts in flight, endpoints; and what follows."""
 
     def __init__(
         self,

@@ -533,7 +533,7 @@ class Engine:
         self._drop(CancelledError("the pool was closed"), ConfigError(CLOSED))
 
     def _drop(self, error: SonicError, asked: SonicError | None = None) -> None:
-        """End all calls, and whoever waits for a contract."""
+        """End all calls, and all waits for a contract."""
         for transmission in self._transmissions.values():
             transmission.cancel()
         for call in self._calls:

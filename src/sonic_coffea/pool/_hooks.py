@@ -14,14 +14,14 @@ _memory_bytes: float | None = None
 
 
 def take_part(wait: Wait, memory_bytes: float | None = None) -> None:
-    """Take part in what threads of this process do.
+    """Install hooks for threads of this process that wait.
 
     Parameters
     ----------
     wait : callable
-        Waits for an event, at most so many seconds, and returns whether it happened.
+        Waits for an event, for at most the given seconds, and returns whether the event was set.
     memory_bytes : float, optional
-        What the tasks of this process may use.
+        Memory that the tasks of this process may use.
     """
     global _wait, _memory_bytes
     _wait, _memory_bytes = wait, memory_bytes

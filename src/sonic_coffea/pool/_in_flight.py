@@ -17,17 +17,18 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._request import ModelKey, RequestSlice
 
-# A request is overdue if another one was sent later and is answered, and the response is late, as
-# RACK has it for segments of TCP (RFC 8985). At first, much later: a server may be slow for once.
+# A request is overdue if a request that was sent later has been answered, and its own response is
+# late, as in RACK for segments of TCP (RFC 8985). The first time, it must be much later: a server
+# may be slow for once.
 HANGS_S, HANGS_TIMES = 1.0, 4.0
-# Within so long of one that was overdue, each request that is late is; but the more of them are
-# answered all the same, the later.
+# For this time after an overdue request, each late request is overdue. If late requests are
+# answered all the same, the next must be later.
 HANGING_S = 10.0
-# Where nothing was sent later, only silence says that a response is overdue.
+# Where no request was sent later, a response is overdue after twice the time.
 UNTOLD_TIMES = 2.0
-# The more often rows were sent, two at a time in the end, the later they are sent again.
+# After this number of attempts, rows are sent again later and later.
 MANY_SENT = 4
-# Where nothing of like size was ever answered: a model may be loaded and warmed up meanwhile.
+# Where no request of like size was ever answered: the server may load and warm up the model.
 UNKNOWN_S = 10.0
 # How often to look for what is overdue.
 SCAN_S = 0.02

@@ -11,32 +11,32 @@ from sonic_coffea.pool._breaker import back_off_s
 if TYPE_CHECKING:
     from random import Random
 
-# Mean RTT over baseline RTT. Enough to keep a server busy that works on one batch at a time, while
-# the next waits and another is on its way.
+# Mean RTT over baseline RTT. At this ratio a server is busy: it works on one batch, the next waits,
+# and another is on its way.
 MAX_RTT_RATIO = 3.0
-# So many keep a server busy, however slow it has become; only refusals go below. They are two full
-# batches, where requests are small and the server puts them together.
+# The limit never shrinks below this number of requests, which keeps any server busy; only refusals
+# go below. If a server makes batches of small requests, the number is two full batches.
 _MIN_IN_FLIGHT = 4.0
 _MIN_BATCHES, _MAX_FULL = 2, 64.0
 
 _SMOOTHING = 0.2
-# A response is late after the mean RTT and four mean deviations, as a segment of TCP is (RFC 6298),
-# but not before twice the mean, nor before a moment that a thread may wait for a core.
+# A response is late after the mean RTT and four mean deviations, as in TCP (RFC 6298), but not
+# before twice the mean, nor before 0.05 s, for which a thread may wait for a core.
 _DEVIATIONS, _MIN_LATE_RATIO, MIN_LATE_S = 4.0, 2.0, 0.05
-# Once requests were refused, the limit stays at the number that was not, for so many round trips,
-# and for twice as many after each further refusal; then it grows again. With 4 requests that may be
-# in flight, one of 100 is refused at the first, and one of 2,000 in the end.
+# After a refusal, the limit stays at the number that was not refused for 16 round trips, and for
+# twice as many after each further refusal, up to 512; then it grows again. With a limit of 4, one
+# request of 100 is refused at first, and one of 2,000 in the end.
 _HOLD_RTTS, _MAX_HOLD_RTTS = 16.0, 512.0
 # A client that was refused leaves some room for the others.
 _REFUSED_PART = 0.9
-# Before the first response: how long to leave a server alone that refuses all.
+# Back-off of a server that refuses every request before its first response.
 _UNKNOWN_RTT_S = 0.02
-# How often a request goes out alone, to measure the baseline RTT anew: at most once in so many
-# seconds, or so many of these times.
+# The baseline RTT is measured anew by a single request, at most once in 30 s or 100 RTTs.
 _PROBE_S = 30.0
 _PROBE_RTTS = 100
-# The baseline may have grown since the last probe, or other clients may have more in the queue. Not
-# to outbid each other without end, clients believe the former only so far.
+# If the RTT has grown since the last probe, the baseline may have grown, or other clients have more
+# requests in the queue. A new baseline grows at most by these factors, so that clients do not
+# outbid each other without end.
 _MAX_GROWTH = 1.25
 _MAX_TOTAL_GROWTH = 4.0
 

@@ -148,8 +148,8 @@ def carried() -> Luggage | None:
 def _adopt(luggage: Luggage) -> None:
     """Use settings that came with a pickle, unless this process has some of its own.
 
-    Its own are those of a `connect` here, and of a configuration that is not that of the pickle's
-    process: whoever configures workers knows what they reach.
+    Its own settings come from a `connect` in this process, or from a configuration that differs
+    from the configuration of the pickle's process: it was written for this process.
     """
     global _pool, _settings, _connection, _adopted  # noqa: PLW0603
     with _lock:

@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 
 # After this time, a server may have loaded the model that is meant in the place of another one.
 REJECTED_S = 30.0
-# So many requests in a row that find no model are those of the endpoint: one of four servers that
-# has it is found in 99 % of the cases.
+# The endpoint lacks a model after this number of requests in a row that did not find the model. If
+# one of four servers behind it has the model, 16 requests find this server in 99 % of the cases.
 MAX_MISSES = 16
-# A balancer that does not know yet which server is dead may lead each second request there: what
-# was validated this recently need not be again, or nothing else would ever be sent.
+# For this time, a validation stays valid after a loss. A balancer that does not know yet which
+# server is dead may lead each second request there, and the endpoint would only be validated.
 VALID_S = 5.0
-# Servers may be given another file of the same version. So long after they have said what a model
-# is, a call asks again; if nothing was answered for the shorter time, after that, as a server that
-# is asked for nothing comes back unnoticed.
+# A server may get another file of the same version, so a call asks again for a contract that is
+# older than 30 s; or older than 1 s, if nothing was answered for 1 s, because a server without
+# requests may have been restarted unnoticed.
 FRESH_S, QUIET_S = 30.0, 1.0
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Answer = Mapping[str, NDArray[Any]]
 
-# After a call of such a length, servers are asked once more which file they have, for so long.
+# After a call longer than 30 s, servers are asked once more for their file's digest, for up to 1 s.
 _LONG_S, _ASKED_WITHIN_S = 30.0, 1.0
 
 

@@ -74,7 +74,7 @@ _LIVE_TIMEOUT_S = 2.0
 # A deadline that passes before this part of a request's own time is a proxy's.
 _EARLY = 0.9
 _TRIES = 3
-# So many servers behind a balancer are asked for a model before it is said not to be there.
+# Servers behind a balancer that are asked for a model before the model counts as missing.
 _SERVERS = 5
 # Triton's extensions, which other servers lack: gRPC's own servers say so without words.
 _OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})

@@ -63,7 +63,7 @@ _CLOSES_WITHIN_S, _LINGERS_S = 0.5, 60.0
 
 # A server that was started anew, or of which there are two, is noticed within this time.
 _SETTLED_S = 60.0
-# So many calls reach each of the few servers behind a balancer of this machine.
+# This number of calls reaches each of the few servers behind a balancer on this machine.
 _ENOUGH_CALLS = 16
 _NUMBERED = re.compile(rf"{PREFIX}-[\d-]*-(\d+)")
 
@@ -81,7 +81,7 @@ class Region:
     address : int
         Where it begins in this process.
     lent : int
-        So many of its bytes are lent to tensors, or taken by them.
+        Number of its bytes that are lent to tensors, or taken by them.
     """
 
     path: Path

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.2
 _FIRST_PAUSE_S = 0.5
 _MOST = 5
-# One that has run for so long did not fail at the start.
+# A server that has run for this time did not fail at its start.
 _LASTED_S = 60.0
 
 

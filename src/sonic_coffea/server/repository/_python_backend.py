@@ -32,7 +32,7 @@ Feed = dict[str, Any]
 # for want of the interpreter's lock.
 _STALL_S = float(os.environ.get("SONIC_COFFEA_STALL_S", "0.65"))
 _BEAT_S = 0.1
-# For so long after a stall, a request may be one that was sent before its end.
+# For this time after a stall, a request may have been sent before the end of the stall.
 _SENT_BEFORE_S = 1.5
 
 

@@ -50,7 +50,7 @@ def _graph(path: Path) -> Any:
             'pip install "sonic-coffea[onnx]"'
         ) from None
     try:
-        # Whoever may not read a file learns it of the system: onnx has words of its own for that.
+        # If the file may not be read, the system's error says so: onnx has other words for that.
         graph = onnx.load_model_from_string(path.read_bytes()).graph
     except OSError:
         raise
