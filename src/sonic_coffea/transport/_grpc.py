@@ -37,6 +37,7 @@ from sonic_coffea.transport._contents import (
     with_contents,
 )
 from sonic_coffea.transport._failures import STOOD_STILL, failure_of, translate
+from sonic_coffea.transport._heap import LARGE_BYTES, keep_memory
 from sonic_coffea.transport._loopback import LocalPeer
 from sonic_coffea.transport._metadata import (
     ModelEntry,
@@ -415,6 +416,8 @@ class Connection:
             self._release(region, reusable=True)
             raise
         if region is None:
+            if nbytes > LARGE_BYTES:
+                keep_memory()
             message = with_contents(request, sent.values())
             return message, None, len(message)
         message = with_contents(request, ())

@@ -1,0 +1,37 @@
+"""Memory of large messages, used again: a fresh page costs more than what is copied to it.
+
+A message, and gRPC's copy of it, are new memory each time. The C library takes large blocks from
+the system and gives them back, in dask's workers all of them, as dask tells it to
+(MALLOC_TRIM_THRESHOLD_). To write to such pages takes longer than to make and to send a message.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+
+LARGE_BYTES = 100_000
+"""Smaller messages lie in memory that the C library keeps anyway."""
+
+# As glibc numbers and limits them: the blocks that it takes from the system one by one, and how
+# much it keeps of what was freed.
+_MMAP_THRESHOLD, _MMAP_BYTES = -3, 32 * 2**20
+_TRIM_THRESHOLD, _KEPT_BYTES = -1, 64 * 2**20
+_CHOICES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+_OF_DASK = "65536"
+
+
+@cache
+def keep_memory() -> bool:
+    """Have the C library keep up to 64 MiB that were freed, and say whether it does.
+
+    It does not if it is another than glibc, or if the user has set how much it keeps.
+    """
+    if any(os.environ.get(name, _OF_DASK) != _OF_DASK for name in _CHOICES):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, _MMAP_BYTES) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES))
