@@ -270,7 +270,7 @@ def test_an_edited_function_scores_anew(model: sonic.Model, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["-o", "jets.csv"], 1, "ends in .parquet or .root, got jets.csv"),
+        (["-o", "jets.csv"], 2, "ends in .parquet or .root, got jets.csv"),
         (["--collection", "FatJets"], 1, "no collection 'FatJets'; did you mean 'FatJet'"),
         (["--file", "nowhere.root"], 1, "no file"),
         (["--weaver", DATA / "toptagger.preprocess.json"], 2, "either --weaver or --declare"),

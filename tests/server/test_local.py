@@ -219,7 +219,7 @@ def test_a_forked_child_cannot_stop_it(server):
 def test_a_repository_without_models(tmp_path, installation):
     (tmp_path / "notes.txt").write_text("")
     for path in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(ConfigError, match="which has no models; build_repository makes one"):
+        with pytest.raises(ConfigError, match="which has no models; build_repository"):
             LocalServer(path, installation=installation).start()
 
 

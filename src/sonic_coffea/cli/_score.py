@@ -17,7 +17,7 @@ from sonic_coffea.cli._options import (
     connected,
     load,
 )
-from sonic_coffea.cli._output import UsageError, literal, stdout
+from sonic_coffea.cli._output import UsageError, literal, stdout, usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,8 +103,10 @@ def score(
 ) -> None:
     """Score NanoAOD files: one row for each object, with run, block, event and index."""
     from sonic_coffea.pool import install
-    from sonic_coffea.scoring import score_files
+    from sonic_coffea.scoring import check_output, score_files
 
+    with usage():
+        check_output(output)
     declared = _declared(model, version, weaver, declare)
     function = None
     if features is not None:

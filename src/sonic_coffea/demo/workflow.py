@@ -218,7 +218,8 @@ def branches_of(path: Path) -> set[str]:
 
     if not path.is_file():
         beside = [p.name for p in path.parent.glob("*.root")] if path.parent.is_dir() else []
-        raise ConfigError(f"no file {str(path)!r}; {nearest(path.name, beside)}")
+        remedy = nearest(path.name, beside) if beside else "its folder has no .root file"
+        raise ConfigError(f"no file {str(path)!r}; {remedy}")
     try:
         with uproot.open(path) as file:
             trees = [k.partition(";")[0] for k in file.keys(recursive=False)]

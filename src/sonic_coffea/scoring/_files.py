@@ -123,11 +123,7 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     SonicError
         If rows could not be scored; the next run resumes with the chunks that were scored.
     """
-    target = Path(output).expanduser().absolute()
-    if target.suffix not in _FORMATS:
-        raise ConfigError(
-            f"expected an output that ends in {' or '.join(_FORMATS)}, got {target.name}"
-        )
+    target = check_output(output)
     current()  # raises if no server is named
     listed = [files] if isinstance(files, str) or not isinstance(files, Sequence) else files
     paths = [_located(file) for file in listed]
@@ -162,6 +158,16 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
         resumed=out["resumed"],
         report=report(statistics, wall_s=wall_s),
     )
+
+
+def check_output(output: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of an output, refusing a name that ends otherwise."""
+    target = Path(output).expanduser().absolute()
+    if target.suffix not in _FORMATS:
+        raise ConfigError(
+            f"expected an output that ends in {' or '.join(_FORMATS)}, got {target.name}"
+        )
+    return target
 
 
 def _no_requests() -> Any:

@@ -174,7 +174,7 @@ class LocalServer:
             if self._control == "none" and not models:
                 raise ConfigError(
                     f"expected a model repository, got {self.repository}, which has no models; "
-                    "build_repository makes one"
+                    "build_repository, or `sonic-coffea repository build`, makes one"
                 )
             begun = time.monotonic()
             runtime = choose(self._runtime, self._options)

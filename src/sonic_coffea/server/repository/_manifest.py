@@ -139,8 +139,8 @@ def read_repository(path: str | os.PathLike[str]) -> list[ModelVersion]:
     entries = [entry for folder in folders for entry in _versions(folder)]
     if not entries:
         raise ConfigError(
-            f"expected a model repository, got {root}, which has no models; build_repository "
-            "makes one"
+            f"expected a model repository, got {root}, which has no models; build_repository, or "
+            "`sonic-coffea repository build`, makes one"
         )
     return entries
 
