@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -19,7 +22,7 @@ import tritonclient.grpc as grpc_client
 from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError, ServerError
-from sonic_coffea.server import LocalServer, build_repository
+from sonic_coffea.server import InProcessServer, LocalServer, build_repository
 from sonic_coffea.transport import local_state
 
 from .support import family, is_gone, listening, shared_memory
@@ -243,14 +246,90 @@ def test_options_reach_the_server(tmp_path, classifier, serve, installation, mon
     assert env["OMP_NUM_THREADS"] == "3"
 
 
-def test_a_native_repository_that_others_built(tmp_path, classifier, serve):
-    """As for NVIDIA's container: a network, and a configuration."""
+PUBLISHED = """name: "published"
+platform: "onnxruntime_onnx"
+max_batch_size: 32
+input [{
+  name: "x"
+  data_type: TYPE_FP32
+  dims: [8]
+}]
+output [{
+  name: "scores"
+  data_type: TYPE_FP32
+  dims: [2]
+  label_filename: "labels.txt"
+}]
+instance_group { count: 2 kind: KIND_AUTO }
+dynamic_batching { preferred_batch_size: [16] }
+optimization { graph { level: -1 } }
+parameters { key: "intra_op_thread_count" value { string_value: "1" } }
+model_repository_agents {
+  agents [{
+    name: "checksum"
+    parameters { key: "MD5:1/model.onnx" value: "DIGEST" }
+  }]
+}
+"""
+
+
+def save_published(repository: Path, classifier: Path) -> Path:
+    """A model as experiments publish it, with a checksum in its configuration."""
+    folder = repository / "published"
+    (folder / "1").mkdir(parents=True)
+    shutil.copy(classifier, folder / "1" / "model.onnx")
+    digest = hashlib.md5(classifier.read_bytes(), usedforsecurity=False).hexdigest()
+    (folder / "config.pbtxt").write_text(PUBLISHED.replace("DIGEST", digest))
+    (folder / "labels.txt").write_text("QCD\nTop\n")
+    return folder
+
+
+def test_repositories_that_others_built(tmp_path, classifier, serve):
+    """As for NVIDIA's container: networks, with configurations that say more or less."""
+    path = tmp_path / "r"
     for name, rows in (("batched", 64), ("whole", 0)):
-        path = build_repository(tmp_path / "r", {name: classifier}, max_batch_size=rows)
+        build_repository(path, {name: classifier}, max_batch_size=rows)
         (path / name / "1" / "sonic-manifest.json").unlink()
         assert [p.name for p in (path / name / "1").iterdir()] == ["model.onnx"]
+    published = save_published(path, classifier)
+    for name in ("bare", "brief"):
+        shutil.copytree(published / "1", path / name / "1")
+    (path / "brief" / "config.pbtxt").write_text('backend: "onnxruntime" max_batch_size: 7')
+    files = sorted((p, p.read_bytes()) for p in path.rglob("*") if p.is_file())
     x = np.random.default_rng(1).normal(size=(7, 8)).astype("float32")
     expected = onnxruntime.InferenceSession(str(classifier)).run(None, {"x": x})[0]
     with serve(path) as server:
-        for name in ("batched", "whole"):
+        for name in ("batched", "whole", "published", "brief"):
             np.testing.assert_array_equal(infer(server, x, model=name), expected)
+        # Four rows are what the native backend takes where nothing is said.
+        np.testing.assert_array_equal(infer(server, x[:4], model="bare"), expected[:4])
+    assert sorted((p, p.read_bytes()) for p in path.rglob("*") if p.is_file()) == files
+    assert not list(Path(tempfile.gettempdir()).glob(f"sonic-coffea-repository-{os.getpid()}-*"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("MD5:1/model.onnx", "MD5:1/model.pt", "a file in .*published, got 'MD5:1/model.pt'"),
+        ("MD5:", "SHA1:", "expected a checksum of model 'published' as 'MD5:'.*'SHA1:1/model.onnx"),
+        ('value: "', 'value: "0', "model.onnx to have the MD5 checksum 0.*damaged"),
+        ('"checksum"', '"decrypt"', "'published' asks for repository agent 'decrypt'"),
+    ],
+)
+@pytest.mark.parametrize("server", [LocalServer, InProcessServer])
+def test_repository_agents_that_do_not_agree(
+    tmp_path, classifier, installation, server, old, new, message
+):
+    config = save_published(tmp_path / "r", classifier) / "config.pbtxt"
+    text = config.read_text()
+    at = text.index("agents [")
+    config.write_text(text[:at] + text[at:].replace(old, new))
+    own = {"installation": installation} if server is LocalServer else {}
+    with pytest.raises(ConfigError, match=message):
+        server(tmp_path / "r", **own).start()
+
+
+def test_polled_repositories_without_agents_of_their_own(tmp_path, classifier, installation):
+    save_published(tmp_path / "r", classifier)
+    with pytest.raises(ConfigError, match="checked when the server starts"):
+        LocalServer(tmp_path / "r", model_control="poll", installation=installation).start()

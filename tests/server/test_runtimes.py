@@ -34,6 +34,7 @@ SERVE = [
     "-c",
     'exec tritonserver "$@" --grpc-restricted-protocol="$PROTOCOLS=$SONIC_SECRET"',
     "tritonserver",
+    "--model-repository=/data/repository",
     "--grpc-port=4",
     "--backend-config=python,shm-region-prefix-name=sonic_1_ab_",
 ]
@@ -143,6 +144,7 @@ def test_the_binary_is_taken_where_it_runs(machine, installation, monkeypatch):
     launch = launched("auto")
     assert launch.argv == [
         str(installation.tritonserver),
+        "--model-repository=/data/repository",
         "--grpc-port=4",
         f"--backend-directory={installation.backend_directory}",
         "--backend-config=python,shm-region-prefix-name=sonic_1_ab_",

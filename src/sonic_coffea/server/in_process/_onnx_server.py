@@ -15,7 +15,7 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
 from sonic_coffea.server.in_process._grpc_server import KServeModel, KServeServer
-from sonic_coffea.server.repository import Served, _manifest
+from sonic_coffea.server.repository import Served, _manifest, check_agents
 from sonic_coffea.server.repository._sources import read_source
 from sonic_coffea.server.repository.formats import _onnx
 from sonic_coffea.transport import DATATYPES, STRINGS, local_state, read_model_config
@@ -125,6 +125,7 @@ def _model(folder: Path, threads: int, turn: threading.Lock) -> KServeModel | No
     manifest = _described(folder / versions[-1]) if versions else None
     if manifest is None:
         return None
+    check_agents(folder, config)
     path = folder / versions[-1] / manifest["file"]
     names = tuple(tensor["name"] for tensor in manifest["outputs"])
     try:

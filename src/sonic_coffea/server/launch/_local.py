@@ -119,7 +119,6 @@ class LocalServer:
         self._log_dir = None if log_dir is None else Path(log_dir)
         self._control = "explicit" if models is not None else model_control
         self._arguments = [
-            f"--model-repository={self.repository}",
             "--grpc-address=127.0.0.1",
             # This process and clients hold the port, lest others take it when the server ends.
             "--reuse-grpc-port=true",

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from sonic_coffea.server.repository._agents import check_agents, without_agents
 from sonic_coffea.server.repository._build import build_repository
 from sonic_coffea.server.repository._manifest import ModelVersion, read_repository
 from sonic_coffea.server.repository._served import Ensemble, Served
 
-__all__ = ["Ensemble", "ModelVersion", "Served", "build_repository", "read_repository"]
+__all__ = [
+    "Ensemble",
+    "ModelVersion",
+    "Served",
+    "build_repository",
+    "check_agents",
+    "read_repository",
+    "without_agents",
+]

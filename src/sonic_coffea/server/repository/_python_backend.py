@@ -23,6 +23,8 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found,
 
 # How many threads a model has, as this backend and the native ones are told.
 _THREADS = ("intra_op_threads", "intra_op_thread_count", "INTRA_OP_THREAD_COUNT")
+# How many rows are put together where nothing says it: the native backends' number.
+_BATCH = 4
 Feed = dict[str, Any]
 
 # Triton takes this process for dead if a thread of its library, which writes to shared memory every
@@ -85,6 +87,33 @@ class Pulse:
 
 class TritonPythonModel:
     """Stack the requests that Triton has batched, run once, and split the outputs again."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Add the tensors that a configuration leaves out, as the native backends do."""
+        stated = config.as_dict()
+        if stated["input"] and stated["output"]:
+            return config
+        file = Path(pb_utils.get_model_dir()) / _file(stated)
+        if not hasattr(sonic_runner, "tensors"):
+            raise pb_utils.TritonModelException(
+                f"expected the inputs and outputs of {file} in its config.pbtxt, got none"
+            )
+        inputs, outputs = sonic_runner.tensors(file)
+        specs = [*inputs, *outputs]
+        free = all(spec["dims"] and spec["dims"][0] == -1 for spec in specs)
+        if not stated["max_batch_size"] and not stated["input"] and not stated["output"] and free:
+            config.set_max_batch_size(_BATCH)
+        batched = config.as_dict()["max_batch_size"] > 0
+        for add, field, specs in (
+            (config.add_input, "input", inputs),
+            (config.add_output, "output", outputs),
+        ):
+            for spec in specs if not stated[field] else ():
+                add({**spec, "dims": spec["dims"][batched:]})
+        if batched:
+            config.set_dynamic_batching()
+        return config
 
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
@@ -197,7 +226,6 @@ def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     if path.is_file():
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return manifest
-    file = config.get("default_model_filename") or "model.onnx"
     rows = [-1] if int(config.get("max_batch_size", 0)) > 0 else []
     outputs = [
         {
@@ -207,7 +235,11 @@ def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         }
         for spec in config["output"]
     ]
-    return {"file": file, "inputs": config["input"], "outputs": outputs}
+    return {"file": _file(config), "inputs": config["input"], "outputs": outputs}
+
+
+def _file(config: dict[str, Any]) -> str:
+    return config.get("default_model_filename") or "model.onnx"
 
 
 def _failed(error: Exception) -> Any:

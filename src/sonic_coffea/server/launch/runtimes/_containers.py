@@ -69,7 +69,8 @@ class Container:
     def serve(self, serving: Serving) -> list[str]:
         """Return what runs inside: the secret is in the environment, as command lines are seen."""
         shm = serving.shm_prefix("python")
-        return ["sh", "-c", _SERVE, "tritonserver", *serving.arguments, shm]
+        repository = f"--model-repository={serving.repository}"
+        return ["sh", "-c", _SERVE, "tritonserver", repository, *serving.arguments, shm]
 
 
 class Docker(Container):

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sonic_coffea.errors import ConfigError
 from sonic_coffea.server import _install as install
 from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Serving
+from sonic_coffea.server.repository import without_agents
 
 if TYPE_CHECKING:
     from sonic_coffea.server._install import ServerInstall
@@ -39,8 +41,16 @@ class Pip:
 
     def launch(self, serving: Serving) -> Launch:
         installation = self.installation
+        # The wheel has no repository agents.
+        links = without_agents(serving.repository)
+        if links and "--model-control-mode=poll" in serving.arguments:
+            raise ConfigError(
+                "models that ask for repository agents are checked when the server starts, which "
+                "model_control='poll' cannot do; leave it out"
+            )
         argv = [
             str(installation.tritonserver),
+            f"--model-repository={links or serving.repository}",
             *serving.arguments,
             f"--backend-directory={installation.backend_directory}",
             *(serving.shm_prefix(backend) for backend in ("python", *install.NATIVE)),
@@ -54,4 +64,5 @@ class Pip:
         )
         libraries = [*map(str, installation.library_path), env.get("LD_LIBRARY_PATH", "")]
         env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
-        return Launch(argv=argv, env={**env, **serving.variables})
+        cleanup = ["rm", "-rf", str(links)] if links else None
+        return Launch(argv=argv, env={**env, **serving.variables}, cleanup=cleanup)

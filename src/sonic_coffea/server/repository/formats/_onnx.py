@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository.formats._format import Contents, Runner
 
 _DTYPES = {"float": "float32", "double": "float64", "string": "bytes"}
+_TRITON = {"float16": "TYPE_FP16", "float": "TYPE_FP32", "double": "TYPE_FP64"}
 
 
 def read(served: Served) -> Contents:
@@ -39,6 +40,26 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
         str(path), sess_options=options, providers=["CPUExecutionProvider"]
     )
     return lambda feed, wanted: dict(zip(wanted, session.run(wanted, feed), strict=True))
+
+
+def tensors(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return inputs and outputs of a file as a model's configuration writes them."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    inputs, outputs = (
+        [
+            {
+                "name": node.name,
+                "data_type": _TRITON.get(kind := node.type[len("tensor(") : -1])
+                or f"TYPE_{kind.upper()}",
+                "dims": [n if isinstance(n, int) and n > 0 else -1 for n in node.shape],
+            }
+            for node in nodes
+        ]
+        for nodes in (session.get_inputs(), session.get_outputs())
+    )
+    return inputs, outputs
 
 
 def _graph(path: Path) -> Any:
