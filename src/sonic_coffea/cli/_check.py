@@ -48,7 +48,7 @@ def check(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Also try from one worker of each host of this dask scheduler's cluster, such as "
+            help="Try from one worker of each host of this dask scheduler's cluster, such as "
             "tcp://host:8786.",
         ),
     ] = None,
