@@ -1,4 +1,4 @@
-"""pytest's fixture `sonic_server`, which is there wherever this package is installed."""
+"""pytest's fixture `sonic_server`, which pytest finds if this package is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every exception that sonic-coffea raises on purpose.
+"""All errors that sonic-coffea raises on purpose.
 
 ::
 

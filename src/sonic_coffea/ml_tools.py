@@ -1,4 +1,4 @@
-"""coffea's `triton_wrapper` on the pool: for code that is written for it."""
+"""coffea's `triton_wrapper` on the pool, for code that was written for it."""
 
 from __future__ import annotations
 

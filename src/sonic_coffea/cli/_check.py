@@ -1,4 +1,4 @@
-"""``sonic-coffea check`` and ``models``: what a server has, and whether it can be used."""
+"""``sonic-coffea check``, ``wake`` and ``models``: try a server, and list its models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sonic-coffea demo``: a whole analysis, on servers and workers of its own."""
+"""``sonic-coffea demo``: a whole analysis, with a Triton and workers that it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that commands share, and how they reach a server."""
+"""Options that commands share, and the plain help of all commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands show and write: names as they are, and files that are tried before they matter."""
+"""Output of commands: literal names, tables of any width, files checked before the work."""
 
 from __future__ import annotations
 

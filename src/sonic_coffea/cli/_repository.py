@@ -1,4 +1,4 @@
-"""``sonic-coffea repository``: build model repositories, and see what is in them."""
+"""``sonic-coffea repository``: build model repositories, and list their models."""
 
 from __future__ import annotations
 

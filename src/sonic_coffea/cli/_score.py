@@ -1,4 +1,4 @@
-"""``sonic-coffea score``: one's own files, scored into one file."""
+"""``sonic-coffea score``: score NanoAOD files into one file."""
 
 from __future__ import annotations
 

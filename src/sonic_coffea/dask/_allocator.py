@@ -1,4 +1,4 @@
-"""Max-min fair allocation of servers among clients: pure state machines, told of the time."""
+"""Max-min fair allocation of servers among clients: state machines without a clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The capacity of a server for a model, from the RTTs of all clients: a pure state machine."""
+"""The capacity of a server for a model, from the RTTs of all clients, without a clock."""
 
 from __future__ import annotations
 

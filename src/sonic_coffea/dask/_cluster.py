@@ -1,4 +1,4 @@
-"""A client of a cluster: of a scheduler that runs, or of processes on this machine."""
+"""The client of a cluster: of a running scheduler, or of processes on this machine."""
 
 from __future__ import annotations
 

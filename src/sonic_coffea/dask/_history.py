@@ -1,4 +1,4 @@
-"""The history of a cluster's scoring that the dashboard shows, over all workers that there were."""
+"""The history of a cluster's requests for the dashboard, over all workers, past ones too."""
 
 from __future__ import annotations
 

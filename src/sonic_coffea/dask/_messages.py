@@ -1,4 +1,4 @@
-"""What workers and scheduler tell each other, as dask's messages can carry it."""
+"""Messages between workers and scheduler, as dask can carry them."""
 
 from __future__ import annotations
 

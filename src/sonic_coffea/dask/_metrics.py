@@ -1,4 +1,4 @@
-"""Figures of a worker's pool where dask's users look: the worker table and Prometheus."""
+"""Metrics of a worker's pool, for dask's worker table and Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler plugin: sees the servers through all workers, and allocates them."""
+"""The scheduler plugin: collects telemetry of all workers, and allocates quotas."""
 
 from __future__ import annotations
 

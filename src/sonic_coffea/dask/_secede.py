@@ -1,4 +1,4 @@
-"""Secedes while a task waits for scores, so that its thread runs others, and rejoins afterwards."""
+"""Secedes a task while it waits for scores, so that its thread runs others; then rejoins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""demo: a whole analysis, from NanoAOD to plots, on a Triton and a dask cluster of its own."""
+"""demo: an analysis from NanoAOD to plots, with a Triton and a dask cluster it starts."""
 
 from __future__ import annotations
 

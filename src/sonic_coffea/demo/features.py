@@ -1,4 +1,4 @@
-"""What the demo's networks see of a jet, and which jets truly hold a top quark.
+"""The input variables of the demo's networks, and the truth of each jet.
 
 Training and inference share these functions. They work on plain arrays of NanoAOD branches and on
 those of coffea.

@@ -1,4 +1,4 @@
-"""From files to plots: a local Triton, a dask cluster, a coffea Runner, and what comes out."""
+"""From files to plots: a local Triton, a dask cluster, and a coffea Runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts: how jagged arrays become the tensors that a model wants, and back."""
+"""Layouts: from jagged arrays to the tensors of a model, and back."""
 
 from __future__ import annotations
 

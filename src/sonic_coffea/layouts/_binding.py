@@ -1,4 +1,4 @@
-"""Columns that are read for one input: those of its rows, and those that refer to others."""
+"""The columns of one input: of its rows, of outer objects, and by index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns bound to a layout's slots, and packed by one kernel for each group of them."""
+"""Columns bound to a layout's channels, packed by one kernel for each group of them."""
 
 from __future__ import annotations
 

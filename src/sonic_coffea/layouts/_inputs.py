@@ -1,4 +1,4 @@
-"""All inputs of a model bound to the arrays of a call, and which of their rows share requests."""
+"""All inputs of a model, bound to the arrays of a call; and which rows share requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled kernels, to be called; `_loops` and `_pair_loops` have what is compiled."""
+"""The compiled kernels as functions; `_loops` and `_pair_loops` have their source."""
 
 from __future__ import annotations
 

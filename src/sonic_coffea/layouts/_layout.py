@@ -1,4 +1,4 @@
-"""What every layout is: a declaration, and what that becomes with the arrays of a call."""
+"""The base of all layouts: the declaration, and its binding to the arrays of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leading objects of lists, side by side in a row: packed as jagged rows are padded."""
+"""The leading objects of lists, side by side in a row, packed like padded rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which elements are padding."""
+"""Masks: 1 for an element, 0 for padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of large tensors, used again: a fresh page costs more than what is written to it."""
+"""Reuse of the memory of large tensors: a new page costs more than writing to it."""
 
 from __future__ import annotations
 

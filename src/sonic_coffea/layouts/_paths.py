@@ -1,4 +1,4 @@
-"""The names of fields: dotted paths, with one index where an object of a list is meant."""
+"""Names of fields: dotted paths, with at most one index into a list."""
 
 from __future__ import annotations
 

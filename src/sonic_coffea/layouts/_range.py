@@ -1,4 +1,4 @@
-"""Numbers that a tensor cannot hold: which they are, and the errors that name them."""
+"""Numbers that a tensor cannot hold, and the errors that name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers per object."""
+"""Rows of numbers, one row for each object."""
 
 from __future__ import annotations
 

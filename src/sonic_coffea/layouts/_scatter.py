@@ -1,4 +1,4 @@
-"""Values per element of a jagged axis, put in their places as they come in."""
+"""Values for each element of a jagged axis, put in their places in any order."""
 
 from __future__ import annotations
 

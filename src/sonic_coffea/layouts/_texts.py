@@ -1,4 +1,4 @@
-"""Strings: numbers while kernels move them, bytes where they are sent."""
+"""Strings: numbers for kernels, bytes in requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts on arrays without data: which fields are read, and what type the scores will have.
+"""Layouts on arrays without data: the fields that are read, and the type of the scores.
 
 awkward's typetracers stand for the arrays when dask-awkward builds a graph, and when coffea looks
 for the branches that a processor needs.

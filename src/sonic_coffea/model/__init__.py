@@ -1,4 +1,4 @@
-"""model: the declaration of a served model, its call, and the scores that are on their way."""
+"""model: the declaration of a served model, its call, and pending scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models declared in a YAML file, for those who score from the command line."""
+"""Models declared in a YAML file, for the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declarations written from what a server says of a model, to fill in."""
+"""Declarations written from a server's contract, to fill in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many rows go into a request: pure planning, no IO."""
+"""The number of rows of each request: pure planning, no IO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A circuit breaker for each endpoint: what loses all requests is left alone, then tried again."""
+"""The circuit breaker of an endpoint, with its retry budget and back-off."""
 
 from __future__ import annotations
 

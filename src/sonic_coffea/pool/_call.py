@@ -1,4 +1,4 @@
-"""One call of a model: its rows on their way, and the scores as they come in."""
+"""One call of a model: its rows, their destinations, and its statistics."""
 
 from __future__ import annotations
 

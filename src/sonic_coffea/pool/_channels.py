@@ -1,4 +1,4 @@
-"""The connections to an endpoint: which one a request takes, and when one is made anew."""
+"""The connections to an endpoint: which one a request takes, and when it is renewed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time that a call may take, from its first question to its last answer."""
+"""The deadline of a call, from its first question to its last response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Discovery of a model: all servers are asked at once, until one has it or all are given up."""
+"""Discovery of a model: asks all servers, until one has it or all have been given up."""
 
 from __future__ import annotations
 

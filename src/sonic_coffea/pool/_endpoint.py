@@ -1,4 +1,4 @@
-"""An endpoint: a server's address, and what this process knows of it."""
+"""An endpoint: a server's address, and its state as this process sees it."""
 
 from __future__ import annotations
 

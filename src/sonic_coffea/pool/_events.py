@@ -1,4 +1,4 @@
-"""The words of the pool's core: events that it hears, and instructions that it gives."""
+"""The events that the pool's core takes, and the instructions that it returns."""
 
 from __future__ import annotations
 

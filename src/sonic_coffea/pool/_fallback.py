@@ -1,4 +1,4 @@
-"""When the fallback is started: while no server has a model, or all of them are lost."""
+"""The fallback policy: start while no server has a model, or all of them are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where something that runs this process's tasks, such as a dask worker, takes part."""
+"""Hooks for what runs this process's tasks, such as a dask worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What works from each host: its servers step by step, the files it reads, its packages."""
+"""Checks of each host: servers step by step, readable files, and packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests in flight to an endpoint, by model, and what bounds their number."""
+"""Requests in flight to an endpoint, by model; their limits, and overdue requests."""
 
 from __future__ import annotations
 

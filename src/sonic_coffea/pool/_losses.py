@@ -1,4 +1,4 @@
-"""What the log says of lost requests: at once, then at most every 10 s, with their number."""
+"""Log lines about lost requests: at once, then at most every 10 s, with their number."""
 
 from __future__ import annotations
 

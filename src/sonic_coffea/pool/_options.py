@@ -1,4 +1,4 @@
-"""The flat options of a pool: where each is kept, and what it may be."""
+"""The flat options of a pool: where `Settings` keeps each, and its valid values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version that scores the rows of a call: one, even if servers are updated meanwhile."""
+"""The version that scores the rows of a call: only one, even if servers are updated."""
 
 from __future__ import annotations
 

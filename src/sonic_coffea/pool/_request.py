@@ -1,4 +1,4 @@
-"""What is sent: rows of a call that travel as one request, and the attempts to send them."""
+"""Slices of a call that travel as one request, and the attempts to send them."""
 
 from __future__ import annotations
 

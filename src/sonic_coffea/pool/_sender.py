@@ -1,4 +1,4 @@
-"""Packs and sends the requests of an endpoint, on a thread of its own: sending may block.
+"""Packs and sends the requests of an endpoint, on its own thread, as sending may block.
 
 A token may have to be read, a file of shared memory to be registered, a connection to be made. So
 an endpoint that is slow to take requests holds up no other, and not the engine either.

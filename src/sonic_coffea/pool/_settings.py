@@ -1,4 +1,4 @@
-"""How a pool is configured: flat options for users, values in groups inside."""
+"""The settings of a pool: flat options for users, groups of values inside."""
 
 from __future__ import annotations
 

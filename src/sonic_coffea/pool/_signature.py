@@ -1,4 +1,4 @@
-"""Signatures: which models an endpoint has, and whether they are the ones that are meant."""
+"""Signatures: which models an endpoint has, and whether they are the declared ones."""
 
 from __future__ import annotations
 

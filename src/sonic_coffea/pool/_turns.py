@@ -1,4 +1,4 @@
-"""How soon threads of the interpreter take turns, while a pool has some beside the user's.
+"""The interpreter's switch interval: threads take turns faster while a pool is in use.
 
 A request that is answered, and the next that leaves, take turns on four threads. Beside Python code
 that computes, each waits for as long as the interpreter lets a thread run on: 5 ms by default, so

@@ -1,4 +1,4 @@
-"""What waits to be sent: slices by model and share, and those that back off."""
+"""Waiting slices, by model and share, and slices in back-off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The filter: events whose scores do not pass never reach `produce`."""
+"""The filter: `produce` gets only events whose scores pass."""
 
 from __future__ import annotations
 

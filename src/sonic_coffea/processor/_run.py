@@ -1,4 +1,4 @@
-"""A processor on files, by coffea's runner: in this process, or on a dask cluster."""
+"""Runs a processor on files by coffea's runner, in this process or on a dask cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""reporting: what happened to the requests: counts, tables, plots and advice."""
+"""reporting: statistics of requests, as counts, tables, plots and advice."""
 
 from __future__ import annotations
 

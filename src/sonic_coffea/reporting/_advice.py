@@ -1,4 +1,4 @@
-"""What the numbers of a run mean, and what would help: in plain words."""
+"""Advice: what the statistics of a run mean, and what would help."""
 
 from __future__ import annotations
 

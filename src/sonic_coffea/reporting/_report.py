@@ -1,4 +1,4 @@
-"""`report`: what happened to the requests, where time went, and what would help."""
+"""`report`: the requests of a run, where their time went, and advice."""
 
 from __future__ import annotations
 

@@ -204,6 +204,7 @@ def _latency(axes: Any, statistics: Statistics) -> None:
         _plain_ticks(axes.xaxis)
         _legend(axes, columns=1)
     axes.set(xlabel=f"round trip of a request ({unit})", ylabel="requests")
+    axes.yaxis.get_major_locator().set_params(integer=True)
 
 
 def _drawn_counts(tally: Tally) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""reuse: rows that need not be sent: others of the call are equal, or scores are on disk."""
+"""reuse: rows that need not be sent, as equal rows are sent, or scores are on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores on disk, by what was sent and to which weights: numbers, checked when they are read."""
+"""Scores on disk, by hashes of rows and the digest of the model's version."""
 
 from __future__ import annotations
 

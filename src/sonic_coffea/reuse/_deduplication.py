@@ -1,4 +1,4 @@
-"""Which rows of a call are equal, by what would be sent for them."""
+"""Equal rows of a call, found by hashes of their tensors."""
 
 from __future__ import annotations
 

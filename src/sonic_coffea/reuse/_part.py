@@ -1,4 +1,4 @@
-"""The rows of a call that one version of a model scores, less those that need not be sent."""
+"""The rows of a call for one version of a model, without rows that need not be sent."""
 
 from __future__ import annotations
 

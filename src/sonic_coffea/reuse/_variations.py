@@ -1,4 +1,4 @@
-"""Objects under systematic variations, which are scored together."""
+"""Objects under systematic variations, scored in one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scoring: files of events to files of scores."""
+"""scoring: from files of events to files of scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`score_files`: files of events in, one file of scores out."""
+"""`score_files`: from files of events to one file of scores."""
 
 from __future__ import annotations
 

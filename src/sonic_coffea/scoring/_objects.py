@@ -1,4 +1,4 @@
-"""What is sent of an event: the objects of a collection, with the fields that a model reads."""
+"""The objects of an event that are sent: a collection, with the model's fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processor that writes a chunk's scores into a file of its own."""
+"""The processor that writes the scores of each chunk into its own file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backends of an installed server: its Python backend, and ours in place of native ones."""
+"""The backends of an installed server: Python's, and replacements of native ones."""
 
 from __future__ import annotations
 

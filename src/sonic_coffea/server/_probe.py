@@ -1,4 +1,4 @@
-"""Whether a local server is ready, and what it says about itself."""
+"""Readiness and metadata of a local server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server for tests: in this process, without a model, and failing when it is told to."""
+"""testing: a server for tests, in this process, without a model, with faults on demand."""
 
 from __future__ import annotations
 

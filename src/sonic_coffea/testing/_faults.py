@@ -1,4 +1,4 @@
-"""What goes wrong with an inference request. A new fault is one function here."""
+"""Faults of inference requests. A new fault is one function here."""
 
 from __future__ import annotations
 

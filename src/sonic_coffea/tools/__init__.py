@@ -1,4 +1,4 @@
-"""tools: what the command line does beside scoring: check and measure a server, declare a model."""
+"""tools: the command line's checks, measurements, plans and scaffolds, as functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A declaration of a served model, to fill in."""
+"""Declares a served model from its contract, with fields to fill in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a server is: ``grpc://host:port``, ``grpcs://host:port``, coffea's ``triton+grpc://``.
+"""URLs of servers: ``grpc://host:port``, ``grpcs://host:port``, coffea's ``triton+grpc://``.
 
 ``triton+grpc://host:443`` and ``host:443`` are taken for TLS, which the log tells.
 """

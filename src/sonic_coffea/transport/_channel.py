@@ -1,4 +1,4 @@
-"""The gRPC channel to a server, and what every call on it carries to be let in."""
+"""The gRPC channel to a server, and the credentials of every call on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors in messages: their bytes, or their numbers one by one."""
+"""Tensors in messages: raw bytes, or typed numbers."""
 
 from __future__ import annotations
 

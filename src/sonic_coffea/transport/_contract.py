@@ -1,4 +1,4 @@
-"""What a served model takes and gives, and whether that is what was declared."""
+"""The contract of a served model, and its comparison with a declaration."""
 
 from __future__ import annotations
 

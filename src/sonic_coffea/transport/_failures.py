@@ -1,4 +1,4 @@
-"""The one place where gRPC's failures become ours: a table, from the most to the least special."""
+"""The one place where gRPC's failures become ours: a table, the most special row first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that settings name: the error where one is here, and not on a worker."""
+"""Files that settings name, with an error for a file that only another host has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of large messages, used again: a fresh page costs more than what is copied to it.
+"""Reuse of the memory of large messages: a new page costs more than a copy into it.
 
 A message, and gRPC's copy of it, are new memory each time. The C library takes large blocks from
 the system and gives them back, in dask's workers all of them, as dask tells it to

@@ -1,4 +1,4 @@
-"""Who is behind a loopback port: a server of this user, or another user, who is told nothing.
+"""The owner of a loopback port: this user's server, or another user, who is told nothing.
 
 On a machine of many users a port is nobody's: where a local server has ended, any user may listen.
 Two things keep its secret, and rows, from them.

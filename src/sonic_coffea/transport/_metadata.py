@@ -1,4 +1,4 @@
-"""What servers say of themselves and their models, as values of ours."""
+"""Metadata of servers and models, read from their responses."""
 
 from __future__ import annotations
 

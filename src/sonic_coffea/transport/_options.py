@@ -1,4 +1,4 @@
-"""How to connect to a server."""
+"""Options of a connection to a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of zeros, which tell how long a served model takes."""
+"""Requests of zeros, which measure the time of a served model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that a server on this machine reads from shared memory, instead of from the message.
+"""Tensors in shared memory, for a server on this machine.
 
 A region is a file in ``/dev/shm`` that only this user can read; this process maps it and, by its
 name, the server. A region holds one request at a time, and the next once the server has answered.

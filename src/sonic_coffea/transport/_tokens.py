@@ -1,4 +1,4 @@
-"""Tokens and headers, as gRPC takes them: what it refuses is told before it prints lines of C++."""
+"""Tokens and headers that gRPC takes; others are refused before gRPC logs them."""
 
 from __future__ import annotations
 

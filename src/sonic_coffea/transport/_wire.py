@@ -1,4 +1,4 @@
-"""Tensors as bytes, as KServe v2 has them: numbers as they lie in memory, strings with lengths."""
+"""Tensors as bytes in KServe v2: numbers as in memory, strings with their lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small KServe-v2 server for what is not a Triton: functions, emulations, local networks."""
+"""A small KServe-v2 server in this process, for functions and local networks."""
 
 from __future__ import annotations
 

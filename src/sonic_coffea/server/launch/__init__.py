@@ -1,4 +1,4 @@
-"""launch: a real Triton on this machine: started, watched and found again."""
+"""launch: starts, watches and finds a real Triton on this machine."""
 
 from __future__ import annotations
 

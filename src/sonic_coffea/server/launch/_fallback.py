@@ -1,4 +1,4 @@
-"""One local server for all processes of a machine, such as when shared ones are gone."""
+"""One local server for all processes of a machine, as their fallback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of a local server: where it is, and what went wrong, out of it."""
+"""The log of a local server: its path, and the errors in it."""
 
 from __future__ import annotations
 

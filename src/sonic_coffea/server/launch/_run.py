@@ -1,4 +1,4 @@
-"""One life of a local server, below the supervisor process that ends it in any case."""
+"""One run of a local server, below the supervisor process that ends it in any case."""
 
 from __future__ import annotations
 

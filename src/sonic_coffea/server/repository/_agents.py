@@ -1,4 +1,4 @@
-"""Repository agents: what Triton is to do with a model's files before it loads them."""
+"""Repository agents: what Triton does with a model's files before it loads them."""
 
 from __future__ import annotations
 

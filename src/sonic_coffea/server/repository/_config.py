@@ -1,4 +1,4 @@
-"""The configuration of a served model, as Triton wants it."""
+"""The configuration of a served model in Triton's format."""
 
 from __future__ import annotations
 

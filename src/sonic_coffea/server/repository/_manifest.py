@@ -1,4 +1,4 @@
-"""What a version of a model is made of, written beside it, and whether it still is."""
+"""The manifest of a version: checksums and origin of its files, written beside them."""
 
 from __future__ import annotations
 

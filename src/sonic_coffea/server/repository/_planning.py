@@ -1,4 +1,4 @@
-"""What a build is to write: options checked, models read, configurations made; nothing written."""
+"""The plan of a build: checks options, reads models, makes configurations; no writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to serve: the public ways to say more than the name of a file."""
+"""`Served` and `Ensemble`: models with more than the name of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what is to be served to the files and tensors of a model."""
+"""The files and tensors of a model, from its source."""
 
 from __future__ import annotations
 

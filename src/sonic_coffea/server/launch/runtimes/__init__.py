@@ -1,4 +1,4 @@
-"""runtimes: what runs a Triton on this machine, one module each."""
+"""runtimes: the ways to run a Triton on this machine, one module each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a runtime is: it says whether this machine has it, and how it runs a Triton."""
+"""The interface of a runtime: whether this machine has it, and how it runs a Triton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""formats: the kinds of files that models come from, a module for each family.
+"""formats: the kinds of model files, a module for each family.
 
 A module of a format is read on both sides: `read` runs here, and `load` in the server's own
 environment, where the module is copied beside the model. So it imports nothing of this package.

@@ -1,4 +1,4 @@
-"""What a module of a format offers: `read` here, and `load` in the server."""
+"""The interface of a format's module: `read` here, and `load` in the server."""
 
 from __future__ import annotations
 

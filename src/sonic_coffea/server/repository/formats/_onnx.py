@@ -1,4 +1,4 @@
-"""ONNX networks: what a file says of its tensors, and their run by onnxruntime."""
+"""ONNX networks: reads the tensors of a file, and runs it by onnxruntime."""
 
 from __future__ import annotations
 
