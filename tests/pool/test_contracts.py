@@ -206,3 +206,23 @@ def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(
     until(lambda: pool._engine.started)
     pool.close()
     until(lambda: bool(heard))
+
+
+def test_a_declaration_is_compared_once_unless_it_changes(
+    servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = sonic.Model(MODEL.name, MODEL.inputs, {"y": ["v0"]})
+    compare, compared = sonic.Model.compare, []
+
+    def counted(self: sonic.Model, contract: Contract, *, server: str) -> Contract:
+        compared.append(server)
+        return compare(self, contract, server=server)
+
+    monkeypatch.setattr(sonic.Model, "compare", counted)
+    with pool_of(*servers) as pool:
+        for _ in range(3):
+            model(objects(1), pool=pool)
+        assert len(compared) == 1
+        model.outputs = {"z": sonic.Output(["v0"])}
+        with pytest.raises(errors.ContractError, match="z"):
+            model(objects(1), pool=pool)

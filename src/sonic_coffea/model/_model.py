@@ -111,6 +111,7 @@ class Model(Carrier):
     """
 
     _hashed: tuple[Any, str] | None = None
+    _compared: tuple[Contract, str, Contract] | None = None
     one_request_per: str | None = None
     parameters: tuple[tuple[str, bool | int | float | str], ...] = ()
 
@@ -257,9 +258,10 @@ class Model(Carrier):
         return tables.table(f"Model {self.name}{version}", rows, notes=[note])
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the hash: another release may make another one.
+        # Without the hash: another release may make another one. What was compared goes by it.
         state = super().__getstate__()
-        return {**state, "attributes": {**state["attributes"], "_hashed": None}}
+        own = {**state["attributes"], "_hashed": None, "_compared": None}
+        return {**state, "attributes": own}
 
     @property
     def config_hash(self) -> str:
@@ -653,7 +655,10 @@ class Model(Carrier):
         anew = pool.settings.cache.path is not None
         try:
             contract = pool.contract(self.name, version, anew=anew, deadline=deadline)
-            contract = self.compare(contract, server=", ".join(pool.settings.servers))
+            compared = self._compared
+            if compared is None or compared[0] is not contract or compared[1] != self.config_hash:
+                fits = self.compare(contract, server=", ".join(pool.settings.servers))
+                self._compared = compared = contract, self.config_hash, fits
         except (ServerError, DeadlineError) as problem:
             error = problem.at(events=rows.events_of(0, len(rows)))
             masked = mask and isinstance(error, MASKABLE) and not deadline.over
@@ -661,7 +666,7 @@ class Model(Carrier):
                 raise error from problem.__cause__
             logger.warning("%s; all %d rows are None", error, len(rows))
             return None
-        return contract
+        return compared[2]
 
     def _cache(
         self, settings: Settings, contract: Contract, *, deduplicate: bool
