@@ -69,6 +69,9 @@ class ScriptedServer:
             max_rows=self.max_rows,
         )
 
+    def models(self) -> list[Any]:
+        return []
+
     def infer(
         self,
         contract: Contract,
