@@ -83,7 +83,8 @@ server on the same machine, sonic-coffea puts large tensors into shared memory b
 then exceed the limit.""",
     "beside": """\
 A suspended chunk waits while others compute, and the client packs and sends on the other core. So
-the wall time may be below the sum of both.""",
+the wall time may be below the sum of both. While this was measured, another process of low priority
+computed on one of the two cores; three such runs gave 1.07, 1.09 and 1.17.""",
     "balancer": """\
 After a refusal, Triton's batcher sleeps for half a second, so a refused call takes 2 s. Eight
 processes without a common quota are refused more often than the four bare clients, which is the
