@@ -161,6 +161,27 @@ def test_arrays_that_are_not_contiguous_are_read_as_they_lie(step: int) -> None:
     assert out.tolist() == [n for start in starts.tolist() for n in (start, start + 1)]
 
 
+def test_addresses_are_those_of_numpy() -> None:
+    whole = np.arange(12, dtype=np.int32).reshape(3, 4)
+    readonly = whole.copy()
+    readonly.flags.writeable = False
+    for values in (
+        whole,
+        whole[1:, 2],
+        whole[::-1, ::-2],
+        whole.T,
+        np.broadcast_to(whole[0], (5, 4)),
+        np.asarray(3.5),
+        np.zeros((0, 7)),
+        whole[3:],
+        whole.astype(">i4"),
+        readonly,
+        np.frombuffer(b"abc", np.uint8),
+        whole.view(np.recarray),
+    ):
+        assert _kernels.address(values) == values.ctypes.data
+
+
 def test_numba_is_ready_before_rows_are_queued() -> None:
     """What it takes to get ready is no part of the time of packing."""
     jets = ak.Array([[{"pt": 1.0}]])

@@ -142,6 +142,28 @@ def test_categories_have_channels_of_their_own() -> None:
     assert sonic.Tokens(parts).pack(EVENTS[:1]).tolist() == [[[1, 0, 0], [0, 0, 1]]]
 
 
+@pytest.mark.parametrize("order", ["LF", "FL"])
+def test_tokens_that_are_repeated_have_their_numbers_of_the_event(order: str) -> None:
+    """Flags are those of tokens alone, which are padded as declared."""
+    events = ak.Array(
+        [
+            {"Jet": [{"a": 1, "b": 2.0}, {"a": 3, "b": 4.0}], "MET": {"b": 9.0}, "ht": 5.0},
+            {"Jet": [], "MET": {"b": 8.0}, "ht": 6.0},
+            {"Jet": [{"a": 7, "b": 0.5}] * 5, "MET": {"b": 7.0}, "ht": 7.0},
+        ]
+    )
+    jets = sonic.Padded(["Jet.a", "Jet.b", "ht"], 3, -1, pad_mode="wrap")
+    tokens = sonic.Tokens(
+        {"MET": sonic.Row(["MET.b"]), "Jet": jets}, flags="number", axis_order=order
+    )
+    tensor = tokens.pack(events)
+    assert (tensor if order == "LF" else tensor.transpose(0, 2, 1)).tolist() == [
+        [[9, 0, 0, 1], [2, 1, 5, 2], [4, 3, 5, 2], [2, 1, 5, 0]],
+        [[8, 0, 0, 1], *[[-1, -1, -1, 0]] * 3],
+        [[7, 0, 0, 1], *[[0.5, 7, 7, 2]] * 3],
+    ]
+
+
 def test_several_collections_of_one_jet() -> None:
     jets = ak.Array(
         [

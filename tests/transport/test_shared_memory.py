@@ -125,14 +125,24 @@ def test_scores_are_the_same(wide_server: sonic.LocalServer, shared: Any) -> Non
         assert bool(ours()) == bool(shared)
 
 
-def test_regions_are_used_again(wide_server: sonic.LocalServer) -> None:
-    sent = objects(2000)
+def test_regions_are_packed_into_and_used_again(
+    wide_server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, filled, there = objects(2000), shm.Region.fill, []
+
+    def fill(region: shm.Region, inputs: Any, tensors: Any) -> bool:
+        there.extend(region.offset_of(tensor) is not None for tensor in tensors.values())
+        return filled(region, inputs, tensors)
+
+    monkeypatch.setattr(shm.Region, "fill", fill)
     with pool_of(wide_server, max_in_flight=2) as pool:
         for _ in range(20):
             check(model()(sent, pool=pool), sent)
         assert pool.statistics.total().requests >= 20
         assert pool.statistics.total().sent_bytes > 20 * 2000 * 256 * 4
         assert 0 < len(ours()) <= 3
+    assert there
+    assert all(there)
 
 
 def test_small_requests_travel_in_messages(wide_server: sonic.LocalServer) -> None:

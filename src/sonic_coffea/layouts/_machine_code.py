@@ -128,7 +128,9 @@ def address(values: NDArray[Any]) -> int:
     return _at(id(values) + _DATA).value or 0
 
 
-# The address of its memory is the first thing in an array, behind what any object has.
+# CPython's id is where an object lies, and numpy's arrays begin with their address behind what any
+# object has. Neither is promised, but for numpy's C interface, to which `PyArrayObject_fields` is
+# known: a numpy, or a Python, that changes it is found by test_addresses_are_those_of_numpy.
 _DATA = object.__basicsize__
 _at = ctypes.c_void_p.from_address
 
