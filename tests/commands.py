@@ -22,7 +22,8 @@ def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProc
         done = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
     finally:
         os.chdir(here)
-        logger.level, logger.handlers, sys.path[:] = before[:3]
+        logger.setLevel(before[0])  # which forgets what loggers below remember of levels
+        logger.handlers, sys.path[:] = before[1:3]
         # A user's module has the same name in another test.
         for name in set(sys.modules) - before[3]:
             if name == "analysis":
