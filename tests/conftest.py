@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 # These have an environment of their own: dask-awkward needs an older dask.
 collect_ignore = [] if find_spec("dask_awkward") else ["lazy"]
 
-# Real proxies are started, overloaded and killed there, and real batch systems wait for jobs.
-SLOW = {"facilities", "network"}
+# Real proxies are started, overloaded and killed there, real batch systems wait for jobs, and whole
+# samples are scored.
+SLOW = {"demo", "facilities", "network"}
 
 STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
 
