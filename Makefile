@@ -23,7 +23,7 @@ SECONDS ?= 30
 CALLS ?= 100000
 PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
-BENCHMARKS := layouts chunk startup wire shared_memory pool gpu workflow beside failover balancer cluster facility
+BENCHMARKS := layouts chunk startup wire distance shared_memory pool gpu workflow beside failover balancer cluster facility
 
 .PHONY: help demo quick test lint types unit pytest test-slow image matrix oracle chaos soak docs bench bench-quick bench-page \
 	sample tagger clean
@@ -32,8 +32,8 @@ help:
 	@echo "make demo     score the sample's jets on a local Triton and a dask cluster; plots and report"
 	@echo "make quick    style, types and the tests that need no server: for every change"
 	@echo "make test     style, types and the test suite, against the real Triton"
-	@echo "make test-slow  the tests that take minutes: real proxies and batch systems, the pages and"
-	@echo "              notebooks of the documentation, thousands of simulated clients"
+	@echo "make test-slow  the tests that take minutes: the demo, real proxies and batch systems, the"
+	@echo "              documentation's pages and notebooks, thousands of simulated clients"
 	@echo "make image    the tests of dask-awkward and more, with the versions of a facility's image"
 	@echo "make matrix   the lowest and the highest versions of everything, on each Python at hand"
 	@echo "make oracle   every layout against a slow reference, on 20,000 arrays; or CASES=100000"

@@ -15,7 +15,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # More is asked of these than that they run.
-CHECKED = {"layouts", "shared_memory"}
+CHECKED = {"distance", "layouts", "shared_memory"}
 
 
 def script(name: str) -> Any:
@@ -81,6 +81,15 @@ def test_layouts(tmp_path: Path) -> None:
     ]
     assert 1 <= found["peak memory of Padded, over its result"] < 1.2
     assert found["packages"]["awkward"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.benchmark
+@pytest.mark.skipif(not script("link").available(), reason="no namespaces for users")
+def test_distance(tmp_path: Path) -> None:
+    _, found = run("distance", tmp_path)
+    parts = found["part of the link, by the second"]
+    assert [name.split("; ")[1] for name in parts] == ["1 connection", "4 connections"]
 
 
 @pytest.mark.timeout(600)

@@ -155,7 +155,8 @@ class Settings:
         Whether a server on this machine reads large tensors from shared memory instead of messages.
         True: it must; False: never; ``"auto"``: if it can.
     channels : int
-        Connections to one URL; more than one if a balancer leads each connection to another server.
+        Connections to one URL; more than one if a balancer leads each connection to another server,
+        or if the server is far away: TCP bounds what a connection carries in a round trip.
     balance : {"load", "priority"}
         ``"load"``: each server gets requests by its adaptive limit. ``"priority"``: a server gets
         requests only while all servers named before it are lost.
