@@ -13,13 +13,15 @@ from typer.testing import CliRunner
 from sonic_coffea.cli._main import app
 
 
-def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: object, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Return what a process would; what the command changes in this one is undone."""
     logger, here = logging.getLogger("sonic_coffea"), Path.cwd()
     before = logger.level, logger.handlers, sys.path.copy(), set(sys.modules)
     os.chdir(cwd or here)
     try:
-        done = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
+        done = CliRunner(env=variables).invoke(app, [*map(str, arguments)], catch_exceptions=False)
     finally:
         os.chdir(here)
         logger.setLevel(before[0])  # which forgets what loggers below remember of levels

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.text import Text
 from tests.commands import run
-from typer.testing import CliRunner
 
 import sonic_coffea
-from sonic_coffea.cli._main import COMMANDS, GROUPS, app
+from sonic_coffea.cli._main import COMMANDS, GROUPS
 from sonic_coffea.cli._output import print_table
 
 if TYPE_CHECKING:
@@ -64,9 +63,8 @@ def test_bad_usage(arguments: tuple[str, ...]) -> None:
 
 
 def test_help_names_no_type_of_python() -> None:
-    runner = CliRunner()
     for command in ("", *(c.__name__ for c in COMMANDS), "repository build", "server install"):
-        shown = runner.invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
+        shown = run(*command.split(), "--help", COLUMNS="200").stdout
         assert "--help" in shown
         assert not re.search(r"<[a-z\[]|\b(BOOLEAN|INTEGER|FLOAT|TEXT)\b", shown), shown
 
