@@ -39,14 +39,21 @@ def registered(tritons: list[Triton]) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("policy", ["ROUND_ROBIN", "LEAST_REQUEST"])
+@pytest.mark.parametrize(("policy", "channels"), [("ROUND_ROBIN", 4), ("LEAST_REQUEST", 1)])
 def test_tensors_travel_in_messages_through_a_balancer(
-    wide_tritons: list[Triton], envoy: Any, caplog: pytest.LogCaptureFixture, policy: str
+    wide_tritons: list[Triton],
+    envoy: Any,
+    caplog: pytest.LogCaptureFixture,
+    policy: str,
+    channels: int,
 ) -> None:
-    """Neither server knows what was registered with the other."""
+    """Neither server knows what was registered with the other; all connections learn it at once."""
     caplog.set_level(logging.INFO)
     sent = objects(40_000)
-    with envoy(wide_tritons, policy=policy) as running, Pool(Settings.make(running.url)) as pool:
+    with (
+        envoy(wide_tritons, policy=policy) as running,
+        Pool(Settings.make(running.url, channels=channels)) as pool,
+    ):
         for _ in range(3):
             check(model()(sent, pool=pool), sent)
         assert pool.statistics.total().failures == 0

@@ -53,6 +53,9 @@ class ScriptedServer:
         self.described = 0
         self._lock = threading.Lock()
 
+    def another(self) -> ScriptedServer:
+        return self
+
     def contract(self, model: str, version: str | None) -> Contract:
         self.described += 1
         if self.lacks:

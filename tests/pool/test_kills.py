@@ -51,6 +51,9 @@ def kill_after(doomed: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch) -> in
         def __getattr__(self, name: str) -> Any:
             return getattr(self._connection, name)
 
+        def another(self) -> Watched:
+            return Watched(self._connection.another())
+
         def infer(self, *arguments: Any, done: Any, **options: Any) -> Any:
             def counted(outcome: Any) -> None:
                 self._answered += 1

@@ -16,7 +16,6 @@ import threading
 import time
 import uuid
 from concurrent.futures import Future
-from functools import partial
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -498,8 +497,8 @@ class Engine:
         _apart("sonic-fallback", start, failed)
 
     def _sender(self, url: str) -> Sender:
-        connect = partial(self._connect, url, options=self.settings.connection_options())
-        return Sender(connect, self.settings.channels, self.post)
+        connection = self._connect(url, options=self.settings.connection_options())
+        return Sender(connection, self.settings.channels, self.post)
 
     def _connect_new(
         self, urls: Iterable[str], connected: Mapping[str, Sender] = MappingProxyType({})

@@ -75,10 +75,9 @@ class Sender:
     """
 
     def __init__(
-        self, connect: Callable[[], Connection], channels: int, post: Callable[[Event], None]
+        self, connection: Connection, channels: int, post: Callable[[Event], None]
     ) -> None:
-        self.connections = [connect() for _ in range(channels)]
-        self._connect = connect
+        self.connections = [connection, *(connection.another() for _ in range(channels - 1))]
         self._post = post
         self._inbox: SimpleQueue[tuple[Call, Transmission] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -95,7 +94,8 @@ class Sender:
         """Make a connection anew, and return the old one, which is to be closed."""
         if channel >= len(self.connections):  # that one was never used
             return None
-        old, self.connections[channel] = self.connections[channel], self._connect()
+        old = self.connections[channel]
+        self.connections[channel] = old.another()
         return old
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class Sender:
                 self._post(Answered(attempt, outcome, *times, time.monotonic()))
 
         if attempt.channel == len(self.connections):
-            self.connections.append(self._connect())
+            self.connections.append(self.connections[0].another())
         return self.connections[attempt.channel].infer(
             call.contract,
             pack,

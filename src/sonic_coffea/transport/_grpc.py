@@ -49,7 +49,12 @@ from sonic_coffea.transport._metadata import (
     not_found,
     statistics_of,
 )
-from sonic_coffea.transport._shared_memory import SharedMemory, shares, unknown_region
+from sonic_coffea.transport._shared_memory import (
+    SharedMemory,
+    Usability,
+    shares,
+    unknown_region,
+)
 from sonic_coffea.transport._wire import to_wire, wire_bytes
 
 if TYPE_CHECKING:
@@ -109,6 +114,8 @@ class Connection:
         The server.
     options : ConnectionOptions
         How to connect.
+    known : Usability, optional
+        What other connections to the server have found about shared memory.
 
     Raises
     ------
@@ -116,7 +123,9 @@ class Connection:
         If shared memory is demanded of a server that is not on this machine.
     """
 
-    def __init__(self, address: Address, options: ConnectionOptions) -> None:
+    def __init__(
+        self, address: Address, options: ConnectionOptions, *, known: Usability | None = None
+    ) -> None:
         self.address = address
         self._options = options
         self._opening = threading.Lock()
@@ -128,7 +137,12 @@ class Connection:
         self._shared: SharedMemory | None = None
         if shares(address, wanted=options.shared_memory):
             demanded = options.shared_memory is True
-            self._shared = SharedMemory(self._call, address, demanded=demanded)
+            self._shared = SharedMemory(self._call, address, demanded=demanded, known=known)
+
+    def another(self) -> Connection:
+        """Return one more connection to the same server, which knows what this one has found."""
+        known = None if self._shared is None else self._shared.known
+        return Connection(self.address, self._options, known=known)
 
     def ready(self) -> bool:
         """Whether the server is ready; False also if it does not respond.

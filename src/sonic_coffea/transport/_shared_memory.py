@@ -134,6 +134,31 @@ class Region:
             self.memory.close()
 
 
+class Usability:
+    """Whether a server can use shared memory, as all connections to it have found together."""
+
+    __slots__ = ("_lock", "reason", "usable")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.usable: bool | None = None
+        self.reason = ""
+
+    def confirm(self) -> bool:
+        """Record that the server sees the same files; whether that is news."""
+        with self._lock:
+            news = self.usable is None
+            self.usable = True if news else self.usable
+            return news
+
+    def deny(self, reason: str) -> bool:
+        """Record why it cannot be used from now on; whether that is news."""
+        with self._lock:
+            news = self.usable is not False
+            self.usable, self.reason = False, reason
+            return news
+
+
 class SharedMemory:
     """The regions of a connection.
 
@@ -145,9 +170,13 @@ class SharedMemory:
         The server.
     demanded : bool
         Whether it is an error if the server cannot use them.
+    known : Usability, optional
+        What other connections to the server have found.
     """
 
-    def __init__(self, call: Call, address: Address, *, demanded: bool) -> None:
+    def __init__(
+        self, call: Call, address: Address, *, demanded: bool, known: Usability | None = None
+    ) -> None:
         self._call = call
         self._address = address
         self._demanded = demanded
@@ -156,8 +185,7 @@ class SharedMemory:
         self._free: list[Region] = []
         self._unwanted: set[str] = set()
         self._unregistering = False
-        self._usable: bool | None = None
-        self._reason = ""
+        self.known = known or Usability()
         self._renewed = (-1, -math.inf)
         self._servers = 1
         self._paths: set[Path] = set()
@@ -185,7 +213,7 @@ class SharedMemory:
         if nbytes < WORTH_BYTES:
             return None
         nbytes += tensors * _ALIGNED
-        if self._usable is not False:
+        if self.known.usable is not False:
             try:
                 region = self._take(nbytes) or self._new(nbytes)
             except (ServerLostError, DeadlineError):
@@ -196,7 +224,7 @@ class SharedMemory:
                 region.lent = 0
                 return region
         if self._demanded:
-            raise ConfigError(f"shared_memory=True, but {self._reason}")
+            raise ConfigError(f"shared_memory=True, but {self.known.reason}")
         return None
 
     def place(
@@ -219,7 +247,7 @@ class SharedMemory:
         """Use a region again, which the server does not read any more."""
         with self._changed:
             kept = sum(r.nbytes for r in self._free) + region.nbytes <= _KEPT_BYTES
-            if kept and self._usable and not self._closed:
+            if kept and self.known.usable and not self._closed:
                 self._free.append(region)
                 return
         self.discard(region)
@@ -293,7 +321,7 @@ class SharedMemory:
             return best
 
     def _new(self, nbytes: int) -> Region:
-        if self._usable is None:
+        if self.known.usable is None:
             _remove_stale()
             request = service_pb2.ServerMetadataRequest()
             extensions = self._call("ServerMetadata", request, _CALL_TIMEOUT_S).extensions
@@ -310,11 +338,8 @@ class SharedMemory:
         except BaseException:  # the server may have registered it all the same
             self.discard(region)
             raise
-        with self._changed:
-            # Only now is it known that the server sees the same files.
-            first = self._usable is None
-            self._usable = True if first else self._usable
-        if first:
+        # Only now is it known that the server sees the same files.
+        if self.known.confirm():
             # Clients that were killed left some, or did not wait until all were unregistered.
             _started(lambda: self._unregister(self._orphans(_user_prefix(), math.inf)))
         return region
@@ -396,11 +421,9 @@ class SharedMemory:
 
     def _give_up(self, why: str) -> None:
         """Use messages from now on: a container or a tunnel does not see this machine's memory."""
-        with self._changed:
-            known, self._usable = self._usable is False, False
-            self._reason = f"{self._address} cannot use shared memory: {why}"
-        if not self._demanded and not known:
-            logger.info("%s; tensors travel in messages", self._reason)
+        reason = f"{self._address} cannot use shared memory: {why}"
+        if self.known.deny(reason) and not self._demanded:
+            logger.info("%s; tensors travel in messages", reason)
 
 
 def shares(address: Address, *, wanted: bool | str) -> bool:
