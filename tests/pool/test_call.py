@@ -94,11 +94,13 @@ def test_an_attempt_is_cancelled_whether_it_has_left_or_not() -> None:
 
 def test_what_nobody_waits_for_is_neither_packed_nor_sent() -> None:
     posted: list[Any] = []
-    connection = SimpleNamespace(infer=lambda *_, **__: pytest.fail("sent"), close=lambda: None)
+    connection: Any = SimpleNamespace(
+        infer=lambda *_, **__: pytest.fail("sent"), close=lambda: None
+    )
     call, (request, _) = call_of(8, [])
     transmission = Transmission(Attempt(request, "grpc://s1:8001", 0, 0.0, 1), "1")
     transmission.cancel()
-    sender = Sender(lambda: connection, 1, posted.append)
+    sender = Sender(connection, 1, posted.append)
     sender.send(call, transmission)
     sender.close()
     sender.join()
