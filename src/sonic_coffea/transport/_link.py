@@ -1,0 +1,229 @@
+"""The way to a server: its channel, which may be replaced, and calls without tensors."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from sonic_coffea.errors import (
+    AccessError,
+    CancelledError,
+    InferenceError,
+    RequestTooLargeError,
+    ServerLostError,
+    SonicError,
+    TokenExpiredError,
+)
+from sonic_coffea.transport._channel import Channel, call_metadata
+from sonic_coffea.transport._failures import STOOD_STILL, failure_of, translate
+from sonic_coffea.transport._loopback import LocalPeer
+from sonic_coffea.transport._shared_memory import SharedMemory, shares, unknown_region
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sonic_coffea.transport._address import Address
+    from sonic_coffea.transport._options import ConnectionOptions
+    from sonic_coffea.transport._shared_memory import Usability
+
+# Triton's extensions, which other servers lack: gRPC's own servers say so without words.
+_OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})
+NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
+
+# Calls that change nothing. A server that hangs may have got one, behind a balancer with others
+# that answer at once: it is made again after these times. The last one goes over another
+# connection, if nothing has come over the first: it may be the connection that hangs.
+_READS = ("ServerMetadata", "RepositoryIndex", "ModelMetadata", "ModelConfig", "ModelStatistics")
+_ASK_AGAIN_S = (0.2, 1.0, 2.0)
+
+
+class Link:
+    """A channel to one server, opened by the first call and replaced by a new one if it hangs.
+
+    Parameters
+    ----------
+    address : Address
+        The server.
+    options : ConnectionOptions
+        How to connect.
+    known : Usability or None
+        What other connections to the server have found about shared memory.
+
+    Attributes
+    ----------
+    channel : Channel or None
+        The channel for the next call, if it is open.
+    closed : bool
+        Whether nothing more is to be sent.
+    shared : SharedMemory or None
+        The regions, if the server may share this machine's memory.
+
+    Raises
+    ------
+    ConfigError
+        If shared memory is demanded of a server that is not on this machine.
+    """
+
+    def __init__(
+        self, address: Address, options: ConnectionOptions, known: Usability | None
+    ) -> None:
+        self.address = address
+        self.options = options
+        self.channel: Channel | None = None
+        self.closed = False
+        self._opening = threading.Lock()
+        self._replaced: list[Channel] = []
+        self._peer = LocalPeer(address)
+        self.shared: SharedMemory | None = None
+        if shares(address, wanted=options.shared_memory):
+            demanded = options.shared_memory is True
+            self.shared = SharedMemory(self.call, address, demanded=demanded, known=known)
+
+    def open(self) -> tuple[Channel, Mapping[str, str]]:
+        """Return the channel, opened by the first call, and the secret of a local server."""
+        with self._opening:
+            try:
+                secret, address = self._peer.secret(), self._peer.address
+            except ServerLostError:
+                if self.shared is not None:
+                    self.shared.forget()
+                raise
+            if self.channel is None or self.channel.address != address:
+                if self.closed:
+                    raise CancelledError("the connection is closed", server=str(self.address))
+                if self.channel is not None:
+                    self._replaced.append(self.channel)
+                self.channel = Channel(address, self.options.tls)
+            return self.channel, secret
+
+    def replace(self, channel: Channel) -> None:
+        """Open another channel for all that follows: to the network, this one may not be there.
+
+        What is in flight on it may still be answered, if it was the server behind it that hangs.
+        """
+        with self._opening:
+            if channel is not self.channel or self.closed:
+                return
+            self.channel = None
+            over = [known for known in self._replaced if not known.in_flight]
+            self._replaced = [known for known in self._replaced if known.in_flight]
+            self._replaced.append(channel)
+        for known in over:
+            known.close()
+
+    def close(self) -> bool:
+        """Open no more channels, and close those that were replaced; False if that is done."""
+        with self._opening:
+            closed, self.closed = self.closed, True
+        for channel in self._replaced:
+            channel.close()
+        return not closed
+
+    def shut(self) -> None:
+        """Close the channel, which cancels the calls on it, and release the port."""
+        if self.channel is not None:
+            self.channel.close()
+        self._peer.close()
+
+    def call(
+        self, method: str, request: Any, timeout_s: float | None = None, **context: Any
+    ) -> Any:
+        """Make a call without tensors, and wait for the response."""
+        context["server"] = str(self.address)
+        channel, secret = self.open()
+        metadata = call_metadata(self.options, secret)
+        asked_at = time.monotonic()
+        until = asked_at + (timeout_s or self.options.timeouts.metadata_s)
+        tries = count(1)
+
+        def begin() -> Any:
+            nonlocal channel
+            if next(tries) == len(_ASK_AGAIN_S) + 1 and channel.heard_at < asked_at:
+                self.replace(channel)
+                channel, _ = self.open()
+            timeout_s = until - time.monotonic()
+            return getattr(channel.stub, method).future(request, timeout_s, metadata)
+
+        try:
+            call = _first(begin, _ASK_AGAIN_S if method in _READS else ())
+        except ValueError as error:  # a closed channel
+            lost = CancelledError if self.closed else ServerLostError
+            failure: SonicError = lost(str(error), **context)
+        else:
+            if not channel.answered(call):
+                failure = self.failure(call, secret, optional=method in _OPTIONAL, **context)
+                if isinstance(failure, RequestTooLargeError):  # it is the server that has no room
+                    failure = InferenceError(f"{method} failed: {call.details()}", **context)
+            elif (response := call.result()) is not None:
+                return response
+            else:
+                failure = ServerLostError(NO_MESSAGE, **context)
+        raise failure
+
+    def failure(
+        self,
+        call: Any,
+        secret: Mapping[str, str],
+        *,
+        optional: bool = False,
+        early: bool = False,
+        **context: Any,
+    ) -> SonicError:
+        """Return our error for a failed call that was made with a local server's `secret`."""
+        code, details = call.code(), call.details() or ""
+        if optional and code == grpc.StatusCode.UNIMPLEMENTED:
+            details = details or "the server has no such method"
+        trailers = dict(call.trailing_metadata() or ())
+        error = translate(code, details, trailers, closing=self.closed, early=early, **context)
+        if self.shared is not None:
+            if unknown_region(details):
+                meaning = self.shared.unknown(details)
+                error = ServerLostError(meaning, **context)
+                error.undelivered = True
+            elif isinstance(error, ServerLostError):
+                self.shared.forget()
+        if secret and failure_of(code, details, trailers).hint is STOOD_STILL:  # so it ends itself
+            error = ServerLostError(error.message, **context)
+        if isinstance(error, TokenExpiredError) and not callable(self.options.token):
+            error = AccessError(f"{error.message}; token_file= reads a new one", **context)
+        if not isinstance(error, (AccessError, ServerLostError)):
+            return error
+        # A local server that was started anew has another secret, which is recorded a moment after
+        # it answers; to the rows, it is a server that was lost and comes back.
+        recorded = self._peer.look_up()
+        if isinstance(error, AccessError) and recorded != secret:
+            return ServerLostError(f"the local server was started anew: {details}", **context)
+        return error
+
+
+def _first(begin: Callable[[], Any], ask_again_s: Sequence[float]) -> Any:
+    """Make a call, and again if it takes long; return what was answered first, or failed last."""
+    responses: SimpleQueue[Any] = SimpleQueue()
+    calls: list[Any] = []
+    failed: list[Any] = []
+    try:
+        for wait_s in (*ask_again_s, math.inf):
+            calls.append(begin())
+            calls[-1].add_done_callback(responses.put)
+            until = time.monotonic() + wait_s
+            while len(failed) < len(calls):
+                left_s = None if until == math.inf else max(0.0, until - time.monotonic())
+                try:
+                    call = responses.get(timeout=left_s)
+                except Empty:
+                    break
+                if call.code() == grpc.StatusCode.OK:
+                    return call
+                failed.append(call)
+            else:
+                break
+    finally:
+        for call in calls:
+            call.cancel()
+    return failed[-1]
