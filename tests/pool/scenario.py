@@ -76,6 +76,7 @@ class Scenario:
         self.closed: list[str] = []
         self.renewed: list[tuple[str, int]] = []
         self.published: dict[ModelKey, Contract] = {}
+        self.round_trip_s = 0.0
         self._silent: list[tuple[str, ModelKey]] = []
 
     def tell(self, *events: e.Event) -> None:
@@ -190,7 +191,7 @@ class Scenario:
                     return [e.Probed(url, self.lives[url] if lost else None)]
             case e.Validate(url, key):
                 if self.served[url] is not None:
-                    return [e.Validated(url, key, self.served[url])]
+                    return [e.Validated(url, key, self.served[url], self.round_trip_s)]
                 self._silent.append((url, key))
             case e.Resolve(waiter, outcome):
                 assert isinstance(waiter, Waiter)

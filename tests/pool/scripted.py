@@ -32,6 +32,7 @@ class ScriptedServer:
     """Answers ``y = 2 x`` on a thread of its own, or what `behaviour` says."""
 
     by_url: ClassVar[dict[str, ScriptedServer]] = {}
+    round_trip_s = 0.0
 
     def __init__(self, url: str, *, max_rows: int | None = 4) -> None:
         self.by_url[url] = self

@@ -16,7 +16,7 @@ from tests.pool.scenario import KEY, ONE, Scenario
 
 from sonic_coffea import errors
 from sonic_coffea.pool._breaker import MAX_LOSSES
-from sonic_coffea.pool._channels import FIRST_RENEWAL_S, MAX_RESETS, OLD_S
+from sonic_coffea.pool._channels import FAR_S, FIRST_RENEWAL_S, FULL_BYTES, MAX_RESETS, OLD_S
 from sonic_coffea.pool._core import MAX_RETRIES
 from sonic_coffea.pool._in_flight import HANGS_S
 from sonic_coffea.pool._losses import INTERVAL_S
@@ -311,6 +311,28 @@ def test_a_server_that_refuses_all_is_left_alone_by_its_round_trip() -> None:
     assert pauses[2] > pauses[0]
     assert pauses[3] == pytest.approx(7.0)
     assert not scenario.endpoint(ONE).breaker.lost
+
+
+@pytest.mark.parametrize(
+    ("round_trip_s", "nbytes", "options", "expected"),
+    [
+        (FAR_S, FULL_BYTES, {}, [0, 1, 2, 3]),
+        (FAR_S, FULL_BYTES // 2, {}, [0, 0, 1, 1]),
+        (FAR_S / 2, FULL_BYTES, {}, [0] * 4),
+        (FAR_S, FULL_BYTES, {"channels": 1}, [0] * 4),
+    ],
+)
+def test_large_requests_to_a_far_server_take_several_connections(
+    round_trip_s: float, nbytes: int, options: dict[str, Any], expected: list[int]
+) -> None:
+    scenario = Scenario(ONE, **options)
+    scenario.round_trip_s = round_trip_s
+    scenario.submit(1)
+    scenario.answer_all()
+    scenario.submit(4, nbytes=nbytes)
+    assert [attempt.channel for attempt in scenario.in_flight] == expected
+    scenario.answer_all()
+    assert all(channel.nbytes == 0 for channel in scenario.endpoint(ONE).in_flight.channels._all)
 
 
 def test_connections_are_made_anew_after_one_was_lost() -> None:

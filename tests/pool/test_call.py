@@ -100,7 +100,7 @@ def test_what_nobody_waits_for_is_neither_packed_nor_sent() -> None:
     call, (request, _) = call_of(8, [])
     transmission = Transmission(Attempt(request, "grpc://s1:8001", 0, 0.0, 1), "1")
     transmission.cancel()
-    sender = Sender(connection, 1, posted.append)
+    sender = Sender(connection, posted.append)
     sender.send(call, transmission)
     sender.close()
     sender.join()

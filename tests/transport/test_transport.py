@@ -254,7 +254,9 @@ def test_nobody_there() -> None:
     connection.close()
 
 
-def test_a_server_may_be_far_away(server: sonic.LocalServer) -> None:
+def test_a_server_may_be_far_away(
+    server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A connection takes several trips; each has to wait for its turn."""
     with SlowProxy(Address.parse(server.url).port, delay_s=0.3) as proxy:
         record = local_state.lookup(server.url)
@@ -262,6 +264,9 @@ def test_a_server_may_be_far_away(server: sonic.LocalServer) -> None:
         options = ConnectionOptions(headers={record.header: record.secret})
         connection = connect_transport(f"grpc://127.0.0.1:{proxy.port}", options=options)
         assert connection.info().name == "triton"
+        assert connection.round_trip_s == 0.0  # whatever it takes on this machine
+        monkeypatch.setattr(Address, "loopback", False)
+        assert connection.round_trip_s >= proxy.delay_s
         connection.close()
 
 
@@ -270,7 +275,7 @@ class SlowProxy:
 
     def __init__(self, port: int, *, delay_s: float) -> None:
         self._to = port
-        self._delay_s = delay_s
+        self.delay_s = delay_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -304,7 +309,7 @@ class SlowProxy:
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
-            await asyncio.sleep(self._delay_s)
+            await asyncio.sleep(self.delay_s)
             writer.write(data)
         writer.close()
 

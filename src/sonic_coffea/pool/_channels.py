@@ -18,6 +18,10 @@ FIRST_RENEWAL_S, LAST_RENEWAL_S = 15.0, 240.0
 # do, and the others are reset when they are older.
 OLD_S = 2.0
 MAX_RESETS, RESETS_PER_ANSWER = 50.0, 0.5
+# TCP carries no more in a round trip than the buffers of both ends hold, 4 MB by Linux's default:
+# 3 Gbit/s at 10 ms. Over such a distance, a request takes a new connection, up to four in all, if
+# each of the others carries a megabyte.
+FAR_S, FULL_BYTES, MAX_CHANNELS = 0.01, 1_000_000, 4
 
 
 @dataclass(slots=True)
@@ -26,8 +30,8 @@ class Channel:
 
     Attributes
     ----------
-    in_flight : int
-        Requests that it carries.
+    in_flight, nbytes : int
+        Requests that it carries, and the bytes of their tensors.
     silent_since : float or None
         Since when requests on it are overdue, and none is answered.
     renew_at, renew_after_s : float
@@ -37,6 +41,7 @@ class Channel:
     """
 
     in_flight: int = 0
+    nbytes: int = 0
     silent_since: float | None = None
     renew_at: float = math.inf
     renew_after_s: float = FIRST_RENEWAL_S
@@ -52,37 +57,63 @@ class Channels:
 
     A connection may be bound to one of several servers, by a balancer that knows nothing of
     requests. So a request that is sent again takes another one.
+
+    Parameters
+    ----------
+    wanted : int or "auto"
+        ``"auto"``: one, and more to a server that is far away.
+
+    Attributes
+    ----------
+    round_trip_s : float
+        How far the server is; 0 as long as that is not known.
     """
 
-    __slots__ = ("_all", "_to_renew", "_wanted")
+    __slots__ = ("_all", "_chooses", "_to_renew", "_wanted", "round_trip_s")
 
-    def __init__(self, wanted: int) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: int | str) -> None:
+        self._chooses = wanted == "auto"
+        self._wanted = 1 if self._chooses else int(wanted)
         self._to_renew = False
-        self._all = [Channel() for _ in range(wanted)]
+        self._all = [Channel() for _ in range(self._wanted)]
+        self.round_trip_s = 0.0
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def take(self, used: Collection[int], now: float, number: int | None = None) -> int:
+    def take(
+        self, used: Collection[int], now: float, nbytes: int = 0, number: int | None = None
+    ) -> int:
         """Return the connection that a request takes: if possible, none that it has used."""
-        if number is not None:
-            self._all[number].in_flight += 1
-            return number
+        if number is None:
+            number = self._choose(used, now)
+        self._all[number].in_flight += 1
+        self._all[number].nbytes += nbytes
+        return number
+
+    def _choose(self, used: Collection[int], now: float) -> int:
+        if self._chooses and self.round_trip_s >= FAR_S and self._wanted < MAX_CHANNELS:
+            self._widen()
         free = [n for n in range(len(self._all)) if n not in used]
         if not free and len(self._all) == self._wanted:
             free = [self._wanted]
             self._all.append(Channel())
         channels = self._all
-        number = min(
+        return min(
             free or range(len(channels)), key=lambda n: (channels[n].cost(now), n == self._wanted)
         )
-        channels[number].in_flight += 1
-        return number
 
-    def leave(self, number: int) -> None:
+    def _widen(self) -> None:
+        """Want one more, if each carries as much as a connection may have to carry."""
+        if all(channel.nbytes >= FULL_BYTES for channel in self._all):
+            self._wanted += 1
+            if len(self._all) < self._wanted:
+                self._all.append(Channel())
+
+    def leave(self, number: int, nbytes: int = 0) -> None:
         """Record that a request has ended."""
         self._all[number].in_flight -= 1
+        self._all[number].nbytes -= nbytes
 
     def answered(self, number: int) -> None:
         """Record a response."""

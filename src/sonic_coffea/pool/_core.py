@@ -283,6 +283,7 @@ class PoolCore:
         # A server that answers late must have the model that is known by now.
         expected = endpoint.signatures.validating.pop(key, None) or known
         if not isinstance(outcome, SonicError):
+            endpoint.in_flight.channels.round_trip_s = event.round_trip_s
             self._seen.add(key)
             endpoint.liveness.hear(now)
             if expected is None or serves(outcome, expected):

@@ -462,7 +462,8 @@ class Engine:
                 self._alarm.ring(url, connection)
 
         def ask() -> None:
-            self.post(e.Validated(url, key, connection.contract(*key)))
+            contract = connection.contract(*key)
+            self.post(e.Validated(url, key, contract, connection.round_trip_s))
 
         _apart("sonic-contract", ask, failed)
 
@@ -498,7 +499,7 @@ class Engine:
 
     def _sender(self, url: str) -> Sender:
         connection = self._connect(url, options=self.settings.connection_options())
-        return Sender(connection, self.settings.channels, self.post)
+        return Sender(connection, self.post)
 
     def _connect_new(
         self, urls: Iterable[str], connected: Mapping[str, Sender] = MappingProxyType({})

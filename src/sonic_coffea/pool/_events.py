@@ -89,11 +89,15 @@ class Probed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Validated(Event):
-    """A server has said what a model takes and gives, or has failed to."""
+    """A server has said what a model takes and gives, or has failed to.
+
+    ``round_trip_s`` is how far it is; 0 if that is not known.
+    """
 
     url: str
     key: ModelKey
     outcome: Contract | SonicError
+    round_trip_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

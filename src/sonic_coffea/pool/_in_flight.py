@@ -69,7 +69,7 @@ class InFlight:
     ----------
     max_in_flight : int
         Requests for a model that may ever be in flight.
-    channels : int
+    channels : int or "auto"
         Connections to the endpoint.
 
     Attributes
@@ -103,7 +103,7 @@ class InFlight:
         "taken",
     )
 
-    def __init__(self, max_in_flight: int, channels: int = 1) -> None:
+    def __init__(self, max_in_flight: int, channels: int | str = "auto") -> None:
         self._max_in_flight = max_in_flight
         self.channels = Channels(channels)
         self._by_model: Counter[ModelKey] = Counter()
@@ -155,7 +155,7 @@ class InFlight:
         """Take a slice, for a connection if that is said."""
         key = request.key
         used = {attempt.channel for attempt in request.attempts if attempt.url == url}
-        channel = self.channels.take(used, now, channel)
+        channel = self.channels.take(used, now, request.nbytes, channel)
         self._by_model[key] += 1
         self.taken += 1
         if (quota := self._quota(key, now)) is not None:
@@ -167,7 +167,7 @@ class InFlight:
 
     def settle(self, attempt: Attempt) -> None:
         """End an attempt, however that was."""
-        self.channels.leave(attempt.channel)
+        self.channels.leave(attempt.channel, attempt.slice.nbytes)
         if attempt in self.overdue:
             del self.overdue[attempt]
         else:

@@ -38,6 +38,11 @@ def _whole(least: int) -> Callable[[Any], str | None]:
     return lambda value: None if isinstance(value, Integral) and int(value) >= least else text
 
 
+def _channels(value: Any) -> str | None:
+    expected = None if value == "auto" else _whole(1)(value)
+    return expected and f"auto, or {expected}"
+
+
 def _whole_or_none(least: int) -> Callable[[Any], str | None]:
     whole = _whole(least)
     return lambda value: None if value is None else whole(value)
@@ -77,7 +82,7 @@ OPTIONS: Mapping[str, Option] = {
     "tls_key": Option("tls", "key", _file),
     "compression": Option("", "compression", _choice("gzip", "deflate", None)),
     "shared_memory": Option("", "shared_memory", _shared_memory),
-    "channels": Option("", "channels", _whole(1)),
+    "channels": Option("", "channels", _channels),
     "max_in_flight": Option("limits", "max_in_flight", _whole(1)),
     "max_in_flight_bytes": Option("limits", "max_in_flight_bytes", _positive_or_none),
     "max_request_bytes": Option("limits", "max_request_bytes", _request_bytes),

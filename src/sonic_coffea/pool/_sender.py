@@ -71,13 +71,12 @@ class Transmission:
 class Sender:
     """The connections to an endpoint, and the thread that sends requests over them.
 
-    There are several connections for a balancer that leads each of them to another server.
+    There are several connections for a balancer that leads each of them to another server, and for
+    a server that is far away. Each is made for the first request that takes it.
     """
 
-    def __init__(
-        self, connection: Connection, channels: int, post: Callable[[Event], None]
-    ) -> None:
-        self.connections = [connection, *(connection.another() for _ in range(channels - 1))]
+    def __init__(self, connection: Connection, post: Callable[[Event], None]) -> None:
+        self.connections = [connection]
         self._post = post
         self._inbox: SimpleQueue[tuple[Call, Transmission] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -155,7 +154,7 @@ class Sender:
                 times = transmission.packing_at, transmission.sent_at
                 self._post(Answered(attempt, outcome, *times, time.monotonic()))
 
-        if attempt.channel == len(self.connections):
+        while attempt.channel >= len(self.connections):
             self.connections.append(self.connections[0].another())
         return self.connections[attempt.channel].infer(
             call.contract,

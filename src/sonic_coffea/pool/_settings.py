@@ -154,9 +154,10 @@ class Settings:
     shared_memory : bool or "auto"
         Whether a server on this machine reads large tensors from shared memory instead of messages.
         True: it must; False: never; ``"auto"``: if it can.
-    channels : int
-        Connections to one URL; more than one if a balancer leads each connection to another server,
-        or if the server is far away: TCP bounds what a connection carries in a round trip.
+    channels : int or "auto"
+        Connections to one URL; more than one if a balancer leads each connection to another server.
+        ``"auto"``: one, and up to four to a server that is far away, as TCP bounds what a
+        connection carries in a round trip.
     balance : {"load", "priority"}
         ``"load"``: each server gets requests by its adaptive limit. ``"priority"``: a server gets
         requests only while all servers named before it are lost.
@@ -175,7 +176,7 @@ class Settings:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     compression: str | None = None
     shared_memory: bool | str = "auto"
-    channels: int = 1
+    channels: int | str = "auto"
     balance: str = "load"
     weight: float = 1.0
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -91,7 +91,7 @@ def _of_server(
             yield (
                 f"the network takes {network_s / (queue_s + work_s):.0f} times as long as "
                 f"{model} on {server}: smaller types (dtype='float16'), Bucketed, or compression "
-                "send less, and channels=4 carries more over a long distance"
+                "send less"
             )
     elif waits:
         yield (

@@ -80,6 +80,11 @@ class Connection:
         self._process = os.getpid()
         self._link = Link(address, options, known)
 
+    @property
+    def round_trip_s(self) -> float:
+        """How far the server is, by calls without tensors so far; 0 if that is not known."""
+        return self._link.round_trip_s
+
     def another(self) -> Connection:
         """Return one more connection to the same server, which knows what this one has found."""
         known = None if self._link.shared is None else self._link.shared.known

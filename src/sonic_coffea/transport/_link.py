@@ -76,6 +76,7 @@ class Link:
         self.address = address
         self.options = options
         self.channel: Channel | None = None
+        self._shortest_s = math.inf
         self.closed = False
         self._opening = threading.Lock()
         self._replaced: list[Channel] = []
@@ -101,6 +102,15 @@ class Link:
                     self._replaced.append(self.channel)
                 self.channel = Channel(address, self.options.tls)
             return self.channel, secret
+
+    @property
+    def round_trip_s(self) -> float:
+        """The shortest time of a call without tensors; 0 without any, or on this machine.
+
+        The first call takes longer, as it makes the connection.
+        """
+        known = self._shortest_s < math.inf and not self.address.loopback
+        return self._shortest_s if known else 0.0
 
     def replace(self, channel: Channel) -> None:
         """Open another channel for all that follows: to the network, this one may not be there.
@@ -161,6 +171,7 @@ class Link:
                 if isinstance(failure, RequestTooLargeError):  # it is the server that has no room
                     failure = InferenceError(f"{method} failed: {call.details()}", **context)
             elif (response := call.result()) is not None:
+                self._shortest_s = min(self._shortest_s, channel.heard_at - asked_at)
                 return response
             else:
                 failure = ServerLostError(NO_MESSAGE, **context)
