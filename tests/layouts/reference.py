@@ -252,18 +252,29 @@ FORMULAE: dict[str, Callable[[Any, Any], float]] = {
 def pairwise(layout: Any, array: Any) -> Any:
     longest = max((len(r) for r in rows(array, layout.features[0].name, jagged=True)), default=0)
     length = next((n for n in layout.lengths if n >= longest), layout.lengths[-1])
-    # Formulae are computed of what a tensor of float64 would hold.
-    wide = sonic.Padded(list(layout.features), length, dtype="float64", sort_by=layout.sort_by)
-    names = [channel(f) for f in layout.features]
-    tensor = np.full((0, len(layout.formulae), length, length), 0.0)
+
+    def numbers_of(layout: Any, length: int) -> list[list[dict[str, float]]]:
+        # Formulae are computed of what a tensor of float64 would hold.
+        wide = sonic.Padded(list(layout.features), length, dtype="float64", sort_by=layout.sort_by)
+        names = [channel(f) for f in layout.features]
+        return [
+            [dict(zip(names, map(float, numbers), strict=True)) for numbers in row]
+            for row in elements(wide, array, length)
+        ]
+
+    firsts = seconds = numbers_of(layout, length)
+    other_length = length
+    if layout.other is not None:
+        other_length = layout.other.length
+        seconds = numbers_of(layout.other, other_length)
+    tensor = np.full((0, len(layout.formulae), length, other_length), 0.0)
     made = []
-    for row in elements(wide, array, length):
-        there = [dict(zip(names, map(float, numbers), strict=True)) for numbers in row]
+    for there, others in zip(firsts, seconds, strict=True):
         one = np.empty(tensor.shape[1:], layout.dtype)
         one[:] = np.asarray(layout.fill)[:, None, None]
         for c, formula in enumerate(layout.formulae):
             for i, a in enumerate(there):
-                for j, b in enumerate(there):
+                for j, b in enumerate(others):
                     one[c, i, j] = held(FORMULAE[formula](a, b), layout.dtype, exact=False)
         made.append(one)
     stacked = np.stack(made) if made else tensor

@@ -83,6 +83,13 @@ pairwise = st.builds(
     lengths | st.just((1, 3)),
     st.lists(st.sampled_from(sorted(FORMULAE)), min_size=1, max_size=3, unique=True),
     st.sampled_from([0.0, -1.0]),
+    other=st.none()
+    | st.builds(
+        sonic.Padded,
+        st.just(["pf.id", "pf.pt"]),
+        lengths,
+        sort_by=st.sampled_from([None, "pf.id"]),
+    ),
     axis_order=st.sampled_from(["CLL", "LLC"]),
     dtype=st.sampled_from([name for name in TARGETS if "float" in name]),
     sort_by=st.sampled_from([None, "pf.pt"]),

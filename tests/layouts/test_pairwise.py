@@ -209,6 +209,69 @@ def test_given_pairs_that_are_none() -> None:
             sonic.Pairwise("d", 3).pack({"d": array})
 
 
+@pytest.mark.parametrize("fields", [CARTESIAN, ("pt", "eta", "phi", "mass")])
+def test_pairs_of_two_collections(fields: Any) -> None:
+    first, second = vectors([3, 0, 2, 5, 1]), vectors([1, 2, 0, 4, 3], seed=2)
+    events = ak.zip({"Jet": first, "Muon": second}, depth_limit=1)
+    named = [[f"{name}.{field}" for field in of] for name, of in [("Jet", fields), ("Muon", PTS)]]
+    layout = sonic.Pairwise(
+        named[0], 4, fill=-7.5, other=sonic.Padded(named[1], 3, sort_by="Muon.pt")
+    )
+    wanted = np.full((5, 4, 4, 3), -7.5)
+    for n, row in enumerate(events.to_list()):
+        others = sorted(row["Muon"], key=lambda muon: -muon["pt"])
+        for i, a in enumerate(row["Jet"][:4]):
+            for j, b in enumerate(others[:3]):
+                wanted[n, :, i, j] = of_pair(a, b)
+    np.testing.assert_allclose(layout.pack(events), wanted, rtol=1e-4, atol=1e-4)
+    bound = bind_inputs({"v": layout}, events)
+    np.testing.assert_array_equal(bound.pack(1, 4)["v"], layout.pack(events)[1:4])
+    assert bound.count_elements() == (
+        3 * 1 + 4 * 3 + 1 * 3,
+        5 * 4 - 4 * 3,
+        5 * 4 * 3 - (3 + 12 + 3),
+    )
+    assert layout.columns == (*named[0], *named[1])
+    with pytest.raises(InputError, match=r"'Jet.px?t?' and field 'Muon.pt'.*(same objects)"):
+        layout.pack({"Jet": events.Jet, "Muon": events.Muon[:4]})
+
+
+PTS = ("pt", "eta", "phi", "mass")
+
+
+def test_given_pairs_of_two_collections() -> None:
+    first, second = vectors([3, 0, 2, 5, 1]), vectors([1, 2, 0, 4, 3], seed=2)
+    a, b = ak.unzip(ak.cartesian([first, second], nested=True))
+    array = {"d": a.pt - b.pt}
+    wanted = np.full((5, 1, 4, 3), 2.0)
+    for n, rows in enumerate(array["d"].to_list()):
+        for i, row in enumerate(rows[:4]):
+            wanted[n, 0, i, : len(row)] = row[:3]
+    layout = sonic.Pairwise("d", 4, fill=2.0, other=3)
+    np.testing.assert_allclose(layout.pack(array), wanted, rtol=1e-6)
+    with pytest.raises(InputError, match="declare other="):
+        sonic.Pairwise("d", 4).pack(array)
+    with pytest.raises(InputError, match="2 pairs beside one of 1 in event 1.*one number of j"):
+        layout.pack({"d": ak.Array([[[1.0]], [[1.0], [1.0, 2.0]]])})
+
+
+def test_other_elements_that_are_none() -> None:
+    for other, match in [
+        (0, "Padded or a length, got 0"),
+        (True, "Padded or a length, got True"),
+        (["pt"], "Padded or a length"),
+        (4, "pairs that formulae compute have a layout"),
+        (sonic.Padded("pt", 2, pad_mode="wrap"), "leave out the rest"),
+        (sonic.Padded("pt", 2, fill=1.0), "leave out the rest"),
+    ]:
+        with pytest.raises(ConfigError, match=match):
+            sonic.Pairwise("x", 3, "x_i", other=other)
+    with pytest.raises(ConfigError, match="have a length as their other"):
+        sonic.Pairwise("x", 3, other=sonic.Padded("y", 2))
+    with pytest.raises(ConfigError, match="no 'x_j'; did you mean 'y_j'"):
+        sonic.Pairwise("x", 3, "x_i - x_j", other=sonic.Padded("y", 2))
+
+
 def test_nonsense_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="no 'pq_i'; did you mean 'pt_i'"):
         sonic.Pairwise(["pt", "eta"], 3, "pq_i")

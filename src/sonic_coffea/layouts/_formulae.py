@@ -106,8 +106,9 @@ class Program:
 
     Attributes
     ----------
-    elements, pairs : array of int64, shape ``[K, 3]``
-        Instructions for each element, then for each pair: an operation and its operands.
+    elements, others, pairs : array of int64, shape ``[K, 3]``
+        Instructions for each first element of pairs, for each second element, then for each pair:
+        an operation and its operands. `others` is `elements` where both are of one collection.
     constants : array of float64
         The numbers in them.
     results : array of int64
@@ -117,6 +118,7 @@ class Program:
     """
 
     elements: NDArray[np.int64]
+    others: NDArray[np.int64]
     pairs: NDArray[np.int64]
     constants: NDArray[np.float64]
     results: NDArray[np.int64]
@@ -141,7 +143,13 @@ def four_vector(names: Sequence[str]) -> dict[str, int] | None:
     return None
 
 
-def compile_formulae(formulae: Sequence[str], names: Sequence[str], *, eps: float) -> Program:
+def compile_formulae(
+    formulae: Sequence[str],
+    names: Sequence[str],
+    other_names: Sequence[str] | None = None,
+    *,
+    eps: float,
+) -> Program:
     """Return the program of some formulae.
 
     Parameters
@@ -150,6 +158,8 @@ def compile_formulae(formulae: Sequence[str], names: Sequence[str], *, eps: floa
         Quantities of a pair by name, or expressions such as ``"log(pt_i / pt_j)"``.
     names : sequence of str
         The fields; an expression calls them by the last part of their paths.
+    other_names : sequence of str, optional
+        The fields of the second element of a pair, if it is of another collection.
     eps : float
         What ``eps`` stands for.
 
@@ -158,11 +168,15 @@ def compile_formulae(formulae: Sequence[str], names: Sequence[str], *, eps: floa
     ConfigError
         If a formula cannot be read, or names what there is not.
     """
-    writer = _Writer(names, eps)
+    first = _Elements(names)
+    second = first if other_names is None else _Elements(other_names)
+    writer = _Writer(first, second, eps)
     results = [writer.pair_of(text, text) for text in formulae]
-    symmetric = all(writer.swapped(node) == node for node in results)
+    symmetric = second is first and all(writer.swapped(node) == node for node in results)
+    elements = _table(first)
     return Program(
-        _table(writer.elements),
+        elements,
+        elements if second is first else _table(second),
         _table(writer.pairs),
         np.asarray([*writer.constants, 0.0]),
         np.asarray(results, np.int64),
@@ -182,18 +196,33 @@ class _Nodes(dict[Node, int]):
         return self.setdefault((OPERATIONS.index(operation), a, b), len(self))
 
 
+class _Elements(_Nodes):
+    """Instructions for elements of a collection, and the fields that they begin with."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        vector = four_vector(names)
+        self.is_vector = vector is not None
+        self.fields = {
+            **(vector or {}),
+            **{base_name(name): place for place, name in enumerate(names)},
+        }
+
+    @property
+    def known(self) -> list[str]:
+        """What formulae may name."""
+        return [*self.fields, *(ELEMENT if self.is_vector else ())]
+
+
 class _Writer:
     """Reads formulae, and writes their instructions."""
 
-    def __init__(self, names: Sequence[str], eps: float) -> None:
-        self.elements, self.pairs = _Nodes(), _Nodes()
+    def __init__(self, first: _Elements, second: _Elements, eps: float) -> None:
+        self.pairs = _Nodes()
         self.constants: dict[float, int] = {}
         self._eps = eps
-        self._fields = {base_name(name): place for place, name in enumerate(names)}
-        vector = four_vector(names)
-        self._is_vector = vector is not None
-        self._fields = {**(vector or {}), **self._fields}
-        self._open: list[str] = []
+        self._ends = {"i": first, "j": second}
+        self._are_vectors = first.is_vector and second.is_vector
 
     def pair_of(self, text: str, formula: str) -> int:
         """Return the instruction of a formula of pairs."""
@@ -250,29 +279,26 @@ class _Writer:
     def _named(self, name: str, nodes: _Nodes, formula: str) -> int:
         if name == "eps":
             return self._constant(self._eps, nodes)
-        if nodes is self.elements:
-            return self._element(name, formula)
+        if isinstance(nodes, _Elements):
+            return self._element(name, nodes, formula)
         match = re.fullmatch(r"(.+)_([ij])", name)
-        if match and self._has(match[1]):
-            element = self._element(match[1], formula)
+        if match and match[1] in self._ends[match[2]].known:
+            element = self._element(match[1], self._ends[match[2]], formula)
             return nodes.add("first" if match[2] == "i" else "second", element)
-        if self._is_vector and name in PAIR:
+        if self._are_vectors and name in PAIR:
             return self.pair_of(PAIR[name], formula)
         raise self._unknown(name, formula)
 
-    def _has(self, name: str) -> bool:
-        return name in self._fields or (self._is_vector and name in ELEMENT)
-
-    def _element(self, name: str, formula: str) -> int:
+    def _element(self, name: str, nodes: _Elements, formula: str) -> int:
         """Return the instruction of a field, or of what follows from the four-vector."""
-        if name in self._fields:
-            return self.elements.add("field", self._fields[name])
-        return self._read(_parsed(ELEMENT[name], formula), self.elements, formula)
+        if name in nodes.fields:
+            return nodes.add("field", nodes.fields[name])
+        return self._read(_parsed(ELEMENT[name], formula), nodes, formula)
 
     def _unknown(self, name: str, formula: str) -> ConfigError:
-        known = [f"{field}_{end}" for field in self._fields for end in "ij"]
-        if self._is_vector:
-            known += [*PAIR, *(f"{field}_{end}" for field in ELEMENT for end in "ij")]
+        known = [f"{field}_{end}" for end, nodes in self._ends.items() for field in nodes.known]
+        if self._are_vectors:
+            known += PAIR
             return ConfigError(f"formula {formula!r}: no {name!r}; {nearest(name, known)}")
         vectors = " or ".join(f"({one})" for one in VECTORS)
         return ConfigError(

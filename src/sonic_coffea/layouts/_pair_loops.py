@@ -66,8 +66,10 @@ def _number(operation, x, y):
 
 
 @compiled
-def _execute(program, constants, values, at, count, registers):
-    """Execute a program for elements 0 to `count`, or for their pairs with element `at`.
+def _execute(program, constants, first, second, at, count, registers):
+    """Execute a program for pairs of element `at` of `first` with some elements of `second`.
+
+    Those are elements 0 to `count`. For elements alone, fields are those of `second`.
 
     Operations with a loop of their own become vector instructions.
     """
@@ -77,10 +79,10 @@ def _execute(program, constants, values, at, count, registers):
         if operation == CONSTANT:
             to[:count] = constants[a]
         elif operation == FIRST:
-            to[:count] = values[a, at]
+            to[:count] = first[a, at]
         elif operation in (FIELD, SECOND):
             for k in range(count):
-                to[k] = values[a, k]
+                to[k] = second[a, k]
         elif operation == ADD:
             for k in range(count):
                 to[k] = registers[a, k] + registers[b, k]
@@ -118,37 +120,52 @@ def _execute(program, constants, values, at, count, registers):
 
 
 @compiled
+def _known(program, constants, fields, count, values, known):
+    """Execute a program for the elements of a row, ``fields[F, L]``."""
+    for f in range(fields.shape[0]):
+        for k in range(count):
+            values[f, k] = fields[f, k]
+    _execute(program, constants, values, values, 0, count, known)
+
+
+@compiled
 def pairs(
     out,
     fields,
     counts,
-    fills,
     elements,
+    other_fields,
+    other_counts,
+    other_elements,
+    fills,
     program,
     constants,
     results,
+    alike,
     symmetric,
     limit,
     values,
     known,
+    other_known,
     registers,
 ):
-    """Fill ``out[n, C, L, L]`` from ``fields[n, F, L]``, whose rows have `counts` elements.
+    """Fill ``out[n, C, L, M]`` from ``fields[n, F, L]`` and ``other_fields[n, G, M]``.
 
-    A row's numbers are kept in `values` and `known`, those of one element's pairs in `registers`.
-    Returns the first row, times `C`, plus the channel, of a number that cannot be sent; or -1.
+    The rows have `counts` and `other_counts` elements; if these are `alike`, of one collection,
+    `other_known` is `known`. A row's numbers are kept in `values` and `known`, those of one
+    element's pairs in `registers`. Returns the first row, times `C`, plus the channel, of a number
+    that cannot be sent; or -1.
     """
-    rows, channels, length, _ = out.shape
+    rows, channels, length, other_length = out.shape
     bad = -1
     for n in range(rows):
-        count = min(counts[n], length)
-        for f in range(fields.shape[1]):
-            for k in range(count):
-                values[f, k] = fields[n, f, k]
-        _execute(elements, constants, values, 0, count, known)
+        count, other_count = min(counts[n], length), min(other_counts[n], other_length)
+        _known(elements, constants, fields[n], count, values, known)
+        if not alike:
+            _known(other_elements, constants, other_fields[n], other_count, values, other_known)
         for i in range(count):
-            stop = i + 1 if symmetric else count
-            _execute(program, constants, known, i, stop, registers)
+            stop = i + 1 if symmetric else other_count
+            _execute(program, constants, known, other_known, i, stop, registers)
             for c in range(channels):
                 result = registers[results[c]]
                 to = out[n, c, i]
@@ -156,7 +173,7 @@ def pairs(
                 for k in range(stop):
                     to[k] = result[k]
                     unfit += not abs(result[k]) <= limit
-                for k in range(count, length):
+                for k in range(other_count, other_length):
                     to[k] = fills[c]
                 if bad < 0 and unfit > 0:
                     bad = n * channels + c

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from awkward.contents import NumpyArray, RegularArray
 
 from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._columns import Columns
-from sonic_coffea.layouts._formulae import DEFAULT, VECTORS, compile_formulae, four_vector
+from sonic_coffea.layouts._formulae import DEFAULT, compile_formulae, four_vector
+from sonic_coffea.layouts._given_pairs import GivenPairs, given_pairs
 from sonic_coffea.layouts._layout import (
     Bound,
     DType,
@@ -23,8 +23,7 @@ from sonic_coffea.layouts._layout import (
     length_of,
 )
 from sonic_coffea.layouts._memory import empty
-from sonic_coffea.layouts._padded import PaddedLayout
-from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Split, read
+from sonic_coffea.layouts._padded import Padded, PaddedLayout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,15 +33,17 @@ if TYPE_CHECKING:
 
     from sonic_coffea.layouts._fields import Feature, Source
     from sonic_coffea.layouts._formulae import Program
+    from sonic_coffea.layouts._rows import Int64, RowSelection
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Pairwise(PaddedLayout):
-    """Numbers of the pairs of a row's elements: ``[N, C, L, L]``.
+    """Numbers of the pairs of a row's elements: ``[N, C, L, L]``, or ``[N, C, L, M]``.
 
     The numbers are computed from the elements, ``events * jets * var * {px, py, pz, energy}``,
     while they are packed. Or they are fields, ``events * jets * var * var * number``, where the
-    inner lists of a row are as long as the outer list.
+    inner lists of a row are as long as the outer list. With `other`, the second element of a pair
+    is of another collection of the same row.
 
     Parameters
     ----------
@@ -56,13 +57,17 @@ class Pairwise(PaddedLayout):
         The channels: ``ln_kt``, ``ln_z``, ``ln_delta_r``, ``ln_m2``, the same without ``ln_``, or
         expressions such as ``"abs(dz_i - dz_j)"`` of the fields' names, with ``_i`` and ``_j`` for
         the two elements of the pair. The default is the first four names if the fields are a
-        four-vector; otherwise, the fields are numbers of pairs.
+        four-vector, and those of `other`, too; otherwise, the fields are numbers of pairs.
     fill : float or sequence of float
         The padding: one value for all channels, or one for each.
     eps : float
         Lower limit of a logarithm's argument and of a denominator.
+    other : Padded or int, optional
+        The second elements of the pairs, if they are of another collection: a `Padded` layout with
+        their fields, their length M and their order, such as ``Padded(["sv.pt", "sv.eta"], 5)``.
+        For fields of pairs, M alone: the inner lists of a row have the same length.
     axis_order : {"CLL", "LLC"}
-        ``[N, C, L, L]`` or ``[N, L, L, C]``.
+        ``[N, C, L, L]`` or ``[N, L, L, C]``; with `other`, ``[N, C, L, M]`` or ``[N, L, M, C]``.
     dtype : dtype
         Type of the tensor, float32 by default. The formulae are computed in float64.
     sort_by : str, optional
@@ -95,6 +100,9 @@ class Pairwise(PaddedLayout):
     >>> jets = ak.Array([{"x": [1.0, 3.0]}, {"x": [5.0]}])
     >>> Pairwise("x", 2, formulae=["x_i - x_j"]).pack(jets).tolist()
     [[[[0.0, -2.0], [2.0, 0.0]]], [[[0.0, 0.0], [0.0, 0.0]]]]
+    >>> events = ak.Array([{"Jet": [{"pt": 50.0}, {"pt": 30.0}], "Muon": [{"pt": 10.0}]}])
+    >>> Pairwise("Jet.pt", 2, "pt_i - pt_j", other=Padded("Muon.pt", 1)).pack(events).tolist()
+    [[[[40.0], [20.0]]]]
     """
 
     features: tuple[Feature, ...]
@@ -102,6 +110,7 @@ class Pairwise(PaddedLayout):
     formulae: tuple[str, ...] | None
     fill: tuple[float, ...]
     eps: float
+    other: Padded | int | None
     axis_order: str
     dtype: DType
     sort_by: str | None
@@ -114,6 +123,7 @@ class Pairwise(PaddedLayout):
         fill: float | Sequence[float] = 0.0,
         *,
         eps: float = 1e-8,
+        other: Padded | int | None = None,
         axis_order: str = "CLL",
         dtype: DTypeLike = "float32",
         sort_by: str | None = None,
@@ -127,14 +137,21 @@ class Pairwise(PaddedLayout):
             raise ConfigError(f"Pairwise: expected an eps above 0, got {eps}")
         if axis_order not in ("CLL", "LLC"):
             raise ConfigError(f"Pairwise: expected axis_order 'CLL' or 'LLC', got {axis_order!r}")
-        names = [feature.name for feature in self.features]
-        if formulae is None and four_vector(names):
+        declare(self, other=_other(other))
+        if formulae is None and all(map(four_vector, self._names())):
             formulae = DEFAULT
         chosen = (formulae,) if isinstance(formulae, str) else formulae
         declare(self, formulae=None if chosen is None else tuple(chosen), axis_order=axis_order)
         self._declare_fill(fill, self.channels, "channels")
         if self.formulae is None and sort_by is not None:
             raise ConfigError("Pairwise: pairs that are given are not sorted; sort them before")
+        if isinstance(self.other, Padded if self.formulae is None else int):
+            raise ConfigError(
+                "Pairwise: pairs that are given have a length as their other, such as other=5; "
+                "pairs that formulae compute have a layout, such as "
+                f"other=sonic.Padded([…], 5); got {other!r}"
+                + (" without formulae" if self.formulae is None else "")
+            )
         if self.formulae is not None:
             if not self.formulae:
                 raise ConfigError("Pairwise needs at least one formula, got none")
@@ -143,30 +160,40 @@ class Pairwise(PaddedLayout):
             self._program()
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        others = self.other.columns if isinstance(self.other, Padded) else ()
+        return tuple(dict.fromkeys((*super(Pairwise, self).columns, *others)))
+
+    @property
     def channels(self) -> int:
         """How many numbers a pair has."""
         return len(self.features if self.formulae is None else self.formulae)
 
     def row_shape(self, level: int) -> tuple[int, ...]:
         length = self.padded_length(level)
-        shape = self.channels, length, length
+        shape = self.channels, length, self._other_length(length)
         return shape if self.axis_order == "CLL" else (*shape[1:], shape[0])
 
     def bind(self, source: Source) -> Bound:
         if self.formulae is None:
-            return Bound(self, _given(source, self))
-        columns = bind_columns(
-            source,
-            self.features,
-            jagged=True,
-            target=np.dtype(np.float64),
-            sort_by=self.sort_by,
-        )
-        return Bound(self, columns)
+            between = isinstance(self.other, int)
+            return Bound(
+                self, given_pairs(source, self.features, target=self.dtype, between=between)
+            )
+        how: Any = {"jagged": True, "target": np.dtype(np.float64)}
+        columns = bind_columns(source, self.features, sort_by=self.sort_by, **how)
+        if not isinstance(self.other, Padded):
+            return Bound(self, columns)
+        other = self.other
+        how |= {"sort_by": other.sort_by, "ascending": other.sort_ascending}
+        others = bind_columns(source, other.features, missing=other.missing, **how)
+        fields = tuple(f"field {each.features[0].name!r}" for each in (self, other))
+        columns.split.rows.check_same(others.split.rows, (fields[0], fields[1]))
+        return Bound(self, PairColumns.of(columns, others))
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
         by_channel = out if self.axis_order == "CLL" else out.transpose(0, 3, 1, 2)
-        if isinstance(columns, _GivenPairs):
+        if isinstance(columns, GivenPairs):
             columns.write(by_channel, self.fill, rows)
         else:
             self._compute(by_channel, columns, rows)
@@ -176,8 +203,10 @@ class Pairwise(PaddedLayout):
     ) -> tuple[int, int, int]:
         counts = columns.split.counts_of(rows)
         length = np.asarray(self.lengths)[np.minimum(levels, len(self.lengths) - 1)]
-        sent, padded = np.minimum(counts, length) ** 2, length**2
-        return int(sent.sum()), int((counts**2 - sent).sum()), int((padded - sent).sum())
+        other_counts, other_length = _other_counts(columns, rows), self._other_length(length)
+        sent = np.minimum(counts, length) * np.minimum(other_counts, other_length)
+        pairs, padded = counts * other_counts, length * other_length
+        return int(sent.sum()), int((pairs - sent).sum()), int((padded - sent).sum())
 
     def doubt(self, columns: Columns) -> None:
         del columns
@@ -185,29 +214,48 @@ class Pairwise(PaddedLayout):
     def content(self, tensor: Tensor, columns: Columns) -> Content:
         return Layout.content(self, tensor, columns)
 
+    def _names(self) -> list[list[str]]:
+        """Return the fields' names, and those of the other elements if there are any."""
+        layouts = [self, self.other] if isinstance(self.other, Padded) else [self]
+        return [[feature.name for feature in layout.features] for layout in layouts]
+
+    def _other_length(self, length: Any) -> Any:
+        """Return the length of the second axis of pairs, of that of the first."""
+        if self.other is None:
+            return length
+        return self.other if isinstance(self.other, int) else self.other.length
+
     def _program(self) -> Program:
-        names = [feature.name for feature in self.features]
-        return compile_formulae(self.formulae or (), names, eps=self.eps)
+        return compile_formulae(self.formulae or (), *self._names(), eps=self.eps)
 
     def _compute(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
         program = self._program()
-        exact = all(c.values.dtype in _EXACT for c in columns.columns)
-        kind = np.dtype(np.float32 if exact else np.float64)
-        fields = empty((len(out), len(self.features), out.shape[2]), kind)
-        columns.pad(fields, (0.0,) * len(self.features), rows)
-        sizes = len(self.features), len(program.elements), len(program.pairs)
+        fields = _numbers(columns, rows, out.shape[2])
+        others, counts = fields, columns.split.counts_of(rows)
+        alike = not isinstance(columns, PairColumns)
+        if isinstance(columns, PairColumns):
+            others = _numbers(columns.others, rows, out.shape[3])
+        length = max(out.shape[2:])
+        known = np.empty((len(program.elements), length))
         bad = _kernels.pairs(
             out,
             fields,
-            columns.split.counts_of(rows),
-            np.asarray(self.fill).astype(out.dtype),
+            counts,
             program.elements,
+            others,
+            _other_counts(columns, rows),
+            program.others,
+            np.asarray(self.fill).astype(out.dtype),
             program.pairs,
             program.constants,
             program.results,
+            alike,
             program.symmetric,
             _largest(self.dtype),
-            *(np.empty((lines, out.shape[2])) for lines in sizes),
+            np.empty((max(fields.shape[1], others.shape[1]), length)),
+            known,
+            known if alike else np.empty((len(program.others), length)),
+            np.empty((len(program.pairs), length)),
         )
         if bad >= 0 and self.formulae is not None:
             place, channel = divmod(bad, self.channels)
@@ -220,6 +268,51 @@ class Pairwise(PaddedLayout):
             )
 
 
+def _other(other: Any) -> Padded | int | None:
+    """Return the other elements of pairs, refusing what is none, or what would not be used."""
+    if other is None or (isinstance(other, int) and not isinstance(other, bool) and other > 0):
+        return other
+    if not isinstance(other, Padded):
+        raise ConfigError(f"Pairwise: expected other to be a Padded or a length, got {other!r}")
+    used = ("sort_by", "sort_ascending", "missing")
+    options = {name: getattr(other, name) for name in used}
+    if other != Padded(other.features, other.length, **options):
+        raise ConfigError(
+            "Pairwise: of other, the fields, the length, sort_by, sort_ascending and missing "
+            f"count; leave out the rest of {other!r}"
+        )
+    return other
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairColumns(Columns):
+    """The columns of the first elements of pairs, and of those of another collection."""
+
+    others: Columns = None  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, first: Columns, others: Columns) -> PairColumns:
+        return cls(first.split, first.columns, first.groups, first.order, others=others)
+
+
+def _other_counts(columns: Columns, rows: RowSelection) -> Int64:
+    """Return how many second elements each row's pairs have."""
+    if isinstance(columns, GivenPairs):
+        return columns.other_counts[rows]
+    others = columns.others if isinstance(columns, PairColumns) else columns
+    return others.split.counts_of(rows)
+
+
+def _numbers(columns: Columns, rows: RowSelection, length: int) -> Tensor:
+    """Return ``[n, F, L]`` of the fields of elements."""
+    exact = all(c.values.dtype in _EXACT for c in columns.columns)
+    count = len(columns.columns)
+    kind = np.dtype(np.float32 if exact else np.float64)
+    fields = empty((len(columns.split.starts[rows]), count, length), kind)
+    columns.pad(fields, (0.0,) * count, rows)
+    return fields
+
+
 _EXACT = frozenset(map(np.dtype, "bBhHf"))
 """Types whose numbers float32 holds."""
 
@@ -228,75 +321,3 @@ def _largest(dtype: DType) -> float:
     import ml_dtypes
 
     return float(ml_dtypes.finfo(dtype).max)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _GivenPairs(Columns):
-    """Columns of pairs: `inner` has a row for each element, and one without any as its last."""
-
-    inner: Columns | None = None
-
-    def write(self, out: Tensor, fills: Sequence[float], rows: RowSelection) -> None:
-        """Fill ``out[n, C, L, L]``."""
-        assert self.inner is not None  # noqa: S101
-        starts, counts = self.split.starts[rows], self.split.counts_of(rows)
-        within = np.arange(out.shape[-1])
-        chosen = starts[:, np.newaxis] + within
-        chosen[within >= counts[:, np.newaxis]] = -1
-        try:
-            self.inner.pad(out.transpose(0, 2, 1, 3), fills, chosen.reshape(-1))
-        except InputError as error:
-            raise type(error)(error.message) from None  # its rows are elements
-
-
-def _given(source: Source, layout: Pairwise) -> Columns:
-    """Read pairs: the rows are those of the outer lists."""
-    what = f"field {layout.features[0].name!r}"
-    inner = bind_columns(source, layout.features, jagged=True, target=layout.dtype)
-    skeleton, offsets = _without_last_list(inner.split.rows.skeleton)
-    if offsets is None:
-        raise InputError(
-            f"{what} has {'one jagged axis' if skeleton is not None else 'None'} where Pairwise "
-            "needs i x j lists of pairs without None; to compute pairs of elements, name formulae, "
-            f"or the fields of a four-vector: {' or '.join(f'({one})' for one in VECTORS)}"
-        )
-    starts, stops = offsets[:-1], offsets[1:]
-    rows = Rows(skeleton, np.arange(len(starts)), contiguous=True)
-    counts = inner.split.counts
-    wrong = np.flatnonzero(counts != np.repeat(stops - starts, stops - starts))
-    if len(wrong):
-        element = int(wrong[0])
-        row = int(np.searchsorted(offsets, element, side="right")) - 1
-        raise InputError(
-            f"{what} has a list of {counts[element]} pairs in one of {stops[row] - starts[row]} in "
-            f"event {rows.event_of(row)}; expected i x j lists, with as many j as i"
-        )
-    nothing = np.zeros(1, np.int64)
-    extended = replace(
-        inner.split,
-        starts=np.concatenate((inner.split.starts, nothing)),
-        stops=np.concatenate((inner.split.stops, nothing)),
-    )
-    split = Split(rows, inner.split.leaf, starts, stops)
-    return _GivenPairs(split, inner.columns, (), inner=replace(inner, split=extended))
-
-
-def _without_last_list(node: Content) -> tuple[Any, Int64 | None]:
-    """Return the structure above the innermost lists, numbering them, and their offsets."""
-    if isinstance(node, NumpyArray):
-        return node, None
-    if isinstance(node.content, NumpyArray):
-        if node.is_option:
-            return None, None
-        if isinstance(node, RegularArray):
-            offsets = np.arange(node.length + 1) * node.size
-        else:
-            offsets = np.asarray(read(node.offsets), np.int64)
-        return NumpyArray(np.arange(node.length, dtype=np.int64)), offsets
-    inner, offsets = _without_last_list(node.content)
-    if offsets is not None:
-        if isinstance(node, RegularArray):
-            inner = RegularArray(inner, node.size, zeros_length=node.length)
-        else:
-            inner = node.copy(content=inner)
-    return inner, offsets

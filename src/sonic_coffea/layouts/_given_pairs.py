@@ -1,0 +1,126 @@
+"""Pairs of a row's elements that are in the arrays already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from awkward.contents import NumpyArray, RegularArray
+
+from sonic_coffea.errors import InputError
+from sonic_coffea.layouts._binding import bind_columns
+from sonic_coffea.layouts._columns import Columns
+from sonic_coffea.layouts._formulae import VECTORS
+from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Split, read
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from awkward.contents import Content
+
+    from sonic_coffea.layouts._columns import Tensor
+    from sonic_coffea.layouts._fields import Feature, Source
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenPairs(Columns):
+    """Columns of pairs.
+
+    Attributes
+    ----------
+    inner : Columns
+        The same with a row for each first element, and a last row without pairs.
+    other_counts : array of int64
+        How many pairs each first element of a row has.
+    """
+
+    inner: Columns = None  # type: ignore[assignment]
+    other_counts: Int64 = None  # type: ignore[assignment]
+
+    def write(self, out: Tensor, fills: Sequence[float], rows: RowSelection) -> None:
+        """Fill ``out[n, C, L, M]``."""
+        starts, counts = self.split.starts[rows], self.split.counts_of(rows)
+        within = np.arange(out.shape[2])
+        chosen = starts[:, np.newaxis] + within
+        chosen[within >= counts[:, np.newaxis]] = -1
+        try:
+            self.inner.pad(out.transpose(0, 2, 1, 3), fills, chosen.reshape(-1))
+        except InputError as error:
+            raise type(error)(error.message) from None  # its rows are elements
+
+
+def given_pairs(
+    source: Source, features: Sequence[Feature], *, target: np.dtype[Any], between: bool
+) -> GivenPairs:
+    """Read pairs: the rows are those of the outer lists.
+
+    Parameters
+    ----------
+    source : Source
+        The arrays.
+    features : sequence of Feature
+        The channels.
+    target : dtype
+        What the tensor will hold.
+    between : bool
+        Whether the second elements are of another collection than the first: a row has a number of
+        them of its own.
+    """
+    what = f"field {features[0].name!r}"
+    inner = bind_columns(source, features, jagged=True, target=target)
+    skeleton, offsets = _without_last_list(inner.split.rows.skeleton)
+    if offsets is None:
+        raise InputError(
+            f"{what} has {'one jagged axis' if skeleton is not None else 'None'} where Pairwise "
+            "needs i x j lists of pairs without None; to compute pairs of elements, name formulae, "
+            f"or the fields of a four-vector: {' or '.join(f'({one})' for one in VECTORS)}"
+        )
+    starts, sizes = offsets[:-1], np.diff(offsets)
+    rows = Rows(skeleton, np.arange(len(starts)), contiguous=True)
+    counts, other_counts = inner.split.counts, sizes
+    if between:
+        other_counts = np.zeros(len(sizes), np.int64)
+        filled = sizes > 0
+        other_counts[filled] = counts[starts[filled]]
+    wrong = np.flatnonzero(counts != np.repeat(other_counts, sizes))
+    if len(wrong):
+        element = int(wrong[0])
+        row = int(np.searchsorted(offsets, element, side="right")) - 1
+        as_many = "one number of j for all i" if between else "as many j as i"
+        here = f"beside one of {other_counts[row]}" if between else f"in one of {sizes[row]}"
+        raise InputError(
+            f"{what} has a list of {counts[element]} pairs {here} in event {rows.event_of(row)}; "
+            f"expected i x j lists, with {as_many}"
+            + ("" if between else "; for pairs of two collections, declare other=")
+        )
+    nothing = np.zeros(1, np.int64)
+    extended = replace(
+        inner.split,
+        starts=np.concatenate((inner.split.starts, nothing)),
+        stops=np.concatenate((inner.split.stops, nothing)),
+    )
+    split = Split(rows, inner.split.leaf, starts, offsets[1:])
+    each = replace(inner, split=extended)
+    return GivenPairs(split, inner.columns, (), inner=each, other_counts=other_counts)
+
+
+def _without_last_list(node: Content) -> tuple[Any, Int64 | None]:
+    """Return the structure above the innermost lists, numbering them, and their offsets."""
+    if isinstance(node, NumpyArray):
+        return node, None
+    if isinstance(node.content, NumpyArray):
+        if node.is_option:
+            return None, None
+        if isinstance(node, RegularArray):
+            offsets = np.arange(node.length + 1) * node.size
+        else:
+            offsets = np.asarray(read(node.offsets), np.int64)
+        return NumpyArray(np.arange(node.length, dtype=np.int64)), offsets
+    inner, offsets = _without_last_list(node.content)
+    if offsets is not None:
+        if isinstance(node, RegularArray):
+            inner = RegularArray(inner, node.size, zeros_length=node.length)
+        else:
+            inner = node.copy(content=inner)
+    return inner, offsets
