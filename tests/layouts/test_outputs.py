@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.layouts import bind_inputs, trace
+from sonic_coffea.layouts import assemble, bind_inputs, trace
 from sonic_coffea.testing import FakeModel, FakeServer
 
 Events = list[Any]
@@ -48,7 +48,7 @@ def order_of(layout: Any, row: list[Any]) -> list[int]:
 def answered(output: sonic.Output, layout: Any, array: ak.Array, tensor: Any) -> ak.Array:
     """Place the answers of one request after the other, the last first."""
     inputs = bind_inputs({"x": layout}, array)
-    assembly = output.assemble("y", inputs)
+    assembly = assemble("y", output, inputs)
     for segment in reversed(inputs.segments):
         for start in range(segment.start, segment.stop, 2):
             stop = min(start + 2, segment.stop)
@@ -168,7 +168,7 @@ def test_a_choice_of_each_class_and_of_nodes() -> None:
     for layout in (sonic.Flat("pt"), sonic.Flat("pt", sort_by="pt")):
         inputs = bind_inputs({"x": layout}, array)
         output = sonic.Output(["b", "c"], per="constituent", choose="argmax")
-        assembly = output.assemble("y", inputs)
+        assembly = assemble("y", output, inputs)
         assembly.place(slice(0, 3), 3, {"y": scores})
         first, second = (1, 0) if layout.sort_by is None else (0, 1)
         assert assembly.content().to_list() == [
@@ -234,7 +234,7 @@ def test_outputs_that_their_input_does_not_allow(output: Any, inputs: Any, messa
     lists = ak.Array([[{"pt": 1.0}]])
     array = lists if "Flat" in repr(inputs) else ak.zip({"a": lists, "b": lists}, depth_limit=1)
     with pytest.raises(errors.ConfigError, match=f"output 'y' .*{message}"):
-        output.assemble("y", bind_inputs(inputs, array))
+        assemble("y", output, bind_inputs(inputs, array))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_outputs_that_their_input_does_not_allow(output: Any, inputs: Any, messa
 def test_answers_of_another_shape_are_refused(output: Any, shape: Any, dtype: str) -> None:
     inputs = bind_inputs({"x": sonic.Padded("pt", 3)}, ak.Array([[{"pt": 1.0}], [{"pt": 2.0}]]))
     with pytest.raises(errors.ResponseError):
-        output.assemble("y", inputs).place(slice(0, 2), 2, {"y": np.zeros(shape, dtype)})
+        assemble("y", output, inputs).place(slice(0, 2), 2, {"y": np.zeros(shape, dtype)})
 
 
 OUTPUTS = {
@@ -288,11 +288,11 @@ def test_the_type_is_the_same_without_rows_and_without_data(name: str) -> None:
         name: np.zeros((*axes, *shape), output.dtype),
         "s": np.asarray([0, 1, 1, 3]),
     }
-    assembly = output.assemble(name, inputs)
+    assembly = assemble(name, output, inputs)
     assembly.place(slice(0, 3), 3, answer)
     whole = inputs.rows.unflatten(assembly.content())
     none = bind_inputs(layouts, JETS[:0])
-    empty = none.rows.unflatten(output.assemble(name, none).content())
+    empty = none.rows.unflatten(assemble(name, output, none).content())
     assert str(whole.type.content) == str(empty.type.content)
     traced = trace(layouts, {name: output}, ak.Array(JETS.layout.to_typetracer(forget_length=True)))
     shown = str(traced.type.content)

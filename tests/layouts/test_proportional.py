@@ -12,7 +12,7 @@ from awkward.contents import ByteMaskedArray, NumpyArray, UnionArray
 from awkward.index import Index8, Index64
 
 import sonic_coffea as sonic
-from sonic_coffea.layouts import Inputs, bind_inputs
+from sonic_coffea.layouts import Inputs, assemble, bind_inputs
 from sonic_coffea.layouts._rows import Split
 from sonic_coffea.reuse._deduplication import keys_of
 
@@ -104,7 +104,7 @@ def test_a_block_or_an_answer_takes_what_its_rows_take(
     layout = sonic.Bucketed("x", (4, 8, 16)) if bucketed else sonic.Padded("x", 16)
     layouts = {"in": layout, "mask": sonic.Mask(), "any": sonic.Mask(of="x")}
     inputs = bind_inputs(layouts, {"x": large["float32"]})
-    output = sonic.Output(per="constituent").assemble("y", inputs)
+    output = assemble("y", sonic.Output(per="constituent"), inputs)
     answer = {"y": np.ones((10, 16), np.float32)}
     output.place(inputs.selection(0, 10), 10, answer)
     some = inputs.only(np.arange(10))

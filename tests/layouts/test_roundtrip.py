@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ResponseError
-from sonic_coffea.layouts import Output, bind_inputs
+from sonic_coffea.layouts import Output, assemble, bind_inputs
 
 numbers = st.integers(-1000, 1000).map(lambda n: n / 8)
 
@@ -197,7 +197,7 @@ def test_scores_return_to_their_places(data: tuple[list[Any], ak.Array]) -> None
     plain, array = data
     inputs = bind_inputs({"x": sonic.Row("m")}, array)
     n = len(rows_of(plain))
-    output = Output(["a", "b"]).assemble("out", inputs)
+    output = assemble("out", Output(["a", "b"]), inputs)
     scores = np.arange(2 * n, dtype=np.float32).reshape(n, 2)
     for i in reversed(range(n)):
         output.place(inputs.selection(i, i + 1), 1, {"out": scores[i : i + 1]})
@@ -218,7 +218,7 @@ def test_values_per_constituent_return_to_theirs(
         else sonic.Padded("pf.pt", 2 * length, axis_order="LF")
     )
     inputs = bind_inputs({"x": layout, "m": sonic.Mask()}, array)
-    output = Output(per="constituent").assemble("out", inputs)
+    output = assemble("out", Output(per="constituent"), inputs)
     for segment in inputs.segments:
         if segment.start < segment.stop:
             tensors = inputs.pack(segment.start, segment.stop)
@@ -289,7 +289,7 @@ def test_answers_of_another_length_are_refused(length: int, lengths: tuple[int, 
     array = ak.Array([{"x": [1.0, 2.0, 3.0]}, {"x": [4.0]}])
     x: Any = sonic.Bucketed("x", lengths) if lengths else sonic.Padded("x", 3)
     inputs = bind_inputs({"in": x}, array)
-    output = Output(per="constituent").assemble("out", inputs)
+    output = assemble("out", Output(per="constituent"), inputs)
     short = inputs.selection(0, 1) if lengths else slice(0, 1)
     with pytest.raises(ResponseError, match=r"came back with shape .* for 1 rows of"):
         output.place(short, 1, {"out": np.zeros((1, length), np.float32)})

@@ -12,7 +12,7 @@ import sonic_coffea as sonic
 from sonic_coffea.demo.analysis import Schema
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.errors import ConfigError, FieldError, InputError, ResponseError
-from sonic_coffea.layouts import bind_inputs, declared
+from sonic_coffea.layouts import assemble, bind_inputs, declared
 from sonic_coffea.layouts._scatter import Scatter
 
 JETS = ak.Array(
@@ -72,7 +72,7 @@ def test_scores_attach_to_events_and_survive(mode: str, tmp_path: Any) -> None:
     )
     array = events.events()
     inputs = bind_inputs({"x": sonic.Row("pt")}, array.FatJet)
-    output = sonic.Output(["qcd", "top"]).assemble("out", inputs)
+    output = assemble("out", sonic.Output(["qcd", "top"]), inputs)
     n = len(inputs.rows)
     output.place(slice(0, n), n, {"out": np.arange(2 * n, dtype=np.float32).reshape(n, 2)})
     scores = inputs.rows.unflatten(output.content())
@@ -498,7 +498,7 @@ def test_answers_for_constituents_are_all_of_one_kind(
     first: tuple[int, ...], second: tuple[int, ...]
 ) -> None:
     inputs = bind_inputs({"in": sonic.Padded("pt", 3)}, JAGGED)
-    output = sonic.Output(per="constituent").assemble("out", inputs)
+    output = assemble("out", sonic.Output(per="constituent"), inputs)
     output.place(slice(0, 2), 2, {"out": np.zeros(first, np.float32)})
     with pytest.raises(ResponseError, match="before as float32"):
         output.place(slice(2, 3), 1, {"out": np.zeros(second, np.float32)})

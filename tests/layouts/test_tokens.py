@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, FieldError, InputError
-from sonic_coffea.layouts import bind_inputs, declared, trace
+from sonic_coffea.layouts import assemble, bind_inputs, declared, trace
 
 EVENTS = ak.Array(
     [
@@ -201,7 +201,7 @@ def test_a_mask_the_counts_and_answers_by_token(chosen: Any) -> None:
     present = np.asarray([[1, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1]])
     assert rows.pack(0, len(rows))["mask"][:, 0].tolist() == present[chosen].tolist()
     output = sonic.Output(["a", "b"], per="constituent", of="tokens")
-    assembly = output.assemble("y", bound)
+    assembly = assemble("y", output, bound)
     answer = np.arange(3 * 6 * 2, dtype=np.float32).reshape(3, 6, 2)
     for row in (2, 0, 1):
         assembly.place(slice(row, row + 1), 1, {"y": answer[row : row + 1]})
@@ -209,7 +209,7 @@ def test_a_mask_the_counts_and_answers_by_token(chosen: Any) -> None:
     assert scores.Jet.a.to_list() == [[0, 2], [], [24, 26, 28, None]]
     assert scores.Lepton.b.to_list() == [[7], [], [31, 33]]
     assert scores.MET.a.to_list() == [10, 22, 34]
-    empty = sonic.Output(per="constituent").assemble("y", bind_inputs(inputs, EVENTS[:0]))
+    empty = assemble("y", sonic.Output(per="constituent"), bind_inputs(inputs, EVENTS[:0]))
     assert (
         str(empty.content().form.type)
         == "{Jet: var * float32, Lepton: var * float32, MET: float32}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sonic_coffea.layouts._assembly import Assembly, ByRow, assemble
 from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._dense import Dense
 from sonic_coffea.layouts._fields import Feature, OneHot, Source
@@ -10,7 +11,7 @@ from sonic_coffea.layouts._inputs import Inputs, Segment, bind_inputs, check_tol
 from sonic_coffea.layouts._layout import Bound, Layout
 from sonic_coffea.layouts._lazy import is_lazy, over_partitions
 from sonic_coffea.layouts._mask import Mask
-from sonic_coffea.layouts._outputs import Assembly, ByRow, Output
+from sonic_coffea.layouts._outputs import Output
 from sonic_coffea.layouts._padded import Bucketed, Padded
 from sonic_coffea.layouts._pairwise import Pairwise
 from sonic_coffea.layouts._row import Row
@@ -41,6 +42,7 @@ __all__ = [
     "Segment",
     "Source",
     "Tokens",
+    "assemble",
     "bind_columns",
     "bind_inputs",
     "check_told_apart",

@@ -30,6 +30,7 @@ from sonic_coffea.errors import (
 from sonic_coffea.layouts import (
     Layout,
     Output,
+    assemble,
     bind_inputs,
     check_told_apart,
     declared,
@@ -533,7 +534,7 @@ class Model(Carrier):
 
     def _submit(self, objects: Any, how: _How) -> Pending:
         inputs = self._bind(objects)
-        outputs = {name: o.assemble(name, inputs) for name, o in self.outputs.items()}
+        outputs = {name: assemble(name, o, inputs) for name, o in self.outputs.items()}
         pending = Pending(
             self.name, inputs.rows, outputs, version=self.version, config_hash=self.config_hash
         )

@@ -1,0 +1,180 @@
+"""The outputs of a call, put together from answers in the structure of the objects."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from awkward.contents import Content, ListArray, ListOffsetArray
+from awkward.index import Index64
+
+from sonic_coffea.errors import ResponseError
+from sonic_coffea.layouts._answers import check_kind, misshapen, tensor_of
+from sonic_coffea.layouts._choices import Choices
+from sonic_coffea.layouts._constituents import Constituents
+from sonic_coffea.layouts._layout import declare
+from sonic_coffea.layouts._texts import TEXT, Texts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sonic_coffea.layouts._inputs import Inputs
+    from sonic_coffea.layouts._outputs import Output
+    from sonic_coffea.layouts._rows import RowSelection
+    from sonic_coffea.layouts._scatter import Tensor
+
+
+def assemble(name: str, output: Output, inputs: Inputs) -> Assembly:
+    """Return what puts the answers of a call together."""
+    if output.dtype == TEXT:
+        return _Strings(name, output, inputs)
+    if output.splits is not None:
+        return _Collections(name, output, len(inputs.rows), output.splits)
+    if output.choose is not None:
+        return Choices(name, output, inputs)
+    if output.per == "constituent":
+        return Constituents(name, output, inputs)
+    return ByRow(name, output, len(inputs.rows))
+
+
+class Assembly(Protocol):
+    """One output of a call, as its answers come in, in any order."""
+
+    def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
+        """Put the answer for some rows in its place.
+
+        Raises
+        ------
+        ResponseError
+            If it is not what was declared.
+        """
+
+    def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of each number or array, of that of a row that the server tells."""
+
+    def expect(self, shape: Sequence[int]) -> None:
+        """Record the shape of a row that the server tells, for rows without an answer."""
+
+    def content(self) -> Content:
+        """Return one element, or list, for each row."""
+
+    def typed(self) -> Content:
+        """Return content of the type that any chunk has, while there is no answer."""
+
+
+class ByRow:
+    """One for each row."""
+
+    def __init__(self, name: str, output: Output, rows: int) -> None:
+        self._name, self._output, self._rows = name, output, rows
+        self._whole: Tensor | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """The answers so far, as the model gives them."""
+        return self._output.blank(self._rows) if self._whole is None else self._whole
+
+    def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
+        tensor = tensor_of(self._name, answer)
+        if tensor.ndim == 0 or tensor.shape[0] != rows:
+            raise misshapen(self._name, tensor, f"for {rows} rows")
+        self._output.check_shape(tensor.shape[1:])
+        if self._whole is None:
+            self._whole = np.zeros((self._rows, *tensor.shape[1:]), tensor.dtype)
+        check_kind(self._name, self._whole, tensor)
+        self._whole[selection] = tensor
+
+    def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return tuple(shape)
+
+    def expect(self, shape: Sequence[int]) -> None:
+        self._output = self._output.shaped(shape)
+
+    def content(self) -> Content:
+        return self._output.content(self.tensor)
+
+    typed = content
+
+
+class _Collections:
+    """A new collection for each row."""
+
+    def __init__(self, name: str, output: Output, rows: int, splits: str) -> None:
+        self._name, self._output, self._splits = name, output, splits
+        self._starts = np.zeros(rows, np.int64)
+        self._stops = np.zeros(rows, np.int64)
+        self._parts: list[Tensor] = []
+        self._length = 0
+
+    def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
+        tensor, splits = tensor_of(self._name, answer), tensor_of(self._splits, answer)
+        offsets = splits.reshape(-1).astype(np.int64)
+        if len(offsets) != rows + 1:
+            raise misshapen(self._splits, splits, f"for {rows} rows, which need {rows + 1}")
+        if (
+            tensor.ndim == 0
+            or offsets[0] != 0
+            or offsets[-1] != len(tensor)
+            or np.any(np.diff(offsets) < 0)
+        ):
+            raise ResponseError(
+                f"output {self._splits!r} does not split the {len(tensor)} of {self._name!r}: "
+                f"it runs from {offsets[0]} to {offsets[-1]}"
+            )
+        if self._parts:
+            check_kind(self._name, self._parts[0], tensor)
+        self._starts[selection] = offsets[:-1] + self._length
+        self._stops[selection] = offsets[1:] + self._length
+        self._parts.append(tensor)
+        self._length += len(tensor)
+
+    def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return tuple(shape)
+
+    def expect(self, shape: Sequence[int]) -> None:
+        self._output = self._output.shaped(shape)
+
+    def content(self) -> Content:
+        whole = np.concatenate(self._parts) if self._parts else self._output.blank(0)
+        lists = ListArray(Index64(self._starts), Index64(self._stops), self._output.content(whole))
+        packed: ListOffsetArray = lists.to_ListOffsetArray64(start_at_zero=True)
+        return packed
+
+    typed = content
+
+
+class _Strings:
+    """Strings, which are numbers as long as they are put together."""
+
+    def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
+        self._name, self._texts = name, Texts([b""])
+        numbers = declare(copy(output), dtype=np.dtype(np.int64))
+        self._numbers = assemble(name, numbers, inputs)
+
+    def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
+        tensor = tensor_of(self._name, answer)
+        if tensor.dtype != TEXT:
+            raise ResponseError(f"output {self._name!r} came back as {tensor.dtype}, not strings")
+        numbers = {**answer, self._name: self._texts.numbered(tensor)}
+        self._numbers.place(selection, rows, numbers)
+
+    def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return self._numbers.inner(shape)
+
+    def expect(self, shape: Sequence[int]) -> None:
+        self._numbers.expect(shape)
+
+    def content(self) -> Content:
+        return self._strings(self._numbers.content())
+
+    def typed(self) -> Content:
+        return self._strings(self._numbers.typed())
+
+    def _strings(self, numbers: Content) -> Content:
+        try:
+            return self._texts.content(numbers)
+        except UnicodeDecodeError as error:
+            raise ResponseError(
+                f"output {self._name!r} came back with bytes that are no UTF-8: {error.object!r}"
+            ) from None
