@@ -194,10 +194,12 @@ def test_settings_in_the_reference_are_the_defaults() -> None:
 
     reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     options = Settings(servers=()).options().items()
-    numbers = {name: value for name, value in options if isinstance(value, (int, float))}
-    assert len(numbers) >= 10
-    for name, value in numbers.items():
-        shown = str(value) if isinstance(value, bool) else f"{value:_}".removesuffix(".0")
+    known = {name: value for name, value in options if isinstance(value, (int, float, str))}
+    assert len(known) >= 12
+    for name, value in known.items():
+        words = f'"{value}"' if isinstance(value, str) else str(value)
+        is_number = not isinstance(value, (bool, str))
+        shown = f"{value:_}".removesuffix(".0") if is_number else words
         assert f"| `{name}` | {shown} |" in reference
 
 
