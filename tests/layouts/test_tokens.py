@@ -216,6 +216,73 @@ def test_a_mask_the_counts_and_answers_by_token(chosen: Any) -> None:
     )
 
 
+CHOSEN = [
+    # The places of Jet are 0 to 2, of Lepton 3 and 4, of MET 5.
+    ([5, 9, 8, 1, 8, 2], {"Jet": 1, "Lepton": None, "MET": None}),
+    ([9, 9, 9, 9, 9, -1], {"Jet": None, "Lepton": None, "MET": 0}),
+    ([1, 2, 3, 4, 5, 0], {"Jet": None, "Lepton": 1, "MET": None}),
+]
+
+
+@pytest.mark.parametrize("sort_by", [None, "Jet.pt"])
+@pytest.mark.parametrize("labels", [None, ["best"]])
+@pytest.mark.parametrize("choose", ["argmax", "slot"])
+def test_a_choice_names_the_collection_and_the_index(
+    sort_by: str | None, labels: list[str] | None, choose: str
+) -> None:
+    jets = sonic.Padded(["Jet.pt", "Jet.eta"], 3, sort_by=sort_by, sort_ascending=True)
+    parts = {**PARTS, "Jet": jets}
+    bound = bind_inputs({"tokens": sonic.Tokens(parts)}, EVENTS)
+    dtype = "float32" if choose == "argmax" else "int64"
+    output = sonic.Output(labels, dtype, per="constituent", choose=choose)
+    answer = np.asarray([scores for scores, _ in CHOSEN], np.float32)
+    if choose == "slot":
+        answer = np.asarray([[1], [5], [4]])
+    assembly = assemble("y", output, bound)
+    for row in (2, 0, 1):
+        assembly.place(slice(row, row + 1), 1, {"y": answer[row : row + 1]})
+    result = bound.rows.unflatten(assembly.content())
+    chosen = result if labels is None else result.best
+    expected = [dict(record) for _, record in CHOSEN]
+    if sort_by is not None:
+        expected[0]["Jet"] = 0
+    assert chosen.to_list() == expected
+    assert EVENTS.Lepton.pt[ak.singletons(chosen.Lepton)].to_list() == [
+        [],
+        [],
+        [EVENTS.Lepton.pt[2, 1]],
+    ]
+    # A place of padding is not chosen.
+    assembly.place(slice(1, 2), 1, {"y": np.full_like(answer[:1], -1)})
+    if choose == "slot":
+        assert bound.rows.unflatten(assembly.content()).tolist()[1] in (
+            {"Jet": None, "Lepton": None, "MET": None},
+            {"best": {"Jet": None, "Lepton": None, "MET": None}},
+        )
+    traced = trace(
+        {"tokens": sonic.Tokens(parts)},
+        {"y": output},
+        ak.Array(EVENTS.layout.to_typetracer(forget_length=True)),
+    )
+    assert str(traced.type.content) == str(result.type.content)
+
+
+def test_an_assignment_chooses_tokens_of_several_collections() -> None:
+    bound = bind_inputs({"tokens": sonic.Tokens(PARTS)}, EVENTS)
+    output = sonic.Output(["a", "b"], per="constituent", axes=2, choose="argmax")
+    scores = np.zeros((3, 6, 6), np.float32)
+    scores[0, 0, 3], scores[1, 5, 5], scores[2, 4, 2] = 1, 1, 1
+    scores[0, 2, 2] = scores[1, 0, 0] = 2  # of padding
+    assembly = assemble("y", output, bound)
+    assembly.place(slice(0, 3), 3, {"y": scores})
+    result = bound.rows.unflatten(assembly.content())
+    assert result.a.Jet.to_list() == [0, None, None]
+    assert result.b.Jet.to_list() == [None, None, 2]
+    assert result.a.Lepton.to_list() == [None, None, 1]
+    assert result.b.Lepton.to_list() == [0, None, None]
+    assert result.a.MET.to_list() == result.b.MET.to_list() == [None, 0, None]
+
+
 def test_nonsense_is_refused_by_name() -> None:
     for parts, match in [
         ({}, "a dict of collections"),

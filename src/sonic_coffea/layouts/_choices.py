@@ -27,11 +27,12 @@ class Choices(PerConstituent):
     def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
         super().__init__(name, output, inputs)
         self._width = output.axes if output.axes > 1 else math.prod(output.last)
-        self._chosen = np.full((len(inputs.rows), self._width), -1, np.int64)
+        self._collections = self._bound.columns.collections
+        shape = len(inputs.rows), self._width, max(len(self._collections), 1)
+        self._chosen = np.full(shape, -1, np.int64)
 
     def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
         columns = self._bound.columns
-        counts = columns.split.counts_of(selection)
         if self._output.choose == "slot":
             tensor = tensor_of(self._name, answer)
             if (
@@ -48,26 +49,32 @@ class Choices(PerConstituent):
             if each != wanted:
                 raise misshapen(self._name, tensor, f"for {wanted} choices of each row")
             if not self._is_padded:
+                counts = columns.split.counts_of(selection)
                 tensor = _by_row(tensor.reshape(len(tensor), each), counts)
                 axes = 2
             length = tensor.shape[1]
-            slots = _greatest(tensor.reshape(*tensor.shape[:axes], each), counts, axes - 1)
-        there = (slots >= 0) & (slots < np.minimum(counts, length)[:, np.newaxis])
-        if columns.order is not None and len(columns.order):
-            starts = columns.split.starts[selection][:, np.newaxis]
-            slots = columns.order[np.where(there, starts + slots, 0)] - starts
-        self._chosen[selection] = np.where(there, slots, -1)
+            inside = columns.present(selection, length)
+            slots = _greatest(tensor.reshape(*tensor.shape[:axes], each), inside, axes - 1)
+        self._chosen[selection] = columns.indices(selection, slots, length)
 
     def content(self) -> Content:
         labels = self._output.labels
         if labels is not None:
-            each = [_optional(column) for column in self._chosen.T]
+            each = [self._named(self._chosen[:, n]) for n in range(self._width)]
             return RecordArray(each, list(labels), length=len(self._chosen))
         if self._output.axes == 1:
-            return _optional(self._chosen[:, 0])
-        return RegularArray(_optional(self._chosen.reshape(-1)), self._width, len(self._chosen))
+            return self._named(self._chosen[:, 0])
+        flat = self._chosen.reshape(-1, self._chosen.shape[-1])
+        return RegularArray(self._named(flat), self._width, len(self._chosen))
 
     typed = content
+
+    def _named(self, indices: Tensor) -> Content:
+        """Return ``[n, K]`` as an index each; of several collections, as one in each of them."""
+        each = [_optional(column) for column in indices.T]
+        if not self._collections:
+            return each[0]
+        return RecordArray(each, list(self._collections), length=len(indices))
 
 
 def _optional(places: Tensor) -> Content:
@@ -83,7 +90,7 @@ def _by_row(tensor: Tensor, counts: Tensor) -> Tensor:
     return out
 
 
-def _greatest(tensor: Tensor, counts: Tensor, axes: int) -> Tensor:
+def _greatest(tensor: Tensor, inside: Tensor, axes: int) -> Tensor:
     """Return the slots of the greatest score of each row, of ``[N, L, …, K]``: ``[N, axes * K]``.
 
     Padding is left aside, and so are NaN and -inf, which stand for what cannot be chosen: -1.
@@ -91,7 +98,6 @@ def _greatest(tensor: Tensor, counts: Tensor, axes: int) -> Tensor:
     rows, length, each = *tensor.shape[:2], tensor.shape[-1]
     if not length:
         return np.full((rows, axes * each), -1, np.int64)
-    inside = np.arange(length) < counts[:, np.newaxis]
     scores = tensor.astype(np.float64)
     for axis in range(1, axes + 1):
         shape = [rows] + [1] * (axes + 1)

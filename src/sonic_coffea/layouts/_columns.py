@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from awkward.contents import ByteMaskedArray, NumpyArray
@@ -62,9 +62,6 @@ def fill_rows(fillings: Sequence[Filling], out: Tensor) -> None:
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """The columns of one input, where its rows lie in them, and how their elements are sorted."""
-
-    several: ClassVar[bool] = False
-    """Whether elements are of several collections."""
 
     split: Split
     columns: tuple[Column, ...]
@@ -186,6 +183,29 @@ class Columns:
             if error is not None:
                 raise error
         raise InputError(_CAN_BE_SENT)
+
+    @property
+    def collections(self) -> tuple[str, ...]:
+        """The names of the collections that the elements are of; none if they are of one."""
+        return ()
+
+    def present(self, rows: RowSelection, length: int) -> NDArray[np.bool_]:
+        """Return whether there is an element at each of `length` places, ``[n, L]``."""
+        present: NDArray[np.bool_] = np.arange(length) < self.split.counts_of(rows)[:, np.newaxis]
+        return present
+
+    def indices(self, rows: RowSelection, slots: Int64, length: int) -> Int64:
+        """Return the indices in the rows' lists, unsorted, of the elements at some of the places.
+
+        Those at ``slots[n, W]`` of `length` places are ``[n, W, K]``: one for each of the
+        collections, and -1 where the element is of another, or there is none.
+        """
+        counts = np.minimum(self.split.counts_of(rows), length)[:, np.newaxis]
+        there = (slots >= 0) & (slots < counts)
+        if self.order is not None and len(self.order):
+            starts = self.split.starts[rows][:, np.newaxis]
+            slots = self.order[np.where(there, starts + slots, 0)] - starts
+        return np.where(there, slots, -1)[..., np.newaxis]
 
     def mark(self, out: Tensor, rows: RowSelection) -> None:
         """Fill ``out[n, 1, L]`` with 1 where a row has an element, and 0 elsewhere."""

@@ -44,10 +44,11 @@ class PerConstituent:
                 f"output {name!r} has {what} of the constituents of input {of!r}, which is not "
                 "padded; name another input with of=, or declare a padded one"
             )
-        if self._bound.columns.several and (output.axes > 1 or output.choose):
+        if self._bound.columns.collections and output.axes > 1 and not output.choose:
             raise ConfigError(
-                f"output {name!r} has pairs, or a choice, of the elements of input {of!r}, which "
-                "are of several collections; name an input of one collection with of="
+                f"output {name!r} has values of pairs of the elements of input {of!r}, which are "
+                "of several collections; name an input of one collection with of=, or the greatest "
+                "with choose='argmax'"
             )
 
     def _split(self, selection: RowSelection, answer: Mapping[str, Tensor]) -> tuple[Tensor, int]:

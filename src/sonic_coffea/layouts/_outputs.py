@@ -52,7 +52,9 @@ class Output:
         sorting, or None. ``"argmax"`` chooses the constituent with the greatest score, never
         padding: one for each label, or with `axes` of 2 or more, one for each axis; `labels` may
         name the axes. ``"slot"`` takes indices that the model returns: ``[N]``, or ``[N, K]`` with
-        labels; an index of padding, or of no place, becomes None.
+        labels; an index of padding, or of no place, becomes None. Of `Tokens`, each choice is a
+        record of the collections, with the index in the chosen one, and None in the others; a `Row`
+        has the index 0.
     of : str, optional
         The input to whose elements the values belong; by default, the first that consumes an axis.
     splits : str, optional

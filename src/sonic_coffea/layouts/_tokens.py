@@ -241,11 +241,10 @@ class _Part:
     stamp: Stamp | None
     wraps: bool
 
-    def present(self, rows: RowSelection) -> Tensor:
-        """Return whether there is a token, at each place of each row."""
-        counts = self.columns.split.counts_of(rows)
-        present: Tensor = np.arange(self.places.stop - self.places.start) < counts[:, np.newaxis]
-        return present
+    @property
+    def length(self) -> int:
+        """How many places its tokens have."""
+        return int(self.places.stop - self.places.start)
 
     def of_rows(self, lists: Content) -> Content:
         """Return what is in lists of one, unless the rows have lists."""
@@ -255,8 +254,6 @@ class _Part:
 @dataclass(frozen=True, slots=True, eq=False)
 class _TokenColumns(Columns):
     """The columns of all parts; `split` has the tokens of each row."""
-
-    several = True
 
     parts: tuple[_Part, ...] = ()
 
@@ -268,9 +265,26 @@ class _TokenColumns(Columns):
         columns = tuple(column for part in parts for column in part.columns.columns)
         return cls(split, columns, (), parts=tuple(parts))
 
+    @property
+    def collections(self) -> tuple[str, ...]:
+        return tuple(part.name for part in self.parts)
+
+    def present(self, rows: RowSelection, length: int) -> Tensor:
+        each = [part.columns.present(rows, part.length) for part in self.parts]
+        present = np.concatenate(each, axis=1)
+        assert present.shape[1] == length  # noqa: S101
+        return present
+
+    def indices(self, rows: RowSelection, slots: Int64, length: int) -> Int64:
+        del length
+        each = [
+            part.columns.indices(rows, slots - part.places.start, part.length)
+            for part in self.parts
+        ]
+        return np.concatenate(each, axis=2)
+
     def mark(self, out: Tensor, rows: RowSelection) -> None:
-        for part in self.parts:
-            out[:, 0, part.places] = part.present(rows)
+        out[:, 0] = self.present(rows, out.shape[2])
 
     def scatter(self, width: int, dtype: DType, *, axes: int = 1) -> Scatter:
         assert axes == 1  # noqa: S101  others are refused, as there are several collections
