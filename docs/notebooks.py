@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
+import math
+import queue
 import re
 import sys
 import tempfile
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import nbformat
-from jupyter_client import AsyncKernelManager, BlockingKernelClient
+from jupyter_client import AsyncKernelClient, AsyncKernelManager
+from jupyter_client.channels import AsyncZMQSocketChannel
 from nbclient import NotebookClient
+from traitlets import Type
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # What is of one machine and one run: its folders, and addresses in memory.
@@ -29,35 +33,40 @@ _OF_THE_MACHINE = (
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
+class _Channel(AsyncZMQSocketChannel):
+    """Looks for messages every second, too.
+
+    The descriptors of ZeroMQ's sockets tell of changes only, and a client that misses one waits for
+    the message that it has until its deadline.
+    """
+
+    async def get_msg(self, timeout: float | None = None) -> dict[str, Any]:
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                return await super().get_msg(max(0.0, min(1.0, until - time.monotonic())))
+            except queue.Empty:
+                if time.monotonic() >= until:
+                    raise
+
+
+class _Client(AsyncKernelClient):
+    shell_channel_class = iopub_channel_class = Type(_Channel)
+
+
 def execute(notebook: Any, where: Path) -> None:
     """Run the cells in `where`; what they show is in the notebook then."""
-    over = threading.Event()
     # Ports would be anybody's until the kernel listens at them; and paths of sockets must be short.
     with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
-        file = f"{sockets}/kernel.json"
-        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", connection_file=file)
-        # A kernel may lose the message that a cell is done, which comes after all that it shows.
-        limits = {"timeout": 400, "startup_timeout": 300, "iopub_timeout": 20}
-        threading.Thread(target=_wake, args=(file, over), daemon=True).start()
-        try:
-            resources = {"metadata": {"path": str(where)}}
-            NotebookClient(notebook, km=kernel, resources=resources, **limits).execute()
-        finally:
-            over.set()
-
-
-def _wake(file: str, over: threading.Event) -> None:
-    # Without a message now and then, a kernel can miss that its reply may leave: the descriptors
-    # of ZeroMQ's sockets tell of changes only, and the reply comes from another thread.
-    client = BlockingKernelClient(connection_file=file)
-    while not over.wait(5):
-        try:
-            if not client.channels_running:
-                client.load_connection_file()
-                client.start_channels(iopub=False, stdin=False, hb=False, control=False)
-            client.kernel_info()
-        except FileNotFoundError:  # it has not started yet
-            pass
+        kernel = AsyncKernelManager(
+            kernel_name="python3",
+            transport="ipc",
+            connection_file=f"{sockets}/kernel.json",
+            client_factory=_Client,
+        )
+        resources = {"metadata": {"path": str(where)}}
+        limits = {"timeout": 400, "startup_timeout": 300, "iopub_timeout": 120}
+        NotebookClient(notebook, km=kernel, resources=resources, **limits).execute()
 
 
 def keep(path: Path) -> None:
