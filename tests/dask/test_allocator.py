@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -104,6 +106,23 @@ def test_a_worker_that_leaves_or_hangs_has_nothing() -> None:
         rounds.report("a")
         grants = rounds.end()
     assert grants["a"].max_in_flight >= alone
+
+
+def test_turns_are_spread_evenly_after_some_have_left() -> None:
+    rounds = Rounds()
+    names = [f"{number:02}" for number in range(40)]
+    for name in names:
+        rounds.allocator.join(name)
+    stay = random.Random(1).sample(names, 20)
+    for name in set(names) - set(stay):
+        rounds.allocator.leave(name)
+    for _ in range(4):
+        for name in stay:
+            rounds.report(name, refused=1)
+        grants = rounds.end()
+    (interval_s,) = {grant.interval_s for grant in grants.values()}
+    delays = sorted(grant.delay_s for grant in grants.values())
+    assert max(b - a for a, b in pairwise(delays)) < 2 * interval_s / len(stay)
 
 
 def test_a_client_of_some_weight_gets_as_much_as_so_many() -> None:
@@ -239,6 +258,18 @@ def test_schedulers_that_know_nothing_of_each_other_share_by_weight(
     assert simulation.throughput(since=80.0) > 0.9
     # A queue of a few batches, as of one scheduler.
     assert simulation.in_flight < 30
+
+
+def test_a_scheduler_makes_room_only_while_it_does_not_know_the_servers() -> None:
+    simulation, throughput, _ = simulate(
+        5, Work(), until=220, warm=170, servers=[SLOW], weights=(1.0, 1.0)
+    )
+    assert throughput > 0.99  # at 180 s, too
+    # When another has come, both do.
+    simulation.join(5, at=225.0, scheduler=1)
+    simulation.run(300.0)
+    rows = simulation.rows(since=260.0)
+    assert abs(sum(rows[5:]) / sum(rows) - 0.5) < 0.05
 
 
 def test_a_service_that_grows_and_shrinks_is_followed() -> None:

@@ -69,13 +69,18 @@ class _Turns:
 class _Client:
     """What is known of a client: demand by model, circuits and answers by server."""
 
-    phase: float
+    number: int
     weight: int = 1
     reported_at: float = -math.inf
     demand: dict[ServedModel, tuple[int, int]] = field(default_factory=dict)
     shares: dict[ServedModel, Mapping[Share, int]] = field(default_factory=dict)
     open_since: dict[str, float] = field(default_factory=dict)
     answered_at: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def phase(self) -> float:
+        """When it has its turn: however many clients there are, turns are spread evenly."""
+        return self.number * _GOLDEN_RATIO % 1.0
 
 
 class Allocator:
@@ -98,7 +103,6 @@ class Allocator:
         self._rtts: defaultdict[ServedModel, list[RttStatistics]] = defaultdict(list)
         self._phases: defaultdict[tuple[ServedModel, str], _Turns] = defaultdict(_Turns)
         self._rounds = 0
-        self._joined = 0
 
     @property
     def clients(self) -> int:
@@ -130,14 +134,16 @@ class Allocator:
 
     def _known(self, client: str) -> _Client:
         if client not in self._clients:
-            # However many there are, their turns are spread evenly.
-            self._joined += 1
-            self._clients[client] = _Client(phase=self._joined * _GOLDEN_RATIO % 1.0)
+            self._clients[client] = _Client(number=len(self._clients))
         return self._clients[client]
 
     def leave(self, client: str) -> None:
         """Forget a client: what it had is for the others."""
-        self._clients.pop(client, None)
+        gone = self._clients.pop(client, None)
+        if gone is not None:
+            # The turns of those that stay are spread evenly, too.
+            last = max(self._clients.values(), key=lambda c: c.number, default=gone)
+            last.number = min(last.number, gone.number)
 
     def report(
         self,

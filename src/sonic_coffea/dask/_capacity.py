@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from sonic_coffea.pool import MAX_RTT_RATIO, min_in_flight
@@ -14,15 +15,24 @@ if TYPE_CHECKING:
     from sonic_coffea.pool import RttStatistics
 
 _INITIAL = 8.0
-# The baseline RTT is forgotten whenever the clock shows a multiple of this, as servers change. Then
-# clients have a quarter of what keeps the server busy in flight, so that requests find no queue
-# (BBR's ProbeRTT), until the RTT has not fallen for some rounds. The clients of other schedulers
-# must make room at the same time, which the clock tells them: with their queue in its baseline,
-# this scheduler would take more than they.
+# When the clock shows a multiple of this, the baseline RTT may be measured anew. Then clients have
+# a quarter of what keeps the server busy in flight, so that requests find no queue (BBR's
+# ProbeRTT), until the baseline is confirmed, or the RTT has not fallen for some rounds and its own
+# length. The clients of other schedulers must make room at the same time, which the clock tells
+# them: with their queue in its baseline, this scheduler would take more than they.
 _BASELINE_S = 60.0
 _PROBE_RTT_PART, _PROBE_RTT_ROUNDS, _MAX_PROBE_S = 0.25, 2, 20.0
+# A probe costs a second's rows. A new scheduler makes two, as others notice only after a while that
+# it is there. Then, none is made while the server does the same for the clients as after the last
+# one, up to this factor, in the mean over some rounds. If the server changes, or if clients of
+# another scheduler come or go, it does more or less. A mean of few answers varies by chance, by so
+# many times the inverse root of their number; a probe that others do not make measures their queue.
+_FIRST_PROBES, _CHANGED, _SERVED_ROUNDS, _BY_CHANCE = 2, 1.25, 16, 4.0
 # What is less than this part of the RTT before has fallen.
 _FALLEN = 0.95
+# Baselines that differ by less than this factor are the same, if so many answers of a round say so.
+# With few answers, those of another scheduler may not have had one yet.
+_SAME, _CONFIRMING_ANSWERS = 1.1, 8
 # The limit changes by at most this factor at once.
 _MAX_STEP = 2.0
 # It grows only where it is what holds requests back.
@@ -64,6 +74,7 @@ class Capacity:
         self.weight = 1.0
         self._baseline_rtt_s: dict[int, float] = {}
         self._next_baseline_rtt_s: dict[int, float] = {}
+        self._last_baseline_rtt_s: dict[int, float] = {}
         self._round_at = now
         self._round_s = 0.5
         self._rounds = 0
@@ -71,9 +82,13 @@ class Capacity:
         self._rate = 0.0
         self._in_flight = 0.0
         self._pace = 1.0
-        self._probing_rtt = False
+        # Requests that were in flight, had they found no queue: what the server does for clients.
+        self._served: deque[tuple[float, int]] = deque(maxlen=_SERVED_ROUNDS)
+        self._served_after_probe: float | None = None
+        self._probing_rtt = self._probed_rtt = False
         self._probed_rtt_s = math.inf
         self._settled_rounds = 0
+        self._first_probes = _FIRST_PROBES
         self._probe_at = math.inf
 
     @property
@@ -105,7 +120,7 @@ class Capacity:
         answers, sum_s, rtt_ratio = self._compare(rtts)
         if any(rtt.refused for rtt in rtts):
             self.limit = max(self.limit / _MAX_STEP, 1.0)
-        elif answers and not self._probing_rtt:
+        elif answers and not (self._probing_rtt or self._probed_rtt):
             if self._round_s < _LONGER * before_s:
                 self._recent.append((answers, self._round_s))
                 # Without a queue, the server could have answered more, unless it was by chance.
@@ -114,6 +129,7 @@ class Capacity:
                 self._rate = max(self._mean_rate(), least)
             current = answers >= _LITTLE_ANSWERS and sum_s < answers * self._round_s
             self._in_flight = sum_s / self._round_s if current else in_flight
+            self._note_served(sum_s / rtt_ratio / self._round_s, answers)
             factor = min(max(MAX_RTT_RATIO / rtt_ratio, 1 / _MAX_STEP), _MAX_STEP)
             self._busy = max(min_in_flight(rtt.full) for rtt in rtts)
             least = self.weight * self._busy
@@ -123,7 +139,8 @@ class Capacity:
                 self.limit *= math.sqrt(factor)
             self.limit = max(self.limit + (_PUSH * least if binding else 0.0), least, 1.0)
         self._set_pace(rtt_ratio if answers else math.inf)
-        self._probe_rtt(sum_s / answers if answers else None, now)
+        empty = answers >= _CONFIRMING_ANSWERS and rtt_ratio < _NO_QUEUE
+        self._probe_rtt(sum_s / answers if answers else None, now, empty=empty)
         # Whatever limit and weight are: more requests would be each other's queue.
         return _PROBE_RTT_PART * self._busy if self._probing_rtt else self.limit
 
@@ -159,28 +176,71 @@ class Capacity:
                 baseline_s += number * self._baseline_rtt_s[size]
         return answers, sum_s, sum_s / baseline_s if baseline_s else 1.0
 
-    def _probe_rtt(self, rtt_s: float | None, now: float) -> None:
+    def _note_served(self, requests: float, answers: int) -> None:
+        """Take what the server did for the clients in a round."""
+        self._served.append((requests, answers))
+        if self._served_after_probe is None and len(self._served) == _SERVED_ROUNDS:
+            self._served_after_probe = fmean(requests for requests, _ in self._served)
+
+    @property
+    def _changed(self) -> bool:
+        """Whether the baseline RTT may be wrong: the server does more or less than before."""
+        if self._served_after_probe is None:
+            return True
+        answers = sum(answers for _, answers in self._served)
+        change = max(_CHANGED, 1 + _BY_CHANCE / math.sqrt(answers))
+        factor = fmean(requests for requests, _ in self._served) / self._served_after_probe
+        return not 1 / change < factor < change
+
+    @property
+    def _confirmed(self) -> bool:
+        """Whether a probe finds the baseline as it was, for all sizes of requests in it."""
+        return all(
+            self._last_baseline_rtt_s.get(size, math.inf) / _SAME
+            < rtt_s
+            < self._last_baseline_rtt_s.get(size, 0.0) * _SAME
+            for size, rtt_s in self._next_baseline_rtt_s.items()
+        )
+
+    def _probe_rtt(self, rtt_s: float | None, now: float, *, empty: bool) -> None:
         """Begin the rounds that measure the baseline RTT anew, or end them.
 
-        They end when requests that were sent in the probe find no shorter queue than others did.
+        They end when requests that were sent in the probe confirm the baseline, or find no shorter
+        queue than others did.
         """
+        self._probed_rtt = False
         if not self._probing_rtt:
             interval_s = _baseline_s(self._round_s)
-            if now // interval_s > (now - self._round_s) // interval_s:
+            full = now // interval_s > (now - self._round_s) // interval_s
+            if full and (self._first_probes or self._changed):
+                self._first_probes = max(self._first_probes - 1, 0)
                 self._probing_rtt, self._settled_rounds = True, 0
-                self._probe_at = now // interval_s * interval_s
+                self._probe_at = now
                 self._probed_rtt_s = math.inf
                 self._next_baseline_rtt_s = {}
+                self._last_baseline_rtt_s = dict(self._baseline_rtt_s)
             return
+        # The answers may be to requests of before the probe, or before that of another scheduler.
+        probed_s = now - self._probe_at - self._round_s
         if rtt_s is None:
             self._settled_rounds += not self._in_flight
         elif rtt_s < min(_FALLEN * self._probed_rtt_s, now - self._probe_at):
             self._settled_rounds, self._probed_rtt_s = 0, rtt_s
         elif self._probed_rtt_s < math.inf:
             self._settled_rounds += 1
-        if self._settled_rounds >= _PROBE_RTT_ROUNDS or now > self._probe_at + _MAX_PROBE_S:
-            self._probing_rtt = False
-            self._baseline_rtt_s, self._next_baseline_rtt_s = self._next_baseline_rtt_s, {}
+        empty = empty and rtt_s is not None and rtt_s < probed_s
+        settled_s = self._settled_rounds * self._round_s if rtt_s is not None else math.inf
+        if (
+            (empty and self._confirmed)
+            or (self._settled_rounds >= _PROBE_RTT_ROUNDS and settled_s >= self._probed_rtt_s)
+            or now > self._probe_at + _MAX_PROBE_S
+        ):
+            self._probing_rtt, self._probed_rtt = False, True
+            # Of sizes that nobody sent meanwhile, there is only the old one.
+            self._baseline_rtt_s.update(self._next_baseline_rtt_s)
+            self._next_baseline_rtt_s = {}
+            self._served.clear()
+            self._served_after_probe = None
 
 
 def _baseline_s(round_s: float) -> float:
