@@ -4,30 +4,69 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 from urllib.request import urlopen
 
+import certifi
 import pytest
+import trustme
 import yaml
 from tests.network.nginx import NGINX, needs_nginx
 from tests.network.processes import Kept, accepts
 from tests.network.tritons import Triton, tritons
 from tests.ports import held_port
+from tests.waiting import until
 
 import sonic_coffea as sonic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 pytestmark = pytest.mark.server
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "facilities"
 PANEL_COLUMNS = 24
 TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")  # folders of nginx
+PROMETHEUS, PROMTOOL = map(shutil.which, ("prometheus", "promtool"))
+needs_prometheus = pytest.mark.skipif(
+    PROMETHEUS is None or PROMTOOL is None, reason="Prometheus is not installed on this machine"
+)
 # Of what machines without a GPU do not have.
 OF_GPUS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes"}
+
+OF_MODEL = "model", "tagger"
+OF_CLUSTER = "envoy_cluster_name", "tritons"
+OF_LISTENER = "envoy_http_conn_manager_prefix", "triton"
+# What each alert is about: a label of its series, and their values, minute by minute.
+FAULTS = {
+    "RequestsFail": (
+        OF_MODEL,
+        {"nv_inference_request_failure": "0+2x40", "nv_inference_request_success": "0+100x40"},
+    ),
+    "MoreServersWouldHelp": (
+        OF_MODEL,
+        {
+            "nv_inference_request_duration_us": "0+500x40",
+            "nv_inference_compute_infer_duration_us": "0+100x40",
+        },
+    ),
+    "ServerIsLost": (
+        OF_CLUSTER,
+        {"envoy_cluster_membership_healthy": "1x40", "envoy_cluster_membership_total": "2x40"},
+    ),
+    "CircuitBreakerOpens": (OF_CLUSTER, {"envoy_cluster_upstream_rq_pending_overflow": "0+1x40"}),
+    "RouteTimesOut": (OF_CLUSTER, {"envoy_cluster_upstream_rq_timeout": "0+1x40"}),
+    "ConnectionsClosedForResets": (
+        OF_LISTENER,
+        {"envoy_http_downstream_rq_too_many_premature_resets": "0+1x40"},
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +102,9 @@ def proxy(name: str, triton: Triton, folder: Path, argv: list[str]) -> Iterator[
         text = text.replace("port_value: 9901", f"port_value: {admin_port}")
         own = "access_log off;" + "".join(f"{k}_temp_path {folder};" for k in TEMPORARY)
         text = text.replace("http {\n", f"http {{\n{own}\n")
-        text = text.replace("listen 8001", f"listen 127.0.0.1:{port}")
+        text = text.replace("listen 8001", f"listen 127.0.0.1:{admin_port}")
+        text = text.replace("listen 443", f"listen 127.0.0.1:{port}")
+        text = text.replace("/etc/nginx", str(folder))
         config = folder / name
         config.write_text(text)
         running = Kept([*argv, str(config)], folder / f"{name}.log")
@@ -74,8 +115,9 @@ def proxy(name: str, triton: Triton, folder: Path, argv: list[str]) -> Iterator[
             running.end()
 
 
-def score(port: int, tagger: sonic.Model, jets: Any) -> Any:
-    with sonic.connect(f"grpc://127.0.0.1:{port}") as pool:
+def score(port: int, tagger: sonic.Model, jets: Any, **tls: str) -> Any:
+    scheme = "grpcs" if tls else "grpc"
+    with sonic.connect(f"{scheme}://127.0.0.1:{port}", **tls) as pool:
         return tagger(jets, pool=pool).top
 
 
@@ -110,8 +152,17 @@ def test_nginx(
     log = str(tmp_path / "error.log")
     directives = f"daemon off; master_process off; pid {tmp_path}/pid;"
     argv = [NGINX, "-e", log, "-p", str(tmp_path), "-g", directives, "-c"]
-    with proxy("nginx.conf", triton, tmp_path, argv) as (port, _):
+    root = trustme.CA()
+    root.cert_pem.write_to_path(tmp_path / "root.pem")
+    issued = root.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "triton.key")
+    for certificate in issued.cert_chain_pems:
+        certificate.write_to_path(tmp_path / "triton.pem", append=True)
+    with proxy("nginx.conf", triton, tmp_path, argv) as (secure_port, port):
         compare(score(port, tagger, jets), direct)
+        compare(score(secure_port, tagger, jets, tls_root=str(tmp_path / "root.pem")), direct)
+        with pytest.raises(sonic.errors.AccessError, match="certificate"):
+            score(secure_port, tagger, jets, tls_root=certifi.where())
 
 
 def dashboard() -> dict[str, Any]:
@@ -119,33 +170,118 @@ def dashboard() -> dict[str, Any]:
     return made
 
 
-def queries() -> list[str]:
+def expressions() -> list[str]:
     panels = dashboard()["panels"]
-    rules = yaml.safe_load((EXAMPLES / "alerts.yaml").read_text())["groups"][0]["rules"]
-    assert all(set(rule) == {"alert", "expr", "for", "annotations"} for rule in rules)
-    return [t["expr"] for panel in panels for t in panel["targets"]] + [r["expr"] for r in rules]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
-def scrape(port: int, path: str) -> str:
-    with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10.0) as answer:
-        page: str = answer.read().decode()
-        return page
+def alerts() -> dict[str, dict[str, Any]]:
+    (group,) = yaml.safe_load((EXAMPLES / "alerts.yaml").read_text())["groups"]
+    return {rule["alert"]: rule for rule in group["rules"]}
 
 
-def test_queries_name_metrics_that_there_are(
-    metrics_port: int, through_envoy: tuple[int, int], tagger: sonic.Model, jets: Any
+def is_ready(port: int) -> bool:
+    try:
+        return bool(urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=60.0).read())
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def prometheus(ports: Iterable[tuple[int, str]], folder: Path) -> Iterator[Callable[..., Any]]:
+    """Scrape ports and paths; yield what asks Prometheus for what is below /api/v1."""
+    assert PROMETHEUS is not None
+    jobs = [
+        {
+            "job_name": str(port),
+            "metrics_path": path,
+            "static_configs": [{"targets": [f"127.0.0.1:{port}"]}],
+        }
+        for port, path in ports
+    ]
+    config = folder / "prometheus.yml"
+    every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    loaded = {"global": every, "rule_files": [str(EXAMPLES / "alerts.yaml")]}
+    config.write_text(yaml.safe_dump({**loaded, "scrape_configs": jobs}))
+    with held_port() as port:
+        argv = [PROMETHEUS, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+        running = Kept([*argv, f"--web.listen-address=127.0.0.1:{port}"], folder / "log")
+
+        def ask(path: str, **parameters: str) -> Any:
+            url = f"http://127.0.0.1:{port}/api/v1/{path}?{urlencode(parameters)}"
+            with urlopen(url, timeout=60.0) as answer:
+                return json.load(answer)["data"]
+
+        try:
+            running.wait(lambda: is_ready(port))
+            yield ask
+        finally:
+            running.end()
+
+
+@needs_prometheus
+def test_prometheus_answers_every_query(
+    metrics_port: int,
+    through_envoy: tuple[int, int],
+    tagger: sonic.Model,
+    jets: Any,
+    tmp_path: Path,
 ) -> None:
-    score(through_envoy[0], tagger, jets)
-    of_envoy = scrape(through_envoy[1], "stats/prometheus")
-    # Triton answers its health checks.
-    members = dict(re.findall(r'membership_(\w+)\{envoy_cluster_name="tritons"\} (\d+)', of_envoy))
-    assert members["healthy"] == members["total"] != "0"
-    scraped = scrape(metrics_port, "metrics") + of_envoy
-    there = set(re.findall(r"^(\w+)[{ ]", scraped, re.MULTILINE))
-    named = {n for query in queries() for n in re.findall(r"\b(?:nv|envoy)_\w+", query)}
-    named -= {"envoy_cluster_name", "envoy_http_conn_manager_prefix"}  # labels
-    assert len(named) > 10
-    assert named - there == OF_GPUS
+    port, admin_port = through_envoy
+    targets = [(metrics_port, "/metrics"), (admin_port, "/stats/prometheus")]
+    queries = [e.replace("$model", ".*").replace("$__rate_interval", "5m") for e in expressions()]
+    with prometheus(targets, tmp_path) as ask:
+
+        def values(expression: str) -> list[float]:
+            series = ask("query", query=expression)["result"]
+            return [float(one["value"][1]) for one in series]
+
+        # What is counted between two scrapes is seen.
+        until(lambda: values("count(sum_over_time(up[5m]) >= 2)") == [2], what="two scrapes")
+        score(port, tagger, jets)
+        until(
+            lambda: (
+                values("sum(increase(nv_inference_count[5m])) > 0") != []
+                and all(math.isfinite(value) for query in queries for value in values(query))
+            ),
+            what="a scrape after the requests",
+        )
+        assert {query for query in queries if not values(query)} == OF_GPUS
+        (variable,) = (v for v in dashboard()["templating"]["list"] if v["type"] == "query")
+        metric, label = re.findall(r"\w+", variable["query"])[1:]
+        assert ask(f"label/{label}/values", **{"match[]": metric}) == ["tagger"]
+        for name, rule in alerts().items():
+            # Quiet, as all is well, and not as there were nothing to compare.
+            compared, signs = re.subn(r" ([<>]) ", r" \1 bool ", rule["expr"])
+            assert signs == 1
+            # Whether more servers would help, so few requests decide by chance.
+            quiet = [{0.0}, {1.0}] if name == "MoreServersWouldHelp" else [{0.0}]
+            until(lambda c=compared, q=quiet: set(values(c)) in q, what=f"quiet of {name}")
+
+
+@needs_prometheus
+def test_alerts_fire(tmp_path: Path) -> None:
+    """Half an hour after its fault begins, each does."""
+    assert PROMTOOL is not None
+    cases = []
+    for name, rule in alerts().items():
+        (label, named), series = FAULTS[name]
+        summary = rule["annotations"]["summary"].replace(f"{{{{ $labels.{label} }}}}", named)
+        fired = {"exp_labels": {label: named}, "exp_annotations": {"summary": summary}}
+        inputs = [
+            {"series": f'{metric}{{{label}="{named}"}}', "values": values}
+            for metric, values in series.items()
+        ]
+        test = {"eval_time": "30m", "alertname": name, "exp_alerts": [fired]}
+        quiet = {"eval_time": "1m", "alertname": name, "exp_alerts": []}
+        cases.append({"interval": "1m", "input_series": inputs, "alert_rule_test": [quiet, test]})
+    tests = tmp_path / "tests.yaml"
+    rules = [str(EXAMPLES / "alerts.yaml")]
+    tests.write_text(yaml.safe_dump({"rule_files": rules, "tests": cases}))
+    ran = subprocess.run(
+        [PROMTOOL, "test", "rules", str(tests)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_dashboard_is_one_that_grafana_draws() -> None:
@@ -166,5 +302,3 @@ def test_dashboard_is_one_that_grafana_draws() -> None:
         assert len(set(letters)) == len(letters) > 0
     used = re.findall(r"\$\{?(\w+)", json.dumps(panels))
     assert set(used) == variables
-    for query in queries():
-        assert query.count("(") == query.count(")")
