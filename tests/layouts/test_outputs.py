@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.layouts import assemble, bind_inputs, trace
+from sonic_coffea.model._submission import score_partition
 from sonic_coffea.testing import FakeModel, FakeServer
 
 Events = list[Any]
@@ -332,7 +333,7 @@ def test_a_server_tells_the_shape_that_nobody_declares() -> None:
         with pytest.raises(
             errors.ContractError, match=r"declare it, as sonic.Output\(shape=\(4,\)"
         ):
-            model._score_partition(events, **options)
-        assert declared._score_partition(events, **options).tolist() == full.tolist()
+            score_partition(model, events, **options)
+        assert score_partition(declared, events, **options).tolist() == full.tolist()
     assert str(model(events[:0]).type) == "0 * var * float32"
     assert str(declared(events[:0]).type) == "0 * var * 4 * float32"

@@ -1,0 +1,284 @@
+"""What a model takes and gives, as an analysis declares it, compared with a server's contract."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from sonic_coffea.errors import ConfigError, ContractError, nearest, printable
+from sonic_coffea.layouts import (
+    Layout,
+    Output,
+    bind_inputs,
+    check_told_apart,
+    declared,
+    dtype_name,
+)
+from sonic_coffea.model._parameters import parameters_of
+from sonic_coffea.model._scaffold import fitting
+from sonic_coffea.pool import Carrier
+from sonic_coffea.reporting import tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sonic_coffea.layouts import Inputs
+    from sonic_coffea.transport import Contract
+
+logger = logging.getLogger(__name__)
+
+ONE_REQUEST_PER = ("row", "event")
+
+
+class Declaration(Carrier):
+    """A model's inputs and outputs, and how they fit a server's contract.
+
+    Attributes
+    ----------
+    name : str
+        Name of the model in the server's model repository.
+    inputs : dict
+        A layout for each input.
+    outputs : dict
+        An `Output` for each output.
+    version : str or None
+        The pinned version.
+    one_request_per : {"row", "event"} or None
+        What has a request of its own.
+    parameters : tuple of (str, bool, int, float or str)
+        What each request carries besides tensors.
+    compared : tuple or None
+        The contract that was compared last, the hash of the declaration then, and the contract as
+        requests need it.
+    """
+
+    _hashed: tuple[Any, str] | None = None
+    compared: tuple[Contract, str, Contract] | None = None
+    one_request_per: str | None = None
+    parameters: tuple[tuple[str, bool | int | float | str], ...] = ()
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Mapping[str, Layout],
+        outputs: Mapping[str, Sequence[str] | Output | None],
+        version: str | int | None = None,
+        *,
+        one_request_per: str | None = None,
+        parameters: Mapping[str, bool | int | float | str] | None = None,
+        priority: int | None = None,
+        server_timeout_s: float | None = None,
+    ) -> None:
+        if not inputs or not outputs:
+            raise ConfigError(f"model {name!r} needs at least one input and one output")
+        for what, given in (("inputs", inputs), ("outputs", outputs)):
+            if not isinstance(given, Mapping):
+                raise ConfigError(
+                    f"model {name!r}: expected a dict for {what}, as the server names them, got "
+                    f"{type(given).__name__}"
+                )
+        for key, layout in inputs.items():
+            if not isinstance(layout, Layout):
+                raise ConfigError(
+                    f"model {name!r}, input {key!r}: expected a layout such as sonic.Padded or "
+                    f"sonic.Row, got {type(layout).__name__}"
+                )
+        if one_request_per not in (None, *ONE_REQUEST_PER):
+            raise ConfigError(
+                f"model {name!r}: no one_request_per {one_request_per!r}; "
+                f"{nearest(str(one_request_per), ONE_REQUEST_PER)}"
+            )
+        if one_request_per is None:
+            check_told_apart(inputs)
+        self.name = name
+        self.one_request_per = one_request_per
+        self.parameters = parameters_of(name, parameters or {}, priority, server_timeout_s)
+        self.inputs = dict(inputs)
+        self.outputs = {k: o if isinstance(o, Output) else Output(o) for k, o in outputs.items()}
+        self.version = None if version is None else str(version)
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(
+            f"{name} ({', '.join(o.labels)})" if o.labels else name
+            for name, o in self.outputs.items()
+        )
+        version = f", version {self.version}" if self.version else ""
+        return (
+            f"Model({self.name!r}{version}, inputs: {printable(', '.join(self.inputs))}; "
+            f"outputs: {printable(outputs)})"
+        )
+
+    def _repr_html_(self) -> str:
+        made = declared(self.inputs)
+        rows = []
+        for name, layout in self.inputs.items():
+            dtype, shape = made[name]
+            rows.append(("input", name, _shown(dtype, shape), type(layout).__name__))
+            others = {key: one for key, one in layout.tensors(name).items() if key != name}
+            rows += [("", key, _shown(*one), "") for key, one in others.items()]
+        for name, output in self.outputs.items():
+            labels = ", ".join(output.labels or ()) or "numbers"
+            per = "a new collection" if output.splits else f"per {output.per}"
+            rows.append(("output", name, dtype_name(output.dtype), f"{labels}; {per}"))
+        version = f" version {self.version}" if self.version else ""
+        note = "check() compares this with the server's model"
+        return tables.table(f"Model {self.name}{version}", rows, notes=[note])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the hash: another release may make another one. What was compared goes by it.
+        state = super().__getstate__()
+        own = {**state["attributes"], "_hashed": None, "compared": None}
+        return {**state, "attributes": own}
+
+    @property
+    def config_hash(self) -> str:
+        """A hash of the declaration: inputs, transformations, outputs and pinned version."""
+        # The repr would take 0.15 ms of each call. Layouts are frozen; what else changes is seen.
+        more: tuple[Any, ...] = (self.one_request_per,) if self.one_request_per else ()
+        more += self.parameters
+        now = (self.name, self.version, *more, *self.inputs.items(), *self.outputs.items())
+        hashed = self._hashed
+        if hashed is None or hashed[0] != now:
+            declared = repr((self.name, self.version, self.inputs, self.outputs, *more))
+            self._hashed = hashed = now, xxhash.xxh3_64_hexdigest(declared.encode())
+        return hashed[1]
+
+    def compare_labels(
+        self, labels: Mapping[str, Sequence[str]], contract: Contract, *, server: str
+    ) -> list[str]:
+        """Compare the labels of outputs with those that a server has, and return what differs.
+
+        Other names may mean the same; the same names in another order cannot.
+
+        Raises
+        ------
+        ContractError
+            If the labels of an output are the server's in another order.
+        """
+        notes = []
+        for name, served in labels.items():
+            ours = self.outputs[name].labels if name in self.outputs else None
+            if not ours or list(ours) == list(served):
+                continue
+            if sorted(ours) == sorted(served):
+                raise ContractError(
+                    f"the labels of output {name!r} are declared in another order than the "
+                    f"server's: declared {', '.join(ours)}; on the server {', '.join(served)}",
+                    server=server,
+                    model=self.name,
+                    version=contract.version,
+                )
+            notes.append(f"the server calls the values of {name!r} {', '.join(served)}")
+        return notes
+
+    def compare(self, contract: Contract, *, server: str) -> Contract:
+        """Compare the declaration with a server's contract.
+
+        Returns
+        -------
+        Contract
+            The server's contract; where it lists no tensors, with the declared ones.
+
+        Raises
+        ------
+        ContractError
+            If they differ; it shows the two side by side.
+        """
+        if contract.unsupported:
+            raise ContractError(
+                contract.unsupported, server=server, model=self.name, version=contract.version
+            )
+        whole = [name for name, one in self.inputs.items() if not one.stacks]
+        alone = self.one_request_per is not None and not contract.stacks
+        if whole and contract.max_rows is not None and not alone:
+            why = (
+                f"are told apart by offsets or numbers that count within a request, but the server "
+                f"may stack requests (max_batch_size {contract.max_rows}); serve the model with "
+                "max_batch_size: 0"
+                if contract.stacks
+                else "share a request, but the model has a tensor whose first axis is of fixed "
+                "length, so it takes one of them; declare Model(one_request_per='row')"
+            )
+            raise ContractError(
+                f"the rows of input {whole[0]!r} {why}",
+                server=server,
+                model=self.name,
+                version=contract.version,
+            )
+        inputs = declared(self.inputs)
+        outputs = {name: (o.inner, o.dtype) for name, o in self.outputs.items()}
+        for name in self.inputs_without_axis(contract):
+            dtype, shape = inputs[name]
+            inputs[name] = dtype, shape and shape[1:]
+        for name in self.outputs_without_axis(contract):
+            outputs[name] = None, outputs[name][1]
+        try:
+            contract.check(inputs, outputs, server=server)
+        except ContractError as error:
+            fits = fitting(self.inputs, self.outputs, contract, made=inputs, given=outputs)
+            raise ContractError(
+                f"{error.message}\n{fits}",
+                server=server,
+                model=self.name,
+                version=contract.version,
+            ) from None
+        if not contract.lists_tensors:
+            _say_that_nothing_is_listed(self.name, server)
+        return replace(contract.completed(inputs, outputs), parameters=self.parameters)
+
+    def bind(self, objects: Any) -> Inputs:
+        """Bind the inputs to the arrays of a call."""
+        return bind_inputs(self.inputs, objects, one_request_per=self.one_request_per)
+
+    def inputs_without_axis(self, contract: Contract) -> frozenset[str]:
+        """Return the inputs that the server takes without the axis of the rows."""
+        if self.one_request_per is None:
+            return frozenset()
+        specs = {spec.name: spec for spec in contract.inputs}
+        return frozenset(
+            name
+            for name, (_, shape) in declared(self.inputs).items()
+            if shape is not None
+            and name in specs
+            and name in self.inputs
+            and self.inputs[name].stacks
+            and len(specs[name].shape) + 1 == len(shape)
+            and (specs[name].rows in (-1, shape[0]) or shape[0] < 0)
+        )
+
+    def outputs_without_axis(self, contract: Contract) -> frozenset[str]:
+        """Return the outputs that the server gives without the axis of the rows."""
+        if self.one_request_per is None:
+            return frozenset()
+        return frozenset(
+            spec.name
+            for spec in contract.outputs
+            if (output := self.outputs.get(spec.name)) is not None
+            and output.per == "row"
+            and output.splits is None
+            and (spec.rows not in (-1, 1) or (not spec.shape and math.prod(output.last) > 1))
+            and (output.inner is None or math.prod(output.last) == math.prod(spec.whole_shape))
+        )
+
+
+@cache
+def _say_that_nothing_is_listed(model: str, server: str) -> None:
+    """Warn, once in a process."""
+    logger.warning(
+        "%s does not list what model %s takes and gives, so nobody has compared the declaration "
+        "with it",
+        server,
+        model,
+    )
+
+
+def _shown(dtype: Any, shape: tuple[int, ...] | None) -> str:
+    axes = "?" if shape is None else ", ".join("?" if n < 0 else str(n) for n in shape)
+    name = dtype_name(dtype)
+    return f"{name} [N, {axes}]" if axes else f"{name} [N]"
