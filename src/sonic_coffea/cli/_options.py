@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
@@ -97,9 +97,8 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
 
     What it gets there is `settings_of` with these options, which lacks the servers.
     """
-    hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if parameter.name == "settings_of":
             parameters += [
                 inspect.Parameter(
@@ -108,7 +107,7 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
                 for name, kind in _CONNECTION.items()
             ]
         else:
-            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            parameters.append(parameter)
 
     @functools.wraps(command)
     def run(**given: Any) -> None:

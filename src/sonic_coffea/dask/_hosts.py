@@ -88,7 +88,7 @@ def _wait_for_a_worker(client: Client) -> None:
     task = client.submit(int, pure=False)
     try:
         task.result(timeout=_FIRST_WORKER_TIMEOUT_S)
-    except TimeoutError:
+    except (TimeoutError, asyncio.TimeoutError):  # one and the same from Python 3.11 on
         raise ConfigError(
             f"the cluster has had no workers for {_FIRST_WORKER_TIMEOUT_S:g} s that could try the "
             "servers; start some first: cluster.scale(1), client.wait_for_workers(1)"
