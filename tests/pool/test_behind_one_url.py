@@ -17,9 +17,9 @@ from tests.pool.scenario import KEY, ONE, Scenario
 from sonic_coffea import errors
 from sonic_coffea.pool._breaker import MAX_LOSSES
 from sonic_coffea.pool._channels import FAR_S, FIRST_RENEWAL_S, FULL_BYTES, MAX_RESETS, OLD_S
-from sonic_coffea.pool._core import MAX_RETRIES
 from sonic_coffea.pool._in_flight import HANGS_S
 from sonic_coffea.pool._losses import INTERVAL_S
+from sonic_coffea.pool._retry import MAX_RETRIES
 
 if TYPE_CHECKING:
     from sonic_coffea.pool._request import Attempt

@@ -19,8 +19,8 @@ from sonic_coffea.pool._discovery import OTHERS_S
 from sonic_coffea.pool._liveness import SILENCE_S
 
 PURE = (
-    "_batching _breaker _channels _core _discovery _endpoint _events _fallback _in_flight _limits "
-    "_liveness _losses _request _signature"
+    "_batching _breaker _channels _core _discovery _dispatch _endpoint _events _fallback "
+    "_in_flight _limits _liveness _losses _models _request _retry _signature _state _waiting"
 )
 
 
