@@ -139,7 +139,7 @@ def test_without_a_folder_kernels_are_compiled(
     monkeypatch.setattr("sonic_coffea.layouts._machine_code._files", lambda: nowhere)
     out = np.empty(3, np.int64)
     for _ in range(2):
-        kernel = Kernel("_loops", "positions")
+        kernel = Kernel("_placing", "positions")
         kernel(out, np.asarray([4, 9]), np.asarray([6, 10]))
         assert (out.tolist(), kernel.compiled) == ([4, 5, 9], 1)
     assert len(warned.messages) == 1

@@ -80,7 +80,7 @@ class Files:
 def _sources() -> str:
     """Return a digest of all that is compiled."""
     digest = xxhash.xxh3_128()
-    for path in sorted(_HERE.glob("*_loops.py")):
+    for path in sorted(_HERE.glob("_loops/*.py")):
         digest.update(path.read_bytes())
     digest.update((_HERE / "_formulae.py").read_bytes())  # whose operations are compiled in
     return digest.hexdigest()

@@ -48,7 +48,7 @@ OPERATIONS = (
     "cosh",
     "wrap",
 )
-"""What an instruction may do; ``_pair_loops`` knows them by their places."""
+"""What an instruction may do; ``_loops/_pairs.py`` knows them by their places."""
 
 FUNCTIONS = {
     **dict.fromkeys(OPERATIONS[OPERATIONS.index("abs") :], 1),

@@ -1,4 +1,4 @@
-"""The compiled kernels as functions; `_loops` and `_pair_loops` have their source."""
+"""The compiled kernels as functions; `_loops` has their source."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = [
     "unpad",
 ]
 
-padded = Kernel("_loops", "padded")
-rows = Kernel("_loops", "rows")
-mask = Kernel("_loops", "mask")
-positions = Kernel("_loops", "positions")
-sort = Kernel("_loops", "sort")
-unpad = Kernel("_loops", "unpad")
-pairs = Kernel("_pair_loops", "pairs")
+padded = Kernel("_packing", "padded")
+rows = Kernel("_packing", "rows")
+mask = Kernel("_placing", "mask")
+positions = Kernel("_placing", "positions")
+sort = Kernel("_placing", "sort")
+unpad = Kernel("_placing", "unpad")
+pairs = Kernel("_pairs", "pairs")
 
-_in_turn = Kernel("_loops", "in_turn")
+_in_turn = Kernel("_packing", "in_turn")
 
 
 def in_turn(calls: list[Call], count: int, row_bytes: int) -> list[int]:

@@ -65,7 +65,7 @@ class Kernel:
     Parameters
     ----------
     module : str
-        The module beside this one that has the function.
+        The module of `_loops` that has the function.
     name : str
         The function, which returns an integer or nothing.
 
@@ -110,9 +110,9 @@ class Kernel:
     def _compile(self, kinds: Kinds) -> MachineCode:
         from numba import types
 
-        from sonic_coffea.layouts._loops import entry
+        from sonic_coffea.layouts._loops._compiler import entry
 
-        kernel = getattr(import_module(f"{__package__}.{self._module}"), self._name)
+        kernel = getattr(import_module(f"{__package__}._loops.{self._module}"), self._name)
         function: Any = entry(kernel, kinds)
         function.compile((types.int64,))
         (compiled,) = function.overloads.values()

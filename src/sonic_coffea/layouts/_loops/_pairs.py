@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sonic_coffea.layouts._formulae import OPERATIONS
-from sonic_coffea.layouts._loops import compiled
+from sonic_coffea.layouts._loops._compiler import compiled
 
 (
     CONSTANT,

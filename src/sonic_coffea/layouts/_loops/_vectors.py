@@ -1,0 +1,152 @@
+"""Instructions on bytes and on vectors of numbers."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+
+@intrinsic
+def copy_bytes(typing_context, target, source, size):
+    """Copy bytes from one address to another."""
+    del typing_context, target, source, size
+
+    def generate(context, builder, signature, arguments):
+        del signature
+        pointers = [builder.inttoptr(a, cgutils.voidptr_t) for a in arguments[:2]]
+        copy = builder.module.declare_intrinsic(
+            "llvm.memcpy", [cgutils.voidptr_t, cgutils.voidptr_t, cgutils.intp_t]
+        )
+        builder.call(copy, [*pointers, arguments[2], cgutils.false_bit])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+def _vector(context, dtype, lanes):
+    """Return the type of some numbers of a type side by side."""
+    return ir.VectorType(context.get_data_type(dtype), lanes)
+
+
+@intrinsic
+def lanes_of(typing_context, dtype, fills):
+    """Return how many numbers a vector has, if `choose_vector` moves them; else 0."""
+    del typing_context
+    lanes = 256 // dtype.dtype.bitwidth if dtype.dtype == fills.dtype else 0
+
+    def generate(context, builder, signature, arguments):
+        del builder, arguments
+        return context.get_constant(signature.return_type, lanes)
+
+    return types.int64(dtype, fills), generate
+
+
+@intrinsic
+def choose_vector(typing_context, target, source, count, fill, dtype):
+    """Copy a vector of numbers; from `count` on, it is `fill`.
+
+    Returns 0 if all that were copied are finite.
+    """
+    del typing_context, target, source, count
+    lanes = 256 // dtype.dtype.bitwidth
+
+    def generate(context, builder, signature, arguments):
+        if signature.args[3] != dtype.dtype:
+            return context.get_constant(types.int32, 0)
+        to, start, number, other, _ = arguments
+        vector = _vector(context, dtype.dtype, lanes)
+        align = dtype.dtype.bitwidth // 8
+        values = builder.load(builder.inttoptr(start, vector.as_pointer()), align=align)
+        there = _before(builder, number, lanes)
+        chosen = builder.select(there, values, _repeat(builder, other, lanes))
+        builder.store(chosen, builder.inttoptr(to, vector.as_pointer()), align=align)
+        if not isinstance(dtype.dtype, types.Float):
+            return context.get_constant(types.int32, 0)
+        difference = builder.fsub(values, values)
+        unfit = builder.and_(there, builder.fcmp_unordered("uno", difference, difference))
+        return builder.zext(builder.bitcast(unfit, ir.IntType(lanes)), ir.IntType(32))
+
+    return types.int32(types.int64, types.int64, types.int64, fill, dtype), generate
+
+
+@intrinsic
+def stamp_vector(typing_context, target, count, value, behind, like):
+    """Write a vector of the number at an address; from `count` on, of the one at another."""
+    del typing_context, target, count, value, behind
+    bits = _bits(like.dtype)
+    lanes = 256 // bits
+
+    def generate(context, builder, signature, arguments):
+        del signature
+        to, number, *sources, _ = arguments
+        kind = ir.IntType(bits)
+        inside, outside = (
+            _repeat(builder, builder.load(builder.inttoptr(at, kind.as_pointer())), lanes)
+            for at in sources
+        )
+        chosen = builder.select(_before(builder, number, lanes), inside, outside)
+        vector = builder.inttoptr(to, chosen.type.as_pointer())
+        builder.store(chosen, vector, align=bits // 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64, like), generate
+
+
+def _bits(dtype):
+    """Return how many bits a number has in memory."""
+    return 8 if dtype == types.boolean else dtype.bitwidth
+
+
+def _before(builder, count, lanes):
+    """Return which places of a vector are before one."""
+    narrow = builder.trunc(count, ir.IntType(32))
+    places = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(lanes)))
+    return builder.icmp_signed("<", places, _repeat(builder, narrow, lanes))
+
+
+def _repeat(builder, value, lanes):
+    """Return a vector of one number."""
+    vector = ir.VectorType(value.type, lanes)
+    zero = ir.Constant(ir.IntType(32), 0)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, zero)
+    return builder.shuffle_vector(
+        first, first, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+    )
+
+
+@intrinsic
+def transpose_square(typing_context, target, step, source, stride, like):
+    """Write a square of 4 x 4 numbers with its axes exchanged; strides are in bytes."""
+    del typing_context, target, step, source, stride
+    bits = _bits(like.dtype)
+
+    def generate(context, builder, signature, arguments):
+        del signature
+        to, apart, begin, between, _ = arguments
+        vector = ir.VectorType(ir.IntType(bits), 4)
+
+        def line(start, distance, number):
+            offset = builder.mul(distance, ir.Constant(distance.type, number))
+            return builder.inttoptr(builder.add(start, offset), vector.as_pointer())
+
+        def mixed(a, b, *places):
+            return builder.shuffle_vector(
+                a, b, ir.Constant(ir.VectorType(ir.IntType(32), 4), list(places))
+            )
+
+        a, b, c, d = (builder.load(line(begin, between, n), align=bits // 8) for n in range(4))
+        low, high = [mixed(x, y, 0, 4, 1, 5) for x, y in ((a, b), (c, d))]
+        low_rest, high_rest = [mixed(x, y, 2, 6, 3, 7) for x, y in ((a, b), (c, d))]
+        each = (
+            mixed(low, high, 0, 1, 4, 5),
+            mixed(low, high, 2, 3, 6, 7),
+            mixed(low_rest, high_rest, 0, 1, 4, 5),
+            mixed(low_rest, high_rest, 2, 3, 6, 7),
+        )
+        for number, values in enumerate(each):
+            builder.store(values, line(to, apart, number), align=bits // 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64, like), generate
