@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -16,8 +17,17 @@ import numpy as np
 import pytest
 
 import sonic_coffea as sonic
-from sonic_coffea.layouts import Row, _disk, _kernels, bind_inputs
-from sonic_coffea.layouts._machine_code import Kernel
+from sonic_coffea import errors
+from sonic_coffea.layouts import (
+    Row,
+    _ahead,
+    _disk,
+    _kernels,
+    _machine_code,
+    bind_inputs,
+    compile_ahead,
+)
+from sonic_coffea.layouts._machine_code import Kernel, portable
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 
@@ -40,10 +50,22 @@ print(json.dumps([_kernels.padded.compiled, _kernels.mask.compiled, "numba" in s
 """
 
 
-def compiled(cache: Path) -> list[int | bool]:
+SHORT_SCRIPT = """
+import json, sys
+import numpy as np
+from sonic_coffea.layouts import _kernels
+
+out = np.empty(3, np.int64)
+_kernels.positions(out, np.asarray([4, 9]), np.asarray([6, 10]))
+assert out.tolist() == [4, 5, 9]
+print(json.dumps([_kernels.positions.compiled, "numba" in sys.modules]))
+"""
+
+
+def compiled(cache: Path, script: str = SCRIPT, **environment: str) -> list[int | bool]:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(cache)},
+        [sys.executable, "-c", script],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(cache), **environment},
         capture_output=True,
         text=True,
         timeout=200,
@@ -56,6 +78,36 @@ def compiled(cache: Path) -> list[int | bool]:
 def test_kernels_are_compiled_once_and_loaded_without_numba(tmp_path: Path) -> None:
     assert compiled(tmp_path) == [1, 1, True]
     assert compiled(tmp_path) == [0, 0, False]
+
+
+def test_code_for_a_family_of_processors_is_loaded_by_each_of_them(tmp_path: Path) -> None:
+    family = portable()
+    if family is None:
+        pytest.skip("this processor is of no family")
+    run = partial(compiled, tmp_path, script=SHORT_SCRIPT)
+    assert run(NUMBA_CPU_NAME=family, NUMBA_CPU_FEATURES="") == [1, True]
+    files = sorted(tmp_path.iterdir())
+    assert run() == [0, False]
+    assert sorted(tmp_path.iterdir()) == files
+
+
+def test_kernels_that_are_compiled_ahead_have_to_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    _machine_code._files()  # those for this processor, whatever the environment says below
+    common = list(_ahead._common())
+    for layout, array in common:
+        assert len(bind_inputs({"x": layout}, array)) > 0
+    one = next((layout, array) for layout, array in common if isinstance(layout, sonic.Mask))
+    monkeypatch.setattr(_ahead, "_common", lambda: [one])
+    monkeypatch.setenv("NUMBA_CPU_NAME", portable() or "")
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "")
+    assert compile_ahead() >= 1
+    monkeypatch.setattr(_kernels.mask, "unsaved", 1)
+    with pytest.raises(errors.ConfigError, match="NUMBA_CACHE_DIR"):
+        compile_ahead()
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx")
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.raises(errors.ConfigError, match="loaded already"):
+        compile_ahead()
 
 
 def test_what_many_save_at_a_time_is_found_as_it_was_saved(tmp_path: Path) -> None:
@@ -136,7 +188,7 @@ def test_without_a_folder_kernels_are_compiled(
 ) -> None:
     (tmp_path / "file").touch()
     nowhere = _disk.Files("processor", [tmp_path / "file" / "folder"])
-    monkeypatch.setattr("sonic_coffea.layouts._machine_code._files", lambda: nowhere)
+    monkeypatch.setattr("sonic_coffea.layouts._machine_code._files", lambda: (nowhere,))
     out = np.empty(3, np.int64)
     for _ in range(2):
         kernel = Kernel("_placing", "positions")

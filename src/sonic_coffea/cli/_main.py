@@ -15,6 +15,7 @@ from sonic_coffea.cli._demo import demo
 from sonic_coffea.cli._options import Command, Group
 from sonic_coffea.cli._output import UsageError
 from sonic_coffea.cli._plan import bench, plan
+from sonic_coffea.cli._precompile import precompile
 from sonic_coffea.cli._repository import repository_app
 from sonic_coffea.cli._scaffold import scaffold
 from sonic_coffea.cli._score import score
@@ -37,6 +38,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     status,
     bench,
     plan,
+    precompile,
 )
 GROUPS = {"server": server_app, "repository": repository_app}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sonic_coffea.layouts._ahead import compile_ahead
 from sonic_coffea.layouts._assembly import Assembly, ByRow, assemble
 from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._dense import Dense
@@ -46,6 +47,7 @@ __all__ = [
     "bind_columns",
     "bind_inputs",
     "check_told_apart",
+    "compile_ahead",
     "declared",
     "dtype_name",
     "is_lazy",

@@ -49,8 +49,8 @@ class Files:
                 return data
         return None
 
-    def save(self, key: Any, data: Any) -> None:
-        """Write what was compiled for a key, in the first folder that can be written."""
+    def save(self, key: Any, data: Any) -> bool:
+        """Write what was compiled for a key, in the first folder that can be written, if any."""
         why = "no folder can be written; NUMBA_CACHE_DIR names one"
         for folder in self._folders:
             try:
@@ -68,8 +68,9 @@ class Files:
             except OSError as error:
                 why = error.strerror or str(error)
                 continue
-            return
+            return True
         _warn(why)
+        return False
 
     def _name(self, key: Any) -> str:
         number = xxhash.xxh3_64_hexdigest(repr((self._of, key)).encode())

@@ -8,6 +8,8 @@ it runs.
 from __future__ import annotations
 
 import ctypes
+import os
+import platform
 from functools import cache
 from importlib import import_module
 from threading import RLock
@@ -18,7 +20,7 @@ import numpy as np
 from sonic_coffea.layouts._disk import Files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -71,14 +73,19 @@ class Kernel:
 
     Attributes
     ----------
-    compiled : int
-        For how many kinds it was compiled in this process, as no file had the code.
+    compiled, unsaved : int
+        For how many kinds it was compiled in this process, as no file had the code, and for how
+        many of them no file has it now.
     """
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name
         self._ready: dict[Kinds, tuple[Callable[..., int], int]] = {}
-        self.compiled = 0
+        self.compiled = self.unsaved = 0
+
+    def __len__(self) -> int:
+        """Return for how many kinds it is there."""
+        return len(self._ready)
 
     def __call__(self, *arguments: Any) -> int:
         """Call it; arrays may be of any type and any number of axes."""
@@ -98,12 +105,12 @@ class Kernel:
         return Call(self._name, *ready, memory, arguments)
 
     def _prepared(self, kinds: Kinds) -> tuple[Callable[..., int], int]:
-        files, key = _files(), (self._name, repr(_named(kinds)))
-        code = files.load(key)
+        folders, key = _files(), (self._name, repr(_named(kinds)))
+        code = next((code for files in folders if (code := files.load(key)) is not None), None)
         if code is None:
             code = self._compile(_named(kinds))
             self.compiled += 1
-            files.save(key, code)
+            self.unsaved += not folders[0].save(key, code)
         where = _load(*code)
         return _PROTOTYPE(where), where
 
@@ -186,15 +193,44 @@ def load() -> Any:
     return llvm.Target.from_triple(llvm.get_process_triple())
 
 
+# Families of processors, by the kind of machine, and what a processor must have.
+_FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "x86_64": ("x86-64-v3", ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")),
+    "aarch64": ("generic", ()),
+}
+
+
 @cache
-def _files() -> Files:
+def portable() -> str | None:
+    """Return the family of this processor, as LLVM calls it; None if it is of none."""
+    import llvmlite.binding as llvm
+
+    family, needed = _FAMILIES.get(platform.machine(), (None, ()))
+    features = llvm.get_host_cpu_features()
+    return family if all(features.get(one) for one in needed) else None
+
+
+def family_of_numba() -> str | None:
+    """Return what numba compiles for, if the environment tells it; None: this processor."""
+    named = os.environ.get("NUMBA_CPU_NAME")
+    return named if os.environ.get("NUMBA_CPU_FEATURES") == "" else None
+
+
+@cache
+def _files() -> tuple[Files, ...]:
+    """Return the code for this processor, where what is compiled is saved, and for its family."""
     import llvmlite
     import llvmlite.binding as llvm
 
     load()
-    features = llvm.get_host_cpu_features().flatten()
-    of = llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name(), features
-    return Files(of)
+    triple, features = llvm.get_process_triple(), llvm.get_host_cpu_features().flatten()
+    own = Files((llvmlite.__version__, triple, llvm.get_host_cpu_name(), features))
+    family = portable()
+    if family is None:
+        return (own,)
+    # An object file needs nothing of the LLVM that made it.
+    of_family = Files((triple, family))
+    return (of_family,) if family_of_numba() == family else (own, of_family)
 
 
 _engines: list[Any] = []
