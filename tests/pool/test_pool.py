@@ -23,7 +23,7 @@ from tests.waiting import ctrl_c_in, until
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.pool._core import PoolCore
+from sonic_coffea.pool._dispatch import Dispatcher
 from sonic_coffea.pool._endpoint import Endpoint
 from sonic_coffea.reporting import Statistics
 
@@ -89,7 +89,7 @@ def test_what_goes_wrong_in_the_pool_itself_fails_what_waits(
     servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing else: neither are rows lost without a word, nor does a later call hang."""
-    real, wrong = PoolCore._next, iter([True])
+    real, wrong = Dispatcher._next, iter([True])
 
     def broken(*given: Any) -> Any:
         if next(wrong, False):
@@ -98,7 +98,7 @@ def test_what_goes_wrong_in_the_pool_itself_fails_what_waits(
 
     with pool_of(*servers) as pool:
         MODEL.check(pool)
-        monkeypatch.setattr(PoolCore, "_next", broken)
+        monkeypatch.setattr(Dispatcher, "_next", broken)
         pending = MODEL.submit(objects(40), pool=pool, on_error="mask")
         with pytest.raises(errors.SonicError, match=r"ZeroDivisionError.*model m") as caught:
             pending.result(timeout_s=20)
@@ -130,7 +130,7 @@ def test_what_was_in_flight_when_the_pool_failed_is_not_taken_for_what_is_sent_t
     servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _ = servers.values()
-    real, wrong = PoolCore._next, iter([True])
+    real, wrong = Dispatcher._next, iter([True])
 
     def broken(*given: Any) -> Any:
         if next(wrong, False):
@@ -141,7 +141,7 @@ def test_what_was_in_flight_when_the_pool_failed_is_not_taken_for_what_is_sent_t
         one.gate.clear()
         early = MODEL.submit(objects(4), pool=pool)
         until(lambda: one.out == 1)
-        monkeypatch.setattr(PoolCore, "_next", broken)
+        monkeypatch.setattr(Dispatcher, "_next", broken)
         late = MODEL.submit(objects(4), pool=pool)
         for pending in (early, late):
             with pytest.raises(errors.SonicError, match="ZeroDivisionError"):
