@@ -23,21 +23,21 @@ _FLOOR = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roc:
-    """Efficiencies at every cut on a score, and the area under their curve.
+    """A ROC curve: efficiencies at each cut on a score, and the area under the curve.
 
     Attributes
     ----------
     cut : array
-        What the score has to reach; infinity at first, where nothing passes.
+        Lowest score that passes, descending. The first cut is infinity, which nothing passes.
     background, signal : array
         Efficiencies at each cut.
     background_error, signal_error : array
-        Their standard errors, for weighted objects too.
+        Standard errors of the efficiencies, which take weights into account.
     area, area_error : float
-        Area under the curve and its standard error, by Hanley and McNeil, Radiology 143 (1982) 29;
-        of weighted objects, with their effective numbers.
+        Area under the curve, and its standard error by Hanley and McNeil, Radiology 143 (1982) 29.
+        With weights, the error uses the effective numbers of objects.
     n_background, n_signal : int
-        Objects of each kind.
+        Numbers of objects, without weights.
     """
 
     cut: NDArray[np.float64]
@@ -51,12 +51,17 @@ class Roc:
     n_signal: int
 
     def at_background(self, efficiency: float) -> dict[str, float]:
-        """Return the loosest cut that keeps no more of the background, and all efficiencies there.
+        """Return the loosest cut with at most this background efficiency.
+
+        Returns
+        -------
+        dict of str to float
+            ``cut``, ``background``, ``signal``, ``background_error`` and ``signal_error``.
 
         Raises
         ------
         ConfigError
-            If the efficiency is no number from 0 to 1.
+            If the efficiency is not between 0 and 1.
         """
         if not 0.0 <= efficiency <= 1.0:
             raise ConfigError(f"expected an efficiency from 0 to 1, got {efficiency}")
@@ -66,23 +71,24 @@ class Roc:
 
 
 def roc(scores: Any, is_signal: Any, *, weight: Any = None) -> Roc:
-    """Return the efficiencies at every cut on a score.
+    """Return the ROC curve of a score.
 
-    Objects of equal score are cut together, so that ties count half in the area.
+    Objects with equal scores pass or fail together, so ties count half in the area.
 
     Parameters
     ----------
     scores : array
         A score for each object, of any nesting; objects whose score is None are left out.
     is_signal : array of bool
-        Which of them are signal; for each object, or for each event.
+        Whether each object, or each event, is signal.
     weight : array, optional
-        A weight for each object, or for each event; by default 1.
+        A weight for each object, or for each event; by default 1. Weights may be negative.
 
     Raises
     ------
     ConfigError
-        If there is no signal, no background, or a score that is NaN.
+        If there is no signal or no background, if a score is NaN, or if the weights of signal or
+        background do not have a positive sum.
     """
     score, truth, weights = _flat(scores, is_signal, 1.0 if weight is None else weight)
     truth = truth.astype(bool)
@@ -115,7 +121,7 @@ def roc(scores: Any, is_signal: Any, *, weight: Any = None) -> Roc:
 def _efficiency(
     weights: NDArray[np.float64], places: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Return efficiencies at the places, their errors, and the effective number of objects."""
+    """Return efficiencies after these objects, standard errors, and the effective number."""
     total, squares = weights.sum(), weights**2
     if total <= 0:
         raise ConfigError(f"expected weights whose sum is positive, got {total:.3g}")
@@ -128,7 +134,7 @@ def _efficiency(
 
 def _area_error(area: float, n_signal: float, n_background: float) -> float:
     pairs = n_signal * n_background
-    # Of perfect separation, what half a pair in the wrong order would be.
+    # Perfect separation would have no error; take the area with half a pair in the wrong order.
     a = min(max(area, 0.5 / pairs), 1 - 0.5 / pairs)
     of_signal, of_background = a / (2 - a) - a**2, 2 * a**2 / (1 + a) - a**2
     variance = a * (1 - a) + (n_signal - 1) * of_signal + (n_background - 1) * of_background
@@ -151,16 +157,20 @@ def score_histogram(
     scores : array
         A score for each object, of any nesting; objects whose score is None are left out.
     classes : mapping of str to array of bool
-        Which objects, or events, are of a class.
+        For each class, whether an object, or an event, belongs to the class.
     weight : array, optional
         A weight for each object, or for each event; by default 1.
-    bins, limits, label
-        Of the score's axis.
+    bins : int
+        Number of bins of the score.
+    limits : tuple of float
+        Lowest and highest score; the last bin includes the highest.
+    label : str
+        Label of the score's axis.
 
     Returns
     -------
     hist.Hist
-        With axes ``"class"`` and ``"score"``, and weighted storage. Those of chunks add up.
+        Axes ``"class"`` and ``"score"``, with weighted storage. Histograms of chunks can be added.
     """
     hist = _needed("hist")
     axes = hist.Hist.new.StrCat([], growth=True, name="class", label="class")
@@ -168,21 +178,21 @@ def score_histogram(
     for name, of_class in classes.items():
         score, chosen, weights = _flat(scores, of_class, 1.0 if weight is None else weight)
         chosen = chosen.astype(bool)
-        # The last bin has its upper edge.
+        # A score on the upper edge would go into the overflow.
         score = np.where(score == limits[1], np.nextafter(limits[1], limits[0]), score)
         histogram.fill(name, score[chosen], weight=weights[chosen])
     return histogram
 
 
 def draw_scores(histogram: Any, ax: Any = None, *, density: bool = True, **style: Any) -> Any:
-    """Draw a score by class, with the standard errors of the bins.
+    """Draw a score for each class, with the standard errors of the bins.
 
     Parameters
     ----------
     histogram : hist.Hist
-        Of `score_histogram`, or another one with an axis of categories before that of the score.
+        From `score_histogram`, or any other with two axes: categories, and a score.
     ax : matplotlib Axes, optional
-        By default pyplot's current ones.
+        By default, pyplot's current axes.
     density : bool
         Whether each class is normalised to an area of 1.
     **style
@@ -210,16 +220,16 @@ def draw_scores(histogram: Any, ax: Any = None, *, density: bool = True, **style
 
 
 def draw_histogram(histogram: Any, ax: Any, *, density: bool = False, **style: Any) -> None:
-    """Draw a histogram of one axis with the standard errors of its bins; empty ones have none.
+    """Draw a histogram with one axis; bins with content have standard errors.
 
     Parameters
     ----------
     histogram : hist.Hist
-        With weighted storage, or counts.
+        The histogram, with weighted storage or counts.
     ax : matplotlib Axes
-        Where.
+        Axes to draw on.
     density : bool
-        Whether its area is normalised to 1.
+        Whether the histogram is normalised to an area of 1.
     **style
         Passed to `mplhep.histplot`.
     """
@@ -242,21 +252,21 @@ def draw_histogram(histogram: Any, ax: Any, *, density: bool = False, **style: A
 
 
 def draw_roc(curves: Roc | Mapping[str, Roc], ax: Any = None, **style: Any) -> Any:
-    """Draw ROC curves, with bands of both efficiencies' standard errors, and areas with theirs.
+    """Draw ROC curves with bands of standard errors; the legend has the areas.
 
     Parameters
     ----------
     curves : Roc, or mapping of str to Roc
-        One, or several by name.
+        One curve, or several by the names of the legend.
     ax : matplotlib Axes, optional
-        By default pyplot's current ones.
+        By default, pyplot's current axes.
     **style
         Passed to matplotlib's ``plot``.
 
     Returns
     -------
     matplotlib Axes
-        The background's efficiency, in a logarithmic scale, over that of the signal.
+        The background's efficiency on a logarithmic axis, against the signal's.
     """
     ax = _current_axes() if ax is None else ax
     named = {"": curves} if isinstance(curves, Roc) else dict(curves)
@@ -287,7 +297,7 @@ def draw_roc(curves: Roc | Mapping[str, Roc], ax: Any = None, **style: Any) -> A
 
 
 def _flat(scores: Any, *others: Any) -> list[NDArray[Any]]:
-    """Return flat arrays of scores that are there, and what belongs to each of them."""
+    """Return flat arrays of the scores that are not None, and of what belongs to each of them."""
     try:
         arrays = ak.broadcast_arrays(scores, *others)
     except ValueError as error:

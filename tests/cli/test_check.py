@@ -96,7 +96,12 @@ def test_a_declaration_that_does_not_fit(server: sonic.LocalServer, tmp_path: Pa
     step = failed(server.url, "--against", "analysis:other", cwd=tmp_path)
     assert step["name"] == "declaration of tagger"
     assert "did you mean 'scores'" in step["detail"]
-    weaver = failed(server.url, "tagger", "--weaver", DATA / "toptagger.preprocess.json")
+    preprocess = json.loads((DATA / "toptagger.preprocess.json").read_text())
+    del preprocess["output_names"]
+    (tmp_path / "preprocess.json").write_text(json.dumps(preprocess))
+    (tmp_path / "labels.txt").write_text("QCD\nTop\n")
+    named = ["--weaver", tmp_path / "preprocess.json", "--labels", tmp_path / "labels.txt"]
+    weaver = failed(server.url, "tagger", *named)
     assert "no input 'pf_points'" in weaver["detail"]
 
 

@@ -342,11 +342,11 @@ def test_where_labels_are(names: dict[str, Any], labels: list[str]) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (None, "does not name the values of the model's output; give labels="),
-        ([], "does not name the values of the model's output; give labels="),
+        (None, "does not name the values of the model's output; the option labels"),
+        ([], "does not name the values of the model's output; the option labels"),
         (
             {"truth_label": "jet_label", "target_mass": "mass"},
-            "'truth_label' .* classes that the file does not name; give labels=.* 'target_mass'",
+            "'truth_label' .* that the file does not name; the option labels .* 'target_mass'",
         ),
     ],
 )

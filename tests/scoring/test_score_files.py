@@ -274,6 +274,7 @@ def test_an_edited_function_scores_anew(model: sonic.Model, tmp_path: Path) -> N
         (["--collection", "FatJets"], 1, "no collection 'FatJets'; did you mean 'FatJet'"),
         (["--file", "nowhere.root"], 1, "no file"),
         (["--weaver", DATA / "toptagger.preprocess.json"], 2, "either --weaver or --declare"),
+        (["--labels", FILES[0]], 2, "--labels belongs to --weaver"),
         (["--server", "http://server"], 2, "Triton's HTTP endpoint"),
     ],
 )

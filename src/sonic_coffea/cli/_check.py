@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sonic_coffea.cli._options import AsJson, SettingsOf, Url, Version, connected, load
+from sonic_coffea.cli._options import AsJson, Labels, SettingsOf, Url, Version, connected, load
 from sonic_coffea.cli._output import literal, print_table, stdout, tensors
 from sonic_coffea.errors import SonicError
 from sonic_coffea.transport import connect_transport
@@ -38,6 +38,7 @@ def check(
             metavar="FILE", exists=True, help="Compare MODEL with weaver's preprocess.json."
         ),
     ] = None,
+    labels: Labels = None,
     against: Annotated[
         str | None,
         typer.Option(
@@ -59,7 +60,7 @@ def check(
     from sonic_coffea import tools
 
     settings = settings_of(url)
-    declared = _declared(model, weaver, against)
+    declared = _declared(model, weaver, labels, against)
     console = Console(quiet=as_json, soft_wrap=True)
     if scheduler is not None:
         from sonic_coffea.dask import check_cluster
@@ -95,7 +96,9 @@ def _table(checks: Checks) -> Table:
     return table
 
 
-def _declared(model: str | None, weaver: Path | None, against: str | None) -> list[Model]:
+def _declared(
+    model: str | None, weaver: Path | None, labels: Path | None, against: str | None
+) -> list[Model]:
     """Return the declarations to compare with."""
     from sonic_coffea.model import Model
 
@@ -103,7 +106,9 @@ def _declared(model: str | None, weaver: Path | None, against: str | None) -> li
     if weaver is not None:
         if model is None:
             raise typer.BadParameter("--weaver needs a MODEL to compare with")
-        declared.append(Model.from_weaver(model, weaver))
+        declared.append(Model.from_weaver(model, weaver, labels=labels))
+    elif labels is not None:
+        raise typer.BadParameter("--labels belongs to --weaver")
     if against is not None:
         named = load(against, "--against")
         models = getattr(named, "models", named)

@@ -91,7 +91,12 @@ def _options(
     verbose: Annotated[
         int,
         typer.Option(
-            "--verbose", "-v", metavar="", count=True, help="Log more; -vv for debugging."
+            "--verbose",
+            "-v",
+            metavar="",
+            count=True,
+            show_default=False,
+            help="Log more; -vv for debugging.",
         ),
     ] = 0,
 ) -> None:

@@ -26,6 +26,16 @@ Version = Annotated[
     str | None, typer.Option(metavar="V", help="Version of the model; by default, the latest.")
 ]
 
+Labels = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Labels of the output, one a line, if weaver's file names none.",
+    ),
+]
+
 
 def _file(text: str) -> Any:
     option = typer.Option(metavar="FILE", exists=True, dir_okay=False, help=text)

@@ -110,7 +110,13 @@ def plan(
         ),
     ],
     events: Annotated[
-        float, typer.Option(metavar="N", callback=_finite, help="Number of events of the run.")
+        float,
+        typer.Option(
+            metavar="N",
+            callback=_finite,
+            show_default="1e9",
+            help="Number of events of the run.",
+        ),
     ] = 1e9,
     servers: Annotated[
         int | None,

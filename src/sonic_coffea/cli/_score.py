@@ -12,6 +12,7 @@ import typer
 
 from sonic_coffea.cli._options import (
     AsJson,
+    Labels,
     SettingsOf,
     Version,
     connected,
@@ -59,6 +60,7 @@ def score(
             metavar="FILE", exists=True, help="Declare the model by weaver's preprocess.json."
         ),
     ] = None,
+    labels: Labels = None,
     declare: Annotated[
         Path | None,
         typer.Option(metavar="FILE", exists=True, help="Declare the model by a YAML file."),
@@ -107,7 +109,7 @@ def score(
 
     with usage():
         check_output(output)
-    declared = _declared(model, version, weaver, declare)
+    declared = _declared(model, version, weaver, labels, declare)
     function = None
     if features is not None:
         import cloudpickle
@@ -154,20 +156,26 @@ def score(
 
 
 def _declared(
-    model: str | None, version: str | None, weaver: Path | None, declare: Path | None
+    model: str | None,
+    version: str | None,
+    weaver: Path | None,
+    labels: Path | None,
+    declare: Path | None,
 ) -> Model:
     from sonic_coffea.model import Model
 
     if (weaver is None) == (declare is None):
         raise UsageError("expected either --weaver or --declare, which say what the model takes")
     if weaver is None:
+        if labels is not None:
+            raise UsageError("--labels belongs to --weaver; a YAML file has labels of its own")
         assert declare is not None  # noqa: S101  one of the two
         declared = Model.from_yaml(declare, model)
         declared.version = version or declared.version
         return declared
     if model is None:
         raise UsageError("--weaver needs --model, the name that the server knows")
-    return Model.from_weaver(model, weaver, version=version)
+    return Model.from_weaver(model, weaver, version=version, labels=labels)
 
 
 def _configured() -> Any:

@@ -1,4 +1,4 @@
-"""Constituents, vertices and tracks of jets, from each form in which NanoAOD stores them."""
+"""Candidates, secondary vertices and lost tracks of each jet, from NanoAOD and PFNano."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     Parameters
     ----------
     events : NanoEvents
-        With a jet collection, the table that associates candidates with its jets
-        (``FatJetPFCand`` in NanoAODv15, ``FatJetPFCands`` in PFNano), and the candidates.
+        Events that have the jets, the candidates, and the table that links them:
+        ``FatJetPFCand`` in NanoAODv15, ``FatJetPFCands`` in PFNano.
     jets : str
-        The jet collection.
+        Name of the jet collection.
 
     Returns
     -------
     awkward array
-        ``events * jets * var * candidate``, in the order of the file, jet by jet as in
-        ``events[jets]``. No field of a candidate is read before it is used. Lazy, if the events
-        are.
+        ``events * jets * var * candidate``. Jets are in the order of ``events[jets]``, and the
+        candidates of a jet in the order of the file. A field of the candidates is read when it is
+        used. The array is lazy if the events are.
 
     Raises
     ------
     FieldError
-        If a collection is not there, naming the nearest that is.
+        If the events lack a collection; the message names the nearest one.
     InputError
-        If a jet is linked to a candidate that its event does not have.
+        If the table links a jet to a candidate that the event does not have.
     """
     _check_known(events, jets)
     association = _association(events, jets, _CANDIDATES)
@@ -83,26 +83,27 @@ def secondary_vertices(
     Parameters
     ----------
     events : NanoEvents
-        With a jet collection, and vertices ``SV``.
+        Events that have the jets and the vertices ``SV``.
     jets : str
-        The jet collection.
+        Name of the jet collection.
     radius : float, optional
-        Take those within this ΔR of a jet. By default the file's own association is used where it
-        has one (``JetSVs`` and ``FatJetSVs`` in PFNano), else the radius of the jets.
+        A jet gets the vertices within this ΔR. By default, the file's table decides (``JetSVs``
+        and ``FatJetSVs`` in PFNano); a file without such a table uses the jets' own radius.
 
     Returns
     -------
     awkward array
-        ``events * jets * var * vertex``, in the order of the file, jet by jet as in
-        ``events[jets]``; a vertex may be in several jets. No field of a vertex is read before it is
-        used, but for a ΔR. Lazy, if the events are.
+        ``events * jets * var * vertex``. Jets are in the order of ``events[jets]``, and the
+        vertices of a jet in the order of the file; a vertex may belong to several jets. A field of
+        the vertices is read when it is used; a ΔR reads eta and phi. The array is lazy if the
+        events are.
 
     Raises
     ------
     FieldError
-        If a collection is not there, naming the nearest that is.
+        If the events lack a collection; the message names the nearest one.
     ConfigError
-        If there is no association, and the radius of the jets is not known.
+        If the file has no such table, and the jets' own radius is not known.
     """
     _check_known(events, jets)
     association = None if radius is not None else _association(events, jets, _VERTICES)
@@ -117,21 +118,28 @@ def secondary_vertices(
 
 
 def lost_tracks(events: Any, jets: str = "Jet", *, radius: float | None = None) -> ak.Array:
-    """Return the lost tracks within the radius of each jet: those that are no candidate.
+    """Return the lost tracks of each jet: tracks that are not among the candidates.
 
     Parameters
     ----------
     events : NanoEvents
-        With a jet collection, and ``LostTrack`` or ``LostTracks``.
+        Events that have the jets, and ``LostTrack`` or ``LostTracks``.
     jets : str
-        The jet collection.
+        Name of the jet collection.
     radius : float, optional
-        Take those within this ΔR of a jet; by default the radius of the jets.
+        A jet gets the tracks within this ΔR. By default, the jets' own radius.
 
     Returns
     -------
     awkward array
-        ``events * jets * var * track``, as in `secondary_vertices`.
+        ``events * jets * var * track``, in the same order as `secondary_vertices`.
+
+    Raises
+    ------
+    FieldError
+        If the events lack a collection; the message names the nearest one.
+    ConfigError
+        If the jets' own radius is not known.
     """
     _check_known(events, jets)
     tracks = next((name for name in _LOST_TRACKS if name in events.fields), _LOST_TRACKS[0])

@@ -119,15 +119,16 @@ def _labels(content: Mapping[str, Any], given: str | Path | Sequence[str] | None
     said = content.get("output_names", content.get("flav_names"))
     if not said:
         raise ConfigError(
-            "the preprocessing file does not name the values of the model's output; give labels=, "
-            "a list with one for each, or the path of a file with one in each line"
+            "the preprocessing file does not name the values of the model's output; the "
+            "option labels names them: a file with one in each line, or in Python a list"
         )
     if _CLASSES in said:
         others = ", ".join(repr(str(n)) for n in said if n != _CLASSES)
         raise ConfigError(
             f"{_CLASSES!r} in the output_names of the preprocessing file stands for classes that "
-            "the file does not name; give labels=, a list with one for each value of the output"
+            "the file does not name; the option labels names all values of the output"
             + (f", which ends with {others}" if others else "")
+            + ": a file with one in each line, or in Python a list"
         )
     return [str(name).removeprefix("label_") for name in said]
 

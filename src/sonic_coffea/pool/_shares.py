@@ -1,4 +1,4 @@
-"""Shares: whose rows a call has, and which of those that wait leave first."""
+"""Shares of the servers: the share of a call, and which share sends next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """Work that has a part of the servers for itself: of a user, an analysis, or a dataset."""
+    """The work of a user, an analysis or a dataset, which gets a part of the servers."""
 
     name: str
     weight: float
@@ -32,18 +32,19 @@ def current_share() -> Share:
 
 @contextlib.contextmanager
 def share(name: str, weight: float = 1.0) -> Iterator[None]:
-    """Give the calls that are made within a share of the servers.
+    """Put the calls inside the ``with`` block into a share of the servers.
 
-    Shares that have rows waiting get parts of the servers as their weights are, however many chunks
-    or processes each has; in one process, and among the workers of a dask cluster. What one does
-    not need is for the others. Calls outside of this belong to a share of weight 1 together.
+    Shares with waiting rows divide the servers in proportion to their weights, within a process and
+    among the workers of a dask cluster. The number of chunks or processes of a share plays no part.
+    The others use what a share does not need. All calls outside of such a block form one share of
+    weight 1.
 
     Parameters
     ----------
     name : str
-        Calls of the same name belong together, also in other processes.
+        Name of the share. Calls with the same name belong to one share, in all processes.
     weight : float
-        More than 0, up to 10: one of weight 2 gets twice as much as one of weight 1.
+        More than 0, at most 10. Weight 2 gets twice as much as weight 1.
 
     Raises
     ------
@@ -66,10 +67,10 @@ def share(name: str, weight: float = 1.0) -> Iterator[None]:
 
 
 class FairOrder:
-    """Which of several shares sends next: start-time fair queueing.
+    """Chooses the share that sends next, by start-time fair queueing: Goyal, Vin and Cheng (1997).
 
-    A share pays for a slice when it is sent, so that slices that are cancelled cost nothing, and
-    one that was idle has saved nothing. Goyal, Vin and Cheng (1997).
+    A share pays for a slice when the slice is sent. So a cancelled slice costs nothing, and an idle
+    share saves nothing up.
     """
 
     def __init__(self) -> None:
@@ -82,10 +83,10 @@ class FairOrder:
         return any(self._next)
 
     def place(self, share: Share) -> float:
-        """Return the place of a share: that with the lowest one sends next."""
+        """Return the place of a share in the order; the lowest place sends next."""
         return max(self._now, self._next.get(share.name, 0.0))
 
     def leave(self, share: Share) -> None:
-        """Take note that a slice of a share is sent."""
+        """Record that a slice of the share was sent."""
         self._now = self.place(share)
         self._next[share.name] = self._now + 1.0 / share.weight

@@ -13,27 +13,27 @@ Declaration = Mapping[str, tuple[str, Sequence[int | str]]]
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """A model to serve: where it comes from, and what cannot be read from there.
+    """A model to serve: its file or function, and what the file does not say.
 
     Parameters
     ----------
     source : path-like or callable
         An ONNX (``.onnx``), TorchScript (``.pt``), XGBoost (``.json``, ``.ubj``) or LightGBM
-        (``.txt``) file, or a Python function: itself, or as ``"file.py:function"``. The file of a
-        function is copied as source; nothing is pickled.
+        (``.txt``) file, or a Python function: the function itself, or ``"file.py:function"``. The
+        file that defines the function is copied; nothing is pickled.
     inputs, outputs : mapping, optional
-        Tensor names with types and shapes, ``{"hits": ("float32", [-1, 4])}``, for functions and
-        TorchScript. An axis of any length is -1 or a name; requests are stacked only if the first
-        axes of all inputs are of one name, or there is one input.
+        Tensor names with types and shapes, such as ``{"hits": ("float32", [-1, 4])}``. Functions
+        and TorchScript need them. An axis of any length is -1 or a name. Triton batches requests
+        only if the first axes of all inputs have one name, or if there is one input.
     files : sequence of path-like
-        More files that a function reads or imports; they are copied beside its source.
+        Files that the function reads or imports; they are copied beside its source.
     max_batch_size : int, optional
-        As in `build_repository`, for this model.
+        The argument of `build_repository`, for this model.
     platform : {"python", "onnxruntime", "pytorch"}, optional
-        As in `build_repository`, for this model.
+        The argument of `build_repository`, for this model.
     warmup : mapping, optional
-        Input names and their shapes, for a model with axes of any length: of one row if the model
-        is served in batches, else of one request.
+        Input names with the shapes of the warm-up request, for a model with axes of any length:
+        the shape of one row if the model is served in batches, otherwise of the whole tensor.
     """
 
     source: str | os.PathLike[str] | Callable[..., Mapping[str, Any]]
@@ -53,11 +53,12 @@ class Ensemble:
     Parameters
     ----------
     steps : sequence of tuple
-        ``(model, {its input: tensor}, {its output: tensor})``, where tensors have names of the
-        ensemble's own. The models are built together with it, or in the repository already.
+        Each step is ``(model, {model's input: tensor}, {model's output: tensor})``; the names of
+        the tensors are the ensemble's own. A model is built by the same call as the ensemble, or
+        is in the repository already.
     inputs, outputs : sequence of str, optional
-        The tensors that it takes and gives; by default those that no step gives, and those that no
-        step takes. Named here, they are checked.
+        Inputs and outputs of the ensemble. By default, the inputs are the tensors that no step
+        returns, and the outputs those that no step takes. A name that no step has is an error.
     """
 
     steps: Sequence[tuple[str, Mapping[str, str], Mapping[str, str]]]
