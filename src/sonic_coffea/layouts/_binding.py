@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._columns import (
-    Columns,
-    Composed,
-    is_converted,
-    numbers_of,
-    of_one_collection,
-    order_of_elements,
-    positions_of,
-    read_through,
-    readable,
-    taken_apart,
-)
+from sonic_coffea.layouts._collection import of_one_collection, positions_of, taken_apart
+from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._expressions import expression_of
 from sonic_coffea.layouts._fields import Column, Feature, Source
 from sonic_coffea.layouts._groups import grouped
+from sonic_coffea.layouts._numbers import (
+    Composed,
+    is_converted,
+    numbers_of,
+    order_of_elements,
+    read_through,
+    readable,
+)
 from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import check_range
 from sonic_coffea.layouts._rows import Int64, Split, aligned, united

@@ -12,7 +12,7 @@ import numpy as np
 from awkward.contents import Content, NumpyArray, UnionArray
 
 from sonic_coffea.errors import ConfigError, InputError
-from sonic_coffea.layouts._columns import Columns, not_numbers, readable
+from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._fields import Column
 from sonic_coffea.layouts._groups import grouped
 from sonic_coffea.layouts._layout import (
@@ -24,6 +24,7 @@ from sonic_coffea.layouts._layout import (
     declare,
     length_of,
 )
+from sonic_coffea.layouts._numbers import not_numbers, readable
 from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import check_range
 from sonic_coffea.layouts._rows import Split, split

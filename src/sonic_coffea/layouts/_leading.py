@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sonic_coffea.layouts import _kernels
-from sonic_coffea.layouts._columns import Columns, of_one_collection
+from sonic_coffea.layouts._collection import of_one_collection
+from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._fields import Column
 from sonic_coffea.layouts._groups import Group, Place, grouped
 from sonic_coffea.layouts._paths import path_of
