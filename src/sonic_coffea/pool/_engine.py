@@ -17,30 +17,28 @@ import time
 import uuid
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from sonic_coffea.errors import (
     CancelledError,
     ConfigError,
     RequestError,
     ResponseError,
-    ServerLostError,
     SonicError,
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool import _turns
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._hooks import memory_bytes
-from sonic_coffea.pool._sender import Sender, Transmission
+from sonic_coffea.pool._inquiries import Inquiries
+from sonic_coffea.pool._sender import Transmission
+from sonic_coffea.pool._senders import Senders
 from sonic_coffea.pool._signature import FRESH_S, QUIET_S
-from sonic_coffea.pool._wake import Alarm
 from sonic_coffea.reporting import Span, Statistics, Tally
-from sonic_coffea.transport import Address
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._deadline import Deadline
@@ -54,9 +52,6 @@ if TYPE_CHECKING:
     Task = Callable[[], e.Event | None]
 
 logger = logging.getLogger(__name__)
-
-# Behind a URL, one of several servers may hang: the URL lives if one of these probes is answered.
-PROBES = 4
 
 CLOSED = "the pool has been closed; call sonic.connect again"
 
@@ -81,20 +76,19 @@ class Engine:
         self.contracts: dict[ModelKey, tuple[Contract, float]] = {}
         self._delivered_at: dict[ModelKey, float] = {}
         self.closing = threading.Event()
-        self._connect = connect
         self._core = PoolCore(settings, memory_bytes=memory_bytes())
-        self._senders: dict[str, Sender] = {}
         self._transmissions: dict[Attempt, Transmission] = {}
         self._calls: set[Call] = set()
         self._waiters: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
+        self._senders = Senders(connect, self._inbox.put)
         self._events: list[e.Event] = []
         # Guards only whether the thread runs.
         self._life = threading.RLock()
         self._thread: threading.Thread | None = None
         self._numbers = itertools.count()
         self._name = uuid.uuid4().hex[:8]
-        self._alarm = Alarm()
+        self._inquiries = Inquiries(self._senders, self._inbox.put)
         self._worker = f"{platform.node()}:{os.getpid()}"
 
     # What other threads do
@@ -121,7 +115,7 @@ class Engine:
                 raise ConfigError(CLOSED)
             if self._thread is not None:
                 return False
-            self._connect_new(self.settings.servers)
+            self._senders.add(self.settings.servers, self.settings)
             thread = threading.Thread(target=self._run, name="sonic-pool", daemon=True)
             # If the system has no more threads, the next call tries again.
             thread.start()
@@ -188,11 +182,11 @@ class Engine:
         """Change the servers; connections to new ones are made first: to all, or to none."""
         known = self.ask(lambda: set(self._senders))
         new = [url for url in servers if url not in known] if self.started else []
-        senders = dict(zip(new, self._connected(new), strict=True))
+        senders = dict(zip(new, self._senders.connect(new, self.settings), strict=True))
 
         def changed() -> None:
             if self.started:
-                self._connect_new(servers, senders)
+                self._senders.add(servers, self.settings, senders)
             self.settings = self.settings.with_servers(servers)
             self._events.append(e.ServersChanged(self.settings.servers))
 
@@ -236,7 +230,7 @@ class Engine:
             self._shut_down()
         elif thread is not threading.current_thread():
             thread.join()
-        _all_at_once(sender.close for sender in self._senders.values())
+        self._senders.close()
         return True
 
     def states(self) -> list[ServerState]:
@@ -254,7 +248,7 @@ class Engine:
 
         def known() -> list[tuple[str, Connection, list[ModelKey]]]:
             return [
-                (x.url, self._senders[x.url].connections[0], list(x.signatures.valid))
+                (x.url, self._senders.connection(x.url), list(x.signatures.valid))
                 for x in self._core.endpoints.active
                 if x.url in self._senders
             ]
@@ -342,18 +336,15 @@ class Engine:
                 if contract is not None:
                     self.contracts[key] = contract, time.monotonic()
             case e.Probe(url):
-                self._probe(url)
+                self._inquiries.probe(url)
             case e.Validate(url, key):
-                self._validate(url, key)
+                self._inquiries.validate(url, key)
             case e.StartFallback():
-                self._start_fallback()
+                self._inquiries.start_fallback(self.settings, self.closing)
             case e.Reconnect(url, channel):
-                if (old := self._senders[url].renew(channel)) is not None:
-                    _apart("sonic-close", old.close, lambda _: None)
+                self._senders.renew(url, channel)
             case e.Close(url):
-                # There is none before the pool is used.
-                if (sender := self._senders.pop(url, None)) is not None:
-                    _apart("sonic-close", sender.close, lambda _: None)
+                self._senders.remove(url)
 
     def _send(self, attempt: Attempt) -> None:
         transmission = Transmission(attempt, f"{self._name}-{next(self._numbers)}")
@@ -433,101 +424,11 @@ class Engine:
             self._calls.remove(call)
             self._events.append(e.CallEnded(call))
 
-    def _probe(self, url: str) -> None:
-        connection = self._senders[url].connections[0]
-        awaited = PROBES
-
-        def ended(error: SonicError | None) -> e.Event | None:
-            nonlocal awaited
-            was_awaited, awaited = awaited, awaited - 1 if error else 0
-            return e.Probed(url, error) if was_awaited and not awaited else None
-
-        def answered(error: SonicError | None) -> None:
-            self._inbox.put(lambda: ended(error))
-
-        def failed(error: Exception) -> None:
-            answered(ServerLostError(f"the server cannot be probed: {error!r}", server=url))
-
-        for _ in range(PROBES):
-            _apart("sonic-probe", lambda: connection.live(answered), failed)
-
-    def _validate(self, url: str, key: ModelKey) -> None:
-        connection = self._senders[url].connections[0]
-
-        def failed(error: Exception) -> None:
-            if not isinstance(error, SonicError):
-                error = RequestError(f"the server cannot be asked: {error!r}")
-            self.post(e.Validated(url, key, error))
-            if isinstance(error, ServerLostError):
-                self._alarm.ring(url, connection)
-
-        def ask() -> None:
-            contract = connection.contract(*key)
-            self.post(e.Validated(url, key, contract, connection.round_trip_s))
-
-        _apart("sonic-contract", ask, failed)
-
-    def _start_fallback(self) -> None:
-        source = self.settings.fallback.source
-
-        def start() -> None:
-            try:
-                if callable(source):
-                    url = source()
-                else:
-                    from sonic_coffea.server.launch import serve_for_machine
-
-                    url = serve_for_machine(str(source))
-                url = Address.parse(url).url
-                (sender,) = self._connected([url])
-            except SystemExit as error:  # a user's function, and rows that wait for it
-                failed(ConfigError(repr(error)))
-            else:
-                self._inbox.put(lambda: started(url, sender))
-                if self.closing.is_set():
-                    sender.close()
-
-        def started(url: str, sender: Sender) -> e.Event:
-            self._senders.setdefault(url, sender)
-            return e.FallbackStarted(url)
-
-        def failed(error: Exception) -> None:
-            failure = error if isinstance(error, SonicError) else ConfigError(repr(error))
-            self.post(e.FallbackStarted(None, failure))
-
-        _apart("sonic-fallback", start, failed)
-
-    def _sender(self, url: str) -> Sender:
-        connection = self._connect(url, options=self.settings.connection_options())
-        return Sender(connection, self.post)
-
-    def _connect_new(
-        self, urls: Iterable[str], connected: Mapping[str, Sender] = MappingProxyType({})
-    ) -> None:
-        """Have a sender for each of these servers: one that is there, connected, or a new one."""
-        for url in urls:
-            if url not in self._senders:
-                self._senders[url] = connected.get(url) or self._sender(url)
-
-    def _connected(self, urls: Iterable[str]) -> list[Sender]:
-        """Return senders for new servers: for all, or for none."""
-        urls, senders = list(urls), []
-        if any(Address.parse(url).tls for url in urls):
-            # The connections read the certificates on first use; what is wrong is told now.
-            self.settings.tls.read()
-        try:
-            for url in urls:
-                senders.append(self._sender(url))  # noqa: PERF401  those so far are closed below
-        except BaseException:
-            _all_at_once(sender.close for sender in senders)
-            raise
-        return senders
-
     def _begin_anew(self, error: Exception) -> None:
         """Fail all that waits or is in flight, and go on with a core that knows nothing."""
         self._drop(SonicError(f"the pool has failed inside: {error!r}"))
         self._core = PoolCore(self.settings, memory_bytes=memory_bytes())
-        self._connect_new(self.settings.servers)
+        self._senders.add(self.settings.servers, self.settings)
 
     def _shut_down(self) -> None:
         self._drop(CancelledError("the pool was closed"), ConfigError(CLOSED))
@@ -549,27 +450,3 @@ class Engine:
 
 def _call_of(request: RequestSlice) -> Call:
     return cast("Call", request.call)
-
-
-def _apart(name: str, work: Callable[[], Any], failed: Callable[[Exception], Any]) -> None:
-    """Do what may block on a thread of its own; what it raises goes to `failed`."""
-
-    def run() -> None:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001  rows would wait for ever
-            failed(error)
-
-    try:
-        threading.Thread(target=run, name=name, daemon=True).start()
-    except RuntimeError as error:  # no more threads
-        failed(error)
-
-
-def _all_at_once(closings: Iterable[Callable[[], None]]) -> None:
-    """Close several things, of which each may take its time."""
-    threads = [threading.Thread(target=close, name="sonic-close") for close in closings]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()

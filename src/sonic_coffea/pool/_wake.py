@@ -71,14 +71,7 @@ def wake(
     tell : callable
         Takes a sentence about what is waited for.
 
-    Raises
-    ------
-    AccessError, ModelNotFoundError
-        If no server will ever do.
-    CancelledError
-        If the pool is closed meanwhile.
-    DeadlineError
-        If no server was ready in time.
+    It raises what `Pool.wake` says.
     """
     begun = time.monotonic()
     with ThreadPoolExecutor(len(connections), thread_name_prefix="sonic-wake") as threads:
