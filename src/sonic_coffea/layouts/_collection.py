@@ -8,13 +8,15 @@ import numpy as np
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._fields import Column, Feature, Source
+from sonic_coffea.layouts._nodes import read, split
 from sonic_coffea.layouts._numbers import AS_THEY_ARE, is_readable
-from sonic_coffea.layouts._rows import Int64, Split, read, split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from awkward.contents import Content
+
+    from sonic_coffea.layouts._rows import Int64, Split
 
 
 def of_one_collection(

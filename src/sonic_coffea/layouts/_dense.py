@@ -24,10 +24,11 @@ from sonic_coffea.layouts._layout import (
     declare,
     length_of,
 )
+from sonic_coffea.layouts._nodes import split
 from sonic_coffea.layouts._numbers import not_numbers, readable
 from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import check_range
-from sonic_coffea.layouts._rows import Split, split
+from sonic_coffea.layouts._rows import Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

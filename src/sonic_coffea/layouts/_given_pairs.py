@@ -12,7 +12,8 @@ from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._formulae import VECTORS
-from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Split, read
+from sonic_coffea.layouts._nodes import read
+from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

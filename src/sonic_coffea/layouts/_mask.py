@@ -20,7 +20,7 @@ from sonic_coffea.layouts._layout import (
     target_of,
     with_axes,
 )
-from sonic_coffea.layouts._rows import split
+from sonic_coffea.layouts._nodes import split
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,11 +11,13 @@ from awkward.index import Index8
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._fields import Column, Feature
-from sonic_coffea.layouts._rows import Int64, Split, read, unwrapped
+from sonic_coffea.layouts._nodes import read, unwrapped
 
 if TYPE_CHECKING:
     from awkward.contents import Content
     from numpy.typing import NDArray
+
+    from sonic_coffea.layouts._rows import Int64, Split
 
 
 AS_THEY_ARE = frozenset(map(np.dtype, "bBhHiIlLqQfd"))

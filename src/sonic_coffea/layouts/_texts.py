@@ -13,8 +13,9 @@ from awkward.index import Index64
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._fields import Source
+from sonic_coffea.layouts._nodes import read
 from sonic_coffea.layouts._paths import path_of
-from sonic_coffea.layouts._rows import offsets_of, read
+from sonic_coffea.layouts._rows import offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
