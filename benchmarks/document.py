@@ -127,7 +127,8 @@ together. Sending less pays where the network is slow.""",
     "distance": """\
 TCP sends no more than the buffers of both ends hold in a round trip. With 4 MB, which is Linux's
 default, and 80 ms, one connection carries 400 Mbit/s at most; four connections carry four times as
-much. After a lost packet, a connection slows down, and the others do not.
+much. After a lost packet, a connection slows down, and the others do not. By default, the pool
+opens up to four connections if a round trip takes 10 ms or more.
 
 The link is a program that reads the packets of one network device and writes them to the other. It
 takes a good part of a core, so links of 1 Gbit/s have packets of 9,000 bytes. What the link carries
@@ -219,7 +220,7 @@ def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
     several, alone = sorted(parts["4 connections"]), sorted(parts["1 connection"])
     yield (
         "How much of a link with 20 or 80 ms does one client use?",
-        f"{percent(several[0])[:-2]} to {percent(several[-1])} with `channels=4`",
+        f"{percent(several[0])[:-2]} to {percent(several[-1])} with four connections",
         f"{percent(alone[0])[:-2]} to {percent(alone[-1])} with one connection",
     )
     errors = [f["value"] for f in all_of["facility"]["figures"] if "planned" in f["name"]]
