@@ -190,6 +190,7 @@ class Model(Declaration):
 
         Examples
         --------
+        >>> import awkward as ak
         >>> import sonic_coffea as sonic
         >>> inputs = {"pf": sonic.Padded("pt", 2), "mask": sonic.Mask()}
         >>> model = sonic.Model("tagger", inputs, {"scores": ["qcd", "top"]})
