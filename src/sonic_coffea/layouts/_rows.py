@@ -191,6 +191,12 @@ class Split:
         first = self.starts[:1]
         return not first.any() and np.array_equal(self.starts[1:], self.stops[:-1])
 
+    @property
+    def compacted(self) -> Split:
+        """The same, with the elements of each row behind those of the row before."""
+        offsets = self.offsets
+        return replace(self, starts=offsets[:-1], stops=offsets[1:])
+
     def cut(self, length: int | None) -> Split:
         """Return it with no more than the first `length` elements of each row."""
         if length is None:
