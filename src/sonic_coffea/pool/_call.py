@@ -173,6 +173,8 @@ class Call:
         self.abandon(CancelledError("the call was cancelled"))
 
     def _set_over(self) -> None:
+        # Destinations refer to their call: a cycle would keep a chunk's rows until it is collected.
+        self.outputs = {}
         self._complete.set()
         self._tell()
 
