@@ -16,7 +16,7 @@ from harness import Results, finish, interleaved, parser, peak_bytes
 from matplotlib.figure import Figure
 
 import sonic_coffea as sonic
-from sonic_coffea.layouts import bind_inputs
+from sonic_coffea.layouts import assemble, bind_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,7 +241,7 @@ def returning(results: Results, rows: int, repeats: int) -> None:
     weights = rng.random((rows, LENGTH, 4), np.float32)
 
     def back(output: sonic.Output, answer: np.ndarray) -> ak.Array:
-        assembly = output.assemble("y", inputs)
+        assembly = assemble("y", output, inputs)
         assembly.place(slice(0, rows), rows, {"y": answer})
         return inputs.rows.unflatten(assembly.content())
 

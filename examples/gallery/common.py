@@ -11,7 +11,7 @@ import onnxruntime
 import rich
 
 import sonic_coffea as sonic
-from sonic_coffea.layouts import bind_inputs
+from sonic_coffea.layouts import assemble, bind_inputs
 from sonic_coffea.server import ensure
 
 NETWORKS = Path(__file__).parent / "networks"
@@ -44,7 +44,7 @@ def network(name):
 def directly(model, objects, function, batch):
     """Return the scores of objects by running the model here, request by request."""
     inputs = bind_inputs(model.inputs, objects, one_request_per=model.one_request_per)
-    outputs = {name: one.assemble(name, inputs) for name, one in model.outputs.items()}
+    outputs = {name: assemble(name, one, inputs) for name, one in model.outputs.items()}
     for segment in inputs.segments:
         for start in range(segment.start, segment.stop, batch):
             stop = min(start + batch, segment.stop)

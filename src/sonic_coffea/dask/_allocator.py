@@ -103,6 +103,7 @@ class Allocator:
         self._rtts: defaultdict[ServedModel, list[RttStatistics]] = defaultdict(list)
         self._phases: defaultdict[tuple[ServedModel, str], _Turns] = defaultdict(_Turns)
         self._rounds = 0
+        self._numbered: list[str] = []
 
     @property
     def clients(self) -> int:
@@ -134,16 +135,17 @@ class Allocator:
 
     def _known(self, client: str) -> _Client:
         if client not in self._clients:
-            self._clients[client] = _Client(number=len(self._clients))
+            self._clients[client] = _Client(number=len(self._numbered))
+            self._numbered.append(client)
         return self._clients[client]
 
     def leave(self, client: str) -> None:
         """Forget a client: what it had is for the others."""
         gone = self._clients.pop(client, None)
-        if gone is not None:
+        if gone is not None and (last := self._numbered.pop()) != client:
             # The turns of those that stay are spread evenly, too.
-            last = max(self._clients.values(), key=lambda c: c.number, default=gone)
-            last.number = min(last.number, gone.number)
+            self._numbered[gone.number] = last
+            self._clients[last].number = gone.number
 
     def report(
         self,
