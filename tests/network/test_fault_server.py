@@ -96,7 +96,7 @@ def test_a_proxy_that_refuses(fakes_scores: list[Any]) -> None:
         pending = MODEL.submit(JETS, pool=pool)
         until(lambda: pool.statistics.total().retries > 0)
         proxy.accept()
-        assert pending.result(timeout_s=30).top.tolist() == fakes_scores
+        assert pending.result(timeout_s=60).top.tolist() == fakes_scores
 
 
 def test_a_bandwidth() -> None:

@@ -41,12 +41,12 @@ def test_one_of_two_hangs_in_mid_run(
         two_tritons[0].stop()
         pendings.append(tagger.submit(jets, pool=pool))
         for pending in pendings:
-            compare(pending.result(timeout_s=40).top, direct)
+            compare(pending.result(timeout_s=120).top, direct)
         # It is known by now, and does not cost that much again.
-        compare(tagger.submit(jets, pool=pool).result(timeout_s=20).top, direct)
+        compare(tagger.submit(jets, pool=pool).result(timeout_s=60).top, direct)
         assert pool.statistics.total().failures == 0
         two_tritons[0].go_on()
-        compare(tagger.submit(jets, pool=pool).result(timeout_s=20).top, direct)
+        compare(tagger.submit(jets, pool=pool).result(timeout_s=60).top, direct)
         total = pool.statistics.total()
         assert total.failures == 0
         assert total.rows == 6 * sum(score is not None for event in direct for score in event)
@@ -90,5 +90,5 @@ def test_the_one_at_the_end_of_a_connection_hangs(
         max(two_tritons, key=lambda triton: triton.requests("tagger") - before[triton]).stop()
         pendings = [tagger.submit(jets, pool=pool) for _ in range(2)]
         for pending in pendings:
-            compare(pending.result(timeout_s=40).top, direct)
+            compare(pending.result(timeout_s=120).top, direct)
         assert pool.statistics.total().failures == 0

@@ -234,7 +234,7 @@ def test_a_connection_that_is_half_open(healthy: FakeServer) -> None:
         assert_right(MODEL(JETS, pool=pool))
         proxy.lose()
         proxy.find()
-        assert_right(MODEL.submit(JETS, pool=pool).result(timeout_s=20))
+        assert_right(MODEL.submit(JETS, pool=pool).result(timeout_s=60))
         assert proxy.connections >= 2
 
 
