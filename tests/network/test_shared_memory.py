@@ -60,7 +60,7 @@ def test_tensors_travel_in_messages_through_a_balancer(
         said = [r.message for r in caplog.records if "cannot use shared memory" in r.message]
         assert len(said) == 1
         assert "known to one server behind the URL, and not to another" in said[0]
-        assert ours() == []
+        until(lambda: ours() == [])
         retries = pool.statistics.total().retries
         check(model()(sent, pool=pool), sent)
         assert pool.statistics.total().retries == retries

@@ -135,14 +135,29 @@ class Region:
 
 
 class Usability:
-    """Whether a server can use shared memory, as all connections to it have found together."""
+    """Whether a server can use shared memory, as all connections to it have found together.
 
-    __slots__ = ("_lock", "reason", "usable")
+    Attributes
+    ----------
+    usable : bool or None
+        None as long as it is not known.
+    reason : str
+        Why it cannot be used.
+    servers : int
+        How often a region has to be unregistered, as there may be several servers behind the URL.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._connections: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
         self.usable: bool | None = None
         self.reason = ""
+        self.servers = 1
+
+    def join(self, connection: SharedMemory) -> None:
+        """Have the regions of a connection be discarded when they are of no use any more."""
+        with self._lock:
+            self._connections.add(connection)
 
     def confirm(self) -> bool:
         """Record that the server sees the same files; whether that is news."""
@@ -156,7 +171,10 @@ class Usability:
         with self._lock:
             news = self.usable is not False
             self.usable, self.reason = False, reason
-            return news
+            connections = list(self._connections) if news else []
+        for connection in connections:
+            connection.forget()
+        return news
 
 
 class SharedMemory:
@@ -186,8 +204,8 @@ class SharedMemory:
         self._unwanted: set[str] = set()
         self._unregistering = False
         self.known = known or Usability()
+        self.known.join(self)
         self._renewed = (-1, -math.inf)
-        self._servers = 1
         self._paths: set[Path] = set()
         self._registers = False
         # However this process ends, short of being killed, no file is left.
@@ -276,7 +294,7 @@ class SharedMemory:
         begun, at = self._renewed
         now = time.monotonic()
         # Only one of the servers that a balancer leads to has to unregister a region.
-        self._servers = _ENOUGH_CALLS
+        self.known.servers = _ENOUGH_CALLS
         if number < begun:  # in flight when the server was started anew
             return f"the server was started anew: {details}"
         if now - at > _SETTLED_S:
@@ -399,12 +417,12 @@ class SharedMemory:
                 return
             request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
             try:
-                for _ in range(self._servers):
+                for _ in range(self.known.servers):
                     self._call("SystemSharedMemoryUnregister", request, timeout_s)
             except DeadlineError:  # the others would take as long
                 return
             except (ServerLostError, CancelledError):
-                if self._servers > 1 and not self._closed:  # another one may be lost
+                if self.known.servers > 1 and not self._closed:  # another one may be lost
                     continue
                 # Mappings end with the process.
             except SonicError as error:  # in use
@@ -416,7 +434,7 @@ class SharedMemory:
             # Before it was known that there are several servers, only one of them was asked.
             left = self._orphans(_process_prefix(os.getpid()), until)
             with self._changed:
-                self._servers = _ENOUGH_CALLS if left else self._servers
+                self.known.servers = _ENOUGH_CALLS if left else self.known.servers
                 self._unwanted |= left
 
     def _give_up(self, why: str) -> None:
