@@ -100,10 +100,8 @@ packs nor unpacks.
 Suspended chunks hide the wait for scores, but not the CPU time for packing, sending and changing
 threads. This time adds to the CPU time of the analysis, and shows unless inference is longer.
 
-Sixteen workers on two cores reached 0.71 in this run, and 0.96 in a run of an earlier version; the
-cause is not known. At times the scheduler lets the queue drain, to learn how long a request takes
-alone. This costs simulated workers 3 to 5 % of the rate, and the time until all is as before
-includes such a pause.""",
+At times the scheduler lets the queue drain, to learn how long a request takes alone. This costs
+simulated workers 2 % of the rate, and the time until all is as before includes such a pause.""",
     "layouts": """\
 With 100 rows, `Padded` spends most of its time in Python code that looks up the arrays: two rows
 take nearly as long.""",
