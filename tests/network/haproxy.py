@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.network.processes import Kept, accepts
-from tests.ports import held_port
+from tests.network.processes import Proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.network.tritons import Triton
@@ -41,7 +39,7 @@ backend tritons
 """
 
 
-class HAProxy:
+class HAProxy(Proxy):
     """An HAProxy on loopback.
 
     Parameters
@@ -74,15 +72,12 @@ class HAProxy:
         frontend: str = "",
         backend: str = "",
     ) -> None:
-        self.port = port
-        self.url = f"grpc://127.0.0.1:{port}"
-        self._folder = folder
         proto = "proto h2" if mode == "http" else ""
         servers = [
             f"server triton{i} {triton.address}:{triton.port} {proto} {check}"
             for i, triton in enumerate(tritons)
         ]
-        self.config = _CONFIG.format(
+        config = _CONFIG.format(
             mode=mode,
             port=port,
             proto=proto,
@@ -93,30 +88,8 @@ class HAProxy:
             backend=backend,
             servers="\n    ".join(servers),
         )
-        self._kept: Kept | None = None
-
-    def start(self) -> None:
-        """Start it, and return when it listens."""
         assert HAPROXY is not None
-        config = self._folder / f"haproxy-{self.port}.cfg"
-        config.write_text(self.config)
-        log = self._folder / f"haproxy-{self.port}.log"
-        self._kept = Kept([HAPROXY, "-db", "-f", str(config)], log)
-        self._kept.wait(lambda: accepts(self.port))
-
-    def end(self) -> None:
-        """End it; harmless when it has ended."""
-        if self._kept is not None:
-            self._kept.end()
-
-
-@contextlib.contextmanager
-def haproxy(tritons: Sequence[Triton], folder: Path, **settings: str) -> Iterator[HAProxy]:
-    """Run an HAProxy before Tritons."""
-    with held_port() as port:
-        running = HAProxy(tritons, folder, port, **settings)
-        try:
-            running.start()
-            yield running
-        finally:
-            running.end()
+        file = folder / f"haproxy-{port}.cfg"
+        file.write_text(config)
+        argv = [HAPROXY, "-db", "-f", str(file)]
+        super().__init__(argv, folder / f"haproxy-{port}.log", port)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.network.processes import Kept, accepts
-from tests.ports import held_port
+from tests.network.processes import Proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.network.tritons import Triton
@@ -48,7 +46,7 @@ http {{
 """
 
 
-class Nginx:
+class Nginx(Proxy):
     """An nginx on loopback.
 
     Parameters
@@ -80,10 +78,7 @@ class Nginx:
         location: str = "",
         next: str = "off",  # noqa: A002  nginx's word
     ) -> None:
-        self.port = port
-        self.url = f"grpc://127.0.0.1:{port}"
-        self._folder = folder
-        self.config = _CONFIG.format(
+        config = _CONFIG.format(
             folder=folder,
             port=port,
             body=body,
@@ -93,31 +88,8 @@ class Nginx:
             next=next,
             servers=" ".join(f"server {t.address}:{t.port} {upstream};" for t in tritons),
         )
-        self._kept: Kept | None = None
-
-    def start(self) -> None:
-        """Start it, and return when it listens."""
         assert NGINX is not None
-        config = self._folder / f"nginx-{self.port}.conf"
-        config.write_text(self.config)
-        log = self._folder / f"nginx-{self.port}.error.log"
-        command = [NGINX, "-c", str(config), "-e", str(log), "-p", str(self._folder)]
-        self._kept = Kept(command, log)
-        self._kept.wait(lambda: accepts(self.port))
-
-    def end(self) -> None:
-        """End it; harmless when it has ended."""
-        if self._kept is not None:
-            self._kept.end()
-
-
-@contextlib.contextmanager
-def nginx(tritons: Sequence[Triton], folder: Path, **settings: str) -> Iterator[Nginx]:
-    """Run an nginx before Tritons."""
-    with held_port() as port:
-        running = Nginx(tritons, folder, port, **settings)
-        try:
-            running.start()
-            yield running
-        finally:
-            running.end()
+        file, log = folder / f"nginx-{port}.conf", folder / f"nginx-{port}.error.log"
+        file.write_text(config)
+        argv = [NGINX, "-c", str(file), "-e", str(log), "-p", str(folder)]
+        super().__init__(argv, log, port)

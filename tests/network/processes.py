@@ -10,11 +10,17 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from tests.ports import held_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Self
+
+    from tests.network.tritons import Triton
 
 KEEPER = Path(__file__).with_name("keeper.py")
 
@@ -102,6 +108,63 @@ class Kept:
                 self.end()
                 raise RuntimeError(f"{self.log.stem} is not ready:\n{said}")
             time.sleep(0.02)
+
+
+class Proxy:
+    """A program on loopback that leads to servers.
+
+    Parameters
+    ----------
+    argv : sequence of str
+        What runs.
+    log : Path
+        Where it writes.
+    port : int
+        Where it listens.
+    ready : callable, optional
+        Whether it leads to servers; by default, whether it listens.
+    """
+
+    ports = 1
+
+    def __init__(
+        self, argv: Sequence[str], log: Path, port: int, ready: Callable[[], bool] | None = None
+    ) -> None:
+        self.url = f"grpc://127.0.0.1:{port}"
+        self._run = partial(Kept, argv, log, grace_s=2.0)
+        self._ready = ready or partial(accepts, port)
+        self._kept: Kept | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def before(cls, tritons: Sequence[Triton], folder: Path, **settings: Any) -> Iterator[Self]:
+        """Run one before Tritons."""
+        with contextlib.ExitStack() as stack:
+            ports = [stack.enter_context(held_port()) for _ in range(cls.ports)]
+            running: Any = cls
+            yield stack.enter_context(running(tritons, folder, *ports, **settings))
+
+    def start(self) -> None:
+        """Start it, and return when it is ready."""
+        self._kept = self._run()
+        self._kept.wait(self._ready)
+
+    def kill(self) -> None:
+        """Have it die at once."""
+        assert self._kept is not None
+        self._kept.kill()
+
+    def end(self) -> None:
+        """End it; harmless when it has ended."""
+        if self._kept is not None:
+            self._kept.end()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 def accepts(port: int, address: str = "127.0.0.1") -> bool:
