@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from dask.utils import format_time
@@ -16,6 +16,9 @@ from rich.table import Table
 from sonic_coffea.cli._options import AsJson, SettingsOf, Url, Version, connected
 from sonic_coffea.cli._output import literal, make_place, stdout, usage, writing
 from sonic_coffea.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sonic_coffea.tools import Formats
 
 
 def _finite(value: float | None) -> float | None:
@@ -46,12 +49,24 @@ def bench(
     seconds: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.01, help="Duration of each point.")
     ] = 1.0,
+    formats: Annotated[
+        bool,
+        typer.Option(
+            "--formats", help="Also measure what is best for the link, such as compression."
+        ),
+    ] = False,
+    filled: Annotated[
+        float,
+        typer.Option(
+            metavar="PART", min=0.01, max=1.0, help="With --formats: what is not padding."
+        ),
+    ] = 0.5,
     settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
     """Measure how a server serves a model: the time of requests, and the greatest rate."""
     from sonic_coffea.reporting.plots import check_name, save
-    from sonic_coffea.tools import measure
+    from sonic_coffea.tools import compare_formats, measure
 
     settings = settings_of(url)
     # Now, and not when there is a measurement to lose.
@@ -65,6 +80,11 @@ def bench(
         curve = measure(
             settings, model, version, length=length, seconds=seconds, progress=status.update
         )
+        found = None
+        if formats:
+            found = compare_formats(
+                settings, curve, filled=filled, seconds=seconds, progress=status.update
+            )
     if output is not None:
         with writing(output):
             curve.save(output)
@@ -72,7 +92,7 @@ def bench(
         with writing(plot):
             save(curve.plot(), plot)
     if as_json:
-        typer.echo(json.dumps(asdict(curve)))
+        typer.echo(json.dumps(asdict(curve) | ({"formats": asdict(found)} if found else {})))
         return
     title = literal(f"{curve.model} v{curve.version} on {curve.server}")
     table = Table(title=title, title_justify="left")
@@ -86,6 +106,32 @@ def bench(
         f"saturated by {curve.in_flight} requests at a time: {curve.rows_per_s:,.0f} rows/s, "
         f"{curve.rows_per_s * curve.row_bytes / 1e6:,.1f} MB/s"
     )
+    if found is not None:
+        _show(found, console)
+
+
+def _show(found: Formats, console: Console) -> None:
+    """Print the ways to send rows, and which is best."""
+    table = Table(title="formats on this link", title_justify="left")
+    for column in ("way", "option", "bytes/row", "rows/s", ""):
+        table.add_column(column, justify="right" if column.endswith(("row", "/s")) else "left")
+    for way in found.ways:
+        how = "measured" if way.measured else "estimated by the bytes"
+        table.add_row(
+            way.name, literal(way.option), f"{way.row_bytes:,.0f}", f"{way.rows_per_s:,.0f}", how
+        )
+    console.print(table)
+    factor = found.server_rows_per_s / found.ways[0].rows_per_s
+    if not found.link_limits:
+        console.print("the server is the limit, not the link: no other format sends more rows")
+    elif found.best is found.ways[0]:
+        console.print(f"the server would score {factor:.1f} times as many rows; no format helps")
+    else:
+        gain = found.best.rows_per_s / found.ways[0].rows_per_s
+        console.print(
+            f"the link is the limit, as the server would score {factor:.1f} times as many rows. "
+            f"Best: {literal(found.best.option)}, {gain:.1f} times as many"
+        )
 
 
 def plan(
