@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import accelerator
-import awkward as ak
 import numpy as np
 import tritonclient.grpc as triton
 from distributed import Client, LocalCluster, as_completed
 from harness import Results, finish, parser
 from layouts import FIELDS, collection
 from matplotlib.figure import Figure
+from pool import ROWS, check
 
 import sonic_coffea as sonic
 from sonic_coffea.pool import Pool, Settings
@@ -34,9 +34,10 @@ from sonic_coffea.pool import Pool, Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import awkward as ak
+
 ROOT = Path(__file__).parents[1]
 LENGTH = 8
-ROWS = accelerator.MAX_ROWS
 # Four accelerators that take 22 ms for a full batch do as much as two of the others.
 SLOW, SLOW_ROW_S = "slow", 20e-6
 # A model whose queue is soon full: it takes few rows at a time, and 20 ms for them.
@@ -73,13 +74,6 @@ def model(name: str) -> sonic.Model:
 def jets_of(rows: int) -> ak.Array:
     """Return what one call scores."""
     return collection(REQUESTS_A_CALL * rows, fields=FIELDS, mean=2)
-
-
-def check(scores: ak.Array, jets: ak.Array) -> None:
-    """Compare what came back with what the model makes of what was sent."""
-    first = ak.fill_none(ak.firsts(jets, axis=2), dict.fromkeys(FIELDS, 0.0))
-    assert ak.all(scores.a == first.f0)
-    assert ak.all(scores.b == first.f1)
 
 
 def fails(scorer: sonic.Model, jets: ak.Array, pool: Pool) -> bool:

@@ -26,17 +26,13 @@ import numpy as np
 from coffea import processor
 from distributed import Client, LocalCluster
 from harness import Results, common_rates, finish, interleaved, parser
-from layouts import FIELDS, LENGTH, collection
+from layouts import FIELDS, collection
 from matplotlib.figure import Figure
-from pool import saturated
+from pool import MODEL, ROWS, saturated
 from simulation import Accelerator, Simulation, Work, fairness
 
 import sonic_coffea as sonic
 
-MODEL = sonic.Model(
-    "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}
-)
-ROWS = accelerator.MAX_ROWS
 CHUNK = 4 * ROWS
 
 

@@ -24,14 +24,10 @@ import psutil
 from harness import Results, finish, parser
 from layouts import FIELDS, LENGTH, collection
 from matplotlib.figure import Figure
-from pool import saturated
+from pool import MODEL, ROWS, check, saturated
 
 import sonic_coffea as sonic
 
-MODEL = sonic.Model(
-    "accelerator", inputs={"x": sonic.Padded(FIELDS, LENGTH)}, outputs={"y": ["a", "b"]}
-)
-ROWS = accelerator.MAX_ROWS
 STEP_S = 0.1
 
 
@@ -84,13 +80,6 @@ def unequal(results: Results, folder: Path, seconds: float) -> None:
             rows = {url: tally.rows for (url, *_), tally in pool.statistics}
     results.note("two unequal servers: rows/s over the sum", rate / limit, at_least=0.9)
     results.note("their rows, the fast one's over the slow one's", rows[two.url] / rows[one.url])
-
-
-def check(scores: ak.Array, jets: ak.Array) -> None:
-    """Compare what came back with what the model makes of what was sent."""
-    first = ak.fill_none(ak.firsts(jets, axis=2), dict.fromkeys(FIELDS, 0.0))
-    assert ak.all(scores.a == first.f0)
-    assert ak.all(scores.b == first.f1)
 
 
 def disturbed(results: Results, folder: Path, seconds: float) -> None:
