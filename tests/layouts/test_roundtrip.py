@@ -77,19 +77,6 @@ def padded(rows: list[Any], length: int, fill: float) -> np.ndarray:
     return out
 
 
-@given(jets(), st.integers(1, 5))
-def test_padded_is_what_loops_make(data: tuple[list[Any], ak.Array], length: int) -> None:
-    plain, array = data
-    rows = rows_of(plain)
-    expected = padded(rows, length, -1.0)
-    layout = sonic.Padded(["pf.pt", "pf.id"], length, fill=-1.0)
-    np.testing.assert_array_equal(layout.pack(array), expected)
-    swapped = sonic.Padded(["pf.pt", "pf.id"], length, fill=-1.0, axis_order="LF")
-    np.testing.assert_array_equal(swapped.pack(array), expected.transpose(0, 2, 1))
-    mask = sonic.Mask(length, of="pf.pt").pack(array)
-    assert mask.sum(axis=(1, 2)).tolist() == [min(len(r["pf"]), length) for r in rows]
-
-
 FORMS = {
     "as it is": lambda a: a,
     "packed": ak.to_packed,
@@ -160,13 +147,6 @@ def test_rows_that_overlap_are_sorted_each_by_itself() -> None:
 
 
 @given(jets())
-def test_row_is_what_loops_make(data: tuple[list[Any], ak.Array]) -> None:
-    plain, array = data
-    expected = np.asarray([[r["m"]] for r in rows_of(plain)], np.float32).reshape(-1, 1)
-    np.testing.assert_array_equal(sonic.Row("m").pack(array), expected)
-
-
-@given(jets())
 def test_flat_is_what_loops_make(data: tuple[list[Any], ak.Array]) -> None:
     plain, array = data
     rows = rows_of(plain)
@@ -177,19 +157,6 @@ def test_flat_is_what_loops_make(data: tuple[list[Any], ak.Array]) -> None:
     assert list(tensors["row"]) == [i for i, r in enumerate(rows) for _ in r["pf"]]
     if rows:
         assert np.diff(tensors["row_splits"]).tolist() == [len(r["pf"]) for r in rows]
-
-
-@given(jets(), st.integers(1, 3))
-def test_pieces_make_the_whole(data: tuple[list[Any], ak.Array], size: int) -> None:
-    plain, array = data
-    layouts = {"x": sonic.Padded("pf.pt", 3), "m": sonic.Mask(3), "row": sonic.Row("m")}
-    inputs = bind_inputs(layouts, array)
-    n = len(rows_of(plain))
-    assert len(inputs.rows) == n
-    pieces = [inputs.pack(i, min(i + size, n)) for i in range(0, n, size)]
-    for name in layouts if n else []:
-        whole = inputs.pack(0, n)[name]
-        np.testing.assert_array_equal(np.concatenate([p[name] for p in pieces]), whole)
 
 
 @given(jets())
