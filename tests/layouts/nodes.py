@@ -201,20 +201,26 @@ def arrays(draw: Any, kinds: Kinds, *, wild: bool = False) -> ak.Array:
 
 
 @st.composite
-def objects(draw: Any, *, wild: bool = False) -> ak.Array:
-    """Draw ``events * … * {m, q, pf: var * {pt, id}, image: 2 * 3 * number}``."""
+def objects(draw: Any, *, wild: bool = False, pairs: bool = False) -> ak.Array:
+    """Draw ``events * … * {m, q, pf: var * {pt, id}, image: 2 * 3 * number}``.
+
+    With `pairs`, there is another collection, ``sv: var * {pt, id}``, and ``grid: var * 2 *
+    number`` besides.
+    """
     dtypes = st.sampled_from(DTYPES)
     maybe = st.sampled_from([(), (), ("maybe",)])
-    # A regular axis may be that of the constituents, and one of constituents may be an option.
-    axis = (draw(st.sampled_from(["list", "list", 3])), *draw(maybe))
-    constituent = {
-        "pt": (*draw(maybe), draw(dtypes)),
-        "id": (*draw(maybe), draw(dtypes)),
-    }
+
+    def collection() -> Kinds:
+        # A regular axis may be that of the constituents, and one of constituents may be an option.
+        axis = (draw(st.sampled_from(["list", "list", 3])), *draw(maybe))
+        return (*axis, {name: (*draw(maybe), draw(dtypes)) for name in ("pt", "id")})
+
     leaf = {
         "m": (*draw(maybe), draw(dtypes)),
         "q": (draw(dtypes),),
-        "pf": (*axis, constituent),
+        "pf": collection(),
         "image": (2, 3, *draw(maybe), draw(dtypes)),
     }
+    if pairs:
+        leaf |= {"sv": collection(), "grid": ("list", 2, *draw(maybe), draw(dtypes))}
     return draw(arrays(draw(structures((leaf,))), wild=wild))

@@ -250,7 +250,9 @@ FORMULAE: dict[str, Callable[[Any, Any], float]] = {
 
 @reference(sonic.Pairwise)
 def pairwise(layout: Any, array: Any) -> Any:
-    longest = max((len(r) for r in rows(array, layout.features[0].name, jagged=True)), default=0)
+    axes = int(layout.formulae is None)
+    firsts = rows(array, layout.features[0].name, jagged=True, axes=axes)
+    longest = max(map(len, firsts), default=0)
     length = next((n for n in layout.lengths if n >= longest), layout.lengths[-1])
 
     def numbers_of(layout: Any, length: int) -> list[list[dict[str, float]]]:
@@ -262,6 +264,8 @@ def pairwise(layout: Any, array: Any) -> Any:
             for row in elements(wide, array, length)
         ]
 
+    if layout.formulae is None:
+        return given_pairs(layout, array, length)
     firsts = seconds = numbers_of(layout, length)
     other_length = length
     if layout.other is not None:
@@ -279,6 +283,17 @@ def pairwise(layout: Any, array: Any) -> Any:
         made.append(one)
     stacked = np.stack(made) if made else tensor
     return stacked if layout.axis_order == "CLL" else stacked.transpose(0, 2, 3, 1)
+
+
+def given_pairs(layout: Any, array: Any, length: int) -> Any:
+    (feature,) = layout.features
+    grids = rows(array, feature.name, jagged=True, axes=1)
+    made = np.full((len(grids), 1, length, layout.other), layout.fill[0]).astype(layout.dtype)
+    for n, grid in enumerate(grids):
+        for i, line in enumerate(grid[:length]):
+            for j, value in enumerate(line[: layout.other]):
+                made[n, 0, i, j] = number(feature, value, layout.dtype)
+    return made if layout.axis_order == "CLL" else made.transpose(0, 2, 3, 1)
 
 
 def empty(*shape: int) -> Any:

@@ -77,22 +77,35 @@ def tokens(draw: Any) -> sonic.Tokens:
     )
 
 
-pairwise = st.builds(
+def others(collection: str) -> Any:
+    """Draw the second elements of pairs: of the collection of the first ones, or of another."""
+    return st.builds(
+        sonic.Padded,
+        st.just([f"{collection}.id", f"{collection}.pt"]),
+        lengths,
+        sort_by=st.sampled_from([None, f"{collection}.id"]),
+    )
+
+
+computed_pairs = st.builds(
     sonic.Pairwise,
     st.just(["pf.pt", "pf.id"]),
     lengths | st.just((1, 3)),
     st.lists(st.sampled_from(sorted(FORMULAE)), min_size=1, max_size=3, unique=True),
     st.sampled_from([0.0, -1.0]),
-    other=st.none()
-    | st.builds(
-        sonic.Padded,
-        st.just(["pf.id", "pf.pt"]),
-        lengths,
-        sort_by=st.sampled_from([None, "pf.id"]),
-    ),
+    other=st.none() | others("pf") | others("sv"),
     axis_order=st.sampled_from(["CLL", "LLC"]),
     dtype=st.sampled_from([name for name in TARGETS if "float" in name]),
     sort_by=st.sampled_from([None, "pf.pt"]),
+)
+given_pairs = st.builds(
+    sonic.Pairwise,
+    features("grid").map(lambda feature: [feature]),
+    lengths | st.just((1, 3)),
+    fill=st.sampled_from([0.0, 1.0]),
+    other=st.integers(1, 3),
+    axis_order=st.sampled_from(["CLL", "LLC"]),
+    dtype=targets,
 )
 
 LAYOUTS: dict[type, Any] = {
@@ -122,7 +135,7 @@ LAYOUTS: dict[type, Any] = {
         dtype=targets,
     ),
     sonic.Tokens: tokens(),
-    sonic.Pairwise: pairwise,
+    sonic.Pairwise: computed_pairs | given_pairs,
 }
 """What a layout's declarations are drawn from; the fields are those of `nodes.objects`."""
 
@@ -155,7 +168,8 @@ def check(layout: Any, array: ak.Array) -> None:
     assert packed.dtype == layout.dtype
     assert packed.shape == tensor.shape
     # float32 numbers are transformed as such.
-    exact = not isinstance(layout, sonic.Pairwise) and all(f.plain for f in features_of(layout))
+    computed = isinstance(layout, sonic.Pairwise) and layout.formulae is not None
+    exact = not computed and all(f.plain for f in features_of(layout))
     rtol = 0.0 if exact else {"float16": 2e-3, "bfloat16": 2e-2}.get(layout.dtype.name, 1e-6)
     real = [t if t.dtype.kind in "iub" else t.astype(np.float64) for t in (packed, tensor)]
     np.testing.assert_allclose(*real, rtol=rtol, atol=rtol)
@@ -189,5 +203,5 @@ def pieces(layout: Any, array: ak.Array, packed: np.ndarray) -> None:
 @cases
 @given(st.data(), st.sampled_from(sorted(LAYOUTS, key=str)), st.booleans())
 def test_layouts_make_what_the_reference_makes(data: Any, kind: type, wild: bool) -> None:
-    array = data.draw(objects(wild=wild), label="array")
+    array = data.draw(objects(wild=wild, pairs=kind is sonic.Pairwise), label="array")
     check(data.draw(LAYOUTS[kind], label="layout"), array)

@@ -255,6 +255,16 @@ def test_given_pairs_of_two_collections() -> None:
         layout.pack({"d": ak.Array([[[1.0]], [[1.0], [1.0, 2.0]]])})
 
 
+@pytest.mark.parametrize("pairs", [[[1.0, 2.0, 300.0]], [[1.0, 2.0], [300.0, 1.0]]])
+def test_given_pairs_that_are_not_sent_may_be_anything(pairs: Any) -> None:
+    array = ak.Array([[], pairs])
+    layout = sonic.Pairwise("d", 1, dtype="int8", other=2)
+    np.testing.assert_array_equal(layout.pack({"d": array})[:, 0, 0], [[0, 0], [1, 2]])
+    with pytest.raises(InputError, match="300.0 in event 1, which int8 cannot hold") as caught:
+        sonic.Pairwise("d", 2, dtype="int8", other=3).pack({"d": array})
+    assert caught.value.rows is None
+
+
 def test_other_elements_that_are_none() -> None:
     for other, match in [
         (0, "Padded or a length, got 0"),

@@ -33,7 +33,7 @@ def bind_columns(
     features: Sequence[Feature],
     *,
     jagged: bool,
-    target: np.dtype[Any],
+    target: np.dtype[Any] | None,
     sort_by: str | None = None,
     ascending: bool = False,
     missing: Sequence[float] | None = None,
@@ -55,8 +55,8 @@ def bind_columns(
         What goes into each slot of the tensor.
     jagged : bool
         Whether the innermost list belongs to the row.
-    target : dtype
-        What the tensor will hold.
+    target : dtype or None
+        What the tensor will hold; None if the caller checks what it can hold.
     sort_by : str, optional
         The field by which the elements of a row are sorted.
     ascending : bool
@@ -71,7 +71,8 @@ def bind_columns(
         together = of_one_collection(source, features, jagged=jagged)
         if together is not None:
             first, columns = together
-            check_range(columns, first, target, longest)
+            if target is not None:
+                check_range(columns, first, target, longest)
             return Columns(first, tuple(columns), grouped(columns, missing))
     gathering = Gathering(source, named, jagged=jagged, missing=missing)
     if gathering.in_place:
@@ -93,7 +94,8 @@ def bind_columns(
         order = order_of_elements(first, columns.pop(), ascending=ascending)
         composed = Composed()
         columns = [c if c.by_row else replace(c, index=composed(c.index, order)) for c in columns]
-    check_range(columns, first, target, longest)
+    if target is not None:
+        check_range(columns, first, target, longest)
     return Columns(first, tuple(columns), grouped(columns, missing), order)
 
 

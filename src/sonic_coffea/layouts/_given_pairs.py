@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._formulae import VECTORS
 from sonic_coffea.layouts._nodes import read
+from sonic_coffea.layouts._range import check_range, is_checked
 from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Split
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from awkward.contents import Content
 
@@ -45,14 +47,26 @@ class GivenPairs(Columns):
         within = np.arange(out.shape[2])
         chosen = starts[:, np.newaxis] + within
         chosen[within >= counts[:, np.newaxis]] = -1
-        try:
+        with _rows_are_elements():
             self.inner.pad(out.transpose(0, 2, 1, 3), fills, chosen.reshape(-1))
-        except InputError as error:
-            raise type(error)(error.message) from None  # its rows are elements
+
+
+@contextmanager
+def _rows_are_elements() -> Iterator[None]:
+    """Have errors name no rows: theirs are the first elements of pairs."""
+    try:
+        yield
+    except InputError as error:
+        raise type(error)(error.message) from None
 
 
 def given_pairs(
-    source: Source, features: Sequence[Feature], *, target: np.dtype[Any], between: bool
+    source: Source,
+    features: Sequence[Feature],
+    *,
+    target: np.dtype[Any],
+    longest: tuple[int, int],
+    between: bool,
 ) -> GivenPairs:
     """Read pairs: the rows are those of the outer lists.
 
@@ -64,12 +78,14 @@ def given_pairs(
         The channels.
     target : dtype
         What the tensor will hold.
+    longest : (int, int)
+        How many first elements, and second ones, are sent at most.
     between : bool
         Whether the second elements are of another collection than the first: a row has a number of
         them of its own.
     """
     what = f"field {features[0].name!r}"
-    inner = bind_columns(source, features, jagged=True, target=target)
+    inner = bind_columns(source, features, jagged=True, target=None)
     skeleton, offsets = _without_last_list(inner.split.rows.skeleton)
     if offsets is None:
         raise InputError(
@@ -95,6 +111,11 @@ def given_pairs(
             f"expected i x j lists, with {as_many}"
             + ("" if between else "; for pairs of two collections, declare other=")
         )
+    if is_checked(target):
+        within = np.arange(len(counts)) - np.repeat(starts, sizes)
+        stops = np.where(within < longest[0], inner.split.stops, inner.split.starts)
+        with _rows_are_elements():
+            check_range(inner.columns, replace(inner.split, stops=stops), target, longest[1])
     nothing = np.zeros(1, np.int64)
     extended = replace(
         inner.split,

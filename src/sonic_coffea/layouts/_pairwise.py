@@ -176,10 +176,14 @@ class Pairwise(PaddedLayout):
 
     def bind(self, source: Source) -> Bound:
         if self.formulae is None:
-            between = isinstance(self.other, int)
-            return Bound(
-                self, given_pairs(source, self.features, target=self.dtype, between=between)
+            pairs = given_pairs(
+                source,
+                self.features,
+                target=self.dtype,
+                longest=(self.lengths[-1], self._other_length(self.lengths[-1])),
+                between=self.other is not None,
             )
+            return Bound(self, pairs)
         how: Any = {"jagged": True, "target": np.dtype(np.float64)}
         columns = bind_columns(source, self.features, sort_by=self.sort_by, **how)
         if not isinstance(self.other, Padded):

@@ -30,7 +30,7 @@ def check_range(
     Kernels find those that other tensors cannot hold. No more than the `longest` first elements of
     each row are looked at.
     """
-    if target.kind not in "iub" and target not in HALF:
+    if not is_checked(target):
         return
     split = split.cut(longest)
     elements, rows = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -49,6 +49,11 @@ def check_range(
             row = int(rows[element])
             error = misfit(column, where[element : element + 1], split.rows, row, target)
             raise error or _cannot_hold(column, where[element], split.rows, row, target)
+
+
+def is_checked(target: np.dtype[Any]) -> bool:
+    """Whether numbers of a tensor are checked before it is filled."""
+    return target.kind in "iub" or target in HALF
 
 
 def misfit(
