@@ -13,7 +13,7 @@ from numba import carray
 
 from sonic_coffea.layouts._loops._compiler import call_entry, compiled, pointer_to
 from sonic_coffea.layouts._loops._vectors import (
-    choose_vector,
+    choose_line,
     lanes_of,
     stamp_vector,
     transpose_square,
@@ -223,12 +223,7 @@ def padded(  # noqa: PLR0915
                         unfit = np.int32(unfit + (wrong + (sent - sent != 0) > 0))
             elif whole and 0 < lanes <= length:
                 source = addresses[j] + start * width
-                for place_ in range(0, length, lanes):
-                    k = min(place_, length - lanes)
-                    wrong = choose_vector(
-                        line + k * width, source + k * width, count - k, fill, dtype
-                    )
-                    unfit = np.int32(unfit | wrong)
+                unfit = np.int32(unfit | choose_line(line, source, count, length, fill, dtype))
             # One loop instead of the two below would ask for each number what is known of a row.
             elif whole:
                 here = values[start : start + length]

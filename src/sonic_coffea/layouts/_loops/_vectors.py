@@ -32,7 +32,7 @@ def _vector(context, dtype, lanes):
 
 @intrinsic
 def lanes_of(typing_context, dtype, fills):
-    """Return how many numbers a vector has, if `choose_vector` moves them; else 0."""
+    """Return how many numbers a vector has, if `choose_line` moves them; else 0."""
     del typing_context
     lanes = 256 // dtype.dtype.bitwidth if dtype.dtype == fills.dtype else 0
 
@@ -44,31 +44,45 @@ def lanes_of(typing_context, dtype, fills):
 
 
 @intrinsic
-def choose_vector(typing_context, target, source, count, fill, dtype):
-    """Copy a vector of numbers; from `count` on, it is `fill`.
+def choose_line(typing_context, target, source, count, length, fill, dtype):
+    """Copy the numbers of a line, which has a vector of them at least; from `count` on, `fill`.
 
     Returns 0 if all that were copied are finite.
     """
-    del typing_context, target, source, count
+    del typing_context, target, source, count, length
     lanes = 256 // dtype.dtype.bitwidth
 
     def generate(context, builder, signature, arguments):
-        if signature.args[3] != dtype.dtype:
+        if signature.args[4] != dtype.dtype:
             return context.get_constant(types.int32, 0)
-        to, start, number, other, _ = arguments
+        to, start, stop, size, other, _ = arguments
         vector = _vector(context, dtype.dtype, lanes)
         align = dtype.dtype.bitwidth // 8
-        values = builder.load(builder.inttoptr(start, vector.as_pointer()), align=align)
-        there = _before(builder, number, lanes)
-        chosen = builder.select(there, values, _repeat(builder, other, lanes))
-        builder.store(chosen, builder.inttoptr(to, vector.as_pointer()), align=align)
-        if not isinstance(dtype.dtype, types.Float):
-            return context.get_constant(types.int32, 0)
-        difference = builder.fsub(values, values)
-        unfit = builder.and_(there, builder.fcmp_unordered("uno", difference, difference))
-        return builder.zext(builder.bitcast(unfit, ir.IntType(lanes)), ir.IntType(32))
+        fills = _repeat(builder, other, lanes)
+        nothing = ir.Constant(ir.VectorType(ir.IntType(1), lanes), [0] * lanes)
+        unfit = cgutils.alloca_once_value(builder, nothing)
+        width, whole = (ir.Constant(size.type, number) for number in (align, lanes))
+        last = builder.sub(size, whole)
+        # The last vector overlaps the one before.
+        with cgutils.for_range_slice(builder, size.type(0), size, whole) as (number, _):
+            place = builder.select(builder.icmp_signed("<", number, last), number, last)
+            offset = builder.mul(place, width)
+            at, into = (
+                builder.inttoptr(builder.add(begin, offset), vector.as_pointer())
+                for begin in (start, to)
+            )
+            values = builder.load(at, align=align)
+            there = _before(builder, builder.sub(stop, place), lanes)
+            builder.store(builder.select(there, values, fills), into, align=align)
+            if isinstance(dtype.dtype, types.Float):
+                difference = builder.fsub(values, values)
+                wrong = builder.and_(there, builder.fcmp_unordered("uno", difference, difference))
+                builder.store(builder.or_(builder.load(unfit), wrong), unfit)
+        found = builder.bitcast(builder.load(unfit), ir.IntType(lanes))
+        return builder.zext(found, ir.IntType(32)) if lanes < 32 else found
 
-    return types.int32(types.int64, types.int64, types.int64, fill, dtype), generate
+    at = types.int64
+    return types.int32(at, at, at, at, fill, dtype), generate
 
 
 @intrinsic
