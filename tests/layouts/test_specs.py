@@ -12,7 +12,7 @@ import sonic_coffea as sonic
 from sonic_coffea.demo.analysis import Schema
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.errors import ConfigError, FieldError, InputError, ResponseError
-from sonic_coffea.layouts import assemble, bind_inputs, declared
+from sonic_coffea.layouts import _scatter, assemble, bind_inputs, declared
 from sonic_coffea.layouts._scatter import Scatter
 
 JETS = ak.Array(
@@ -515,6 +515,15 @@ def test_compiled_code_gets_no_tensor_of_other_rows(rows: Any, shape: Any, dtype
     scatter = Scatter(columns, 1, np.dtype("f4"))
     with pytest.raises(ValueError, match=r"expected \(2, 1, dtype"):
         scatter.place(rows, np.zeros(shape, dtype))
+
+
+@pytest.mark.parametrize("answer", [np.ones((1, 3, 1), np.float32), np.ones((1, 1), np.float32)])
+def test_values_without_an_answer_are_zero(monkeypatch: Any, answer: Any) -> None:
+    monkeypatch.setattr(_scatter, "empty", lambda shape, dtype: np.full(shape, 7, dtype))
+    columns = bind_inputs({"in": sonic.Padded("pt", 3)}, JAGGED).bound["in"].columns
+    scatter = Scatter(columns, 1, np.dtype("f4"))
+    scatter.place(slice(2, 3), answer)
+    assert scatter.content(None).to_list() == [[0.0] * 3, [0.0] * 0, [1.0]]
 
 
 @pytest.mark.parametrize("feature", [sonic.Feature("x"), sonic.Feature("x", scale=2.0)])

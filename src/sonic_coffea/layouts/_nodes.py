@@ -73,6 +73,8 @@ def _trimmed(lists: ListOffsetArray) -> ListOffsetArray:
 def read(buffer: Any) -> NDArray[Any]:
     """Return the numbers of an awkward buffer, reading them from the file if need be."""
     data = buffer.data
+    if isinstance(data, np.ndarray):
+        return data
     return np.asarray(data.materialize() if hasattr(data, "materialize") else data)
 
 

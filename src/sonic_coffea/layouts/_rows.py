@@ -212,11 +212,13 @@ class Split:
         levels = self.rows._levels()  # noqa: SLF001
         if not levels or levels[-1].is_option:
             return False
-        offsets = np.asarray(levels[-1].offsets.data)
-        # Those of real constituents differ at once.
+        offsets, counts = np.asarray(levels[-1].offsets.data), self.counts
+        # Those of real constituents differ at once, most in the first row.
+        if offsets[1:2].any() and counts[0] != offsets[1]:
+            return False
         for end in (min(len(offsets) - 1, 16), len(offsets) - 1):
             sizes = np.diff(offsets[: end + 1])
-            if not np.array_equal(self.counts[: offsets[end]], np.repeat(sizes, sizes)):
+            if not np.array_equal(counts[: offsets[end]], np.repeat(sizes, sizes)):
                 return False
         return bool(sizes[sizes >= 2].sum() >= 10)
 

@@ -17,6 +17,7 @@ from awkward.index import Index8, Index64
 from numpy.typing import NDArray
 
 from sonic_coffea.layouts import _kernels
+from sonic_coffea.layouts._memory import empty
 from sonic_coffea.layouts._rows import offsets_of
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Scatter:
     Attributes
     ----------
     values : array, shape ``[sum n, K]``
-        Those of all rows, one row after the other; 0 where none came in.
+        Those of all rows, one row after the other; undefined where none came in yet.
     """
 
     def __init__(
@@ -70,7 +71,8 @@ class Scatter:
         self._split, self._order, self._axes = columns.split, columns.order, axes
         self._counts = columns.split.counts
         self._offsets = offsets_of(self._counts**axes)
-        self.values = np.zeros((int(self._offsets[-1]), width), dtype)
+        self.values = empty((int(self._offsets[-1]), width), dtype)
+        self._open = np.ones(len(self._counts), np.bool_)
         # Which values there are, once some have been truncated.
         self._kept: NDArray[np.bool_] | None = None
 
@@ -98,20 +100,25 @@ class Scatter:
             where = (self._offsets[:-1][rows], counts, starts, self._order)
             sizes = (length, self._axes)
             _kernels.unpad(_bytes(self.values), self._kept, _bytes(flat), *sizes, *where)
+            self._open[rows] = False
             return
         within = np.arange(size) - np.repeat(np.cumsum(counts) - counts, counts)
         if self._order is not None:
             first = np.repeat(starts, counts)
             within = self._order[first + within] - first
         self.values[np.repeat(self._offsets[:-1][rows], counts) + within] = tensor
+        self._open[rows] = False
 
     def content(
         self, names: list[str] | None, each: tuple[int, ...] = (), *, optional: bool = False
     ) -> Content:
         """Return one list a row: records of `names`, or numbers, or arrays of the shape `each`.
 
-        Values are of an option type if some have been truncated, or may be (`optional`).
+        Values are of an option type if some have been truncated, or may be (`optional`). They are 0
+        where none came in.
         """
+        if self._open.any():
+            self.values[np.repeat(self._open, np.diff(self._offsets))] = 0
         values: Content
         if names is None:
             shape = (len(self.values), *each)
