@@ -296,16 +296,8 @@ def weighted_fair(
 def max_min_fair(total: float, demands: Mapping[Name, int], rounds: int) -> dict[Name, int]:
     """Allocate requests: to each what it asks for, or as many as to the others.
 
-    Each has one at the least; who asks for none has it for when it does.
-
-    Parameters
-    ----------
-    total : float
-        Requests that may be in flight.
-    demands : mapping
-        What each has in flight or waiting.
-    rounds : int
-        Counts the rounds: what cannot be divided goes round-robin.
+    Each has one at the least; who asks for none has it for when it does. What cannot be divided
+    goes round-robin, by the number of rounds.
     """
     active = [name for name, demand in demands.items() if demand]
     quotas = dict.fromkeys(demands, 1)

@@ -104,14 +104,8 @@ class Capacity:
     ) -> float:
         """End a round, and return how many requests may be in flight.
 
-        Parameters
-        ----------
-        rtts : iterable of RttStatistics
-            The answers of the round, of each client.
-        in_flight, waiting : int
-            Requests of all clients, by their last reports.
-        now : float
-            The time.
+        ``rtts`` are the answers of the round, of each client, and the requests those of all clients
+        by their last reports.
         """
         rtts = list(rtts)
         before_s, self._round_s = self._round_s, now - self._round_at or self._round_s

@@ -205,15 +205,7 @@ def _fileset(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Any], b
 
 
 def branches_of(path: Path) -> set[str]:
-    """Return the branches of a file's events, refusing a file that cannot be read whole.
-
-    Raises
-    ------
-    ConfigError
-        If it is not there, no ROOT file, or truncated.
-    FieldError
-        If it has no tree ``Events``.
-    """
+    """Return the branches of a file's events, refusing a file that cannot be read whole."""
     import uproot
 
     if not path.is_file():

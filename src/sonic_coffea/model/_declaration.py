@@ -154,12 +154,7 @@ class Declaration(Carrier):
     ) -> list[str]:
         """Compare the labels of outputs with those that a server has, and return what differs.
 
-        Other names may mean the same; the same names in another order cannot.
-
-        Raises
-        ------
-        ContractError
-            If the labels of an output are the server's in another order.
+        Other names may mean the same; the same names in another order cannot, and raise.
         """
         notes = []
         for name, served in labels.items():
@@ -178,17 +173,9 @@ class Declaration(Carrier):
         return notes
 
     def compare(self, contract: Contract, *, server: str) -> Contract:
-        """Compare the declaration with a server's contract.
+        """Return a server's contract; where it lists no tensors, with the declared ones.
 
-        Returns
-        -------
-        Contract
-            The server's contract; where it lists no tensors, with the declared ones.
-
-        Raises
-        ------
-        ContractError
-            If they differ; it shows the two side by side.
+        If the declaration differs from it, raise `ContractError`, which shows the two side by side.
         """
         if contract.unsupported:
             raise ContractError(

@@ -77,12 +77,8 @@ def fitting(
 ) -> str:
     """Return what would fit, as Python, of the inputs and outputs of a declaration that do not.
 
-    Parameters
-    ----------
-    inputs, outputs, contract
-        The declaration, and what a server says.
-    made, given : mapping
-        The tensors of both as they are compared.
+    ``made`` and ``given`` are the tensors of the declaration and of the contract, as they are
+    compared.
     """
     lines: list[str] = []
     for spec in contract.inputs:

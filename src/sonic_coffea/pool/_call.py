@@ -189,13 +189,7 @@ class Call:
     # What its owner does
 
     def place(self, request: RequestSlice, response: Response) -> None:
-        """Put a response in its place.
-
-        Raises
-        ------
-        ResponseError
-            If it is not what the model declares.
-        """
+        """Put a response in its place; raise `ResponseError` if it is not what was declared."""
         selection = self.inputs.selection(request.start, request.stop)
         for output in self.outputs.values():
             output.place(selection, request.rows, response.outputs)

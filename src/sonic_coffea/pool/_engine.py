@@ -103,13 +103,7 @@ class Engine:
         self._inbox.put(event)
 
     def start(self) -> bool:
-        """Connect to the servers and start the thread; False if that has been done.
-
-        Raises
-        ------
-        ConfigError
-            If the pool has been closed, or a server cannot be connected.
-        """
+        """Connect to the servers and start the thread; False if that has been done."""
         with self._life:
             if self.closing.is_set():
                 raise ConfigError(CLOSED)
@@ -124,13 +118,7 @@ class Engine:
             return True
 
     def submit(self, call: Call, slices: Sequence[RequestSlice]) -> None:
-        """Send the slices of a call, as soon as there is room for them.
-
-        Raises
-        ------
-        ConfigError
-            If the pool has been closed.
-        """
+        """Send the slices of a call, as soon as there is room for them."""
         self.start()
 
         def submitted() -> e.Event:
@@ -151,13 +139,7 @@ class Engine:
         return contract if now - said_at < (FRESH_S if used else QUIET_S) else None
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
-        """Return what a model takes and gives.
-
-        Raises
-        ------
-        SonicError
-            If no server says so, or not in time.
-        """
+        """Return what a model takes and gives; raise if no server says so, or not in time."""
         self.start()
         request = e.ContractRequest(key, deadline.timeout_s)
         future: Future[Contract | SonicError] = Future()

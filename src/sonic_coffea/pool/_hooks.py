@@ -14,14 +14,9 @@ _memory_bytes: float | None = None
 
 
 def take_part(wait: Wait, memory_bytes: float | None = None) -> None:
-    """Install hooks for threads of this process that wait.
+    """Install what waits for an event in threads of this process, for so many seconds at most.
 
-    Parameters
-    ----------
-    wait : callable
-        Waits for an event, for at most the given seconds, and returns whether the event was set.
-    memory_bytes : float, optional
-        Memory that the tasks of this process may use.
+    ``memory_bytes`` is what the tasks of this process may use.
     """
     global _wait, _memory_bytes
     _wait, _memory_bytes = wait, memory_bytes

@@ -142,17 +142,7 @@ def check_here(
     *,
     process: str = "this process",
 ) -> HostCheck:
-    """Try all servers from this process, at the same time.
-
-    Parameters
-    ----------
-    settings : Settings
-        The servers, and how they are connected.
-    model, version, declared
-        As for `check`.
-    process : str
-        What this process is called in the table.
-    """
+    """Try all servers from this process, at the same time; see `check`."""
 
     def tried(url: str) -> tuple[Step, ...]:
         return tuple(check(replace(settings, servers=(url,)), model, version, declared))

@@ -45,13 +45,7 @@ _HALF_A_TURN = 0.5
 
 
 def min_in_flight(full: float) -> float:
-    """Return how many requests keep a server busy.
-
-    Parameters
-    ----------
-    full : float
-        Requests that make a full batch of the server.
-    """
+    """Return how many requests keep a server busy, of which ``full`` make a full batch."""
     return max(_MIN_IN_FLIGHT, min(_MIN_BATCHES * full, _MAX_FULL))
 
 
@@ -127,18 +121,8 @@ class AdaptiveLimit:
     ) -> None:
         """Record an answer.
 
-        Parameters
-        ----------
-        rtt_s : float
-            From the send to the answer.
-        rows : int
-            Of the request.
-        in_flight : int
-            Requests in flight when it was sent, itself included.
-        now : float
-            Time of any clock that does not go back.
-        full : float
-            Requests of this size that make a full batch of the server.
+        ``in_flight`` are the requests at its sending, itself included, and ``full`` those of its
+        size that make a full batch of the server.
         """
         baseline_s = self._baseline(rtt_s, rows.bit_length(), now if in_flight == 1 else None)
         if self._probe_at == math.inf:
@@ -176,18 +160,10 @@ class AdaptiveLimit:
     def refused(
         self, in_flight: int, now: float, rng: Random, retry_after_s: float | None = None
     ) -> None:
-        """Record a refusal for lack of capacity.
+        """Record a refusal for lack of capacity, with so many others in flight.
 
-        Parameters
-        ----------
-        in_flight : int
-            Requests in flight beside the refused one.
-        now : float
-            Time of the refusal.
-        rng : random.Random
-            For the jitter of back-offs.
-        retry_after_s : float, optional
-            When the server wants to be asked again, if it says so.
+        ``rng`` is for the jitter of back-offs; ``retry_after_s`` is when the server wants to be
+        asked again, if it says so.
         """
         self._slow_start = False
         rtt_s = self._mean_rtt_s

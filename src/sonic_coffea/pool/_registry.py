@@ -51,13 +51,7 @@ def _install(settings: Settings, *, adopted: bool) -> Pool:
 
 
 def current() -> Pool:
-    """Return the pool of this process.
-
-    Raises
-    ------
-    ConfigError
-        If no servers have been named, in any of the ways there are.
-    """
+    """Return the pool of this process; raise if no servers have been named in any way."""
     pool = _named()
     if pool is None:
         raise ConfigError(

@@ -140,10 +140,7 @@ def serves(actual: Contract, expected: Contract) -> bool:
 def merge(contracts: Mapping[str, Contract]) -> Contract:
     """Return what several servers, by URL, say of a model, with the limits of the strictest.
 
-    Raises
-    ------
-    ContractError
-        If two servers have different models of this name: scores would depend on the server.
+    If two have different models of this name, raise: scores would depend on the server.
     """
     # One that lists its tensors stands for those that do not.
     ordered = sorted(contracts.items(), key=lambda item: not item[1].lists_tensors)

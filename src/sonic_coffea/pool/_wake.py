@@ -58,19 +58,7 @@ def wake(
 ) -> float:
     """Ask all servers until one is ready; return how many seconds that took.
 
-    Parameters
-    ----------
-    connections : sequence of Connection
-        One to each server.
-    models : sequence of ModelKey
-        What the server is to have.
-    timeout_s : float
-        How long they are asked.
-    closing : threading.Event
-        Set when the pool is closed.
-    tell : callable
-        Takes a sentence about what is waited for.
-
+    ``closing`` is set when the pool is closed; ``tell`` takes a sentence about what is waited for.
     It raises what `Pool.wake` says.
     """
     begun = time.monotonic()

@@ -50,18 +50,9 @@ def page(
     tables: str,
     plots: Iterable[tuple[str, str, Figure]],
 ) -> str:
-    """Return the page.
+    """Return the page: its heading, names and values, tables as HTML, and plots below.
 
-    Parameters
-    ----------
-    title : str
-        Its heading.
-    context : iterable of (name, value)
-        When, where and of what.
-    tables : str
-        HTML.
-    plots : iterable of (title, explanation, figure)
-        Below the tables.
+    A plot is its title, an explanation and the figure.
     """
     heading = escape(printable(title))
     terms = "".join(

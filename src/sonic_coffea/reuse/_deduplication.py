@@ -24,14 +24,7 @@ def keys_of(inputs: Inputs, scope: str) -> dict[int, bytes]:
     """Return a key for each row: a hash of 128 bits of what would be sent for it.
 
     Two rows that differ have the same one by a chance of 10^-38, so that among 10^9 rows there is
-    such a pair by one of 10^-21.
-
-    Parameters
-    ----------
-    inputs : Inputs
-        The rows, each with tensors of its own.
-    scope : str
-        What else sets a row apart, such as the model.
+    such a pair by one of 10^-21. ``scope`` is what else sets a row apart, such as the model.
     """
     keys: dict[int, bytes] = {}
     inputs = replace(inputs, without_axis=frozenset())  # of many rows at a time

@@ -17,13 +17,7 @@ CONSTITUENTS = "constituents"
 
 
 def collection_of(events: Any, name: str) -> Any:
-    """Return a collection.
-
-    Raises
-    ------
-    FieldError
-        Naming the nearest, if there is none.
-    """
+    """Return a collection; if there is none, raise an error that names the nearest."""
     if name not in events.fields:
         raise FieldError(f"there is no collection {name!r}; {nearest(name, events.fields)}")
     return events[name]

@@ -32,13 +32,6 @@ def serve_for_machine(repository: str | os.PathLike[str]) -> str:
     It ends with the process that started it; another then starts the next. Its models use as many
     threads as that process may have cores. On a machine that has no runtime for a Triton, the
     process that starts it serves the repository's ONNX files by itself.
-
-    Raises
-    ------
-    sonic_coffea.errors.ServerStartError
-        If it does not start.
-    sonic_coffea.errors.ConfigError
-        If the repository is not a directory.
     """
     path = str(Path(repository).expanduser().absolute())
     with _lock, _alone_on_machine(path):

@@ -18,10 +18,7 @@ _FIELD = "model_repository_agents"
 def check_agents(folder: Path, config: Mapping[str, Any]) -> None:
     """Do for a model what its repository agents would: compare the checksums of its files.
 
-    Raises
-    ------
-    sonic_coffea.errors.ConfigError
-        If a file is not the one that the configuration means, or the agent is another one.
+    Raise if a file is not the one that the configuration means, or the agent is another one.
     """
     for agent in config.get(_FIELD, {}).get("agents", ()):
         if agent.get("name") != "checksum":
