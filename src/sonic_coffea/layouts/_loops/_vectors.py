@@ -10,19 +10,44 @@ from numba.extending import intrinsic
 
 @intrinsic
 def copy_bytes(typing_context, target, source, size):
-    """Copy bytes from one address to another."""
+    """Copy bytes from one address to another, without a call if they fill a vector."""
     del typing_context, target, source, size
+    vector = ir.VectorType(ir.IntType(8), 32)
 
     def generate(context, builder, signature, arguments):
         del signature
-        pointers = [builder.inttoptr(a, cgutils.voidptr_t) for a in arguments[:2]]
-        copy = builder.module.declare_intrinsic(
-            "llvm.memcpy", [cgutils.voidptr_t, cgutils.voidptr_t, cgutils.intp_t]
-        )
-        builder.call(copy, [*pointers, arguments[2], cgutils.false_bit])
+        to, start, count = arguments
+        width = count.type(32)
+
+        def move(place):
+            values = builder.load(_line(builder, start, place, vector), align=1)
+            builder.store(values, _line(builder, to, place, vector), align=1)
+
+        with builder.if_else(builder.icmp_signed("<", count, width)) as (few, many):
+            with few:
+                pointers = [builder.inttoptr(a, cgutils.voidptr_t) for a in (to, start)]
+                copy = builder.module.declare_intrinsic(
+                    "llvm.memcpy", [cgutils.voidptr_t, cgutils.voidptr_t, cgutils.intp_t]
+                )
+                builder.call(copy, [*pointers, count, cgutils.false_bit])
+            with many:
+                _for_vectors(builder, count, width, move)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate
+
+
+def _for_vectors(builder, length, width, move):
+    """Call `move` with where each vector begins; the last one overlaps the one before."""
+    last = builder.sub(length, width)
+    with cgutils.for_range_slice(builder, length.type(0), last, width) as (place, _):
+        move(place)
+    move(last)
+
+
+def _line(builder, start, offset, kind):
+    """Return where something of a kind is, so many bytes after an address."""
+    return builder.inttoptr(builder.add(start, offset), kind.as_pointer())
 
 
 def _vector(context, dtype, lanes):
@@ -61,16 +86,10 @@ def choose_line(typing_context, target, source, count, length, fill, dtype):
         fills = _repeat(builder, other, lanes)
         nothing = ir.Constant(ir.VectorType(ir.IntType(1), lanes), [0] * lanes)
         unfit = cgutils.alloca_once_value(builder, nothing)
-        width, whole = (ir.Constant(size.type, number) for number in (align, lanes))
-        last = builder.sub(size, whole)
-        # The last vector overlaps the one before.
-        with cgutils.for_range_slice(builder, size.type(0), size, whole) as (number, _):
-            place = builder.select(builder.icmp_signed("<", number, last), number, last)
-            offset = builder.mul(place, width)
-            at, into = (
-                builder.inttoptr(builder.add(begin, offset), vector.as_pointer())
-                for begin in (start, to)
-            )
+
+        def move(place):
+            offset = builder.mul(place, size.type(align))
+            at, into = (_line(builder, begin, offset, vector) for begin in (start, to))
             values = builder.load(at, align=align)
             there = _before(builder, builder.sub(stop, place), lanes)
             builder.store(builder.select(there, values, fills), into, align=align)
@@ -78,6 +97,8 @@ def choose_line(typing_context, target, source, count, length, fill, dtype):
                 difference = builder.fsub(values, values)
                 wrong = builder.and_(there, builder.fcmp_unordered("uno", difference, difference))
                 builder.store(builder.or_(builder.load(unfit), wrong), unfit)
+
+        _for_vectors(builder, size, size.type(lanes), move)
         found = builder.bitcast(builder.load(unfit), ir.IntType(lanes))
         return builder.zext(found, ir.IntType(32)) if lanes < 32 else found
 
@@ -142,8 +163,7 @@ def transpose_square(typing_context, target, step, source, stride, like):
         vector = ir.VectorType(ir.IntType(bits), 4)
 
         def line(start, distance, number):
-            offset = builder.mul(distance, ir.Constant(distance.type, number))
-            return builder.inttoptr(builder.add(start, offset), vector.as_pointer())
+            return _line(builder, start, builder.mul(distance, distance.type(number)), vector)
 
         def mixed(a, b, *places):
             return builder.shuffle_vector(
