@@ -88,18 +88,11 @@ def settings_of(
     tls_key: Path | None,
 ) -> Settings:
     """Return a server, or several, and how they are connected."""
-    named = {}
-    for named_value in header or ():
-        name, equals, value = named_value.partition("=")
-        if not equals:
-            raise typer.BadParameter(
-                f"expected NAME=VALUE, got {named_value!r}", param_hint="--header"
-            )
-        named[name] = value
     files = {"tls_root": tls_root, "tls_cert": tls_cert, "tls_key": tls_key}
     pem = {name: str(path) for name, path in files.items() if path is not None}
+    headers = pairs(header, "NAME=VALUE", "--header")
     with usage():
-        return Settings.make(url, token=token_file, headers=named, **pem)
+        return Settings.make(url, token=token_file, headers=headers, **pem)
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
@@ -127,6 +120,19 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+def pairs(texts: Sequence[str] | None, form: str, option: str | None = None) -> dict[str, str]:
+    """Return names and values that are given as ``NAME=VALUE``."""
+    named: dict[str, str] = {}
+    for text in texts or ():
+        name, _, value = text.partition("=")
+        if not (name and value):
+            raise typer.BadParameter(f"expected {form}, got {text!r}", param_hint=option)
+        if name in named:
+            raise typer.BadParameter(f"{name!r} is given twice", param_hint=option)
+        named[name] = value
+    return named
 
 
 def load(path: str, option: str) -> Any:

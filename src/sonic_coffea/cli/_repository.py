@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from sonic_coffea.cli._options import AsJson, Command, Group
+from sonic_coffea.cli._options import AsJson, Command, Group, pairs
 from sonic_coffea.cli._output import literal, print_table, tensors
 from sonic_coffea.errors import ConfigError, printable
 
@@ -86,7 +86,7 @@ def build(
     """Write models into a repository, and create the repository if it does not exist."""
     from sonic_coffea.server import Served, build_repository, read_repository
 
-    sources = _pairs(models, "NAME=FILE")
+    sources = pairs(models, "NAME=FILE")
     declared = {} if declare is None else _declarations(declare, sources)
     build_repository(
         path,
@@ -95,8 +95,8 @@ def build(
         add_version=add_version,
         max_batch_size=max_batch_size,
         platform=platform,  # type: ignore[arg-type]
-        labels={name: text.split(",") for name, text in _pairs(labels, "NAME=A,B").items()},
-        metadata=_pairs(metadata, "KEY=VALUE"),
+        labels={name: text.split(",") for name, text in pairs(labels, "NAME=A,B").items()},
+        metadata=pairs(metadata, "KEY=VALUE"),
         record_user=user,
         overwrite=overwrite,
     )
@@ -114,18 +114,6 @@ def show(path: Root, *, as_json: AsJson = False) -> None:
     if changes:
         typer.echo(printable(f"error: {'; '.join(changes)} since it was built"), err=True)
         raise typer.Exit(1)
-
-
-def _pairs(texts: Sequence[str] | None, form: str) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in texts or ():
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise typer.BadParameter(f"expected {form}, got {text!r}")
-        if name in pairs:
-            raise typer.BadParameter(f"{name!r} is given twice")
-        pairs[name] = value
-    return pairs
 
 
 def _declarations(path: Path, models: Iterable[str]) -> dict[str, dict[str, Any]]:
