@@ -11,13 +11,13 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea.errors import CancelledError, ResponseError, ServerLostError, SonicError
-from sonic_coffea.transport import _model_queries as queries
 from sonic_coffea.transport._channel import call_metadata
 from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._heap import LARGE_BYTES, keep_memory
 from sonic_coffea.transport._link import NO_MESSAGE, Link
 from sonic_coffea.transport._metadata import Response
+from sonic_coffea.transport._model_queries import ModelQueries
 from sonic_coffea.transport._wire import to_wire, wire_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.transport._address import Address
     from sonic_coffea.transport._contract import Contract
-    from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, ServerInfo
     from sonic_coffea.transport._options import ConnectionOptions
     from sonic_coffea.transport._shared_memory import Lend, Region, Usability
 
@@ -51,7 +50,7 @@ class RpcHandle(Protocol):
         """Cancel the request, here and on the server. Never blocks."""
 
 
-class Connection:
+class Connection(ModelQueries):
     """A channel to one server.
 
     A connection is made without blocking. Its first call reads certificates and opens the channel,
@@ -136,38 +135,6 @@ class Connection:
                 done(error if isinstance(error, ServerLostError) else None)
 
         future.add_done_callback(finished)
-
-    def info(self) -> ServerInfo:
-        """Ask the server for its metadata. Blocks for up to ``metadata_s``."""
-        return queries.info(self._link)
-
-    def models(self) -> list[ModelEntry]:
-        """Ask for the repository index. Blocks for up to ``metadata_s``."""
-        return queries.models(self._link)
-
-    def contract(self, model: str, version: str | None) -> Contract:
-        """Ask for a model's inputs, outputs and limits. Blocks for a few times ``metadata_s``.
-
-        Raises
-        ------
-        ModelNotReadyError
-            If a server has it, or is to have it soon.
-        ModelNotFoundError
-            If it has to be made, or mended, first.
-        """
-        return queries.contract(self._link, model, version)
-
-    def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
-        """Ask for the labels of outputs whose configuration names a file of them.
-
-        No call returns them, but Triton sends them with the classes of a response: so a request of
-        one row of zeros is made. Blocks for up to ``metadata_s`` a call.
-        """
-        return queries.labels(self._link, contract, version)
-
-    def statistics(self, model: str, version: str | None) -> ModelStatistics:
-        """Ask for a model's statistics. Blocks for up to ``metadata_s``."""
-        return queries.statistics(self._link, model, version)
 
     def infer(
         self,
