@@ -86,14 +86,10 @@ class _Client:
 class Allocator:
     """Allocates the capacity of servers to the clients that ask for it, in rounds.
 
-    Parameters
-    ----------
-    weight : float
-        How much of servers is for these clients, where other schedulers have clients of theirs.
-
     Clients report telemetry; `allocate` ends a round and says what each may have. All of it is
     coarse and expires, so that nothing depends on a message. Times are those of any clock that does
-    not go back, best of one that shows what the clocks of other schedulers show.
+    not go back, best of one that shows what the clocks of other schedulers show. ``weight`` is how
+    much of the servers is for these clients, where other schedulers have clients of theirs.
     """
 
     def __init__(self, weight: float = 1.0) -> None:

@@ -26,12 +26,8 @@ class Suspender:
 
     A chunk whose scores are there rejoins when a thread is free. Before that, the thread starts
     another chunk as long as few wait for the servers: or these would have nothing to do while the
-    thread works off what they have answered.
-
-    Parameters
-    ----------
-    max_suspended_chunks : int
-        Of a worker at a time, for each of its threads.
+    thread works off what they have answered. A worker has ``max_suspended_chunks`` at a time, at
+    most, for each of its threads.
     """
 
     def __init__(self, max_suspended_chunks: int) -> None:

@@ -42,13 +42,7 @@ def substructure() -> sonic.Model:
 
 
 class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[misc]
-    """Score every ``FatJet`` and keep what the plots and tables need.
-
-    Parameters
-    ----------
-    jets_dir : path
-        Where each chunk writes its scored jets, as Parquet.
-    """
+    """Score every ``FatJet``, write it to a folder, and keep what plots and tables need."""
 
     def __init__(self, jets_dir: str | Path) -> None:
         self.jets_dir = str(jets_dir)

@@ -46,12 +46,8 @@ ON_ERROR = ("raise", "mask")
 class Submission:
     """How objects are sent: a model, and the options of `Model.submit`.
 
-    Attributes
-    ----------
-    lazily : bool
-        Whether the objects are a partition of a lazy array, whose type is known beforehand.
-    events : array of bool or None
-        The events whose objects are sent; None for all.
+    Sent ``lazily``, they are a partition of a lazy array, whose type is known beforehand.
+    ``events`` are those whose objects are sent; None for all.
     """
 
     model: Declaration

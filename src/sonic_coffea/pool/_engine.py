@@ -119,7 +119,6 @@ class Engine:
 
     def submit(self, call: Call, slices: Sequence[RequestSlice]) -> None:
         """Send the slices of a call, as soon as there is room for them."""
-        self.start()
 
         def submitted() -> e.Event:
             self._calls.add(call)
@@ -140,7 +139,6 @@ class Engine:
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
         """Return what a model takes and gives; raise if no server says so, or not in time."""
-        self.start()
         request = e.ContractRequest(key, deadline.timeout_s)
         future: Future[Contract | SonicError] = Future()
 

@@ -28,12 +28,7 @@ PROBES = 4
 class Inquiries:
     """Probes servers, asks for models, and starts the fallback; each ends in an event.
 
-    Parameters
-    ----------
-    senders : Senders
-        Which have the connections.
-    enter : callable
-        Takes a task for the engine's thread, whose event the core takes.
+    ``enter`` takes a task for the engine's thread, whose event the core takes.
     """
 
     def __init__(self, senders: Senders, enter: Callable[[Task], None]) -> None:

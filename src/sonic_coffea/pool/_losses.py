@@ -15,13 +15,7 @@ INTERVAL_S = 10.0
 
 
 class LossLog:
-    """Tells of an endpoint's requests that are sent again, and how many there were.
-
-    Parameters
-    ----------
-    retry_timeout_s : float
-        How long requests are sent again.
-    """
+    """Tells of an endpoint's requests that are sent again, and how many there were."""
 
     __slots__ = ("_due_at", "_last_error", "_number", "_retry_timeout_s", "_told_lost")
 

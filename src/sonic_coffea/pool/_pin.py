@@ -15,13 +15,6 @@ class VersionPin:
     """What requests ask for: the version that the caller wants, or else that of the first answer.
 
     It is used by the threads that send and receive.
-
-    Parameters
-    ----------
-    model : str
-        The model's name.
-    version : str or None
-        The version that the caller asks for.
     """
 
     def __init__(self, model: str, version: str | None) -> None:

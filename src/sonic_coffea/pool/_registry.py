@@ -100,16 +100,10 @@ def shared(settings: Settings) -> Pool:
 
 @dataclass(frozen=True, slots=True)
 class Luggage:
-    """What a pickle takes along of the pool of its process.
+    """What a pickle takes along of the pool of its process, without secrets.
 
-    Attributes
-    ----------
-    settings : Settings
-        Those of the pool, without secrets.
-    configured : Settings or None
-        What the configuration of its process says, without secrets.
-    connection : str
-        Which call of `connect` they are of.
+    The settings are the pool's, and those of the configuration of its process; the connection says
+    which call of `connect` they are of.
     """
 
     settings: Settings

@@ -45,14 +45,28 @@ class Limits:
     max_suspended_chunks: int | None = None
 
     def in_flight_bytes(self, memory_bytes: float | None) -> float:
-        """Return the tensor bytes that may be in flight, by the memory limit of this process."""
+        """Return the tensor bytes that may be in flight.
+
+        Parameters
+        ----------
+        memory_bytes : float or None
+            The memory that this process may use, if that is limited.
+        """
         if self.max_in_flight_bytes is not None:
             return self.max_in_flight_bytes
         part = math.inf if memory_bytes is None else _IN_FLIGHT_PART * memory_bytes
         return min(part, _MAX_IN_FLIGHT_BYTES)
 
     def suspended_chunks(self, memory_bytes: float | None, threads: int) -> int:
-        """Return how many chunks may be suspended, for each of the threads that run chunks."""
+        """Return how many chunks may be suspended, for each thread.
+
+        Parameters
+        ----------
+        memory_bytes : float or None
+            The memory that this process may use, if that is limited.
+        threads : int
+            Threads that run chunks.
+        """
         if self.max_suspended_chunks is not None:
             return self.max_suspended_chunks
         if memory_bytes is None:
@@ -175,7 +189,13 @@ class Settings:
 
     @classmethod
     def make(cls, servers: Any, **options: Any) -> Settings:
-        """Check flat options, and build; errors name the nearest option or what was expected."""
+        """Check flat options, and build.
+
+        Raises
+        ------
+        ConfigError
+            Naming the nearest option or the expected value.
+        """
         token_file = options.pop("token_file", None)
         if token_file is not None:
             if not isinstance(token_file, (str, Path)) or not str(token_file):
@@ -235,8 +255,16 @@ class Settings:
     def from_config(cls, profile: str | None = None) -> Settings | None:
         """Return what dask's configuration says under ``sonic``; None if it names no server.
 
-        A profile is one of ``sonic.profiles``, whose options override the others; by default, the
-        profile that ``sonic.profile`` names.
+        Parameters
+        ----------
+        profile : str, optional
+            One of ``sonic.profiles``, whose options override the others; by default, the profile
+            that ``sonic.profile`` names.
+
+        Raises
+        ------
+        ConfigError
+            Naming the nearest option or profile, or the expected value.
         """
         import dask.config
 

@@ -58,15 +58,7 @@ def _hashed(tensor: NDArray[Any]) -> NDArray[Any]:
 class Duplicates:
     """For each row, the equal row that is sent in its place.
 
-    Parameters
-    ----------
-    keys : mapping of int to bytes
-        The key of each row; rows with the same one are equal.
-
-    Attributes
-    ----------
-    sent : array of int64
-        The first of the rows that are equal.
+    Rows with the same key are equal; ``sent`` has the first of them.
     """
 
     def __init__(self, keys: Mapping[int, bytes]) -> None:

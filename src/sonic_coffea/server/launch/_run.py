@@ -28,16 +28,7 @@ _SCRIPT = Path(__file__).with_name("_supervisor.py")
 class Run:
     """A supervisor process and, below it, a server.
 
-    Parameters
-    ----------
-    runtime, serving : Runtime, Serving
-        What runs, and what it serves.
-    port : int
-        Where it is to listen.
-    log : Path
-        Where it logs to.
-    grace_s : float
-        How long requests in progress may take to finish.
+    When it ends, requests in progress may take ``grace_s`` to finish.
     """
 
     def __init__(

@@ -25,12 +25,7 @@ _PASSED_ON = "CUDA_VISIBLE_DEVICES"
 class Container:
     """NVIDIA's server, or one made from it, in a container.
 
-    Parameters
-    ----------
-    engine : str
-        The name of the engine's executable.
-    options : Options
-        The image is a name in a registry; NVIDIA's own by default.
+    The image is a name in a registry; NVIDIA's own by default.
     """
 
     python = Path(sys.executable)
