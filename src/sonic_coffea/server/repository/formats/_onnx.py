@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
     from sonic_coffea.server.repository.formats._format import Contents, Runner
 
+# Types that onnx calls otherwise than numpy, and onnxruntime otherwise than Triton. A server's
+# environment has only onnxruntime, which reads there what a configuration leaves out.
 _DTYPES = {"float": "float32", "double": "float64", "string": "bytes"}
 _TRITON = {"float16": "TYPE_FP16", "float": "TYPE_FP32", "double": "TYPE_FP64"}
 
