@@ -215,6 +215,7 @@ def test_access(fake: FakeServer, tmp_path: Path) -> None:
     checked(fake.url, "m", "--token-file", tmp_path / "token", ok=True)
     checked(fake.url, "m", "--header", "authorization=Bearer let-me-in", ok=True)
     assert run("check", fake.url, "--header", "nothing").returncode == 2
+    assert run("check", fake.url, "--header", "a=b", "--header", "a=c").returncode == 2
 
 
 def test_a_model_that_fails() -> None:

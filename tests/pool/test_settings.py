@@ -22,6 +22,8 @@ from sonic_coffea.transport import Tls
 if TYPE_CHECKING:
     import awkward as ak
 
+TLS = {"tls_root": "ca.pem"}
+
 
 @pytest.mark.parametrize(
     ("servers", "options", "message"),
@@ -42,7 +44,12 @@ if TYPE_CHECKING:
         ),
         ("grpc://s:1", {"cache_bytes": "1e9"}, "cache_bytes: expected a number of more than 0"),
         ("grpc://s:1", {"headers": None}, "headers: expected a mapping"),
-        ("grpc://s:1", {"max_request_bytes": 2**31}, "max_request_bytes: expected at most"),
+        ("grpc://s:1", {"max_request_bytes": 2**31}, "expected at most .* less than 2 GiB"),
+        ("grpc://s:1", {"compression": "zip"}, "expected one of gzip, deflate, None"),
+        ("grpc://s:1", TLS, r"tls_root is for servers with TLS.*did you mean 'grpcs://s:1'"),
+        (["grpcs://s:1", "grpc://i:1"], TLS, "grpc://i:1 has none"),
+        ("grpcs://s:1", {"tls_cert": "a.pem"}, "tls_key is missing"),
+        ("grpcs://s:1", {"tls_key": "a.key"}, "tls_cert is missing"),
         ("grpc://user:secret@s:1", {}, "must not hold a secret"),
     ],
 )

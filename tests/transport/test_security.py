@@ -209,25 +209,6 @@ def test_compressed_requests(
         compare(tagger(jets, pool=pool).top, direct)
 
 
-TLS = {"tls_root": "ca.pem"}
-
-
-@pytest.mark.parametrize(
-    ("servers", "options", "message"),
-    [
-        ("grpc://h:1", TLS, r"tls_root is for servers with TLS.*did you mean 'grpcs://h:1'"),
-        (["grpcs://h:1", "grpc://i:1"], TLS, "grpc://i:1 has none"),
-        ("grpcs://h:1", {"tls_cert": "a.pem"}, "tls_key is missing"),
-        ("grpcs://h:1", {"tls_key": "a.key"}, "tls_cert is missing"),
-        ("grpc://h:1", {"compression": "zip"}, "expected one of gzip, deflate, None"),
-        ("grpc://h:1", {"max_request_bytes": 2**31}, "holds less than 2 GiB"),
-    ],
-)
-def test_options_that_cannot_be(servers: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(errors.ConfigError, match=message):
-        sonic.connect(servers, **options)
-
-
 def test_an_error_does_not_show_the_token() -> None:
     def token() -> str:
         return b"hush-\xff".decode()
