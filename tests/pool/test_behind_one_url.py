@@ -17,7 +17,7 @@ from tests.pool.scenario import KEY, ONE, Scenario
 from sonic_coffea import errors
 from sonic_coffea.pool._breaker import MAX_LOSSES
 from sonic_coffea.pool._channels import FAR_S, FIRST_RENEWAL_S, FULL_BYTES, MAX_RESETS, OLD_S
-from sonic_coffea.pool._in_flight import HANGS_S
+from sonic_coffea.pool._in_flight import HANGS_S, UNKNOWN_S
 from sonic_coffea.pool._losses import INTERVAL_S
 from sonic_coffea.pool._retry import MAX_RETRIES
 
@@ -178,6 +178,22 @@ def test_what_hangs_is_not_waited_for(error: errors.SonicError, again: bool) -> 
     scenario.wait(0.5)
     assert bool([a for a in scenario.in_flight if a.slice is rows and not a.overdue]) == again
     assert (rows in scenario.failed) != again
+
+
+def test_a_request_that_is_packed_for_long_is_not_overdue() -> None:
+    """The code that packs may be compiled first; the server has not been asked yet."""
+    scenario = Scenario(ONE)
+    scenario.lives[ONE] = True
+    scenario.submit(1)
+    (attempt,) = scenario.in_flight
+    attempt.sent_at = math.inf
+    scenario.wait(3 * UNKNOWN_S)
+    assert not attempt.overdue
+    attempt.sent_at = scenario.now
+    scenario.wait(UNKNOWN_S / 2)
+    assert not attempt.overdue
+    scenario.wait(UNKNOWN_S)
+    assert attempt.overdue
 
 
 def test_a_last_request_that_is_led_to_a_hanging_server_again_and_again() -> None:

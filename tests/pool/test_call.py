@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +91,26 @@ def test_an_attempt_is_cancelled_whether_it_has_left_or_not() -> None:
     early.cancel()
     early.sent(handle)
     assert cancelled == ["handle", "handle"]
+
+
+def test_an_attempt_is_sent_when_it_is_packed() -> None:
+    """Until then, no server can be late with its response."""
+    seen: list[float] = []
+    call, (request, _) = call_of(8, [])
+    attempt = Attempt(request, "grpc://s1:8001", 0, 0.0, 1)
+
+    def infer(_: Any, pack: Any, *__: Any, **___: Any) -> Any:
+        seen.append(attempt.sent_at)
+        pack(None)
+        return SimpleNamespace()
+
+    connection: Any = SimpleNamespace(infer=infer, close=lambda: None)
+    sender = Sender(connection, [].append)
+    sender.send(call, Transmission(attempt, "1"))
+    sender.close()
+    sender.join()
+    assert seen == [math.inf]
+    assert 0 < attempt.sent_at < math.inf
 
 
 def test_what_nobody_waits_for_is_neither_packed_nor_sent() -> None:

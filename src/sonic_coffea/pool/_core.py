@@ -264,6 +264,6 @@ class PoolCore:
         for attempt in endpoint.in_flight.take_overdue(endpoint.liveness.heard_at, now):
             if not attempt.slice.call.over:
                 endpoint.breaker.spend()
-                seconds = now - attempt.begun_at
+                seconds = now - attempt.sent_at
                 what = f"no response in {seconds:.3g} s, while the server answers others"
                 self._send_again(attempt, ServerLostError(what, server=endpoint.url), now)

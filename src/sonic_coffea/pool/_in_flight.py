@@ -160,7 +160,7 @@ class InFlight:
         self.taken += 1
         if (quota := self._quota(key, now)) is not None:
             quota.sent(now)
-        attempt = Attempt(request, url, channel, now, self._by_model[key])
+        attempt = Attempt(request, url, channel, now, self._by_model[key], sent_at=now)
         self.attempts[attempt] = None
         self.late_at = min(self.late_at, now + self._least_patience_s(now))
         return attempt
@@ -232,8 +232,11 @@ class InFlight:
             if attempt.begun_at + least_s > now:  # as those after it
                 self.late_at = min(self.late_at, attempt.begun_at + least_s)
                 break
-            at = attempt.begun_at + self._patience_s(attempt, now)
-            heard = heard_at > attempt.begun_at
+            if attempt.sent_at > now:
+                self.late_at = min(self.late_at, now + least_s)
+                continue
+            at = attempt.sent_at + self._patience_s(attempt, now)
+            heard = heard_at > attempt.sent_at
             if at <= now and heard:
                 overdue.append(attempt)
             else:
@@ -241,7 +244,7 @@ class InFlight:
                 self.late_at = min(self.late_at, max(at, now + wait_s))
         if overdue and now >= self._hangs_until:
             # They have held places, and the limit has grown by them.
-            self._patient_s = max(now - attempt.begun_at for attempt in overdue)
+            self._patient_s = max(now - attempt.sent_at for attempt in overdue)
             for key in {attempt.key for attempt in overdue}:
                 self.limit(key).restart()
         for attempt in overdue:

@@ -117,6 +117,9 @@ class Attempt:
         Which of the endpoint's connections it takes.
     in_flight : int
         Requests for the model that are in flight to the endpoint, itself included.
+    sent_at : float
+        When it left this process. Packing comes before, and takes seconds where the code that packs
+        is compiled.
     settled : bool
         Whether it has ended, however that was.
     overdue : bool
@@ -128,6 +131,7 @@ class Attempt:
     channel: int
     begun_at: float
     in_flight: int
+    sent_at: float = 0.0
     settled: bool = False
     overdue: bool = False
 

@@ -7,6 +7,7 @@ an endpoint that is slow to take requests holds up no other, and not the engine 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from queue import SimpleQueue
@@ -41,12 +42,12 @@ class Transmission:
     and then looks for the handle. So one of them cancels it, without a lock.
     """
 
-    __slots__ = ("_cancelled", "_handle", "attempt", "packing_at", "request_id", "sent_at")
+    __slots__ = ("_cancelled", "_handle", "attempt", "packing_at", "request_id")
 
     def __init__(self, attempt: Attempt, request_id: str) -> None:
         self.attempt = attempt
         self.request_id = request_id
-        self.packing_at = self.sent_at = 0.0
+        self.packing_at = 0.0
         self._handle: RpcHandle | None = None
         self._cancelled = False
 
@@ -87,6 +88,7 @@ class Sender:
             thread = threading.Thread(target=self._run, name="sonic-send", daemon=True)
             thread.start()
             self._thread = thread
+        transmission.attempt.sent_at = math.inf
         self._inbox.put((call, transmission))
 
     def renew(self, channel: int) -> Connection | None:
@@ -140,7 +142,7 @@ class Sender:
         def pack(lend: Lend | None) -> Mapping[str, NDArray[Any]]:
             transmission.packing_at = time.monotonic()
             inputs = call.inputs.pack(request.start, request.stop, lend)
-            transmission.sent_at = time.monotonic()
+            attempt.sent_at = time.monotonic()
             return inputs
 
         def done(outcome: Response | SonicError) -> None:
@@ -151,7 +153,7 @@ class Sender:
             if isinstance(outcome, SonicError):
                 self._post(Failed(attempt, outcome))
             else:
-                times = transmission.packing_at, transmission.sent_at
+                times = transmission.packing_at, attempt.sent_at
                 self._post(Answered(attempt, outcome, *times, time.monotonic()))
 
         while attempt.channel >= len(self.connections):
