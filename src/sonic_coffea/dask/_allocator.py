@@ -51,7 +51,7 @@ class Grant(NamedTuple):
 
 @dataclass(slots=True)
 class _Turns:
-    """The phase of paced clients: turns are where it passes that of the client."""
+    """The phase of paced clients: a turn begins where it passes the client's phase."""
 
     phase: float = 0.0
     interval_s: float = 0.0

@@ -30,7 +30,7 @@ _PROBE_RTT_PART, _PROBE_RTT_ROUNDS, _MAX_PROBE_S = 0.25, 2, 20.0
 _FIRST_PROBES, _CHANGED, _SERVED_ROUNDS, _BY_CHANCE = 2, 1.25, 16, 4.0
 # What is less than this part of the RTT before has fallen.
 _FALLEN = 0.95
-# Baselines that differ by less than this factor are the same, if so many answers of a round say so.
+# Baselines that differ by less than this factor are the same, if this number of answers agree.
 # With few answers, those of another scheduler may not have had one yet.
 _SAME, _CONFIRMING_ANSWERS = 1.1, 8
 # The limit changes by at most this factor at once.
@@ -214,7 +214,7 @@ class Capacity:
                 self._next_baseline_rtt_s = {}
                 self._last_baseline_rtt_s = dict(self._baseline_rtt_s)
             return
-        # The answers may be to requests of before the probe, or before that of another scheduler.
+        # The answers may be to requests sent before the probe, or before another scheduler's probe.
         probed_s = now - self._probe_at - self._round_s
         if rtt_s is None:
             self._settled_rounds += not self._in_flight

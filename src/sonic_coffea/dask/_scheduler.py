@@ -57,7 +57,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     def join(self, worker: str, process: str, weight: float | None = None) -> dict[str, float]:
         """Add a worker; it is told how to behave until the first round.
 
-        The weight is that of the cluster; who connects last says it.
+        The weight holds for the cluster; who connects last says it.
         """
         if weight is not None:
             self.allocator.weight = weight

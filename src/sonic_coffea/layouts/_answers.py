@@ -27,7 +27,7 @@ def misshapen(name: str, tensor: Tensor, expected: str) -> ResponseError:
 
 
 def check_kind(name: str, before: Tensor, now: Tensor) -> None:
-    """Refuse an answer of another kind than that of an answer before."""
+    """Refuse an answer of another kind than an earlier answer."""
     if before.shape[1:] != now.shape[1:] or before.dtype != now.dtype:
         raise ResponseError(
             f"output {name!r} came back as {now.dtype} {list(now.shape[1:])} a row, "

@@ -51,7 +51,7 @@ class Assembly(Protocol):
         """
 
     def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of each number or array, of that of a row that the server tells."""
+        """Return the shape of each number or array, from the shape of a row on the server."""
 
     def expect(self, shape: Sequence[int]) -> None:
         """Record the shape of a row that the server tells, for rows without an answer."""

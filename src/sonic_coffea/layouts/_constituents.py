@@ -64,7 +64,7 @@ class PerConstituent:
         return tensor, len(expected)
 
     def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
-        # A server lists the axes of padded elements, not that of all elements of a request.
+        # A server lists the axes of padded elements, not the axis of all elements of a request.
         return tuple(shape[self._output.axes * self._is_padded :])
 
     def expect(self, shape: Sequence[int]) -> None:

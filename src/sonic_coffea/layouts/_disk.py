@@ -30,7 +30,7 @@ class Files:
     machine : object
         What else they are for: a processor, and a compiler.
     folders : sequence of Path, optional
-        Where they may be: by default that of NUMBA_CACHE_DIR, if it is set, or else the package's
+        Where they may be: by default in NUMBA_CACHE_DIR, if it is set, or else the package's
         own and the user's.
     """
 

@@ -229,7 +229,7 @@ class Layout(ABC):
         Raises
         ------
         InputError
-            If the tensor has another shape than that of `pack`.
+            If the tensor has another shape than `pack` makes.
         """
         bound = self.bind(Source(array))
         layout, columns, rows = bound.layout, bound.columns, slice(0, len(bound.rows))
@@ -270,7 +270,7 @@ class Bound:
         return self.layout.levels_of(self.columns, rows)
 
     def level_of(self, rows: RowSelection) -> int:
-        """Return the level of rows that share a request: that of the longest."""
+        """Return the level of rows that share a request: the level of the longest."""
         return int(self.levels_of(rows).max(initial=0)) if self.levels > 1 else 0
 
     def pack(self, name: str, rows: RowSelection, level: int) -> dict[str, Tensor]:

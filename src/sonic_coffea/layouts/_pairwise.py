@@ -224,7 +224,7 @@ class Pairwise(PaddedLayout):
         return [[feature.name for feature in layout.features] for layout in layouts]
 
     def _other_length(self, length: Any) -> Any:
-        """Return the length of the second axis of pairs, of that of the first."""
+        """Return the length of the second axis of pairs, from the length of the first."""
         if self.other is None:
             return length
         return self.other if isinstance(self.other, int) else self.other.length

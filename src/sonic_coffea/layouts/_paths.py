@@ -57,7 +57,7 @@ def path_of(text: str) -> Path:
 
 
 def picks_of(text: str) -> tuple[str, ...]:
-    """Return the names of the first objects: ``"Jet[:2].pt"`` is that of two."""
+    """Return the names of the first objects: ``"Jet[:2].pt"`` has two."""
     found = _SLICE.fullmatch(text)
     if found is None:
         return (text,)

@@ -149,7 +149,7 @@ class Submission:
     def _expect(self, outputs: Mapping[str, Assembly]) -> None:
         """Find out the shape of outputs that declare none, where there is no object to score.
 
-        So their type is that of other chunks. Without servers, or if none tells, it is a number.
+        So all chunks have the same type. Without servers, or if none tells, it is a number.
         """
         if all(one.is_typed for one in self.model.outputs.values()):
             return

@@ -14,7 +14,7 @@ _memory_bytes: float | None = None
 
 
 def take_part(wait: Wait, memory_bytes: float | None = None) -> None:
-    """Install what waits for an event in threads of this process, for so many seconds at most.
+    """Install what waits for an event in threads of this process, up to a number of seconds.
 
     ``memory_bytes`` is what the tasks of this process may use.
     """

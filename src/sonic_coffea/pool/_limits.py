@@ -160,7 +160,7 @@ class AdaptiveLimit:
     def refused(
         self, in_flight: int, now: float, rng: Random, retry_after_s: float | None = None
     ) -> None:
-        """Record a refusal for lack of capacity, with so many others in flight.
+        """Record a refusal for lack of capacity, with a number of others in flight.
 
         ``rng`` is for the jitter of back-offs; ``retry_after_s`` is when the server wants to be
         asked again, if it says so.

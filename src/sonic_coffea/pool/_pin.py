@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class VersionPin:
-    """What requests ask for: the version that the caller wants, or else that of the first answer.
+    """The version that requests ask for: what the caller wants, or else the first answer's.
 
     It is used by the threads that send and receive.
     """
@@ -29,7 +29,7 @@ class VersionPin:
         return self._asked or self._pinned
 
     def answered(self, version: str) -> ModelNotFoundError | None:
-        """Record an answer; return an error if its version is not that of the others."""
+        """Record an answer; return an error if the others have another version."""
         if self._asked is not None or not version:
             return None
         with self._lock:

@@ -23,7 +23,7 @@ PLAIN, SEVERAL, GZIP = "as declared", "several connections", "compression"
 HALF, DENSE = "half precision", "no padding"
 # What the pool opens to a server that is far away.
 _CONNECTIONS = 4
-# A way is worth its costs if it sends so many times as many rows.
+# A way is worth its costs if it multiplies the rate by this.
 _GAIN = 1.15
 
 
@@ -42,7 +42,7 @@ class Format:
     rows_per_s : float
         The rate of the saturated server, or link.
     measured : bool
-        If false, the rate is that of the bytes which the link carries, and at most the server's.
+        If false, the rate follows from the bytes that the link carries, up to the server's rate.
     """
 
     name: str

@@ -59,7 +59,7 @@ class TensorSpec:
         return (self.rows, *self.shape)
 
     def gives(self, inner: Inner) -> bool:
-        """Whether an output may have so many labels, or this inner shape."""
+        """Whether an output may have this number of labels, or this inner shape."""
         if inner is None:
             return True
         if isinstance(inner, int):

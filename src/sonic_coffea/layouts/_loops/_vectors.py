@@ -46,7 +46,7 @@ def _for_vectors(builder, length, width, move):
 
 
 def _line(builder, start, offset, kind):
-    """Return where something of a kind is, so many bytes after an address."""
+    """Return a pointer to a value of a type, at an offset in bytes from an address."""
     return builder.inttoptr(builder.add(start, offset), kind.as_pointer())
 
 

@@ -65,7 +65,7 @@ def _alone_on_machine(repository: str) -> Iterator[None]:
     Two servers are then started where one would do.
     """
     folder = local_state.directory()
-    # The directory may be that of many machines, which need not wait for each other.
+    # Many machines may share the directory, and need not wait for each other.
     name = f"{local_state.machine()}-{hashlib.sha256(repository.encode()).hexdigest()[:16]}"
     with contextlib.ExitStack() as held:
         try:

@@ -81,7 +81,7 @@ class LocalServer:
     gpu : bool, optional
         Whether a container gets the machine's GPUs; by default, if there are any.
     installation : ServerInstall, optional
-        The binary to run; by default that of `sonic_coffea.server.ensure`.
+        The binary to run; by default the one of `sonic_coffea.server.ensure`.
     progress : callable, optional
         Called with a short text at each stage.
     """

@@ -107,7 +107,7 @@ def _tensor(model: str, name: str, declaration: Any) -> Tensor:
 
 
 def _batched(inputs: Declaration, outputs: Declaration) -> bool:
-    """Whether requests can be stacked: the first axis of every tensor is that of the rows.
+    """Whether requests can be stacked: the first axis of every tensor counts the rows.
 
     It has any length, and inputs call it by one name. Where it has several, as in a graph with
     nodes and row splits, stacked requests would be other graphs. First axes that are -1 are not

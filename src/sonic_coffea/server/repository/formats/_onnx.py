@@ -99,7 +99,7 @@ def _tensor(value: Any, kind: str, path: Path) -> tuple[str, list[int | str]]:
             "onnx.shape_inference.infer_shapes can add it"
         )
     name = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
-    # A first axis that several inputs call alike, or not at all, is that of the rows.
+    # A first axis that several inputs call alike, or not at all, counts the rows.
     shape = [
         axis.dim_value if axis.dim_value > 0 else -1 if i else axis.dim_param
         for i, axis in enumerate(tensor.shape.dim)
