@@ -21,11 +21,13 @@ CASES ?= 20000
 SECONDS ?= 30
 # How many small calls `make soak` makes.
 CALLS ?= 100000
+# Which tests `make pytest` runs.
+MARKED ?= not slow and not benchmark
 PYTEST := python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
 BENCHMARKS := layouts chunk startup wire distance shared_memory pool gpu workflow beside failover balancer cluster facility
 
-.PHONY: help demo quick test lint types unit pytest test-slow pytest-all image matrix oracle chaos soak docs bench bench-quick bench-page \
+.PHONY: help demo quick test lint types unit pytest test-slow image matrix oracle chaos soak docs bench bench-quick bench-page \
 	sample tagger clean
 
 help:
@@ -83,16 +85,11 @@ unit: $(VENV)/.dev-installed
 
 pytest: $(VENV)/.dev-installed
 	$(BIN)/sonic-coffea server install
-	$(BIN)/$(PYTEST) -m "not slow and not benchmark"
+	$(BIN)/$(PYTEST) -m "$(MARKED)"
 
 test-slow: $(VENV)/.dev-installed
 	$(BIN)/sonic-coffea server install
 	$(BIN)/$(PYTEST) -m slow
-
-# Both at once: fewer processes wait for the last tests.
-pytest-all: $(VENV)/.dev-installed
-	$(BIN)/sonic-coffea server install
-	$(BIN)/$(PYTEST) -m "not benchmark"
 
 # dask-awkward needs an older dask, and so an environment of its own: that of an image of a facility.
 image: $(TOOLS)/bin/nox

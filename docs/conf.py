@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pygments.lexers.special import TextLexer
 
-from sonic_coffea import __version__
+from sonic_coffea import __version__, errors
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -77,7 +77,14 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = True
-numpydoc_xref_aliases = elsewhere.WORDS
+numpydoc_xref_aliases = elsewhere.WORDS | {
+    **{name: f"sonic_coffea.errors.{name}" for name in errors.__all__},
+    "Settings": "sonic_coffea.pool.Settings",
+}
+# Words of types that are no names of types.
+numpydoc_xref_ignore = {
+    *("default", "mapping", "number", "of", "optional", "or", "path", "path-like", "them", "to")
+}
 # Other packages' names are known beforehand: a build needs no network.
 intersphinx_mapping = elsewhere.inventories(HERE / "_build" / "inventories")
 
