@@ -68,3 +68,6 @@ def test_the_command(server: KServeServer) -> None:
     assert done.returncode == 0, done.stderr
     assert "formats on this link" in done.stdout
     assert "1,000" in done.stdout  # bytes of a row without padding
+    wrong = run("bench", server.url, "m", "--filled", "0.25")
+    assert wrong.returncode == 2
+    assert "--formats" in wrong.stderr

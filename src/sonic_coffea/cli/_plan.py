@@ -56,11 +56,15 @@ def bench(
         ),
     ] = False,
     filled: Annotated[
-        float,
+        float | None,
         typer.Option(
-            metavar="PART", min=0.01, max=1.0, help="With --formats: what is not padding."
+            metavar="PART",
+            min=0.01,
+            max=1.0,
+            show_default="0.5",
+            help="With --formats: the part of the tensors that is not padding.",
         ),
-    ] = 0.5,
+    ] = None,
     settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
@@ -68,6 +72,8 @@ def bench(
     from sonic_coffea.reporting.plots import check_name, save
     from sonic_coffea.tools import compare_formats, measure
 
+    if filled is not None and not formats:
+        raise typer.BadParameter("it needs --formats", param_hint="--filled")
     settings = settings_of(url)
     # Now, and not when there is a measurement to lose.
     with usage():
@@ -80,11 +86,13 @@ def bench(
         curve = measure(
             settings, model, version, length=length, seconds=seconds, progress=status.update
         )
-        found = None
-        if formats:
-            found = compare_formats(
-                settings, curve, filled=filled, seconds=seconds, progress=status.update
+        found = (
+            compare_formats(
+                settings, curve, filled=filled or 0.5, seconds=seconds, progress=status.update
             )
+            if formats
+            else None
+        )
     if output is not None:
         with writing(output):
             curve.save(output)
@@ -123,7 +131,7 @@ def _show(found: Formats, console: Console) -> None:
     console.print(table)
     factor = found.server_rows_per_s / found.ways[0].rows_per_s
     if not found.link_limits:
-        console.print("the server is the limit, not the link: no other format sends more rows")
+        console.print("no format sends more rows: not the link is the limit, but server or client")
     elif found.best is found.ways[0]:
         console.print(f"the server would score {factor:.1f} times as many rows; no format helps")
     else:

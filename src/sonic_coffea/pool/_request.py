@@ -118,8 +118,8 @@ class Attempt:
     in_flight : int
         Requests for the model that are in flight to the endpoint, itself included.
     sent_at : float
-        When it left this process. Packing comes before, and takes seconds where the code that packs
-        is compiled.
+        When it left this process, infinity until then: the only thing that the sender's thread
+        writes here. Packing comes before, and takes seconds where the code that packs is compiled.
     settled : bool
         Whether it has ended, however that was.
     overdue : bool

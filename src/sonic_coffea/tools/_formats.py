@@ -61,8 +61,8 @@ class Formats:
     ways : tuple of Format
         The first is the plain one.
     server_rows_per_s : float
-        The rate of the server if almost no bytes travel, which is measured with compressed zeros;
-        the greatest rate of all if that is higher.
+        The rate of the server if almost no bytes travel: at least what was measured with compressed
+        zeros, or the greatest rate of all. Where compression is slow, the server may do more.
     """
 
     ways: tuple[Format, ...]
@@ -70,7 +70,7 @@ class Formats:
 
     @property
     def link_limits(self) -> bool:
-        """Whether the server would score more rows than the link carries as they are declared."""
+        """Whether more rows were scored when fewer bytes travelled; if not, no way is faster."""
         return self.server_rows_per_s > _GAIN * self.ways[0].rows_per_s
 
     @property
