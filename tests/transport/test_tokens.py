@@ -86,8 +86,8 @@ def test_a_file_that_never_has_a_token_is_named(
     ("options", "message"),
     [
         ({"token": ""}, "the token has no characters, expected a token"),
-        ({"token": "hush ä"}, "such as a line break, that none has"),
-        ({"token": "hush\n"}, "such as a line break, that none has"),
+        ({"token": "hush ä"}, "such as a line break, that no token has"),
+        ({"token": "hush\n"}, "such as a line break, that no token has"),
         ({"token_file": 5}, "token_file: expected a path, got int"),
         ({"token_file": ""}, "token_file: expected a path, got str"),
         ({"headers": {"a": 1}}, "headers: expected str for 'a', got int"),

@@ -131,6 +131,21 @@ def test_words_that_tell_one_status_apart(code: Any, details: str, kind: Any) ->
     assert type(translate(code, details)) is kind
 
 
+@pytest.mark.parametrize(
+    ("details", "reason"),
+    [
+        ("errors resolving nowhere:1: [Domain name not found]", "no address is known"),
+        ("connections to all backends failing; UNKNOWN: No route to host", "no route leads"),
+        ("connections to all backends failing; something new", "something new"),
+    ],
+)
+def test_why_there_is_no_connection(details: str, reason: str) -> None:
+    error = translate(Code.UNAVAILABLE, details)
+    assert str(error).startswith("no connection to the server could be made: ")
+    assert reason in str(error)
+    assert "sonic-coffea check" in str(error)
+
+
 def test_cancelled_by_us() -> None:
     assert type(translate(Code.CANCELLED, "", closing=True)) is errors.CancelledError
 
@@ -170,7 +185,8 @@ def test_a_server_is_asked(server: sonic.LocalServer) -> None:
 def test_a_wrong_secret_is_refused(server: sonic.LocalServer) -> None:
     record = local_state.lookup(server.url)
     assert record is not None
-    connection = connect_transport(server.url, headers={record.header: "guess"})
+    options = ConnectionOptions(headers={record.header: "guess"})
+    connection = connect_transport(server.url, options=options)
     with pytest.raises(errors.AccessError, match="restricted"):
         connection.info()
     assert not connection.ready()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sonic_coffea.transport import _local_state as local_state
@@ -12,7 +11,7 @@ from sonic_coffea.transport._datatypes import DATATYPES, STRINGS, TYPED_CONTENTS
 from sonic_coffea.transport._files import unreadable
 from sonic_coffea.transport._local_state import ServerRecord
 from sonic_coffea.transport._loopback import HeldPort
-from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, Response, ServerInfo
+from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, Response
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
 from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls
 from sonic_coffea.transport._requests import ask
@@ -20,12 +19,10 @@ from sonic_coffea.transport._tokens import TokenFile
 from sonic_coffea.transport._wire import from_wire, to_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     # gRPC is loaded by the first connection.
     from sonic_coffea.transport._grpc import Connection as Connection
     from sonic_coffea.transport._grpc import RpcHandle as RpcHandle
-    from sonic_coffea.transport._shared_memory import Lend as Lend
+    from sonic_coffea.transport._regions import Lend as Lend
 
 __all__ = [
     "DATATYPES",
@@ -38,7 +35,6 @@ __all__ = [
     "ModelEntry",
     "ModelStatistics",
     "Response",
-    "ServerInfo",
     "ServerRecord",
     "TensorSpec",
     "Timeouts",
@@ -57,16 +53,10 @@ __all__ = [
 
 
 def connect_transport(
-    url: str | Address,
-    *,
-    headers: Mapping[str, str] | None = None,
-    options: ConnectionOptions | None = None,
+    url: str | Address, *, options: ConnectionOptions | None = None
 ) -> Connection:
-    """Return a connection to a server; made without blocking: the first call opens the channel."""
+    """Return a connection to a server, without blocking: its first call opens the channel."""
     from sonic_coffea.transport._grpc import Connection
 
     address = Address.parse(url) if isinstance(url, str) else url
-    options = options or ConnectionOptions()
-    if headers:
-        options = replace(options, headers={**options.headers, **headers})
-    return Connection(address, options)
+    return Connection(address, options or ConnectionOptions())

@@ -1,6 +1,6 @@
 """URLs of servers: ``grpc://host:port``, ``grpcs://host:port``, coffea's ``triton+grpc://``.
 
-``triton+grpc://host:443`` and ``host:443`` are taken for TLS, which the log tells.
+``triton+grpc://host:443`` and ``host:443`` mean TLS, with a warning in the log.
 """
 
 from __future__ import annotations
@@ -58,10 +58,13 @@ class Address:
         url = _with_tls(url)
         scheme, separator, _ = url.partition("://")
         if not separator:
+            added = "" if ":" in url or "/" in url else f":{DEFAULT_PORT['grpc']}"
             raise ConfigError(
-                f"expected a server as grpc://host:port, got {url!r}; did you mean 'grpc://{url}'?"
+                f"expected a server as grpc://host:port, got {url!r}; did you mean "
+                f"'grpc://{url}{added}'?"
             )
-        if scheme.removeprefix("triton+") in ("http", "https"):
+        bare = scheme.removeprefix("triton+")
+        if bare in ("http", "https"):
             raise ConfigError(
                 f"{url!r} is Triton's HTTP endpoint; expected its gRPC endpoint, grpc://host:port, "
                 "by default on port 8001"
@@ -80,7 +83,6 @@ class Address:
         if parts.username or parts.password:
             raise ConfigError("a server's URL must not hold a secret; use token= or headers=")
         model, version = _path(parts.path, url, coffea=scheme.startswith("triton+"))
-        bare = scheme.removeprefix("triton+")
         return cls(
             host=parts.hostname,
             port=port or DEFAULT_PORT[bare],
@@ -112,13 +114,13 @@ class Address:
 
 @cache
 def _with_tls(url: str) -> str:
-    """Return a URL that says that it is of TLS, where its port does; and tell of that once."""
+    """Return a URL with a scheme for TLS if port 443 implies it, and log that once."""
     match = _TLS_BY_PORT.match(url)
     if match is None:
         return url
     scheme = "triton+grpcs" if match["coffea"] else "grpcs"
     secure = f"{scheme}://{match['server']}{url[match.end() :]}"
-    logger.warning("%r is taken for %r, as port 443 is that of TLS", url, secure)
+    logger.warning("%r is taken for %r, as port 443 is for TLS", url, secure)
     return secure
 
 

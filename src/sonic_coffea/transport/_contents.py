@@ -42,7 +42,7 @@ def checked(
 ) -> Mapping[str, NDArray[Any]]:
     """Return tensors of the model's types; bfloat16, which awkward lacks, as float32.
 
-    Those of other types are refused: their numbers would be taken as they are.
+    Tensors of other types are refused, as their numbers would be taken as they are.
 
     Raises
     ------
@@ -52,13 +52,13 @@ def checked(
     for spec in contract.outputs:
         tensor = tensors.get(spec.name)
         if tensor is not None and kserve_name(tensor.dtype) != spec.datatype:
-            found = kserve_name(tensor.dtype)
-            message = (
-                f"output {spec.name!r} came back as {found}, the model declares {spec.datatype}"
+            raise ResponseError(
+                f"output {spec.name!r} came back as {kserve_name(tensor.dtype)}, "
+                f"the model declares {spec.datatype}",
+                **context,
             )
-            raise ResponseError(message, **context)
     return {
-        name: t.astype(np.float32) if t.dtype.name == "bfloat16" else t
+        name: t.astype(np.float32) if kserve_name(t.dtype) == "BF16" else t
         for name, t in tensors.items()
     }
 
@@ -112,7 +112,7 @@ _PARAMETERS = {
     float: "double_param",
     str: "string_param",
 }
-"""Where KServe v2 has a parameter of a type."""
+"""The field of a parameter in KServe v2, by type."""
 
 
 def _varint(number: int) -> bytes:

@@ -9,16 +9,15 @@ import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, ContractError, nearest
-from sonic_coffea.transport._datatypes import DATATYPES, kserve_name
+from sonic_coffea.transport._datatypes import DATATYPES, STRINGS, kserve_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
-# Where a length is free: networks that look for the nearest neighbours need some.
+# The length of zeros where it is free: networks that look for nearest neighbours need some.
 _FREE = 16
-
 
 SCHEDULING = ("priority", "timeout")
 """Parameters of a request that say when it is executed, not how."""
@@ -43,7 +42,7 @@ class TensorSpec:
     def takes(self, datatype: str, shape: tuple[int, ...] | None) -> bool:
         """Whether a tensor of this type and inner shape fits; a shape of None is not known yet.
 
-        A length that varies, -1, does not fit where the model takes one only.
+        A length that varies, -1, does not fit if the model has a fixed one.
         """
         return datatype == self.datatype and (
             shape is None
@@ -104,7 +103,7 @@ class Contract:
     @property
     def scored_by(self) -> tuple[tuple[str, bool | int | float | str], ...]:
         """The parameters that may change scores."""
-        return tuple(one for one in self.parameters if one[0] not in SCHEDULING)
+        return tuple(p for p in self.parameters if p[0] not in SCHEDULING)
 
     @property
     def lists_tensors(self) -> bool:
@@ -112,12 +111,12 @@ class Contract:
         return bool(self.inputs and self.outputs)
 
     def zeros(self, rows: int, length: int = _FREE) -> dict[str, NDArray[Any]]:
-        """Return tensors of zeros, of a length where the model takes any.
+        """Return tensors of zeros, of some length where the model takes any.
 
         Raises
         ------
         ConfigError
-            If an input is not of numbers.
+            If an input has no numbers.
         """
         tensors = {}
         for spec in self.inputs:
@@ -168,12 +167,12 @@ class Contract:
             Names, with the number of labels, or the inner shape, and the dtype that are expected
             (None: any).
         server : str
-            For the message.
+            The server's URL, for the message.
 
         Raises
         ------
         ContractError
-            With the two side by side.
+            With the model and the declaration side by side.
         """
         if self.unsupported:
             raise ContractError(
@@ -228,16 +227,12 @@ def _output_problems(spec: TensorSpec, inner: Inner, dtype: np.dtype[Any] | None
             f"output {spec.name!r} is {spec.datatype}, which is not known; leave it out of the "
             "declaration, and it is not asked for"
         )
-    elif (
-        dtype is not None and "BYTES" in (spec.datatype, kserve_name(dtype)) and gives != dtype.name
-    ):
-        ours, theirs = ("string" if d == "object" else d for d in (dtype.name, gives))
+    elif dtype is not None and gives != dtype.name:
+        ours, theirs = ("string" if d == STRINGS.name else d for d in (dtype.name, gives))
         yield (
             f"output {spec.name!r} is declared {ours}, the model gives {theirs} "
             f"({spec.datatype}); declare Output(dtype={theirs!r})"
         )
-    elif dtype is not None and gives != dtype.name:
-        yield f"output {spec.name!r} is declared {dtype.name}, the model gives {gives}"
     if spec.gives(inner):
         return
     if isinstance(inner, int):

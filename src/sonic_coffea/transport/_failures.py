@@ -31,7 +31,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Failure(NamedTuple):
-    """A way in which a call fails, and the error that it is.
+    """A way in which a call fails, and the error that it becomes.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Failure(NamedTuple):
     codes : tuple of grpc.StatusCode
         The status is one of these; none: any.
     words : str
-        The status's details have these, in lower case; `SILENT`: there are none.
+        The status's details contain these, in lower case; `SILENT`: they are empty.
     trailer : str
         The response has this trailer.
     hint : str
@@ -64,7 +64,15 @@ class Failure(NamedTuple):
 SILENT = "(no words)"
 _NO_ROUTE = "the proxy has no such route, or not yet; check the URL's host and port"
 _NO_CONNECTION = "no connection to the server could be made"
-_IS_IT_THERE = "is the server running, at this host and port? `sonic-coffea check URL` tries it"
+_IS_IT_THERE = "is the server running, at this host and port?"
+# gRPC's words for a connection that cannot be made, and plain ones.
+_WHY_UNCONNECTED = {
+    "connection refused": "nothing listens at this port of the host",
+    "errors resolving": "no address is known for this name of a host",
+    "no route to host": "no route leads to the host",
+    "network is unreachable": "no route leads to the host",
+    "timeout occurred": "the host does not answer",
+}
 _LARGE = "let requests be smaller: max_request_bytes"
 STOOD_STILL = (
     "Triton may take what this process answers late for answers to other requests, so restart the "
@@ -130,7 +138,7 @@ FAILURES: tuple[Failure, ...] = (
     Failure("proxy", RequestTooLargeError, (), "payload too large", hint=_LARGE),
     Failure("proxy", OverloadError, (), f"{_HTTP}429"),
     Failure("proxy", RouteTimeoutError, (), f"{_HTTP}504", hint=_LARGE),
-    Failure("proxy", RequestError, (Code.INTERNAL, Code.UNKNOWN), f"{_HTTP}4"),
+    Failure("proxy", RequestError, _FAILED, f"{_HTTP}4"),
     Failure("proxy", RouteTimeoutError, (), "upstream request timeout", hint=_LARGE),
     Failure("proxy", RouteTimeoutError, (), "stream timeout", hint=_LARGE),
     Failure("proxy", OverloadError, (), "reset reason: overflow"),
@@ -240,7 +248,12 @@ def translate(
     reason = details.strip().splitlines()[0] if details.strip() else code.name
     meaning = _MEANING[kind]
     if kind is ServerLostError and row.phase == "connection":
-        meaning, hint = _NO_CONNECTION, hint or _IS_IT_THERE
+        meaning = _NO_CONNECTION
+        hint = (
+            hint or f"{_IS_IT_THERE} `sonic-coffea check {context.get('server') or 'URL'}` tries it"
+        )
+        known = (why for words, why in _WHY_UNCONNECTED.items() if words in details.lower())
+        reason = next(known, reason)
     error = kind(f"{meaning}: {reason}{hint and f'; {hint}'}", **context)
     if isinstance(error, OverloadError):
         error.retry_after_s = _pushback_s(trailers)
@@ -250,6 +263,6 @@ def translate(
 
 
 def _pushback_s(trailers: Mapping[str, str]) -> float | None:
-    """Return how long the server asks to wait; a negative number says no time."""
+    """Return how long the server asks to wait; None if it gives no time, or a negative one."""
     milliseconds = trailers.get(_PUSHBACK, "")
     return int(milliseconds) / 1000 if milliseconds.isdecimal() else None

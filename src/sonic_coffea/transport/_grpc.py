@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from sonic_coffea.transport._address import Address
     from sonic_coffea.transport._contract import Contract
     from sonic_coffea.transport._options import ConnectionOptions
-    from sonic_coffea.transport._shared_memory import Lend, Region, Usability
+    from sonic_coffea.transport._regions import Lend, Region
+    from sonic_coffea.transport._shared_memory import Usability
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Connection(ModelQueries):
         return self._link.round_trip_s
 
     def another(self) -> Connection:
-        """Return one more connection to the same server, which knows what this one has found."""
+        """Return one more connection to the server; both share what they find about memory."""
         known = None if self._link.shared is None else self._link.shared.known
         return Connection(self.address, self._link.options, known=known)
 
@@ -227,7 +228,7 @@ class Connection(ModelQueries):
         outputs: Sequence[str],
         nbytes: int,
     ) -> tuple[bytes, Region | None, int]:
-        """Return the message, the region that has the tensors or None, and all bytes to be sent."""
+        """Return the message, the region of the tensors or None, and the bytes to be sent."""
         shared = self._link.shared
         region = None if shared is None else shared.room(nbytes, len(contract.inputs))
         try:
@@ -286,9 +287,7 @@ class Connection(ModelQueries):
         May block for a moment while the server unregisters shared memory.
         """
         link = self._link
-        if os.getpid() != self._process:  # a forked child: it is its parent's
-            return
-        if not link.close():
+        if os.getpid() != self._process or not link.close():  # a forked child's is its parent's
             return
         if link.channel is None or link.shared is None:
             link.shut()

@@ -113,9 +113,9 @@ class Link:
         return self._shortest_s if known else 0.0
 
     def replace(self, channel: Channel) -> None:
-        """Open another channel for all that follows: to the network, this one may not be there.
+        """Have the next call open another channel, as the network may have forgotten this one.
 
-        What is in flight on it may still be answered, if it was the server behind it that hangs.
+        Calls in flight on it may still be answered, if only the server behind it hangs.
         """
         with self._opening:
             if channel is not self.channel or self.closed:
@@ -205,8 +205,8 @@ class Link:
             error = AccessError(f"{error.message}; token_file= reads a new one", **context)
         if not isinstance(error, (AccessError, ServerLostError)):
             return error
-        # A local server that was started anew has another secret, which is recorded a moment after
-        # it answers; to the rows, it is a server that was lost and comes back.
+        # A local server that was started anew has another secret, recorded a moment after it
+        # answers. To the rows, it is a lost server that comes back.
         recorded = self._peer.look_up()
         if isinstance(error, AccessError) and recorded != secret:
             return ServerLostError(f"the local server was started anew: {details}", **context)

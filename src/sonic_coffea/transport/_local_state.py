@@ -202,7 +202,7 @@ def _candidates() -> list[Path]:
 def _make_private(folder: Path) -> bool:
     """Make a directory for this user alone, and return whether it is; one there stays as it is."""
     try:
-        # What others share is not to be taken from them, be it by a link.
+        # The mode of one that exists is left alone: others may share it.
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700, parents=True)
     except OSError as error:
@@ -237,9 +237,9 @@ def _local_port(url: str) -> int | None:
 
 @functools.cache
 def machine() -> str:
-    """Return a name of what a loopback address and a process number mean something in.
+    """Return a name of the namespaces in which loopback addresses and process numbers hold.
 
-    The directory may be shared between machines (home on a network) and between containers.
+    Machines (home on a network) and containers may share the directory of records.
     """
     try:
         parts = [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()]

@@ -102,7 +102,8 @@ class HeldPort:
                 break
             time.sleep(0.05)
         raise ServerStartError(
-            f"port {number} is in use by another program; leave port out for a free one"
+            f"port {number} is in use, by another program or a server of yours, which "
+            "`sonic-coffea status` lists; leave port out for a free one"
         )
 
 
@@ -195,7 +196,7 @@ class LocalPeer:
         self._looked_up = True
 
     def _is_own(self) -> bool:
-        """Hold the port; whether only this user listens there, and, if it is held, ever will."""
+        """Hold the port, and return whether only this user listens there."""
         if self._held is None and _SHARED:
             try:
                 self._held = HeldPort.hold(self._address.port)
@@ -217,7 +218,7 @@ class LocalPeer:
 
 
 def _watch(record: local_state.ServerRecord) -> Callable[[], bool]:
-    """Return what says whether a server still runs; it is called before each request."""
+    """Return a function that says whether a server still runs; each request calls it."""
     try:
         fd = os.pidfd_open(record.pid)
     except (AttributeError, OSError):

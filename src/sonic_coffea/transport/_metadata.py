@@ -67,7 +67,7 @@ class Response:
 
 
 def newest_of(versions: Sequence[str]) -> str:
-    """Return the newest of some versions; nothing if there are none."""
+    """Return the newest of some versions; an empty string if there are none."""
     return max(versions, key=_numeric, default="")
 
 
@@ -124,7 +124,7 @@ def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contrac
 
 
 def _unsupported(config: Any) -> str:
-    """Return why a model cannot be asked for the scores of rows; nothing if it can."""
+    """Return why a model cannot score rows; an empty string if it can."""
     if config.model_transaction_policy.decoupled:
         return (
             "the model is decoupled: it gives any number of responses to a request, and a row has "
@@ -172,18 +172,18 @@ def not_found(
 ) -> ModelNotFoundError:
     """Return the error for a model that a server does not have, with what it has instead."""
     entries = [entry for entry in index if entry.name == model]
-    meant = [entry for entry in entries if version in (None, entry.version)]
+    matching = [entry for entry in entries if version in (None, entry.version)]
     kind = ModelNotFoundError
     if not entries:
         hint = nearest(model, {entry.name for entry in index})
-    elif any(entry.state in _PASSING or entry.reason == _UNLOADED for entry in meant):
+    elif any(entry.state in _PASSING or entry.reason == _UNLOADED for entry in matching):
         kind = ModelNotReadyError
         hint = "it is listed, so another server has it, or it is being loaded or replaced"
-    elif version is not None and not meant:
+    elif version is not None and not matching:
         versions = sorted({entry.version for entry in entries if entry.state == "READY"})
         hint = f"it has version {', '.join(versions) or '(none)'}"
     else:
-        reasons = {entry.reason for entry in meant if entry.reason}
+        reasons = {entry.reason for entry in matching if entry.reason}
         hint = f"it is there but not ready: {'; '.join(sorted(reasons)) or 'no reason given'}"
     asked = f"model {model!r}" + (f" version {version}" if version else "")
     message = f"the server does not have {asked}; {hint}"

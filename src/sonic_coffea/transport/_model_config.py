@@ -25,8 +25,8 @@ def read_model_config(text: str) -> dict[str, Any]:
         config = text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
         raise ConfigError(f"expected the text of a model configuration: {error}") from None
-    found: dict[str, Any] = json_format.MessageToDict(config, preserving_proto_field_name=True)
-    return found
+    content: dict[str, Any] = json_format.MessageToDict(config, preserving_proto_field_name=True)
+    return content
 
 
 def write_model_config(config: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ def ask(
     requests: int = 1,
     in_flight: int = 1,
 ) -> tuple[Response, float]:
-    """Make requests, some in flight at a time; return the last answer and how long all took."""
+    """Make requests, `in_flight` at a time; return the last response and the time of all."""
     outputs = [spec.name for spec in contract.outputs]
     outcomes: SimpleQueue[Response | SonicError] = SimpleQueue()
     begun = time.perf_counter()

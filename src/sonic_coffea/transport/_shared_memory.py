@@ -9,11 +9,8 @@ again until it agrees.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import logging
 import math
-import mmap
 import os
 import re
 import sys
@@ -21,11 +18,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea.errors import (
@@ -35,7 +30,18 @@ from sonic_coffea.errors import (
     ServerLostError,
     SonicError,
 )
-from sonic_coffea.transport._local_state import process_start_ticks
+from sonic_coffea.transport._regions import (
+    ALIGNED_BYTES,
+    FOLDER,
+    PREFIX,
+    Region,
+    create,
+    numbers,
+    process_prefix,
+    remove_stale,
+    unlink,
+    user_prefix,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,15 +50,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FOLDER = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is
-PREFIX = "sonic-coffea-client"
 EXTENSION = "system_shared_memory"
-# From about here on, requests take less time with it than as messages, and the larger they are, the
-# less in proportion (`benchmarks/shared_memory.py`).
+# Larger requests take less time with it than as messages (`benchmarks/shared_memory.py`).
 WORTH_BYTES = 250_000
 _SMALLEST = 1 << 20
 _KEPT_BYTES = 256_000_000
-_ALIGNED = 64
 _UNKNOWN_REGION = "unable to find shared memory region"
 # Deadline of calls that delay requests.
 _CALL_TIMEOUT_S = 2.0
@@ -68,74 +70,10 @@ _ENOUGH_CALLS = 16
 _NUMBERED = re.compile(rf"{PREFIX}-[\d-]*-(\d+)")
 
 Call = Callable[[str, Any, float], Any]
-Lend = Callable[[tuple[int, ...], np.dtype[Any]], "NDArray[Any] | None"]
-"""Returns memory for a tensor, by shape and type; None if there is no room."""
-
-
-@dataclass(slots=True, eq=False)
-class Region:
-    """A file that is mapped here and, once it is registered, by the server.
-
-    Attributes
-    ----------
-    address : int
-        Where it begins in this process.
-    lent : int
-        Number of its bytes that are lent to tensors, or taken by them.
-    """
-
-    path: Path
-    memory: mmap.mmap
-    nbytes: int
-    address: int
-    lent: int = 0
-
-    @property
-    def name(self) -> str:
-        """The name by which the server knows it."""
-        return self.path.name
-
-    def lend(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """Return a part of it, to write a tensor to; None if there is no room."""
-        nbytes = math.prod(shape) * dtype.itemsize
-        if self.lent + nbytes > self.nbytes:
-            return None
-        tensor: NDArray[Any] = np.ndarray(shape, dtype, self.memory, self.lent)
-        self.lent += _padded(nbytes)
-        return tensor
-
-    def offset_of(self, tensor: NDArray[Any]) -> int | None:
-        """Return where a tensor lies in it; None if it lies elsewhere, or not in one piece."""
-        offset: int = tensor.__array_interface__["data"][0] - self.address
-        inside = offset >= 0 and offset + tensor.nbytes <= self.nbytes
-        return offset if inside and tensor.flags.c_contiguous else None
-
-    def fill(self, inputs: Any, tensors: Mapping[str, NDArray[Any]]) -> bool:
-        """Copy tensors into it that are not there, and write into a request where they are.
-
-        False if there is no room for all.
-        """
-        for entry, tensor in zip(inputs, tensors.values(), strict=True):
-            offset = self.offset_of(tensor)
-            if offset is None:
-                offset, copy = self.lent, self.lend(tensor.shape, tensor.dtype)
-                if copy is None:
-                    return False
-                np.copyto(copy, tensor)
-            entry.parameters["shared_memory_region"].string_param = self.name
-            entry.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
-            entry.parameters["shared_memory_offset"].int64_param = offset
-        return True
-
-    def remove(self) -> None:
-        """Remove the file and the mapping of this process."""
-        self.path.unlink(missing_ok=True)
-        with contextlib.suppress(BufferError):  # an array still refers to it
-            self.memory.close()
 
 
 class Usability:
-    """Whether a server can use shared memory, as all connections to it have found together.
+    """Whether a server can use shared memory: what all connections to it have found.
 
     Attributes
     ----------
@@ -155,7 +93,7 @@ class Usability:
         self.servers = 1
 
     def join(self, connection: SharedMemory) -> None:
-        """Have the regions of a connection be discarded when they are of no use any more."""
+        """Add a connection, whose regions are discarded if the server cannot use them."""
         with self._lock:
             self._connections.add(connection)
 
@@ -209,7 +147,7 @@ class SharedMemory:
         self._paths: set[Path] = set()
         self._registers = False
         # However this process ends, short of being killed, no file is left.
-        self._finalizer = weakref.finalize(self, _unlink, self._paths, os.getpid())
+        self._finalizer = weakref.finalize(self, unlink, self._paths, os.getpid())
 
     def room(self, nbytes: int, tensors: int) -> Region | None:
         """Return a region to pack a request's tensors in; None if the message is to have them.
@@ -230,7 +168,7 @@ class SharedMemory:
         """
         if nbytes < WORTH_BYTES:
             return None
-        nbytes += tensors * _ALIGNED
+        nbytes += tensors * ALIGNED_BYTES
         if self.known.usable is not False:
             try:
                 region = self._take(nbytes) or self._new(nbytes)
@@ -287,8 +225,8 @@ class SharedMemory:
     def unknown(self, details: str) -> str:
         """Discard all regions, as the server does not know one; return what that means.
 
-        It was started anew, if it is the first time; it is another one, behind a balancer, if it
-        does not know a region either that was registered since then.
+        The first time, the server was started anew. If it does not know a region that was
+        registered since then, it is another server behind a balancer.
         """
         number = int(match[1]) if (match := _NUMBERED.search(details)) else -1
         begun, at = self._renewed
@@ -298,7 +236,7 @@ class SharedMemory:
         if number < begun:  # in flight when the server was started anew
             return f"the server was started anew: {details}"
         if now - at > _SETTLED_S:
-            self._renewed = next(_numbers), now
+            self._renewed = next(numbers), now
             self.forget()
             return f"the server was started anew: {details}"
         self._give_up("a region is known to one server behind the URL, and not to another")
@@ -340,12 +278,12 @@ class SharedMemory:
 
     def _new(self, nbytes: int) -> Region:
         if self.known.usable is None:
-            _remove_stale()
+            remove_stale()
             request = service_pb2.ServerMetadataRequest()
             extensions = self._call("ServerMetadata", request, _CALL_TIMEOUT_S).extensions
             if EXTENSION not in extensions:
                 raise ConfigError(f"it does not have the extension {EXTENSION}")
-        region = _create(max(_SMALLEST, 1 << (nbytes - 1).bit_length()))
+        region = create(max(_SMALLEST, 1 << (nbytes - 1).bit_length()))
         self._paths.add(region.path)
         request = service_pb2.SystemSharedMemoryRegisterRequest(
             name=region.name, key=region.name, offset=0, byte_size=region.nbytes
@@ -359,7 +297,7 @@ class SharedMemory:
         # Only now is it known that the server sees the same files.
         if self.known.confirm():
             # Clients that were killed left some, or did not wait until all were unregistered.
-            _started(lambda: self._unregister(self._orphans(_user_prefix(), math.inf)))
+            _started(lambda: self._unregister(self._orphans(user_prefix(), math.inf)))
         return region
 
     def _orphans(self, prefix: str, until: float) -> set[str]:
@@ -432,7 +370,7 @@ class SharedMemory:
                 self._unwanted.discard(name)
         if self._closed and self._registers and not self._unwanted:
             # Before it was known that there are several servers, only one of them was asked.
-            left = self._orphans(_process_prefix(os.getpid()), until)
+            left = self._orphans(process_prefix(os.getpid()), until)
             with self._changed:
                 self.known.servers = _ENOUGH_CALLS if left else self.known.servers
                 self._unwanted |= left
@@ -465,10 +403,6 @@ def unknown_region(details: str | None) -> bool:
     return _UNKNOWN_REGION in (details or "").lower()
 
 
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNED) * _ALIGNED
-
-
 def _started(target: Callable[[], None]) -> bool:
     """Start a thread; False if none can be, as when the interpreter ends."""
     try:
@@ -476,53 +410,3 @@ def _started(target: Callable[[], None]) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-_numbers = itertools.count()
-
-
-def _create(nbytes: int) -> Region:
-    """Create a file, whose memory is reserved."""
-    number = next(_numbers)
-    path = FOLDER / f"{_process_prefix(os.getpid())}-{number}"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        # Writing to memory that is not reserved may kill the process, by SIGBUS.
-        os.posix_fallocate(fd, 0, nbytes)
-        memory = mmap.mmap(fd, nbytes)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(fd)
-    address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
-    return Region(path, memory, nbytes, address)
-
-
-def _user_prefix() -> str:
-    """Return how the names of this user's files begin; numbers mean something in a namespace."""
-    namespace = Path("/proc/self/ns/pid").stat().st_ino
-    return f"{PREFIX}-{os.getuid()}-{namespace}-"
-
-
-def _process_prefix(pid: int) -> str:
-    """Return how the names of a process's files begin."""
-    return f"{_user_prefix()}{pid}-{process_start_ticks(pid)}"
-
-
-def _remove_stale() -> None:
-    """Remove what processes of this user left that were killed."""
-    for path in FOLDER.glob(f"{_user_prefix()}*"):
-        with contextlib.suppress(ValueError, OSError):
-            pid = int(path.name.removeprefix(_user_prefix()).split("-")[0])
-            alive = path.name.startswith(f"{_process_prefix(pid)}-")
-            if not alive and path.stat().st_uid == os.getuid():
-                path.unlink()
-
-
-def _unlink(paths: set[Path], owner: int) -> None:
-    if os.getpid() != owner:  # a forked child: they are its parent's
-        return
-    for path in list(paths):
-        with contextlib.suppress(OSError):
-            path.unlink()

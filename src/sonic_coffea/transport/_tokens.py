@@ -101,7 +101,7 @@ def token_of(source: Any) -> str:
     if not token.strip():
         raise ConfigError(f"{origin} no characters, expected a token")
     if not (token.isascii() and token.isprintable()):
-        raise ConfigError(f"{origin} characters, such as a line break, that none has")
+        raise ConfigError(f"{origin} characters, such as a line break, that no token has")
     return token
 
 
