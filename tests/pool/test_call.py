@@ -108,7 +108,8 @@ def test_an_attempt_is_sent_when_it_is_packed() -> None:
     sender = Sender(connection, [].append)
     sender.send(call, Transmission(attempt, "1"))
     sender.close()
-    sender.join()
+    assert sender._thread is not None
+    sender._thread.join()
     assert seen == [math.inf]
     assert 0 < attempt.sent_at < math.inf
 
@@ -124,6 +125,7 @@ def test_what_nobody_waits_for_is_neither_packed_nor_sent() -> None:
     sender = Sender(connection, posted.append)
     sender.send(call, transmission)
     sender.close()
-    sender.join()
+    assert sender._thread is not None
+    sender._thread.join()
     (event,) = posted
     assert isinstance(event.error, errors.CancelledError)

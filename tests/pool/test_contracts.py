@@ -194,7 +194,7 @@ def test_who_waits_for_a_contract_hears_that_the_pool_is_closed(
     servers: dict[str, ScriptedServer],
 ) -> None:
     pool = pool_of(*servers)
-    pool.delay_start(3600)
+    pool.join_cluster(3600, 1, 0.0)
     heard: list[Any] = []
 
     def ask() -> None:

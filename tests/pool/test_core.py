@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.pool.scenario import KEY, LOST, NEVER, ONE, TWO, Scenario, contract
 
@@ -236,6 +237,33 @@ def test_a_hedged_request_goes_to_another_server_and_the_first_response_counts()
     assert scenario.cancelled == [first]
 
 
+def test_a_failure_of_one_of_two_is_nothing_while_the_other_is_awaited() -> None:
+    scenario = Scenario(ONE, TWO, hedge_after_s=0.05, balance="priority")
+    (late,) = scenario.submit(1)
+    (first,) = scenario.in_flight
+    scenario.wait(0.05)
+    scenario.fail(scenario.at(TWO)[0])
+    assert scenario.in_flight == [first]
+    assert scenario.retries == 1
+    scenario.answer(first)
+    assert scenario.delivered == {late: ONE}
+    assert not scenario.failed
+
+
+def test_a_request_that_is_being_packed_is_not_hedged() -> None:
+    scenario = Scenario(ONE, TWO, hedge_after_s=1.0, balance="priority")
+    scenario.lives[ONE] = True
+    scenario.submit(1)
+    (attempt,) = scenario.in_flight
+    attempt.sent_at = math.inf
+    scenario.wait(2.5)
+    attempt.sent_at = scenario.now
+    scenario.wait(0.75)
+    assert not scenario.at(TWO)
+    scenario.wait(0.25)
+    assert scenario.at(TWO)
+
+
 def test_a_hedged_request_that_cannot_be_sent_is_tried_again_at_its_pace() -> None:
     scenario = Scenario(ONE, TWO, hedge_after_s=0.1, balance="priority")
     (late,) = scenario.submit(1)
@@ -323,7 +351,7 @@ def test_a_deadline_says_why_the_servers_did_not() -> None:
 
 def test_the_start_is_delayed() -> None:
     scenario = Scenario(ONE)
-    scenario.tell(e.StartDelayed(scenario.now + 3))
+    scenario.tell(e.SchedulerJoined(scenario.now + 3, 8, 0.0))
     waiter = scenario.ask()
     scenario.wait(2.9)
     assert waiter.outcome is None
@@ -492,6 +520,41 @@ def test_a_quota_that_expires_before_its_turn_holds_nobody() -> None:
     assert scenario.delivered == {paced: ONE}
 
 
+def test_a_process_of_a_cluster_holds_back_until_its_first_quotas() -> None:
+    scenario = Scenario(ONE, TWO)
+    scenario.tell(e.SchedulerJoined(scenario.now, 2, 0.5))
+    scenario.submit(12)
+    assert len(scenario.in_flight) == 2
+    scenario.answer(scenario.in_flight[0])
+    assert len(scenario.in_flight) == 2
+    quota = Quota(max_in_flight=5, interval_s=0, turn_at=0, expires_at=scenario.now + 5)
+    scenario.tell(e.QuotasReceived({(ONE, KEY): quota}, [], 5.0))
+    assert len(scenario.at(ONE)) == 5
+
+
+def test_a_scheduler_that_sends_no_quotas_is_not_waited_for() -> None:
+    scenario = Scenario(ONE)
+    scenario.tell(e.SchedulerJoined(scenario.now, 1, 0.5))
+    scenario.wait(9.0)  # counted from the first request
+    scenario.submit(12)
+    scenario.wait(0.4)
+    assert len(scenario.in_flight) == 1
+    scenario.wait(0.1)
+    assert len(scenario.in_flight) == 4
+
+
+def test_a_scheduler_that_is_heard_of_has_quotas_later() -> None:
+    scenario = Scenario(ONE)
+    scenario.tell(e.SchedulerJoined(scenario.now, 1, 0.5))
+    scenario.submit(12)
+    for _ in range(3):
+        scenario.wait(0.4)
+        scenario.tell(e.QuotasReceived({}, [], 0.5))
+    assert len(scenario.in_flight) == 1
+    scenario.wait(0.5)
+    assert len(scenario.in_flight) == 4
+
+
 def test_what_others_have_lost_counts_for_as_long_as_they_say_it() -> None:
     """An idle worker would have no patience with the same server an hour later."""
     scenario = Scenario(ONE, fallback="repository", fallback_after_s=50)
@@ -573,6 +636,17 @@ ACTIONS = st.sampled_from(
 )
 
 
+@example(  # rows that are given up while an overdue request of theirs is answered
+    [
+        ("submit", 4),
+        ("lose", 0),
+        ("wait", 2),
+        ("wait", 9),
+        ("answer", 0),
+        ("answer", 0),
+        ("gone", 4),
+    ]
+)
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 9)), max_size=60))
 def test_every_slice_is_delivered_or_failed_once(actions: list[tuple[str, int]]) -> None:
     scenario = Scenario(hedge_after_s=0.2, retry_timeout_s=1)

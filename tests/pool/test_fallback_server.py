@@ -133,7 +133,7 @@ def test_a_fallback_with_the_same_digest_scores(caplog: pytest.LogCaptureFixture
 def test_a_fallback_with_another_digest_is_refused() -> None:
     with with_digests("one", "two") as (pool, local):
         message = (
-            "fallback is another model: its files have the digest two, those of the servers one"
+            "fallback has another model: its files have the digest two, those of the servers one"
         )
         with pytest.raises(errors.ContractError, match=message):
             MODEL(objects(40), pool=pool)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tests.pool.scripted import LOST, MODEL, ScriptedServer, doubled, inferred, objects, pool_of
+from tests.pool.scripted import MODEL, doubled, inferred, objects, pool_of
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    import numpy as np
+    from tests.pool.scripted import ScriptedServer
 
 
 def test_a_straggler_is_sent_to_another_server(servers: dict[str, ScriptedServer]) -> None:
@@ -30,18 +29,3 @@ def test_nothing_is_sent_twice_unless_asked(servers: dict[str, ScriptedServer]) 
     with pool_of(*servers) as pool:
         MODEL(objects(100), pool=pool)
     assert sum(len(x) for x in one.requests + two.requests) == 100
-
-
-def test_a_failure_of_the_slower_of_two_is_nothing(servers: dict[str, ScriptedServer]) -> None:
-    one, two = servers.values()
-    sent = threading.Event()
-
-    def slow(x: np.ndarray) -> Any:
-        sent.wait(20)
-        return 2 * x
-
-    one.behaviour = slow
-    two.behaviour = lambda _: (sent.set(), LOST)[1]
-    with pool_of(*servers, hedge_after_s=0.01, balance="priority") as pool:
-        assert doubled(MODEL(objects(4), pool=pool)) == list(range(4))
-        assert len(one.requests) == 1

@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 from benchmarks.simulation import Accelerator, Simulation, Work, fairness
 
-from sonic_coffea.pool import AdaptiveLimit, Quota
+from sonic_coffea.pool._limits import AdaptiveLimit, Quota
 
 # Slow, so that few requests fill the minutes that a limit takes to settle.
 NOISY = Accelerator(launch_s=16e-3, row_s=4e-5, noise=0.05)

@@ -104,6 +104,21 @@ def test_servers_that_are_all_lost_are_asked_until_one_is_back() -> None:
     assert waiter.outcome == B
 
 
+def test_lost_servers_that_hang_while_a_contract_is_asked_anew() -> None:
+    scenario = Scenario(ONE, retry_timeout_s=5.0)
+    scenario.ask()
+    scenario.submit()
+    scenario.served[ONE] = LOST
+    for _ in range(10):
+        scenario.lose(ONE)
+        scenario.wait(1.0)
+    scenario.served[ONE] = None
+    waiters = [scenario.ask(), scenario.ask(anew=True)]
+    scenario.wait(OTHERS_S)
+    for waiter in waiters:
+        assert str(waiter.outcome).startswith("no server has answered")
+
+
 def test_a_server_that_alone_has_another_model_gets_no_rows() -> None:
     scenario = scenario_of()
     scenario.served = served(A, B)

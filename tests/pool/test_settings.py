@@ -29,6 +29,7 @@ TLS = {"tls_root": "ca.pem"}
     ("servers", "options", "message"),
     [
         ("triton:8001", {}, "did you mean 'grpc://triton:8001'"),
+        ("triton", {}, "did you mean 'grpc://triton:8001'"),
         ("htp://triton", {}, "expected grpc:// or grpcs://"),
         ([], {}, "at least one server"),
         (

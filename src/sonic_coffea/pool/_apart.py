@@ -1,4 +1,4 @@
-"""What may block runs apart from the engine: on threads of its own."""
+"""Threads for work that may block, apart from the engine's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def apart(name: str, work: Callable[[], Any], failed: Callable[[Exception], Any]) -> None:
-    """Do what may block on a thread of its own; what it raises goes to `failed`."""
+    """Run work that may block on a new thread; `failed` takes the error that it raises."""
 
     def run() -> None:
         try:
@@ -25,7 +25,7 @@ def apart(name: str, work: Callable[[], Any], failed: Callable[[Exception], Any]
 
 
 def all_at_once(closings: Iterable[Callable[[], None]]) -> None:
-    """Close several things, of which each may take its time."""
+    """Close several connections or senders at the same time, as each may block."""
     threads = [threading.Thread(target=close, name="sonic-close") for close in closings]
     for thread in threads:
         thread.start()

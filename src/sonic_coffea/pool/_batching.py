@@ -37,7 +37,7 @@ class Segment(Protocol):
 
     @property
     def cuts(self) -> NDArray[np.int64] | None:
-        """Where each request begins, from `start` on, and the end, if that is given."""
+        """The place of each request's first row after `start`, and the end; None if free."""
 
 
 def rows_per_request(
@@ -54,7 +54,7 @@ def rows_per_request(
     preferred_rows : tuple of int
         Batch sizes that the server prefers; the largest that fits is taken.
     max_bytes : int
-        AdaptiveLimit on one request's tensors.
+        Bytes that the tensors of one request may have.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def plan(
     Parameters
     ----------
     segments : sequence of Segment
-        What there is to send.
+        The rows to send.
     max_rows, preferred_rows, max_bytes
         As of `rows_per_request`.
 

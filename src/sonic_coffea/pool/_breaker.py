@@ -36,9 +36,8 @@ class Circuit(Enum):
 class CircuitBreaker:
     """Opens when nothing gets through to an endpoint, and is half-open after a doubling back-off.
 
-    A loss says something of a request, not of the endpoint, as there may be many servers behind it.
-    So losses come out of a retry budget that answers fill again, and only an empty one opens the
-    circuit.
+    A lost request is no lost endpoint, as there may be many servers behind it. So losses come out
+    of a retry budget that answers fill again, and only an empty one opens the circuit.
 
     An endpoint that other clients have lost is ejected: its circuit is open, too, but it counts as
     lost only for as long as they say so.
@@ -99,7 +98,7 @@ class CircuitBreaker:
         return None if self.ejected and now >= self._ejected_until else self.failing_since
 
     def succeed(self) -> bool:
-        """Close the circuit, and return whether it was not."""
+        """Close the circuit, and return whether it was open or half-open."""
         was_failing = self.failing_since is not None
         self._budget = min(self._budget + LOSSES_PER_ANSWER, MAX_LOSSES)
         self._back_offs = 0
@@ -114,7 +113,7 @@ class CircuitBreaker:
     def fail(self, error: SonicError, now: float, *, hopeless: bool = True) -> bool:
         """Record a loss, and return whether the endpoint is lost by it.
 
-        `hopeless` says that nothing else is in flight which may still be answered.
+        `hopeless`: nothing else is in flight that may still be answered.
         """
         self.last_error = error
         if now < self.retry_at:  # one of several losses of the same moment
@@ -155,7 +154,7 @@ class CircuitBreaker:
 def back_off_s(number: int, rng: Random, first_s: float = FIRST_BACK_OFF_S) -> float:
     """Return how long the n-th back-off in a row is.
 
-    It has jitter: many clients lose a server at the same moment, and must not return at one.
+    It has jitter, as many clients lose a server at the same moment and must not return together.
     """
     longest_s: float = min(first_s * 2 ** min(number - 1, 10), max(LAST_BACK_OFF_S, 4 * first_s))
     return longest_s * rng.uniform(0.5, 1.0)

@@ -43,7 +43,7 @@ MASKABLE = (
     ResponseError,
     ServerLostError,
 )
-"""What may become of rows by no fault of who sent them."""
+"""Failures of servers, not of the rows: calls that mask have None for the rows."""
 
 
 class RowSource(Protocol):
@@ -99,7 +99,7 @@ class Call:
     mask : bool
         Whether rows that servers lose are noted in `lost`, instead of failing the call.
     lost_with : callable, optional
-        Returns all rows that are lost with some: these, and those that are equal to them.
+        Returns all rows that are lost if some are: these, and those that are equal to them.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Call:
         return self._complete.is_set()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until it is over; False if the time was not enough."""
+        """Wait until it is over; False if the time is over first."""
         try:
             return wait_for(self._complete, timeout_s)
         except BaseException:  # Ctrl-C: leave nothing running on the servers
@@ -153,7 +153,7 @@ class Call:
             raise
 
     def on_end(self, callback: Callable[[], Any]) -> None:
-        """Call a function when it is over, from whichever thread ends it; now, if it is."""
+        """Call a function when the call is over, on the thread that ends it; now, if it is."""
         self._callbacks.append(callback)
         if self.over:
             self._tell()

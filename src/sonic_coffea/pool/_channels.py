@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 SILENT_S = 1.0
 # A pod takes from ten seconds to some minutes to be there again.
 FIRST_RENEWAL_S, LAST_RENEWAL_S = 15.0, 240.0
-# Envoy takes a reset of a stream that is younger than this for an attack if half of a connection's
-# streams end so, 250 at least, and closes the connection (CVE-2023-44487). So no more than a third
-# do, and the others are reset when they are older.
+# Envoy counts resets of streams that are younger than this. If half of a connection's streams end
+# so, and at least 250, it suspects an attack and closes the connection (CVE-2023-44487). So at most
+# a third do, and the others are reset when they are older.
 OLD_S = 2.0
 MAX_RESETS, RESETS_PER_ANSWER = 50.0, 0.5
 # TCP carries no more in a round trip than the buffers of both ends hold, 4 MB by Linux's default:
@@ -48,7 +48,7 @@ class Channel:
     resets: float = MAX_RESETS
 
     def cost(self, now: float) -> tuple[bool, bool, int]:
-        """Return what is against a request on it."""
+        """Return a sort key: a request takes the connection of the lowest."""
         return self.silent_since is not None, self.renew_at <= now, self.in_flight
 
 
@@ -84,7 +84,7 @@ class Channels:
     def take(
         self, used: Collection[int], now: float, nbytes: int = 0, number: int | None = None
     ) -> int:
-        """Return the connection that a request takes: if possible, none that it has used."""
+        """Return the connection that a request takes: if possible, one that it has not used."""
         if number is None:
             number = self._choose(used, now)
         self._all[number].in_flight += 1
@@ -104,7 +104,7 @@ class Channels:
         )
 
     def _widen(self) -> None:
-        """Want one more, if each carries as much as a connection may have to carry."""
+        """Want one more, if each connection carries at least `FULL_BYTES`."""
         if all(channel.nbytes >= FULL_BYTES for channel in self._all):
             self._wanted += 1
             if len(self._all) < self._wanted:

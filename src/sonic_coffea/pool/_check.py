@@ -84,7 +84,7 @@ class Step:
 
 
 class _Failed(errors.ConfigError):
-    """The outcome of a step that knows its remedy."""
+    """A failed step that knows its remedy."""
 
     def __init__(self, detail: str, remedy: str) -> None:
         super().__init__(detail)
@@ -278,9 +278,9 @@ class _Steps:
         contract = self._contract
         specs = (*contract.inputs, *contract.outputs)
         tensors = "; ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs)
-        tensors = tensors or "it lists no tensors, so that it cannot be tried without a declaration"
-        most = "any number of" if contract.max_rows is None else f"at most {contract.max_rows}"
-        return errors.printable(f"version {contract.version}; {tensors}; {most} rows")
+        tensors = tensors or "it lists no tensors, so it cannot be tried without a declaration"
+        limit = "any number of" if contract.max_rows is None else f"at most {contract.max_rows}"
+        return errors.printable(f"version {contract.version}; {tensors}; {limit} rows")
 
     def _infer(self) -> str:
         answer, took_s = self._ask(1)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from sonic_coffea.pool._endpoint import Endpoint, EndpointReport, ServerState
-    from sonic_coffea.pool._request import Attempt, ModelKey
+    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.pool._shares import Share
 
@@ -66,14 +66,15 @@ class PoolCore:
         if self._to_cancel:
             times.append(self._to_cancel[0][0])
         waiting = self._state.waiting.models()
-        # What is due already, and does not leave, waits for a response.
+        # What is due already, and has not left, waits for a response.
         due = [self._state.fallback.due_at(key, now) for key in waiting]
+        due += [self._state.joining.until(key, now) for key in waiting]
         if waiting:
             times += [x.in_flight.wakes_at(now) for x in self.endpoints]
             due += [x.breaker.retry_at for x in self.endpoints]
             due += [x.signatures.retry_at(key) for x in self.endpoints for key in waiting]
         if self._state.settings.retry.hedge_after_s is not None:
-            due += [self._dispatcher.hedged_at(attempt) for attempt in self._state.attempts()]
+            due += [self._dispatcher.hedged_at(attempt, now) for attempt in self._state.attempts()]
         times += [at for at in due if at > now]
         return min(times, default=math.inf)
 
@@ -84,7 +85,7 @@ class PoolCore:
     def shares(self) -> dict[ModelKey, Counter[Share]]:
         """Return how many slices of each model wait or are in flight, by share.
 
-        Nothing as long as there is but one share.
+        Empty while there is only one share.
         """
         shares: defaultdict[ModelKey, Counter[Share]] = defaultdict(Counter)
         if self._state.waiting.shared:
@@ -100,7 +101,8 @@ class PoolCore:
 
     def report(self) -> list[EndpointReport]:
         """Return what happened at each endpoint since the last report."""
-        return [endpoint.report() for endpoint in self.endpoints.active]
+        models = {key for endpoint in self.endpoints for key in endpoint.in_flight.models()}
+        return [endpoint.report(models) for endpoint in self.endpoints.active]
 
     # Events
 
@@ -134,8 +136,9 @@ class PoolCore:
                 self._granted(event, now)
             case e.FallbackStarted(url, error):
                 self._fallback_started(url, error, now)
-            case e.StartDelayed(until):
-                self._models.starts_at = until
+            case e.SchedulerJoined(starts_at, max_in_flight, quotas_within_s):
+                self._models.starts_at = starts_at
+                self._state.joining.join(max_in_flight, quotas_within_s)
 
     def _answered(self, event: e.Answered, now: float) -> None:
         attempt = event.attempt
@@ -145,14 +148,18 @@ class PoolCore:
         endpoint.answered(attempt, event.received_at - event.sent_at, now)
         self._models.answered(attempt.key, now)
         request.delivered = True
-        for other in list(request.attempts):
-            self._dispatcher.settle(other)
-            if other is not attempt:
-                self._cancel(other, now)
+        self._dispatcher.settle(attempt)
+        self._drop_attempts(request, now)
         self._state.instructions.append(e.Deliver(event))
 
+    def _drop_attempts(self, request: RequestSlice, now: float) -> None:
+        """End the other attempts of rows that are over: a late response changes nothing."""
+        for other in list(request.attempts):
+            self._dispatcher.settle(other)
+            self._cancel(other, now)
+
     def _cancel(self, attempt: Attempt, now: float) -> None:
-        """Cancel what is answered elsewhere, but not too many that are young."""
+        """Cancel an attempt, at once or, if too many young ones were, when it is older."""
         endpoint = self.endpoints.get(attempt.url)
         old_at = attempt.begun_at + OLD_S
         if old_at <= now or endpoint is None or endpoint.in_flight.channels.resets(attempt.channel):
@@ -166,13 +173,14 @@ class PoolCore:
         if not self._dispatcher.settle(attempt) or request.delivered or request.call.over:
             return
         again = self._retries.again(attempt, error, now)
-        # A server that hangs has the others, and is not waited for.
+        # Overdue attempts are on a server that hangs, which nobody waits for.
         awaited = any(not other.overdue for other in request.attempts)
         if again and not awaited:
             self._send_again(attempt, error, now)
         elif again or awaited or request.queued:
             self._state.instructions.append(e.Count(attempt, error, retried=True))
         else:
+            self._drop_attempts(request, now)
             self._state.give_up(request, attempt.url, error)
 
     def _send_again(self, attempt: Attempt, error: SonicError, now: float) -> None:
@@ -219,6 +227,7 @@ class PoolCore:
                 endpoint.eject(now + event.lease_s, now)
             else:
                 endpoint.breaker.readmit(now)
+        self._state.joining.hear((key for _, key in event.quotas), event.lease_s, now)
         for (url, key), quota in event.quotas.items():
             if (target := self.endpoints.get(url)) is not None:
                 target.in_flight.grant(key, quota, now)
@@ -242,7 +251,7 @@ class PoolCore:
         self._models.validate_waiting(now)
         self._state.waiting.put_back_due(now)
         self._dispatcher.send_all(now)
-        # They are in the order in which they were answered, so that some end a little late.
+        # They are in the order of the answers, not of their times: some are cancelled a bit late.
         while self._to_cancel and self._to_cancel[0][0] <= now:
             self._state.instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
         self._models.fail_unroutable(now)

@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When the time that was given is over.
+    """When a timeout is over.
 
     Parameters
     ----------
     timeout_s : float or None
-        The time that was given, which errors name; None if there is no deadline.
+        The timeout, which errors name; None if there is no deadline.
     at : float
         When it is over, by the monotonic clock.
     """
@@ -38,37 +38,33 @@ class Deadline:
 
     @property
     def left_s(self) -> float | None:
-        """How long one may wait; None if as long as it takes."""
+        """The seconds that are left; None without a deadline."""
         return None if self.timeout_s is None else max(0.0, self.at - time.monotonic())
 
     @property
     def over(self) -> bool:
-        """Whether the time is over."""
+        """Whether no time is left."""
         return time.monotonic() >= self.at
 
     def within(self, seconds: float) -> float:
-        """Return how long one may wait of some time."""
-        return (
-            seconds
-            if self.timeout_s is None
-            else max(0.0, min(seconds, self.at - time.monotonic()))
-        )
+        """Return some seconds, or what is left if that is less."""
+        return max(0.0, min(seconds, self.at - time.monotonic()))
 
     def run(self, work: Callable[[], T], *, name: str) -> Future[T]:
-        """Run what may block, such as a file system, and wait for it as long as there is time.
+        """Run work that may block, as on a file system, and wait for it until the deadline.
 
         Parameters
         ----------
         work : callable
-            Without a deadline, it runs here; else on a thread of its own, where it goes on when
-            the time is over.
+            Without a deadline, it runs here; else on a thread of its own, where it goes on after
+            the deadline.
         name : str
-            Of that thread.
+            The thread's name.
 
         Returns
         -------
         Future
-            What came of it; not done if the time was not enough.
+            The result; not done if the deadline has passed.
         """
         future: Future[T] = Future()
 
@@ -87,4 +83,4 @@ class Deadline:
 
 
 NEVER = Deadline()
-"""That of what may take as long as it does."""
+"""The deadline of a call without a timeout."""

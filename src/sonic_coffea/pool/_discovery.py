@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._request import ModelKey
     from sonic_coffea.transport import Contract
 
-# How much longer the others have once a server has answered: one that hangs must not delay them.
+# After the first answer, the other servers have this time: one that hangs must not delay a call.
 OTHERS_S = 1.0
-_TRANSIENT = (
+TRANSIENT = (
     CancelledError,
     DeadlineError,
     InferenceError,
@@ -36,6 +36,7 @@ _TRANSIENT = (
     ServerLostError,
     TokenExpiredError,
 )
+"""Failures after which another try may succeed."""
 
 
 @dataclass(slots=True)
@@ -45,11 +46,11 @@ class Discovery:
     Attributes
     ----------
     requests : list of ContractRequest
-        Who waits for it.
+        The callers that wait for it.
     next_round_at : float or None
         When the servers are asked (again); None while they are.
     contracts : dict
-        What servers have said in this round, by URL.
+        The servers' answers in this round, by URL.
     failing_since : float or None
         When a round has ended without a contract for the first time.
     awaited : set of str
@@ -76,7 +77,7 @@ class Discovery:
         self.contracts, self._grace_until = {}, until
 
     def take(self, url: str, outcome: Contract | SonicError, now: float) -> None:
-        """Take what a server has said."""
+        """Take a server's answer."""
         if url not in self.awaited:
             return
         self.awaited.discard(url)
@@ -93,37 +94,38 @@ class Discovery:
 
     @property
     def wakes_at(self) -> float:
-        """When it goes on by itself."""
+        """When it goes on without an event."""
         return self._grace_until if self.next_round_at is None else self.next_round_at
 
     @property
     def failures(self) -> list[SonicError]:
-        """What servers have failed with, of late."""
+        """The servers' errors of this round, or of the last one if there are none yet."""
         return self._failures or self._failures_before
 
     @property
     def transient(self) -> bool:
         """Whether another round of questions may find a server that has the model.
 
-        So it is after a round in which a server was lost: it may be back before its model is.
+        So it is also one round after a server was lost: it may be back before its model is.
         """
-        return self._passing or any(isinstance(failure, _TRANSIENT) for failure in self.failures)
+        return self._passing or any(isinstance(failure, TRANSIENT) for failure in self.failures)
 
     def nobody_has_it(self, servers: Iterable[str]) -> SonicError:
         """Return the error for a model that no server has."""
         name, version = self.key
         missing = [f for f in self.failures if isinstance(f, ModelNotFoundError)]
-        error = (missing or self.failures)[0].at(model=name, version=version)
-        if isinstance(error, ServerLostError):
+        silent = ServerLostError("no server has answered")
+        error = [*missing, *self.failures, silent][0].at(model=name, version=version)
+        if isinstance(error, ServerLostError) and "sonic-coffea check" not in error.message:
             where = error.server or next(iter(servers))
             return error.because(f"sonic-coffea check {where} {name} tries it step by step")
         return error
 
     def too_late(self, timeout_s: float) -> SonicError:
-        """Return the error for a caller whose time is over."""
+        """Return the error for a caller whose deadline has passed."""
         name, version = self.key
         error: SonicError = DeadlineError(
-            f"no server has said within {timeout_s:g} s what the model is",
+            f"no server has described the model within {timeout_s:g} s",
             model=name,
             version=version,
         )

@@ -39,6 +39,9 @@ class Dispatcher:
             request = head
             if not self._fits(request):
                 return None
+            in_flight = sum(x.in_flight.number(request.key) for x in self._state.endpoints)
+            if self._state.joining.holds_back(request.key, in_flight, now):
+                continue
             endpoint = self._state.endpoints.choose(request, now, but=self._failed_on(request, now))
             while endpoint is not None:
                 self._state.waiting.take(request)
@@ -65,7 +68,7 @@ class Dispatcher:
     def _twin(self, attempt: Attempt, now: float) -> Attempt | None:
         """Send rows that hung more than once twice at a time, if nothing else waits.
 
-        A balancer that takes turns leads one of the two elsewhere, and no other rows pay for it.
+        A round-robin balancer leads one of the two to another server; no other rows pay for it.
         """
         request, endpoint = attempt.slice, self._state.endpoints.get(attempt.url)
         hung = sum(other.overdue for other in request.attempts)
@@ -85,7 +88,7 @@ class Dispatcher:
         if self._state.settings.retry.hedge_after_s is None:
             return None
         for attempt in self._state.attempts():
-            if self.hedged_at(attempt) <= now and self._fits(attempt.slice):
+            if self.hedged_at(attempt, now) <= now and self._fits(attempt.slice):
                 request = attempt.slice
                 other = self._state.endpoints.choose(request, now, but=[attempt.url])
                 other = other or self._state.endpoints.choose(request, now)
@@ -93,14 +96,18 @@ class Dispatcher:
                     return other.begin(request, now)
         return None
 
-    def hedged_at(self, attempt: Attempt) -> float:
-        """Return when a request is sent to another endpoint, too; infinity if it is not."""
+    def hedged_at(self, attempt: Attempt, now: float) -> float:
+        """Return when a request is sent to another endpoint, too; infinity if it is not.
+
+        One that is still being packed has not left: its time is looked at again.
+        """
         after_s = self._state.settings.retry.hedge_after_s
         request = attempt.slice
         if after_s is None or len(request.attempts) > 1 or request.queued or request.call.over:
             return math.inf
         # Not again at once, if the other attempt has failed.
-        return attempt.slice.begun_at + after_s
+        left_at = max(min(attempt.sent_at, now), request.begun_at)
+        return left_at + after_s
 
     def _fits(self, request: RequestSlice) -> bool:
         # A slice larger than the whole limit travels alone.

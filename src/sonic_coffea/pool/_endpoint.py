@@ -15,7 +15,7 @@ from sonic_coffea.pool._losses import LossLog
 from sonic_coffea.pool._signature import VALID_S, Signatures
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from random import Random
 
     from sonic_coffea.errors import OverloadError, SonicError
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Other servers may answer after it, or with more memory, so that larger requests are tried again.
+# After this time, larger requests are tried again: the server may have more memory by then.
 REFUSED_S = 60.0
-# Behind all servers that are named, in whatever order.
+# After all servers that are named.
 FALLBACK_PRIORITY = 1_000_000
 
 
@@ -96,10 +96,6 @@ class Endpoint:
         self.signatures = Signatures(rng)
         self.in_flight = InFlight(settings.limits.max_in_flight, settings.channels)
 
-    def may_have(self, key: ModelKey, now: float) -> bool:
-        """Whether it has a model, as far as is known."""
-        return not self.draining and self.signatures.rejection(key, now) is None
-
     def lost_since(self, key: ModelKey, now: float) -> float | None:
         """Return since when it is lost, or lacks a model; None if neither is so."""
         since = self.breaker.lost_since(now), self.signatures.missing_since(key)
@@ -119,7 +115,7 @@ class Endpoint:
         return 0 if held else self.in_flight.room(key, now)
 
     def begin(self, request: RequestSlice, now: float, channel: int | None = None) -> Attempt:
-        """Take a slice, for a connection if that is said."""
+        """Begin an attempt to send a slice, over connection `channel` unless that is None."""
         if not self.in_flight:
             self.liveness.hear(now)
         attempt = self.in_flight.begin(request, self.url, now, channel)
@@ -137,7 +133,7 @@ class Endpoint:
         return True
 
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
-        """Learn from a response: the endpoint does its work."""
+        """Learn from a response."""
         self.liveness.hear(now)
         if self.breaker.succeed():
             self.losses.found(self.url)
@@ -145,15 +141,14 @@ class Endpoint:
         self.in_flight.answered(attempt, rtt_s, now)
 
     def failed(self, error: SonicError, now: float) -> None:
-        """Learn from a request that was lost: of the endpoint it says something if all are."""
+        """Learn from a lost request; the endpoint is lost only if all requests are."""
         hopeless = not self.in_flight.attempts
         if self.breaker.fail(error, now, hopeless=hopeless):
             self._lost(error, now)
         elif hopeless and not getattr(error, "undelivered", False) and now >= self._doubts_at:
-            # The only server there may have been started anew, with another model. But a balancer
-            # may lead each second request to a dead one, and nothing else would ever be sent.
+            # The only server there may have been started anew, with another model.
             self._doubts_at = now + VALID_S
-            self.signatures.doubt(now, all_of_them=True)
+            self.signatures.doubt()
         self.in_flight.channels.plan_renewals(now)
 
     def silent(self, error: SonicError, now: float) -> None:
@@ -164,7 +159,7 @@ class Endpoint:
     def _lost(self, error: SonicError, now: float) -> None:
         self.losses.lost(error, now)
         self.in_flight.forget_limits()
-        self.signatures.doubt(now, all_of_them=True)
+        self.signatures.doubt()
 
     def overloaded(self, error: OverloadError, key: ModelKey, now: float) -> None:
         """Learn from a refusal for lack of capacity: fewer requests, perhaps after a back-off."""
@@ -195,10 +190,10 @@ class Endpoint:
         if self.breaker.eject(error, until, now):
             logger.warning("%s; its requests go elsewhere", error)
             self.in_flight.forget_limits()
-            self.signatures.doubt(now, all_of_them=True)
+            self.signatures.doubt()
 
     def state(self, now: float) -> ServerState:
-        """Return what is known of it."""
+        """Return its state, for users."""
         error = self.breaker.last_error
         return ServerState(
             url=self.url,
@@ -207,10 +202,11 @@ class Endpoint:
             last_error=str(error) if error else None,
         )
 
-    def report(self) -> EndpointReport:
-        """Return what happened since the last report."""
+    def report(self, models: Iterable[ModelKey]) -> EndpointReport:
+        """Return what happened since the last report, also of models that it has yet to get."""
+        known = [key for key in models if key in self.signatures.valid]
         return EndpointReport(
-            url=self.url, circuit_open=self.breaker.lost, models=self.in_flight.report()
+            url=self.url, circuit_open=self.breaker.lost, models=self.in_flight.report(known)
         )
 
 
@@ -259,7 +255,7 @@ class EndpointRegistry:
 
     def that_may_have(self, key: ModelKey, now: float) -> list[Endpoint]:
         """Return the endpoints that have a model, as far as is known."""
-        return [endpoint for endpoint in self if endpoint.may_have(key, now)]
+        return [e for e in self.active if e.signatures.rejection(key, now) is None]
 
     def all_lost_since(self, key: ModelKey, now: float) -> float | None:
         """Return since when the last endpoint of a model is lost, or lacks it."""
@@ -276,7 +272,10 @@ class EndpointRegistry:
         if not usable:
             return None
         first = min([e.priority for e in usable])
-        able = [e for e in usable if e.priority == first and e.room(key, now) > 0]
+        usable = [e for e in usable if e.priority == first]
+        # An endpoint without a quota, beside others that have one, will soon have one, too.
+        allocated = [e for e in usable if e.in_flight.quota(key, now)]
+        able = [e for e in allocated or usable if e.room(key, now) > 0]
         if len(able) <= 1:
             return able[0] if able else None
         # The one that has just lost these rows is the last to get them again.

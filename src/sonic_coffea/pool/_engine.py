@@ -66,8 +66,7 @@ class Engine:
     statistics : Statistics
         What has been scored, and how long it took.
     contracts : dict
-        What models take and give, and since when that is known, for who asks again: written by the
-        engine, read by all.
+        The contracts that are known, and since when: written by the engine, read by all threads.
     """
 
     def __init__(self, settings: Settings, connect: Connect) -> None:
@@ -130,7 +129,7 @@ class Engine:
             self._enter(submitted)
 
     def known(self, key: ModelKey) -> Contract | None:
-        """Return what a model takes and gives, if servers have said so lately."""
+        """Return a model's contract, if servers gave it lately."""
         contract, said_at = self.contracts.get(key, (None, -math.inf))
         now = time.monotonic()
         used = any(not call.over for call in tuple(self._calls))
@@ -138,7 +137,7 @@ class Engine:
         return contract if now - said_at < (FRESH_S if used else QUIET_S) else None
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
-        """Return what a model takes and gives; raise if no server says so, or not in time."""
+        """Return a model's contract; raise if no server gives it, or none in time."""
         request = e.ContractRequest(key, deadline.timeout_s)
         future: Future[Contract | SonicError] = Future()
 
@@ -196,11 +195,11 @@ class Engine:
             answer()
         return future.result()
 
-    def close(self) -> bool:
-        """Send nothing more, cancel what is in flight, and close all; False if that is done."""
+    def close(self) -> None:
+        """Send nothing more, cancel what is in flight, and close all. May be called again."""
         with self._life:
             if self.closing.is_set():
-                return False
+                return
             self.closing.set()
             self._inbox.put(None)
             thread = self._thread
@@ -211,20 +210,19 @@ class Engine:
         elif thread is not threading.current_thread():
             thread.join()
         self._senders.close()
-        return True
 
     def states(self) -> list[ServerState]:
-        """Return what is known of each server."""
+        """Return the state of each server."""
         return self.ask(lambda: self._core.states(time.monotonic()) if self.started else [])
 
     def telemetry(
         self,
     ) -> tuple[list[EndpointReport], dict[ModelKey, int], dict[ModelKey, Counter[Share]]]:
-        """Return what happened at each endpoint since the last report, what waits, and whose."""
+        """Return what `Pool.telemetry` does."""
         return self.ask(lambda: (self._core.report(), self._core.waiting(), self._core.shares()))
 
     def served(self) -> list[tuple[str, Connection, list[ModelKey]]]:
-        """Return the servers, a connection to each, and the models that they are known to have."""
+        """Return the servers, a connection to each, and the models that each has."""
 
         def known() -> list[tuple[str, Connection, list[ModelKey]]]:
             return [
@@ -238,7 +236,7 @@ class Engine:
     # What its own thread does
 
     def _enter(self, task: Task) -> None:
-        """Have a task run on the thread, whose event the core takes."""
+        """Have a task run on the thread; the core takes the event that it returns."""
         with self._life:
             if self.closing.is_set():
                 raise ConfigError(CLOSED)
@@ -256,7 +254,7 @@ class Engine:
         self._shut_down()
 
     def _turn(self) -> bool:
-        """Wait for events, or the time, and do what follows; True if the pool is to end."""
+        """Wait for an event, or until the core wakes, and handle it; True if the pool ends."""
         now = time.monotonic()
         wakes_at = self._core.wakes_at(now)
         items: list[e.Event | Task | None] = []
@@ -284,7 +282,7 @@ class Engine:
                 self._carry_out(instruction)
 
     def _concerns_us(self, event: e.Event) -> bool:
-        """Whether the core knows an attempt that has ended: it may have begun anew meanwhile."""
+        """Whether the core knows an event's attempt: a core that began anew does not."""
         if isinstance(event, (e.Answered, e.Failed, e.Unsendable)):
             return self._transmissions.pop(event.attempt, None) is not None
         return True
@@ -379,7 +377,7 @@ class Engine:
             self._fail(request, failure)
 
     def _record(self, call: Call, url: str, tally: Tally, span: Span | None = None) -> None:
-        """Write to the call's statistics and to the pool's alike."""
+        """Add to the statistics of the call, and of the pool."""
         version = call.version or call.contract.version
         for statistics in (call.statistics, self.statistics):
             statistics.record(url, call.key.name, version, tally, span)
@@ -405,7 +403,7 @@ class Engine:
             self._events.append(e.CallEnded(call))
 
     def _begin_anew(self, error: Exception) -> None:
-        """Fail all that waits or is in flight, and go on with a core that knows nothing."""
+        """Fail all that waits or is in flight, and go on with a new core."""
         self._drop(SonicError(f"the pool has failed inside: {error!r}"))
         self._core = PoolCore(self.settings, memory_bytes=memory_bytes())
         self._senders.add(self.settings.servers, self.settings)

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class Event:
-    """What the core hears."""
+    """What the core is told."""
 
     __slots__ = ()
 
 
 class Instruction:
-    """What the core says that is to be done."""
+    """What the core has its owner do."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True, eq=False)
 class ContractRequest:
-    """Somebody who waits for what a model takes and gives; the error names how long they wait."""
+    """A caller that waits for a contract; an error names how long it waited."""
 
     key: ModelKey
     timeout_s: float | None = None
@@ -89,9 +89,9 @@ class Probed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Validated(Event):
-    """A server has said what a model takes and gives, or has failed to.
+    """A server has given a model's contract, or has failed to.
 
-    ``round_trip_s`` is how far it is; 0 if that is not known.
+    ``round_trip_s`` is how far the server is; 0 if that is not known.
     """
 
     url: str
@@ -102,7 +102,7 @@ class Validated(Event):
 
 @dataclass(frozen=True, slots=True)
 class ContractRequested(Event):
-    """Somebody wants to know what a model takes and gives; `anew`: what was known is forgotten."""
+    """A caller asks for a contract; `anew`: one that is known is forgotten."""
 
     request: ContractRequest
     anew: bool = False
@@ -110,7 +110,7 @@ class ContractRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class ContractWithdrawn(Event):
-    """The time of a caller who waits for a contract is over."""
+    """The deadline of a caller that waits for a contract has passed."""
 
     request: ContractRequest
 
@@ -123,10 +123,16 @@ class ServersChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StartDelayed(Event):
-    """No server is to be contacted before this time."""
+class SchedulerJoined(Event):
+    """The scheduler says how to begin.
 
-    until: float
+    Before ``starts_at``, no server is contacted. Until a model's quotas come, within
+    ``quotas_within_s``, at most ``max_in_flight`` of its requests may be in flight.
+    """
+
+    starts_at: float
+    max_in_flight: int
+    quotas_within_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +149,7 @@ class QuotasReceived(Event):
 
 @dataclass(frozen=True, slots=True)
 class FallbackStarted(Event):
-    """The fallback serves here; None with the reason if there is none."""
+    """The fallback serves at a URL, or cannot be used: then with an error."""
 
     url: str | None
     error: SonicError | None = None
@@ -205,7 +211,7 @@ class Probe(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Validate(Instruction):
-    """Ask a server what a model takes and gives."""
+    """Ask a server for a model's contract."""
 
     url: str
     key: ModelKey
@@ -213,7 +219,7 @@ class Validate(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Resolve(Instruction):
-    """Tell a caller what a model takes and gives, or why that is not known."""
+    """Give a caller a model's contract, or the error why it is not known."""
 
     request: ContractRequest
     outcome: Contract | SonicError
@@ -221,7 +227,7 @@ class Resolve(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Publish(Instruction):
-    """Remember what a model takes and gives, for who asks next; None: forget it."""
+    """Remember a model's contract for the next callers; None: forget it."""
 
     key: ModelKey
     contract: Contract | None
@@ -234,7 +240,7 @@ class StartFallback(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Reconnect(Instruction):
-    """Make a connection to a server anew; it carries nothing."""
+    """Make a connection to a server anew; no requests are on it."""
 
     url: str
     channel: int

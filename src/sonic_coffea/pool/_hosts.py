@@ -32,7 +32,6 @@ _PACKAGES = (
     "protobuf",
     "tritonclient",
 )
-_HEADER = ("host", "process", "server", "delay", "result", "lacks, or has otherwise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,14 @@ class Checks(Sequence[HostCheck]):
         One of each host.
     expected : mapping of str to (str or None)
         The versions that others are compared with: by default those of this process.
+
+    Attributes
+    ----------
+    header : tuple of str
+        The names of the columns.
     """
+
+    header = ("host", "process", "server", "delay", "result", "lacks, or has otherwise")
 
     def __init__(
         self, hosts: Sequence[HostCheck], expected: Mapping[str, str | None] | None = None
@@ -96,11 +102,6 @@ class Checks(Sequence[HostCheck]):
     def ok(self) -> bool:
         """Whether all is well on each host; another version of a package is no failure."""
         return all(host.ok for host in self)
-
-    @property
-    def header(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return _HEADER
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the lines of the table: one for each host and server."""
@@ -160,13 +161,13 @@ def check_here(
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of the packages that matter; None if one is missing."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    known: dict[str, str | None] = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            known[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            known[package] = None
+    return known
 
 
 def _unreadable(settings: Settings) -> Iterator[tuple[str, str]]:

@@ -12,14 +12,15 @@ from sonic_coffea.pool._limits import MIN_LATE_S, AdaptiveLimit
 from sonic_coffea.pool._request import Attempt
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from random import Random
 
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._request import ModelKey, RequestSlice
 
-# A request is overdue if a request that was sent later has been answered, and its own response is
-# late, as in RACK for segments of TCP (RFC 8985). The first time, it must be much later: a server
-# may be slow for once.
+# A request is overdue if its response is late and a request that was sent later has been answered,
+# as in RACK for segments of TCP (RFC 8985). The first time, it must be much later: a server may be
+# slow for once.
 HANGS_S, HANGS_TIMES = 1.0, 4.0
 # For this time after an overdue request, each late request is overdue. If late requests are
 # answered all the same, the next must be later.
@@ -77,12 +78,12 @@ class InFlight:
     attempts : dict
         What is in flight, in the order in which it was sent, but for what is overdue.
     overdue : dict
-        What others, sent later, have overtaken long ago: a server that hangs may have it. It does
-        not count for limits.
+        Attempts that later ones have overtaken long ago: a server that hangs may have them. They
+        do not count for limits.
     late_at : float
-        When something may be overdue.
+        When an attempt may be overdue.
     taken : int
-        Requests that the endpoint has ever got: equals take turns by it.
+        Requests since the start: endpoints with equal load take turns by it.
     """
 
     __slots__ = (
@@ -134,16 +135,16 @@ class InFlight:
             limit = self._limits[key] = AdaptiveLimit(self._max_in_flight)
         return limit
 
+    def number(self, key: ModelKey) -> int:
+        """Return how many requests for a model are in flight, without overdue ones."""
+        return self._by_model[key]
+
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent now."""
         in_flight, limit = self._by_model[key], self.limit(key)
-        if (quota := self._quota(key, now)) is None:
+        if (quota := self.quota(key, now)) is None:
             return limit.room(in_flight, now)
         return min(quota.room(in_flight, now), limit.room_beside_refusals(in_flight, now))
-
-    def paused(self, key: ModelKey, now: float) -> bool:
-        """Whether the endpoint has refused what it was asked of a model, and is left alone."""
-        return now < self.limit(key).paused_until
 
     def load(self, key: ModelKey) -> float:
         """Return the part of its limit that is in flight."""
@@ -152,13 +153,13 @@ class InFlight:
     def begin(
         self, request: RequestSlice, url: str, now: float, channel: int | None = None
     ) -> Attempt:
-        """Take a slice, for a connection if that is said."""
+        """Begin an attempt to send a slice, over connection `channel` unless that is None."""
         key = request.key
         used = {attempt.channel for attempt in request.attempts if attempt.url == url}
         channel = self.channels.take(used, now, request.nbytes, channel)
         self._by_model[key] += 1
         self.taken += 1
-        if (quota := self._quota(key, now)) is not None:
+        if (quota := self.quota(key, now)) is not None:
             quota.sent(now)
         attempt = Attempt(request, url, channel, now, self._by_model[key], sent_at=now)
         self.attempts[attempt] = None
@@ -220,9 +221,9 @@ class InFlight:
         return MIN_LATE_S if now < self._hangs_until else HANGS_S
 
     def take_overdue(self, heard_at: float, now: float) -> list[Attempt]:
-        """Return what has become overdue: it counts no more, and is to be sent again.
+        """Return attempts that have become overdue: they count no more, and are sent again.
 
-        The endpoint must have been heard meanwhile, else all requests would be overdue.
+        The endpoint must have answered meanwhile, else all requests would be overdue.
         """
         overdue, self.late_at, self._looked_at = [], math.inf, now
         least_s = self._least_patience_s(now)
@@ -259,7 +260,7 @@ class InFlight:
 
     def grant(self, key: ModelKey, quota: Quota, now: float) -> None:
         """Take the quota that the scheduler allocates to this process."""
-        self._quotas[key] = quota.after(self._quota(key, now))
+        self._quotas[key] = quota.after(self.quota(key, now))
 
     def wakes_at(self, now: float) -> float:
         """Return when a quota or a back-off lets the next request leave."""
@@ -271,12 +272,18 @@ class InFlight:
         """Start slowly again: another server may answer at the same URL."""
         self._limits.clear()
 
-    def report(self) -> dict[ModelKey, tuple[int, RttStatistics]]:
+    def models(self) -> Iterable[ModelKey]:
+        """Return the models that it has had requests for."""
+        return self._by_model
+
+    def report(self, also: Iterable[ModelKey]) -> dict[ModelKey, tuple[int, RttStatistics]]:
         """Return what is in flight and the RTT statistics, by model, and begin anew."""
-        models = {key: (number, self._rtt[key]) for key, number in self._by_model.items()}
+        keys = {**self._by_model, **dict.fromkeys(also)}
+        models = {key: (self._by_model[key], self._rtt[key]) for key in keys}
         self._rtt.clear()
         return models
 
-    def _quota(self, key: ModelKey, now: float) -> Quota | None:
+    def quota(self, key: ModelKey, now: float) -> Quota | None:
+        """Return the quota of a model, unless its lease has ended."""
         quota = self._quotas.get(key)
         return quota if quota is not None and now < quota.expires_at else None

@@ -1,4 +1,4 @@
-"""Inquiries: what servers are asked beside rows, apart from the engine, which hears the answers."""
+"""Inquiries: probes of servers, questions about models, and the start of the fallback."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ PROBES = 4
 
 
 class Inquiries:
-    """Probes servers, asks for models, and starts the fallback; each ends in an event.
+    """Runs inquiries, each on a thread of its own.
 
-    ``enter`` takes a task for the engine's thread, whose event the core takes.
+    ``enter`` has a task run on the engine's thread; the core takes the event that it returns.
     """
 
     def __init__(self, senders: Senders, enter: Callable[[Task], None]) -> None:
@@ -56,7 +56,7 @@ class Inquiries:
             apart("sonic-probe", lambda: connection.live(answered), failed)
 
     def validate(self, url: str, key: ModelKey) -> None:
-        """Ask a server what a model is."""
+        """Ask a server for a model's contract."""
         connection = self._senders.connection(url)
 
         def failed(error: Exception) -> None:

@@ -23,8 +23,8 @@ _SMOOTHING = 0.2
 # A response is late after the mean RTT and four mean deviations, as in TCP (RFC 6298), but not
 # before twice the mean, nor before 0.05 s, for which a thread may wait for a core.
 _DEVIATIONS, _MIN_LATE_RATIO, MIN_LATE_S = 4.0, 2.0, 0.05
-# After a refusal, the limit stays at the number that was not refused for 16 round trips, and for
-# twice as many after each further refusal, up to 512; then it grows again. With a limit of 4, one
+# After a refusal, the limit stays at the number that was not refused for 16 round trips, then grows
+# again. After each further refusal it stays for twice as many, up to 512. With a limit of 4, one
 # request of 100 is refused at first, and one of 2,000 in the end.
 _HOLD_RTTS, _MAX_HOLD_RTTS = 16.0, 512.0
 # A client that was refused leaves some room for the others.
@@ -52,9 +52,9 @@ def min_in_flight(full: float) -> float:
 class AdaptiveLimit:
     """The in-flight limit of a model on an endpoint, as one process sees it.
 
-    It grows by one in a round trip while the RTT ratio allows it (in slow start, which ends when
-    the ratio is first too high, it doubles), and shrinks by one while it does not. A refusal takes
-    it to the number that was not refused. Requests of like size are compared with each other.
+    It grows by one in a round trip while the RTT ratio allows it, and shrinks by one while it does
+    not. In slow start, which ends when the ratio is first too high, it doubles. A refusal takes it
+    to the number that was not refused. Requests of like size are compared with each other.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class AdaptiveLimit:
                 # What has been answered was sent when the limit was half of that.
                 self._slow_start, shrunk = False, self._value / 2
             else:
-                # Within two round trips, by what is too much.
+                # Within two round trips, what is too much is gone.
                 excess = self._value * (1 - MAX_RTT_RATIO / self._rtt_ratio)
                 shrunk = self._value - max(excess / 2, 1.0) / self._value
             self._set(max(shrunk, least))
@@ -191,7 +191,7 @@ class AdaptiveLimit:
             self._set(self._value / 2)
 
     def pause(self, now: float, rng: Random, retry_after_s: float | None = None) -> None:
-        """Leave the server alone, for as long as it says, or by the RTT; then for twice as long."""
+        """Leave the server alone for as long as it asks, or by the RTT, doubling each time."""
         if retry_after_s is not None:
             self.paused_until = now + retry_after_s
         elif now >= self.paused_until:

@@ -9,12 +9,12 @@ SILENCE_S = 2.0
 
 
 class Liveness:
-    """When an endpoint was heard last, and whether it has been asked.
+    """When an endpoint was heard last, and whether a probe is under way.
 
     Attributes
     ----------
     heard_at : float
-        When it answered anything, or the first of what it owes was sent.
+        When it last answered anything, or was sent a request while it owed no response.
     """
 
     __slots__ = ("_probed_at", "heard_at")
@@ -39,7 +39,7 @@ class Liveness:
     def end(self, now: float, *, lives: bool) -> bool:
         """Take the probe's result, and return whether the endpoint is silent.
 
-        What it has answered since it was probed says more than the probe.
+        An answer since the probe began counts more than the probe.
         """
         probed_at, self._probed_at = self._probed_at, None
         if lives:

@@ -15,7 +15,7 @@ INTERVAL_S = 10.0
 
 
 class LossLog:
-    """Tells of an endpoint's requests that are sent again, and how many there were."""
+    """Logs how many of an endpoint's requests are sent again."""
 
     __slots__ = ("_due_at", "_last_error", "_number", "_retry_timeout_s", "_told_lost")
 
@@ -33,18 +33,18 @@ class LossLog:
         self.tell(now)
 
     def tell(self, now: float) -> None:
-        """Say how many there were, if the last time was long ago."""
+        """Log how many there were, unless the last line is younger than `INTERVAL_S`."""
         if self._number and now >= self._due_at:
             requests = "1 request is" if self._number == 1 else f"{self._number} requests are"
             logger.warning("%s; %s sent again", self._last_error, requests)
             self._number, self._due_at = 0, now + INTERVAL_S
 
     def wakes_at(self) -> float:
-        """Return when there is something to say."""
+        """Return when there is something to log."""
         return self._due_at if self._number else math.inf
 
     def lost(self, error: SonicError, now: float) -> None:
-        """Say that nothing gets through to the endpoint any more."""
+        """Log that nothing gets through to the endpoint any more."""
         if now >= self._due_at:
             logger.warning(
                 "%s; nothing gets through, and requests are sent again for up to %g s",
@@ -54,7 +54,7 @@ class LossLog:
             self._told_lost, self._due_at = True, now + INTERVAL_S
 
     def found(self, url: str) -> None:
-        """Say that it answers again, if it was said that it does not."""
+        """Log that it answers again, if its loss was logged."""
         if self._told_lost:
             self._told_lost = False
             logger.warning("%s answers again", url)

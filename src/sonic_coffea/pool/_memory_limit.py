@@ -48,8 +48,8 @@ def _control_groups(root: Path) -> Iterator[int]:
         for controller in {"", "memory"}.intersection(controllers.split(",")):
             mount, name = _CGROUPS[controller]
             group = PurePosixPath(path)
-            for one in (group, *group.parents):
-                file = root / mount / str(one).lstrip("/") / name
+            for folder in (group, *group.parents):
+                file = root / mount / str(folder).lstrip("/") / name
                 with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
                     yield int(file.read_text())
 

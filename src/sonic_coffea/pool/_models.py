@@ -10,17 +10,15 @@ from sonic_coffea.errors import (
     CancelledError,
     ContractError,
     DeadlineError,
-    InferenceError,
     ModelNotFoundError,
     OverloadError,
     ServerLostError,
     SonicError,
-    TokenExpiredError,
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import Circuit
 from sonic_coffea.pool._channels import SILENT_S
-from sonic_coffea.pool._discovery import OTHERS_S, Discovery
+from sonic_coffea.pool._discovery import OTHERS_S, TRANSIENT, Discovery
 from sonic_coffea.pool._signature import FRESH_S, QUIET_S, VALID_S, merge, serves
 
 if TYPE_CHECKING:
@@ -38,13 +36,13 @@ class ServedModels:
     Attributes
     ----------
     starts_at : float
-        When the first discoveries begin.
+        Before it, no discovery begins.
     """
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
         self._contracts: dict[ModelKey, Contract] = {}
-        # When servers have said so, and for how long it is taken for true.
+        # When servers gave each contract, and for how long it is valid.
         self._said: dict[ModelKey, tuple[float, float]] = {}
         self._answered_at: dict[ModelKey, float] = {}
         self._seen: set[ModelKey] = set()
@@ -53,11 +51,11 @@ class ServedModels:
         self.starts_at = -math.inf
 
     def wakes_at(self) -> list[float]:
-        """Return when discoveries go on by themselves."""
+        """Return when discoveries go on without an event."""
         return [discovery.wakes_at for discovery in self._discoveries.values()]
 
     def advance(self, now: float) -> None:
-        """Go on with discoveries, as far as it is time."""
+        """Go on with the discoveries that are due."""
         for discovery in list(self._discoveries.values()):
             self._go_on(discovery, now)
 
@@ -66,7 +64,7 @@ class ServedModels:
         self._answered_at[key] = now
 
     def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
-        """Tell a caller what a model is, or ask the servers."""
+        """Give a caller a model's contract, or ask the servers for it."""
         key = request.key
         if anew:
             self.forget(key)
@@ -78,7 +76,7 @@ class ServedModels:
         self._discoveries[key].requests.append(request)
 
     def withdrawn(self, request: e.ContractRequest) -> None:
-        """Tell a caller whose time is over that no server has said so."""
+        """Give an error to a caller whose deadline has passed."""
         discovery = self._discoveries.get(request.key)
         if discovery is None or request not in discovery.requests:  # it has just been resolved
             return
@@ -89,13 +87,13 @@ class ServedModels:
             del self._discoveries[request.key]
 
     def validated(self, event: e.Validated, now: float) -> None:
-        """Take what a server has said of a model."""
+        """Take a server's contract of a model, or its error."""
         key, outcome = event.key, event.outcome
         known = self._contracts.get(key)
         if (discovery := self._discoveries.get(key)) is not None:
             discovery.take(event.url, outcome, now)
             if known is not None and event.url == self._state.fallback.url:
-                # It is to have the model of the servers, which may be gone.
+                # The fallback must have the model of the servers, even if they are gone.
                 discovery.contracts.pop(event.url, None)
             else:
                 known = None  # compared when the others have answered, too
@@ -128,12 +126,13 @@ class ServedModels:
             self._give_up_if_hopeless(key, event.url, outcome, now)
 
     def validate_waiting(self, now: float) -> None:
-        """Ask servers for the models of what waits, if they have not said yet."""
+        """Ask servers for the models of waiting slices, unless they have answered already."""
         for key in self._state.waiting.models():
             for endpoint in self._state.endpoints:
                 passes = endpoint.breaker.circuit(now) is not Circuit.OPEN
-                waits = not passes or endpoint.draining or endpoint.in_flight.paused(key, now)
-                if not waits and endpoint.signatures.due(key, now):
+                paused = now < endpoint.in_flight.limit(key).paused_until
+                asks = passes and not endpoint.draining and not paused
+                if asks and endpoint.signatures.due(key, now):
                     self._validate(endpoint, key)
 
     def _validate(self, endpoint: Endpoint, key: ModelKey) -> None:
@@ -144,16 +143,13 @@ class ServedModels:
     def fail_unroutable(self, now: float) -> None:
         """Give up what no endpoint can take any more."""
         for key in self._state.waiting.models():
-            if not self._may_be_served(key, now):
+            there = self._state.endpoints.that_may_have(key, now)
+            if not there and not self._state.fallback.awaited(key, now):
                 gone = ModelNotFoundError(f"no server has model {key.name!r} any more")
                 error = self._unroutable(key, now, gone)
                 self._state.instructions += [
                     e.Fail(request, error) for request in self._state.waiting.take_all(key)
                 ]
-
-    def _may_be_served(self, key: ModelKey, now: float) -> bool:
-        there = self._state.endpoints.that_may_have(key, now)
-        return bool(there) or self._state.fallback.awaited(key, now)
 
     def _unroutable(self, key: ModelKey, now: float, error: SonicError) -> SonicError:
         """Return why no endpoint can take a model: another model counts more than none."""
@@ -164,10 +160,9 @@ class ServedModels:
         """Begin a round, or draw the conclusions of one."""
         key = discovery.key
         if discovery.next_round_at is not None:
-            if self._state.fallback.starting:
-                discovery.next_round_at = math.inf
-            elif self._state.fallback.due_at(key, now) <= now:
+            if self._state.fallback.due_at(key, now) <= now:
                 self._state.start_fallback()
+            if self._state.fallback.starting:
                 discovery.next_round_at = math.inf
             elif discovery.next_round_at <= now or discovery.next_round_at == math.inf:
                 self._begin_round(discovery, now)
@@ -179,7 +174,7 @@ class ServedModels:
 
     def _begin_round(self, discovery: Discovery, now: float) -> None:
         endpoints = self._state.endpoints.active
-        # What is known already serves, if nobody answers now.
+        # A contract that is known serves, if no server answers now.
         until = now + OTHERS_S if discovery.key in self._contracts else math.inf
         discovery.begin_round((endpoint.url for endpoint in endpoints), until)
         for endpoint in endpoints:
@@ -189,7 +184,7 @@ class ServedModels:
     def _conclude(self, discovery: Discovery, now: float) -> None:
         key = discovery.key
         for url in discovery.awaited:
-            logger.warning("%s has not said in time what model %r is", url, key.name)
+            logger.warning("%s has not described model %r in time", url, key.name)
         known, contracts = self._contracts.get(key), discovery.contracts
         as_before = {u: c for u, c in contracts.items() if known is not None and serves(c, known)}
         try:
@@ -257,13 +252,13 @@ class ServedModels:
         self._state.instructions += [e.Resolve(request, outcome) for request in discovery.requests]
 
     def forget(self, key: ModelKey) -> None:
-        """Have the servers asked anew what a model is."""
+        """Have the servers asked for a contract anew."""
         self._said.pop(key, None)
         if self._contracts.pop(key, None) is not None:
             self._state.instructions.append(e.Publish(key, None))
 
     def _stale(self, key: ModelKey, now: float) -> bool:
-        """Whether servers are asked again what a model is, before it is used."""
+        """Whether a contract is so old that servers are asked again."""
         said_at, true_for_s = self._said[key]
         used = self._state.waiting.first(key) is not None or any(
             attempt.key == key for attempt in self._state.attempts()
@@ -281,10 +276,7 @@ class ServedModels:
     def _give_up_if_hopeless(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
         lost_since = self._state.lost_since(key, now)
-        passing = isinstance(
-            error,
-            (ServerLostError, DeadlineError, InferenceError, ModelNotFoundError, TokenExpiredError),
-        )
+        passing = isinstance(error, (*TRANSIENT, ModelNotFoundError))
         patience_s = self._state.settings.retry.timeout_s if passing else 0.0
         if lost_since is not None and now - lost_since >= patience_s:
             if isinstance(error, ModelNotFoundError):
@@ -296,13 +288,13 @@ class ServedModels:
     def _reject(
         self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract, now: float
     ) -> None:
-        """Send no rows to an endpoint whose model is not the one that they are made for."""
+        """Send no rows to an endpoint whose model is not the one that they are packed for."""
         what = (
-            f"the server has a model {key.name!r} that differs from that of the others; it gets "
-            "none of the rows that are made for them"
+            f"the server's model {key.name!r} differs from that of the other servers, so it gets "
+            "none of their rows"
         )
         if endpoint.url == self._state.fallback.url:
-            what = "the fallback is another model"
+            what = "the fallback has another model"
             if actual.digest != expected.digest:
                 what += (
                     f": its files have the digest {actual.digest}, those of the servers "
@@ -319,7 +311,7 @@ class ServedModels:
     def _compare_files(
         self, endpoint: Endpoint, actual: Contract, expected: Contract | None
     ) -> None:
-        """Warn once of a fallback of which nobody knows whether it has the servers' file."""
+        """Warn once if nobody knows whether the fallback has the servers' file."""
         if endpoint.url != self._state.fallback.url or actual.model in self._not_compared:
             return
         if expected is None or not (actual.digest and expected.digest):

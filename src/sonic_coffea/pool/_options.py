@@ -33,9 +33,9 @@ def _shared_memory(value: Any) -> str | None:
     return None if value == "auto" or isinstance(value, bool) else "one of auto, True, False"
 
 
-def _whole(least: int) -> Callable[[Any], str | None]:
-    text = f"a whole number of at least {least}"
-    return lambda value: None if isinstance(value, Integral) and int(value) >= least else text
+def _whole(minimum: int) -> Callable[[Any], str | None]:
+    text = f"a whole number of at least {minimum}"
+    return lambda value: None if isinstance(value, Integral) and int(value) >= minimum else text
 
 
 def _channels(value: Any) -> str | None:
@@ -43,20 +43,14 @@ def _channels(value: Any) -> str | None:
     return expected and f"auto, or {expected}"
 
 
-def _whole_or_none(least: int) -> Callable[[Any], str | None]:
-    whole = _whole(least)
-    return lambda value: None if value is None else whole(value)
-
-
 def _positive(value: Any) -> str | None:
     return None if isinstance(value, Real) and float(value) > 0 else "a number of more than 0"
 
 
 def _request_bytes(value: Any) -> str | None:
-    most = _MAX_REQUEST_BYTES
-    if (expected := _positive(value)) or value <= most:
+    if (expected := _positive(value)) or value <= _MAX_REQUEST_BYTES:
         return expected
-    return f"at most {most}, as a message of gRPC holds less than 2 GiB"
+    return f"at most {_MAX_REQUEST_BYTES}, as a message of gRPC holds less than 2 GiB"
 
 
 def _weight(value: Any) -> str | None:
@@ -64,8 +58,8 @@ def _weight(value: Any) -> str | None:
     return None if _positive(value) is None and value <= 10 else "a number of more than 0, up to 10"
 
 
-def _positive_or_none(value: Any) -> str | None:
-    return None if value is None else _positive(value)
+def _or_none(expects: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+    return lambda value: None if value is None else expects(value)
 
 
 _file = _instance("str, Path or None", str, Path, type(None))
@@ -84,18 +78,18 @@ OPTIONS: Mapping[str, Option] = {
     "shared_memory": Option("", "shared_memory", _shared_memory),
     "channels": Option("", "channels", _channels),
     "max_in_flight": Option("limits", "max_in_flight", _whole(1)),
-    "max_in_flight_bytes": Option("limits", "max_in_flight_bytes", _positive_or_none),
+    "max_in_flight_bytes": Option("limits", "max_in_flight_bytes", _or_none(_positive)),
     "max_request_bytes": Option("limits", "max_request_bytes", _request_bytes),
     "request_timeout_s": Option("timeouts", "request_s", _positive),
     "metadata_timeout_s": Option("timeouts", "metadata_s", _positive),
     "retry_timeout_s": Option("retry", "timeout_s", _positive),
     "balance": Option("", "balance", _choice("load", "priority")),
     "weight": Option("", "weight", _weight),
-    "hedge_after_s": Option("retry", "hedge_after_s", _positive_or_none),
+    "hedge_after_s": Option("retry", "hedge_after_s", _or_none(_positive)),
     "fallback": Option("fallback", "source", _source),
     "fallback_after_s": Option("fallback", "after_s", _positive),
     "cache": Option("cache", "path", _file),
     "cache_bytes": Option("cache", "max_bytes", _positive),
     "cache_trusts_versions": Option("cache", "trusts_versions", _instance("True or False", bool)),
-    "max_suspended_chunks": Option("limits", "max_suspended_chunks", _whole_or_none(0)),
+    "max_suspended_chunks": Option("limits", "max_suspended_chunks", _or_none(_whole(0))),
 }

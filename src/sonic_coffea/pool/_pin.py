@@ -12,9 +12,9 @@ logger = logging.getLogger(__name__)
 
 
 class VersionPin:
-    """The version that requests ask for: what the caller wants, or else the first answer's.
+    """The version that requests ask for: the caller's, or else the first answer's.
 
-    It is used by the threads that send and receive.
+    The threads that send and receive use it.
     """
 
     def __init__(self, model: str, version: str | None) -> None:
@@ -29,7 +29,7 @@ class VersionPin:
         return self._asked or self._pinned
 
     def answered(self, version: str) -> ModelNotFoundError | None:
-        """Record an answer; return an error if the others have another version."""
+        """Record an answer; return an error if earlier ones have another version."""
         if self._asked is not None or not version:
             return None
         with self._lock:
@@ -39,13 +39,13 @@ class VersionPin:
                 self._misses = 0
                 return None
             return ModelNotFoundError(
-                f"version {version} answered, and version {self._pinned} the rows before"
+                f"version {version} answered, and version {self._pinned} answered earlier rows"
             )
 
     def missed(self, wanted: str | None) -> None:
-        """Record that a server lacks the version that it was asked for; other ones may have it.
+        """Record that a server lacks the version that it was asked for.
 
-        If none seems to, the rows that are left are scored by what the servers have.
+        If no server seems to have it, another version scores the rows that are left.
         """
         with self._lock:
             if self._pinned is None or wanted != self._pinned:

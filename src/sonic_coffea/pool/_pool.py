@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._hosts import Checks, HostCheck, check_here
 from sonic_coffea.pool._request import ModelKey, RequestSlice
 from sonic_coffea.pool._wake import shown, wake
-from sonic_coffea.pool._watch import ServersFile
+from sonic_coffea.pool._watch import watch
 from sonic_coffea.reporting import tables
 from sonic_coffea.transport import connect_transport
 
@@ -75,13 +76,11 @@ class Pool:
         ]
         rows = rows or [(url, "not used yet", 0, "") for url in self.settings.servers]
         total = self.statistics.total()
-        notes = [
-            (
-                f"{total.rows:,} rows in {total.requests:,} requests, {total.retries:,} retries; "
-                "sonic.report(pool) says more"
-            )
-        ]
-        return tables.table("Pool", rows, header=header, notes=notes)
+        note = (
+            f"{total.rows:,} rows in {total.requests:,} requests, {total.retries:,} retries; "
+            "sonic.report(pool) says more"
+        )
+        return tables.table("Pool", rows, header=header, notes=[note])
 
     def __repr__(self) -> str:
         state = "closed, " if self.closed else ""
@@ -196,46 +195,51 @@ class Pool:
             return wake(self.connections(), keys, timeout_s, self._engine.closing, tell)
 
     def check_also(self, elsewhere: Callable[..., list[HostCheck]]) -> None:
-        """Have `check` ask other hosts, too.
+        """Have `check` call a function for other hosts, with the settings and its arguments."""
+        self._check_elsewhere = elsewhere
+
+    def join_cluster(self, delay_s: float, max_in_flight: int, quotas_within_s: float) -> None:
+        """Begin as one of many processes that may start at the same time.
 
         Parameters
         ----------
-        elsewhere : callable
-            Takes the settings and the arguments of `check`.
+        delay_s : float
+            Before it, no server is contacted.
+        max_in_flight : int
+            Requests of a model that may be in flight, over all servers, until its quotas come.
+        quotas_within_s : float
+            How long they may take.
         """
-        self._check_elsewhere = elsewhere
-
-    def delay_start(self, delay_s: float) -> None:
-        """Contact no server for some time: many processes may start at the same time."""
-        self._engine.post(e.StartDelayed(time.monotonic() + delay_s))
+        event = e.SchedulerJoined(time.monotonic() + delay_s, max_in_flight, quotas_within_s)
+        self._engine.post(event)
 
     def telemetry(
         self,
     ) -> tuple[list[EndpointReport], dict[ModelKey, int], dict[ModelKey, Counter[Share]]]:
         """Return what happened at each endpoint since the last call, and what waits.
 
-        The last is how many requests wait or are in flight by model and share; nothing if there is
-        one share alone.
+        The last are the requests that wait or are in flight, by model and share; empty if there is
+        only one share.
         """
         return self._engine.telemetry()
 
     def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
-        """Return the servers' own account of the models in use, by server and model."""
+        """Return the servers' own statistics of the models in use, by server and model."""
         asked = [(url, c, key) for url, c, keys in self._engine.served() for key in keys]
 
-        def ask(url: str, connection: Connection, key: ModelKey) -> ModelStatistics | None:
+        answers: dict[tuple[str, ModelKey], ModelStatistics] = {}
+
+        def ask(url: str, connection: Connection, key: ModelKey) -> None:
             try:
-                return connection.statistics(*key)
+                answers[url, key] = connection.statistics(*key)
             except SonicError as error:
                 logger.debug("%s gives no statistics: %s", url, error)
-                return None
 
         with ThreadPoolExecutor(
             max(1, len(asked)), thread_name_prefix="sonic-statistics"
         ) as threads:
-            answers = threads.map(lambda question: ask(*question), asked)
-            pairs = zip(asked, answers, strict=True)
-            return {(url, key): answer for (url, _, key), answer in pairs if answer is not None}
+            list(threads.map(lambda question: ask(*question), asked))
+        return answers
 
     def connections(self) -> list[Connection]:
         """Return a connection to each server."""
@@ -290,7 +294,7 @@ class Pool:
         return self._engine.contract(key, deadline, anew=anew)
 
     def last_contract(self, model: str, version: str | None) -> Contract | None:
-        """Return what servers have said last of a model, without asking; None if it is in doubt."""
+        """Return the contract that servers gave last, without asking; None if it is in doubt."""
         contract, _ = self._engine.contracts.get(ModelKey(model, version), (None, 0.0))
         return contract
 
@@ -320,5 +324,6 @@ class Pool:
     def _open(self) -> None:
         """Start the engine, and watch the file of servers if there is one."""
         if self._engine.start() and (path := self.settings.servers_file) is not None:
-            known, changed = self.settings.servers, self._engine.set_servers
-            ServersFile(path, known, changed, self._engine.closing).start()
+            watched = path, self.settings.servers, self._engine.set_servers, self._engine.closing
+            # A thread of its own, as a file system may hang.
+            threading.Thread(target=watch, args=watched, name="sonic-servers", daemon=True).start()

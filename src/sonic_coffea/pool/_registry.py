@@ -72,17 +72,14 @@ def _named() -> Pool | None:
     if settings is None:
         return None
     if settings.withheld:
+        options = " and ".join(f"{option}=" for option in settings.withheld)
         raise ConfigError(
-            f"sonic.connect was given {_words(settings.withheld)} in another process, where "
+            f"sonic.connect was given {options} in another process, where "
             f"{'they stay' if len(settings.withheld) > 1 else 'it stays'}: secrets are not "
             "pickled; use token_file= with a path that this process can read, or name the servers "
             "in dask's configuration, with 'token: $VARIABLE'"
         )
     return _install(settings, adopted=adopted)
-
-
-def _words(options: tuple[str, ...]) -> str:
-    return " and ".join(f"{option}=" for option in options)
 
 
 def shared(settings: Settings) -> Pool:
@@ -112,7 +109,7 @@ class Luggage:
 
 
 class Carrier:
-    """What takes the settings of the pool along when it is pickled: models and processors."""
+    """A base class whose pickles take the pool's settings along: of models and processors."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"attributes": self.__dict__, "luggage": carried()}
@@ -124,7 +121,7 @@ class Carrier:
 
 
 def carried() -> Luggage | None:
-    """Return what a pickle takes along: no secrets."""
+    """Return what a pickle takes along."""
     with _lock:
         closed = _pool is not None and _pool.closed
         settings, connection = _settings, _connection
@@ -137,7 +134,7 @@ def _adopt(luggage: Luggage) -> None:
     """Use settings that came with a pickle, unless this process has some of its own.
 
     Its own settings come from a `connect` in this process, or from a configuration that differs
-    from the configuration of the pickle's process: it was written for this process.
+    from that of the pickle's process, and so was written for this one.
     """
     global _pool, _settings, _connection, _adopted  # noqa: PLW0603
     with _lock:
@@ -149,10 +146,9 @@ def _adopt(luggage: Luggage) -> None:
         return
     settings = _with_secrets(luggage.settings)
     with _lock:
-        if _pool is not None and not _pool.closed and _pool.settings != settings:
-            _others.append(_pool)  # other threads may still wait for it
-            _pool = None
-        elif _pool is not None and _pool.closed:
+        if _pool is not None and (_pool.closed or _pool.settings != settings):
+            if not _pool.closed:
+                _others.append(_pool)  # other threads may still wait for it
             _pool = None
         _settings, _connection, _adopted = settings, luggage.connection, True
 
@@ -193,8 +189,8 @@ def forget(pool: Pool | None = None) -> None:
             _pool = _settings = None
             _connection, _adopted = "", False
         _others[:] = [other for other in _others if other not in closing]
-    for one in closing:
-        one.close()
+    for other in closing:
+        other.close()
 
 
 def _after_fork() -> None:

@@ -30,7 +30,7 @@ class Request(Protocol):
 
     @property
     def share(self) -> Share:
-        """Whose rows it has."""
+        """The share that its rows count for."""
 
     @property
     def over(self) -> bool:

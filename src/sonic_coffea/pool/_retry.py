@@ -98,10 +98,9 @@ class RetryPolicy:
 def splits(attempt: Attempt, error: SonicError) -> bool:
     """Return whether a request may pass in parts that did not pass as a whole."""
     request = attempt.slice
-    if request.whole:
+    if request.whole or request.rows == 1:
         return False
     if isinstance(error, RouteTimeoutError):
         # Others' requests may be why it took long; then small ones take as long.
-        alone = attempt.in_flight == 1
-        return request.rows > 1 and (alone or request.splits < MAX_SPLITS)
-    return request.rows > 1 and isinstance(error, RequestTooLargeError)
+        return attempt.in_flight == 1 or request.splits < MAX_SPLITS
+    return isinstance(error, RequestTooLargeError)

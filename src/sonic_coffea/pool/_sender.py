@@ -42,30 +42,25 @@ class Transmission:
     and then looks for the handle. So one of them cancels it, without a lock.
     """
 
-    __slots__ = ("_cancelled", "_handle", "attempt", "packing_at", "request_id")
+    __slots__ = ("_handle", "attempt", "cancelled", "packing_at", "request_id")
 
     def __init__(self, attempt: Attempt, request_id: str) -> None:
         self.attempt = attempt
         self.request_id = request_id
         self.packing_at = 0.0
         self._handle: RpcHandle | None = None
-        self._cancelled = False
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self._cancelled
+        self.cancelled = False
 
     def cancel(self) -> None:
         """Cancel it, now or as soon as it is sent."""
-        self._cancelled = True
+        self.cancelled = True
         if self._handle is not None:
             self._handle.cancel()
 
     def sent(self, handle: RpcHandle) -> None:
         """Record that it has left."""
         self._handle = handle
-        if self._cancelled:
+        if self.cancelled:
             handle.cancel()
 
 
@@ -104,11 +99,6 @@ class Sender:
         self._inbox.put(None)
         for connection in self.connections:
             connection.close()
-
-    def join(self) -> None:
-        """Wait until it has ended, after it was closed."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
 
     def _run(self) -> None:
         while (work := self._inbox.get()) is not None:

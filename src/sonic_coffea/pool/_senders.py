@@ -33,9 +33,6 @@ class Senders:
     def __iter__(self) -> Iterator[str]:
         return iter(self._senders)
 
-    def __contains__(self, url: str) -> bool:
-        return url in self._senders
-
     def connection(self, url: str) -> Connection:
         """Return the first connection to a server, for questions about it."""
         return self._senders[url].connections[0]
@@ -46,7 +43,7 @@ class Senders:
         settings: Settings,
         connected: Mapping[str, Sender] = MappingProxyType({}),
     ) -> None:
-        """Have a sender for each of these servers: one that is there, connected, or a new one."""
+        """Keep each server's sender, or take one from `connected`, or make one."""
         for url in urls:
             if url not in self._senders:
                 self._senders[url] = connected.get(url) or self._new(url, settings)
@@ -71,7 +68,7 @@ class Senders:
             apart("sonic-close", old.close, lambda _: None)
 
     def remove(self, url: str) -> None:
-        """Close the sender of a server, if there is one: there is none before the pool is used."""
+        """Close the sender of a server, if it has one: none has before the pool is used."""
         if (sender := self._senders.pop(url, None)) is not None:
             apart("sonic-close", sender.close, lambda _: None)
 

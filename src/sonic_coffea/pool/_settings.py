@@ -17,8 +17,8 @@ from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, To
 
 # What is in flight is in memory two or three times: as tensors, in messages, and in gRPC's buffers.
 _IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 256_000_000
-# Memory of a thread for each suspended chunk. A chunk with 100 MB of columns takes 300 MB: on 2 GB,
-# the peak of a worker is half of them with none suspended, and with two it spills.
+# Memory of a thread for each suspended chunk. A chunk with 100 MB of columns takes 300 MB. A worker
+# with 2 GB peaks at half of its memory with no chunk suspended, and spills with two.
 _CHUNK_BYTES, _MAX_SUSPENDED_CHUNKS = 2_000_000_000, 4
 
 
@@ -293,11 +293,11 @@ class Settings:
     @property
     def secrets(self) -> tuple[str, ...]:
         """The options that are not pickled; a token's path is."""
-        given = {
+        secrets = {
             "token": self.token is not None and not isinstance(self.token, Path),
             "headers": bool(self.headers),
         }
-        return tuple(name for name, secret in given.items() if secret)
+        return tuple(name for name, secret in secrets.items() if secret)
 
     def without_secrets(self) -> Settings:
         """Return what may be written into pickles: a token's path, but no token and no header."""

@@ -25,12 +25,13 @@ REJECTED_S = 30.0
 # The endpoint lacks a model after this number of requests in a row that did not find the model. If
 # one of four servers behind it has the model, 16 requests find this server in 99 % of the cases.
 MAX_MISSES = 16
-# For this time, a validation stays valid after a loss. A balancer that does not know yet which
-# server is dead may lead each second request there, and the endpoint would only be validated.
+# Losses have an endpoint's models validated again at most once in this time. A balancer that does
+# not know yet which server is dead may lead each second request there, and the endpoint would only
+# be validated.
 VALID_S = 5.0
-# A server may get another file of the same version, so a call asks again for a contract that is
-# older than 30 s; or older than 1 s, if nothing was answered for 1 s, because a server without
-# requests may have been restarted unnoticed.
+# A server may get another file of the same version. So a call asks again for a contract that is
+# older than 30 s; or than 1 s, if nothing was answered for 1 s: a server without requests may have
+# been restarted unnoticed.
 FRESH_S, QUIET_S = 30.0, 1.0
 
 
@@ -45,17 +46,17 @@ class Missing:
 
 
 class Signatures:
-    """What an endpoint has said of its models: valid, missing, rejected, or not known yet.
+    """An endpoint's models: valid, missing, rejected, or not known yet.
 
-    A server that lacks a model says so of itself: others behind the same endpoint may have it, and
-    it may be loaded soon. One that has another model of the name is left alone for a while.
+    If a server lacks a model, others behind the same endpoint may have it, and it may be loaded
+    soon. An endpoint that has another model of the name is left alone for `REJECTED_S`.
 
     Attributes
     ----------
-    valid : dict
-        When the endpoint was last known to have each model that it has.
+    valid : set
+        The models that the endpoint has.
     validating : dict
-        What is expected of each model that it is being asked for.
+        The models that it is being asked for, with the contract that is expected.
     """
 
     __slots__ = ("_misses", "_missing", "_rejected", "_rng", "valid", "validating")
@@ -64,12 +65,12 @@ class Signatures:
         self._rng = rng
         self._misses: dict[ModelKey, int] = {}
         self._missing: dict[ModelKey, Missing] = {}
-        self.valid: dict[ModelKey, float] = {}
+        self.valid: set[ModelKey] = set()
         self._rejected: dict[ModelKey, tuple[float, SonicError]] = {}
         self.validating: dict[ModelKey, Contract | None] = {}
 
     def rejection(self, key: ModelKey, now: float) -> SonicError | None:
-        """Return in what its model differs from the one that is meant, if that was found lately."""
+        """Return the error of a model that was rejected lately; None otherwise."""
         until, error = self._rejected.get(key, (0.0, None))
         return error if now < until else None
 
@@ -92,8 +93,8 @@ class Signatures:
         """Record that the endpoint has the model."""
         self._rejected.pop(key, None)
         self._misses.pop(key, None)
-        self.valid[key] = now
-        # One that says so, and lacks it in each request, has lacked it all the time.
+        self.valid.add(key)
+        # One that confirms the model, and lacks it in each request, has lacked it all the time.
         if key in self._missing and now - self._missing[key].at > VALID_S:
             del self._missing[key]
 
@@ -110,7 +111,7 @@ class Signatures:
 
     def lack(self, key: ModelKey, now: float) -> None:
         """Record that the endpoint does not have the model, and is to be asked again soon."""
-        self.valid.pop(key, None)
+        self.valid.discard(key)
         self._misses.pop(key, None)
         missing = self._missing.setdefault(key, Missing(now))
         missing.times += 1
@@ -118,14 +119,12 @@ class Signatures:
 
     def reject(self, key: ModelKey, error: SonicError, now: float) -> None:
         """Record that the endpoint has another model of this name."""
-        self.valid.pop(key, None)
+        self.valid.discard(key)
         self._rejected[key] = now + REJECTED_S, error
 
-    def doubt(self, now: float, *, all_of_them: bool) -> None:
+    def doubt(self) -> None:
         """Have models validated again, as the endpoint failed: it may come back as another one."""
-        for key, at in list(self.valid.items()):
-            if all_of_them or now - at > VALID_S:
-                del self.valid[key]
+        self.valid.clear()
 
 
 def serves(actual: Contract, expected: Contract) -> bool:
@@ -176,8 +175,8 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
 
 def _same_tensors(actual: Contract, expected: Contract) -> bool:
     """Whether two descriptions list the same tensors, or one of them lists none."""
-    both = (actual.inputs, expected.inputs), (actual.outputs, expected.outputs)
-    return all(not one or not other or one == other for one, other in both)
+    pairs = (actual.inputs, expected.inputs), (actual.outputs, expected.outputs)
+    return all(not ours or not theirs or ours == theirs for ours, theirs in pairs)
 
 
 def _other_file(actual: Contract, expected: Contract) -> bool:

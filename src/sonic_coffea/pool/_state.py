@@ -10,6 +10,7 @@ from sonic_coffea.errors import RequestTooLargeError
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._endpoint import EndpointRegistry
 from sonic_coffea.pool._fallback import FallbackPolicy
+from sonic_coffea.pool._joining import Joining
 from sonic_coffea.pool._waiting import WaitingSlices
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class CoreState:
         self.endpoints = EndpointRegistry(settings, self.rng)
         self.fallback = FallbackPolicy(settings, self.endpoints)
         self.waiting = WaitingSlices()
+        self.joining = Joining()
         self.instructions: list[e.Instruction] = []
         self.endpoints.set_servers(self.servers, None)
 

@@ -1,8 +1,8 @@
 """The interpreter's switch interval: threads take turns faster while a pool is in use.
 
 A request that is answered, and the next that leaves, take turns on four threads. Beside Python code
-that computes, each waits for as long as the interpreter lets a thread run on: 5 ms by default, so
-that a server would wait for the client much of its time.
+that computes, each thread waits until the interpreter interrupts that code, after 5 ms by default:
+a server would wait for the client much of its time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Wakes servers that sleep: proxies count who asks for the list of models, and have one started."""
+"""Wakes servers that sleep: a proxy that is asked for the list of models has one started."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ INTERVAL_S = 5.0
 
 
 class Alarm:
-    """Asks URLs without a server for the list of their models, each at most once in some time."""
+    """Asks URLs without a server for the list of models, each at most once in `INTERVAL_S`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rung_at: dict[str, float] = {}
 
     def ring(self, url: str, connection: Connection) -> None:
-        """Ask a URL at which no server has answered; it may take its time."""
+        """Ask a URL at which no server has answered; this may block."""
         now = time.monotonic()
         with self._lock:
             if now - self._rung_at.get(url, -math.inf) < INTERVAL_S:
@@ -58,8 +58,8 @@ def wake(
 ) -> float:
     """Ask all servers until one is ready; return how many seconds that took.
 
-    ``closing`` is set when the pool is closed; ``tell`` takes a sentence about what is waited for.
-    It raises what `Pool.wake` says.
+    ``closing`` is set when the pool is closed; ``tell`` takes a sentence about the wait. Errors are
+    those of `Pool.wake`.
     """
     begun = time.monotonic()
     with ThreadPoolExecutor(len(connections), thread_name_prefix="sonic-wake") as threads:
@@ -114,7 +114,7 @@ def _ask(connection: Connection, models: Sequence[ModelKey]) -> SonicError | Non
 
 @contextlib.contextmanager
 def shown(*, progress: bool) -> Iterator[Callable[[str], None]]:
-    """Yield what shows a sentence, in place of the one before; on terminals and in notebooks."""
+    """Yield a function that shows a sentence in place of the last; in terminals and notebooks."""
     if not progress:
         yield lambda _: None
         return
