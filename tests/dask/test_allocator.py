@@ -211,6 +211,28 @@ def test_a_thousand_share_a_url_with_many_servers_from_the_start() -> None:
     assert evenness > 0.95
 
 
+@pytest.mark.parametrize("servers", [1, 4])
+def test_clients_that_all_begin_with_several_chunks_are_not_each_others_queue(servers: int) -> None:
+    """By their own limits, the first 500 requests would fill one server's queue for 35 s."""
+    simulation = Simulation([SLOW] * servers, Work())
+    simulation.join(100, within_s=1.0)
+    for second in range(2, 60, 8):
+        simulation.run(second)
+        assert simulation.in_flight < 200
+    assert all(simulation.throughput(t, t + 8) > 0.85 for t in range(2, 50, 8))
+    # A client has its turns at one server after the other.
+    assert fairness(simulation.rows(since=18)) > 0.95
+
+
+def test_first_quotas_are_waited_for_while_more_clients_come() -> None:
+    """The rate is known after three rounds, which ten thousand clients make 20 s long."""
+    allocator, waits = Allocator(), list[float]()
+    for client in range(10_000):
+        allocator.join(str(client))
+        waits.append(allocator.quotas_within_s)
+    assert min(waits) >= 3 * allocator.round_s
+
+
 def test_without_a_scheduler_a_thousand_workers_queue() -> None:
     """What the quotas are for."""
     simulation, throughput, _ = simulate(1000, Work(rows=1024), until=10, warm=5, weights=())

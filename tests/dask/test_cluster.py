@@ -28,9 +28,10 @@ from tornado.ioloop import PeriodicCallback
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.dask import SonicPlugin, SonicSchedulerPlugin
+from sonic_coffea.dask._allocator import Telemetry
 from sonic_coffea.dask._messages import JOIN, REPORT
 from sonic_coffea.dask._metrics import offer_metrics
-from sonic_coffea.pool import Settings, carried, current
+from sonic_coffea.pool import ModelKey, RttStatistics, Settings, carried, current
 from sonic_coffea.reporting import Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer
 
@@ -435,21 +436,43 @@ def test_dask_s_profiler_freezes_no_worker(one_worker: Client) -> None:
     assert list(profiled.values()) == [sys.version_info >= (3, 11, 9)]
 
 
-def test_idle_workers_hear_that_a_server_is_back() -> None:
-    sent: dict[str, list[str]] = {}
+def plugin_of(workers: set[str], sent: dict[str, Any]) -> SonicSchedulerPlugin:
+    """Return the plugin of a scheduler whose last message to each worker is in `sent`."""
     plugin = SonicSchedulerPlugin()
     plugin._scheduler = SimpleNamespace(
-        workers={"a", "b", "c"},
+        workers=workers,
         periodic_callbacks={plugin.name: SimpleNamespace(callback_time=0)},
-        worker_send=lambda worker, message: sent.update({worker: message["ejected"]}),
+        worker_send=lambda worker, message: sent.update({worker: message}),
         log_event=lambda topic, event: None,
     )
+    return plugin
+
+
+def test_workers_hear_that_quotas_will_come() -> None:
+    """Else they would go by their own limits before the rate of a server is known."""
+    sent: dict[str, Any] = {}
+    workers = {f"worker {n}" for n in range(20)}
+    plugin = plugin_of({*workers, "idle"}, sent)
+    served = "server", ModelKey("m", None)
+    for worker in (*workers, "idle"):
+        plugin.join(worker, f"process of {worker}")
+    for worker in workers:
+        asks = {served: Telemetry(1, 5, RttStatistics())}
+        plugin.allocator.report(f"process of {worker}", asks, {}, time.monotonic())
+    plugin.end_round()
+    assert sent.keys() == workers
+    assert all(message["grants"] == [] for message in sent.values())
+
+
+def test_idle_workers_hear_that_a_server_is_back() -> None:
+    sent: dict[str, Any] = {}
+    plugin = plugin_of({"a", "b", "c"}, sent)
 
     def rounds(**lost: bool) -> dict[str, list[str]]:
         sent.clear()
         plugin.report("a", "process of a", 1, [], lost, [], [])
         plugin.end_round()
-        return dict(sent)
+        return {worker: message["ejected"] for worker, message in sent.items()}
 
     for worker in "bc":
         plugin.join(worker, f"process of {worker}")

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 async def register(client: Client, settings: Settings) -> Pool:
-    """Give this process and every present and future worker a pool, and the scheduler its view."""
+    """Give this process and every present and future worker a pool, and the scheduler a plugin."""
     # Not on the event loop: it closes the pool of other settings.
     pool = await asyncio.get_running_loop().run_in_executor(None, install, settings)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -23,13 +23,17 @@ ServedModel = tuple[str, ModelKey]
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 # Rounds for which a lease lasts; then a client goes by its own limit.
 _LEASE_ROUNDS = 4
+# Of all clients together, before anything is known of the servers.
+_FIRST_IN_FLIGHT = 32
+# Rounds become longer while clients come: ten thousand make them 20 s long.
+_QUOTAS_WITHIN_S = 60.0
 
 
 class Telemetry(NamedTuple):
     """What a client reports of a model on a server; RTT statistics are since its last report.
 
-    ``shares`` has the client's requests for the model, on any server, by whose they are; nothing if
-    all are of the default share.
+    ``shares`` has the client's requests for the model on any server, by share; it is empty if all
+    are of the default share.
     """
 
     in_flight: int
@@ -39,7 +43,7 @@ class Telemetry(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """What a client may have in flight: a quota, before it is known when it arrives.
+    """What a client may have in flight: a quota, whose times count from when it arrives.
 
     ``interval_s`` is 0 unless requests are paced; ``delay_s`` is the time to the first turn.
     """
@@ -88,8 +92,8 @@ class Allocator:
 
     Clients report telemetry; `allocate` ends a round and says what each may have. All of it is
     coarse and expires, so that nothing depends on a message. Times are those of any clock that does
-    not go back, best of one that shows what the clocks of other schedulers show. ``weight`` is how
-    much of the servers is for these clients, where other schedulers have clients of theirs.
+    not go back, best of one that agrees with those of other schedulers. ``weight`` is the weight of
+    these clients beside the clients of other schedulers.
     """
 
     def __init__(self, weight: float = 1.0) -> None:
@@ -97,7 +101,8 @@ class Allocator:
         self.capacities: dict[ServedModel, Capacity] = {}
         self._clients: dict[str, _Client] = {}
         self._rtts: defaultdict[ServedModel, list[RttStatistics]] = defaultdict(list)
-        self._phases: defaultdict[tuple[ServedModel, str], _Turns] = defaultdict(_Turns)
+        self._phases: dict[tuple[ServedModel, str], _Turns] = {}
+        self.held: set[str] = set()
         self._rounds = 0
         self._numbered: list[str] = []
 
@@ -110,6 +115,16 @@ class Allocator:
     def round_s(self) -> float:
         """How long a round is: the more clients, the longer, to spare the scheduler."""
         return max(0.5, len(self._clients) / 500)
+
+    @property
+    def first_in_flight(self) -> int:
+        """How many requests of a model a new client may have in flight until it has quotas."""
+        return max(_FIRST_IN_FLIGHT // max(len(self._clients), 1), 1)
+
+    @property
+    def quotas_within_s(self) -> float:
+        """After which time without a word from here a client without quotas goes by its limit."""
+        return max(_QUOTAS_WITHIN_S, self.lease_s)
 
     @property
     def lease_s(self) -> float:
@@ -136,7 +151,7 @@ class Allocator:
         return self._clients[client]
 
     def leave(self, client: str) -> None:
-        """Forget a client: what it had is for the others."""
+        """Forget a client."""
         gone = self._clients.pop(client, None)
         if gone is not None and (last := self._numbered.pop()) != client:
             # The turns of those that stay are spread evenly, too.
@@ -183,16 +198,29 @@ class Allocator:
         return changed
 
     def allocate(self, now: float) -> dict[str, dict[ServedModel, Grant]]:
-        """End a round: return for each client what it may have until the next."""
+        """End a round: return for each client what it may have until the next.
+
+        Clients that are `held` keep what they began with, as the rate of a server is not known.
+        """
         self._rounds += 1
         grants: dict[str, dict[ServedModel, Grant]] = {name: {} for name in self._clients}
         rtts, self._rtts = self._rtts, defaultdict(list)
+        active: defaultdict[ModelKey, set[str]] = defaultdict(set)
+        for name, client in self._clients.items():
+            for (_, key), demand in client.demand.items():
+                if any(demand):
+                    active[key].add(name)
+        self.held.clear()
         for served in {s for c in self._clients.values() for s in c.demand}:
             capacity = self.capacities.setdefault(served, Capacity(now))
             capacity.weight = self.weight
             total = capacity.end_round(rtts[served], *self.demand(served), now)
-            for name, grant in self._allocate(served, capacity, total, now):
-                grants[name][served] = grant
+            among = active[served[1]]
+            if capacity.rate or len(among) <= total:
+                for name, grant in self._allocate(served, capacity, total, among, now):
+                    grants[name][served] = grant
+            else:
+                self.held |= among
         for client in self._clients.values():
             if now - client.reported_at > self.lease_s:  # it is idle, or hangs
                 client.demand.clear()
@@ -200,11 +228,19 @@ class Allocator:
         return grants
 
     def _allocate(
-        self, served: ServedModel, capacity: Capacity, total: float, now: float
+        self,
+        served: ServedModel,
+        capacity: Capacity,
+        total: float,
+        active_clients: Collection[str],
+        now: float,
     ) -> Iterable[tuple[str, Grant]]:
-        """Yield what each client may have of one model on one server."""
+        """Yield what each client may have of one model on one server.
+
+        A client that asks for the model only elsewhere may come here next, and has its turns.
+        """
         clients = {n: c for n, c in self._clients.items() if served in c.demand}
-        by_share = self._by_share(served, clients)
+        by_share = self._by_share(served, clients, active_clients)
         totals = {share: sum(cells.values()) for share, cells in by_share.items()}
         parts = weighted_fair(total, totals, {share: share.weight for share in by_share})
         quotas: Counter[str] = Counter()
@@ -213,7 +249,7 @@ class Allocator:
             active = sum(demand > 0 for demand in cells.values())
             paced = parts[share] < active and capacity.rate > 0
             interval_s = active * total / parts[share] / capacity.rate if paced else 0.0
-            phase = self._phases[served, share.name].advance(interval_s, now)
+            phase = self._turns(served, share).advance(interval_s, now)
             # Whole numbers that are the part in the mean.
             first, after = parts[share] * self._rounds, parts[share] * (self._rounds + 1)
             whole = math.floor(after) - math.floor(first)
@@ -226,17 +262,23 @@ class Allocator:
         for name in clients:
             yield name, Grant(quotas[name], *_merged(turns[name]))
 
-    def _by_share(
-        self, served: ServedModel, clients: Mapping[str, _Client]
-    ) -> dict[Share, dict[tuple[str, int], int]]:
-        """Return what clients ask for of a model on a server, by whose it is.
+    def _turns(self, served: ServedModel, share: Share) -> _Turns:
+        # A client's turns at several servers are spread evenly, too.
+        begun = _Turns(len(self._phases) * _GOLDEN_RATIO % 1.0)
+        return self._phases.setdefault((served, share.name), begun)
 
-        A client of some weight is as many that share its demand.
+    def _by_share(
+        self, served: ServedModel, clients: Mapping[str, _Client], active: Collection[str]
+    ) -> dict[Share, dict[tuple[str, int], int]]:
+        """Return what clients ask for of a model on a server, by share.
+
+        A client of weight 2 counts as two, which halve its demand.
         """
         by_share: defaultdict[Share, dict[tuple[str, int], int]] = defaultdict(dict)
         for name, client in clients.items():
             shares = client.shares[served] or {DEFAULT: 1}
-            demand, whole = sum(client.demand[served]), sum(shares.values())
+            demand = max(sum(client.demand[served]), name in active)
+            whole = sum(shares.values())
             for share, number in shares.items():
                 of_share = math.ceil(demand * number / whole)
                 for part in range(client.weight):
@@ -244,10 +286,10 @@ class Allocator:
         return by_share
 
     def ejected(self) -> dict[str, list[str]]:
-        """Return servers that nobody has an answer from since a circuit opened, and who tries them.
+        """Return servers that have answered nobody since a circuit opened, and who still tries.
 
-        These are a client whose circuit is open, and one whose is not: the first may have lost the
-        network.
+        These are one client with an open circuit, which may itself have lost the network, and one
+        with a closed circuit.
         """
         ejected: dict[str, list[str]] = {}
         for server in {s for c in self._clients.values() for s in c.open_since}:
@@ -292,13 +334,13 @@ def weighted_fair(
 def max_min_fair(total: float, demands: Mapping[Name, int], rounds: int) -> dict[Name, int]:
     """Allocate requests: to each what it asks for, or as many as to the others.
 
-    Each has one at the least; who asks for none has it for when it does. What cannot be divided
-    goes round-robin, by the number of rounds.
+    Each has at least one, also if it asks for none, as it may do so before the next round. What
+    cannot be divided goes round-robin, by the number of rounds.
     """
     active = [name for name, demand in demands.items() if demand]
     quotas = dict.fromkeys(demands, 1)
     left = int(total) - len(active)
-    # First what they ask for, then what is left: they may ask for it before the next round.
+    # First what they ask for, then what is left.
     for bounds in (demands, dict.fromkeys(active, math.inf)):
         unsatisfied = [name for name in active if bounds[name] > 1]
         while left > 0 and unsatisfied:

@@ -17,48 +17,50 @@ if TYPE_CHECKING:
 _INITIAL = 8.0
 # When the clock shows a multiple of this, the baseline RTT may be measured anew. Then clients have
 # a quarter of what keeps the server busy in flight, so that requests find no queue (BBR's
-# ProbeRTT), until the baseline is confirmed, or the RTT has not fallen for some rounds and its own
-# length. The clients of other schedulers must make room at the same time, which the clock tells
-# them: with their queue in its baseline, this scheduler would take more than they.
+# ProbeRTT). This ends when the baseline is confirmed, or when the RTT has not fallen for some
+# rounds and its own length. By the clock, the clients of other schedulers make room at the same
+# time: with their queue in its baseline, this scheduler would take more than they.
 _BASELINE_S = 60.0
 _PROBE_RTT_PART, _PROBE_RTT_ROUNDS, _MAX_PROBE_S = 0.25, 2, 20.0
-# A probe costs a second's rows. A new scheduler makes two, as others notice only after a while that
-# it is there. Then, none is made while the server does the same for the clients as after the last
-# one, up to this factor, in the mean over some rounds. If the server changes, or if clients of
-# another scheduler come or go, it does more or less. A mean of few answers varies by chance, by so
-# many times the inverse root of their number; a probe that others do not make measures their queue.
+# A probe costs a second's rows. A new scheduler makes two, as others notice it only after a while.
+# Later, it probes if the server does more or less for its clients than after the last probe, by
+# this factor in the mean of some rounds: the server has changed, or clients of another scheduler
+# come or go. A mean of few answers varies by chance, by a multiple of the inverse root of their
+# number; no probe is made for that, as one that others do not make measures their queue.
 _FIRST_PROBES, _CHANGED, _SERVED_ROUNDS, _BY_CHANCE = 2, 1.25, 16, 4.0
 # What is less than this part of the RTT before has fallen.
 _FALLEN = 0.95
 # Baselines that differ by less than this factor are the same, if this number of answers agree.
-# With few answers, those of another scheduler may not have had one yet.
+# With few answers, clients of another scheduler may not have had one yet.
 _SAME, _CONFIRMING_ANSWERS = 1.1, 8
 # The limit changes by at most this factor at once.
 _MAX_STEP = 2.0
 # It grows only where it is what holds requests back.
 _BINDING_PART = 0.7
 # In each round, a part of what keeps a server busy is added, times the weight. Schedulers that know
-# nothing of each other see the same RTT ratio, and go down by the same factor: so that their limits
-# become as their weights are (as in FAST TCP: Wei, Jin, Low and Hegde, 2006).
+# nothing of each other see the same RTT ratio, and go down by the same factor. So their limits
+# become proportional to their weights (as in FAST TCP: Wei, Jin, Low and Hegde, 2006).
 _PUSH = 0.05
 # With fewer requests than clients, clients send at the mean rate of the last 64 answers, or of some
-# rounds. The greatest of these rates is greater by chance, most of all for the cluster with the
-# smallest part of a server, which would then outbid the others.
+# rounds. It is not the greatest of these rates, which is greater by chance, most of all for the
+# cluster with the smallest part of a server: that would outbid the others.
 _RATE_ANSWERS, _MIN_RATE_ROUNDS, _RATE_ROUNDS = 64, 3, 8
-# The reports in a round that is longer than the last, as clients have come, are of less than it.
+# With fewer rounds, the rate is not known; clients keep what they began with in flight.
+_KNOWN_ROUNDS = 2
+# If a round is longer than the last by this factor, as clients have come, its reports cover only a
+# part of it.
 _LONGER = 1.25
-# Every few seconds, they send a bit faster for a round, to see if the server has become faster,
-# and slower, to make up for it. Where that makes no queue, what it is faster by doubles, up to a
-# maximum.
+# Every few seconds, clients send a bit faster for a round, to see if the server has become faster,
+# and slower, to make up for it. While that makes no queue, the surplus doubles, up to a maximum.
 _PACES, _PACES_S, _MIN_PACES = (1.05, 0.95), 4.0, 4
 _MAX_FASTER, _NO_QUEUE = 1.0, 1.5
-# If more or fewer requests are in flight than the limit, the rate makes up for the difference in
-# two rounds, but never falls below 0.3 of the rate of answers. So the requests of clusters
+# If more or fewer requests are in flight than the limit, the rate makes up for it in two rounds,
+# but never falls below 0.3 of the rate of answers. So the requests of clusters
 # that pace are in flight as their limits allow, and so are their parts of a server.
 _RELIEF_ROUNDS, _MIN_PACE = 2, 0.3
 # With this number of answers in a round, Little's law gives the mean number in flight. With fewer
-# answers it is by chance, and with RTTs longer than a round it belongs to earlier rounds: then the
-# clients' reports say more.
+# answers, that mean varies by chance; with RTTs longer than a round, it is one of earlier rounds.
+# Then the clients' reports say more.
 _LITTLE_ANSWERS = 16
 
 
@@ -80,6 +82,7 @@ class Capacity:
         self._rounds = 0
         self._recent: deque[tuple[int, float]] = deque(maxlen=_RATE_ROUNDS)
         self._rate = 0.0
+        self._answered = self._known = False
         self._in_flight = 0.0
         self._pace = 1.0
         # Requests that were in flight, had they found no queue: what the server does for clients.
@@ -93,7 +96,9 @@ class Capacity:
 
     @property
     def rate(self) -> float:
-        """Requests a second for the server, if they are paced."""
+        """Requests a second for the server, if they are paced; 0 if that is not known yet."""
+        if not self._known:
+            return 0.0
         if self._probing_rtt:
             return _PROBE_RTT_PART * self._rate
         lacking = (self.limit - self._in_flight) / (self._round_s * _RELIEF_ROUNDS)
@@ -104,8 +109,8 @@ class Capacity:
     ) -> float:
         """End a round, and return how many requests may be in flight.
 
-        ``rtts`` are the answers of the round, of each client, and the requests those of all clients
-        by their last reports.
+        ``rtts`` has the round's RTTs of each client; the requests in flight and waiting are those
+        of all clients, by their last reports.
         """
         rtts = list(rtts)
         before_s, self._round_s = self._round_s, now - self._round_at or self._round_s
@@ -114,13 +119,17 @@ class Capacity:
         answers, sum_s, rtt_ratio = self._compare(rtts)
         if any(rtt.refused for rtt in rtts):
             self.limit = max(self.limit / _MAX_STEP, 1.0)
+            self._known = True  # it is too much, whatever it is
         elif answers and not (self._probing_rtt or self._probed_rtt):
-            if self._round_s < _LONGER * before_s:
+            # The first answers come some time after the beginning of their round.
+            if self._answered and self._round_s < _LONGER * before_s:
                 self._recent.append((answers, self._round_s))
                 # Without a queue, the server could have answered more, unless it was by chance.
                 kept = answers >= _RATE_ANSWERS and rtt_ratio < _NO_QUEUE
                 least = self._rate if kept else 0.0
                 self._rate = max(self._mean_rate(), least)
+            self._answered = True
+            self._known = self._known or len(self._recent) >= _KNOWN_ROUNDS
             current = answers >= _LITTLE_ANSWERS and sum_s < answers * self._round_s
             self._in_flight = sum_s / self._round_s if current else in_flight
             self._note_served(sum_s / rtt_ratio / self._round_s, answers)

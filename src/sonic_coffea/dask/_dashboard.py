@@ -28,7 +28,7 @@ _PANE = "/individual-sonic"
 _UPDATE_MS = 1000
 _SHOWN_S = 300.0
 _RATES = "Rows scored per second"
-# Of the table.
+# Heights in the table.
 _HEAD_PX, _ROW_PX, _MOST_PX = 30, 25, 330
 _STAGES = {"network and client": "#c6dbef", "queue": "#fdae6b", "model": "#31a354"}
 _LINES = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
@@ -59,7 +59,7 @@ def add_page(scheduler: Scheduler, history: History) -> None:
 
 
 def _list_pane(scheduler: Scheduler, prefix: str) -> None:
-    """Name the pane where dask's JupyterLab extension asks; dask names those of its own only."""
+    """List the pane for dask's JupyterLab extension; dask lists only its own."""
     from distributed.http.scheduler.info import IndividualPlots
     from tornado.routing import PathMatches, Rule
 
@@ -74,11 +74,11 @@ def _list_pane(scheduler: Scheduler, prefix: str) -> None:
     scheduler.http_application.default_router.rules.insert(0, rule)
 
 
-def _fill(history: History, _: Scheduler, extra: dict[str, Any], document: Any) -> None:
+def _fill(history: History, scheduler: Scheduler, extra: dict[str, Any], document: Any) -> None:
     """Fill the page, with dask's bar of links above."""
     from distributed.dashboard.components.scheduler import env
 
-    _fill_pane(history, _, extra, document)
+    _fill_pane(history, scheduler, extra, document)
     document.template = env.get_template("simple.html")
     document.template_variables.update(extra)
 
@@ -176,7 +176,7 @@ class ServersView:
             ],
             index_position=None,
             reorderable=False,
-            min_width=1450,
+            min_width=1390,
             height=_HEAD_PX,
             sizing_mode="stretch_width",
         )
@@ -237,23 +237,23 @@ def _ms(seconds: float | None) -> str:
 
 # The title, the width, and what a row shows.
 _COLUMNS: dict[str, tuple[str, int, Callable[[ServedVersion, Course], str]]] = {
-    "server": ("Server", 250, lambda served, _: printable(served[0])),
-    "model": ("Model", 220, lambda served, _: printable(f"{served[1]} v{served[2]}")),
-    "state": ("State", 165, lambda _, c: _state(c)),
+    "server": ("Server", 180, lambda served, _: printable(served[0])),
+    "model": ("Model", 130, lambda served, _: printable(f"{served[1]} v{served[2]}")),
+    "state": ("State", 155, lambda _, c: _state(c)),
     "rows_s": ("Rows/s", 80, lambda _, c: f"{c.rows_per_s[-1][1]:,.0f}" if c.rows_per_s else ""),
-    "in_flight": ("In flight (requests)", 125, lambda _, c: str(c.in_flight)),
-    "waiting": ("Waiting (requests)", 125, lambda _, c: str(c.waiting)),
-    "limit": ("Limit (requests)", 110, lambda _, c: "" if c.limit is None else f"{c.limit:.0f}"),
+    "in_flight": ("In flight (requests)", 140, lambda _, c: str(c.in_flight)),
+    "waiting": ("Waiting (requests)", 135, lambda _, c: str(c.waiting)),
+    "limit": ("Limit (requests)", 120, lambda _, c: "" if c.limit is None else f"{c.limit:.0f}"),
     "rtt_ms": ("RTT (ms)", 80, lambda _, c: _ms(c.rtt_s or None)),
     "queue_ms": ("Queue (ms)", 80, lambda _, c: _ms(c.queue_s)),
     "model_ms": ("Model (ms)", 80, lambda _, c: _ms(c.model_s)),
     "others": (
         "Other clients (%)",
-        110,
+        125,
         lambda _, c: "" if c.others is None else f"{100 * c.others:.0f}",
     ),
-    "rows": ("Rows", 90, lambda _, c: f"{c.totals['rows']:,.0f}"),
-    "requests": ("Requests", 80, lambda _, c: f"{c.totals['requests']:,.0f}"),
-    "retries": ("Retries", 80, lambda _, c: f"{c.totals['retries']:,.0f}"),
-    "failures": ("Failures", 80, lambda _, c: f"{c.totals['failures']:,.0f}"),
+    "rows": ("Rows", 80, lambda _, c: f"{c.totals['rows']:,.0f}"),
+    "requests": ("Requests", 75, lambda _, c: f"{c.totals['requests']:,.0f}"),
+    "retries": ("Retries", 65, lambda _, c: f"{c.totals['retries']:,.0f}"),
+    "failures": ("Failures", 70, lambda _, c: f"{c.totals['failures']:,.0f}"),
 }

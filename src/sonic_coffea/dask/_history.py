@@ -27,7 +27,7 @@ class Course:
     Attributes
     ----------
     totals : dict
-        Of the tallies of all workers.
+        Sums over the tallies of all workers.
     rows_per_s : deque
         Time and rate, round by round.
     rtt_s : float
@@ -35,8 +35,7 @@ class Course:
     queue_s, model_s : float or None
         The server's own account since it was last asked: mean seconds of a request.
     others : float or None
-        Which part of the server's requests was made by other clusters and clients, by its own
-        account.
+        The part of the server's requests that other clusters and clients made, by its own account.
     limit : float or None
         The in-flight limit of all workers together.
     open_circuits : int

@@ -21,9 +21,9 @@ QUOTAS = "sonic-quotas"
 FINAL = "sonic-final"
 
 TOTALS = ("rows", "requests", "retries", "failures", "trip_s")
-"""What of a worker's tallies the dashboard shows."""
+"""The fields of a worker's tallies that the dashboard shows."""
 TIMINGS = ("requests", "queue_s", "input_s", "compute_s", "output_s")
-"""What of a server's own statistics it shows."""
+"""The fields of a server's own statistics that it shows."""
 
 
 def write_report(pool: Pool, timings: Mapping[ServedModel, ModelStatistics]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def write_report(pool: Pool, timings: Mapping[ServedModel, ModelStatistics]) -> 
         ],
         "circuits": {e.url: e.circuit_open for e in endpoints},
         "totals": [(served, total(tally)) for served, tally in pool.statistics],
-        "timings": [(served, timing(one)) for served, one in timings.items()],
+        "timings": [(served, timing(counts)) for served, counts in timings.items()],
     }
 
 

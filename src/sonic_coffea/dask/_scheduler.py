@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 TOPIC = "sonic-coffea"
-"""Of the events that are logged."""
+"""The topic of events, for `Client.get_events` and other listeners."""
 
 # Processes that may connect to the servers in a second.
 _CONNECT_RATE = 200
@@ -57,7 +57,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     def join(self, worker: str, process: str, weight: float | None = None) -> dict[str, float]:
         """Add a worker; it is told how to behave until the first round.
 
-        The weight holds for the cluster; who connects last says it.
+        The weight holds for the cluster; the client that connects last sets it.
         """
         if weight is not None:
             self.allocator.weight = weight
@@ -68,6 +68,8 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         return {
             "round_s": self.allocator.round_s,
             "spread_s": (self.allocator.clients - 1) / _CONNECT_RATE,
+            "max_in_flight": self.allocator.first_in_flight,
+            "quotas_within_s": self.allocator.quotas_within_s,
         }
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
@@ -100,14 +102,13 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         read = read_telemetry(telemetry)
         now = time.monotonic() + self._clock_s
         for server in self.allocator.report(process, read, circuits, now):
-            # For `Client.get_events` and other listeners.
             action = "lost" if circuits[server] else "back"
             event = {"action": action, "server": server, "worker": worker}
             self._scheduler.log_event(TOPIC, event)
         self.history.report(process, number, totals, timings)
 
     def final(self, worker: str, key: Any) -> None:
-        """Have a task that failed for good not be tried again: the pool has done what can be."""
+        """Keep dask from retrying a task that failed for good."""
         task = self._scheduler.tasks.get(key)
         # It may be elsewhere by now, if the worker had been thought lost.
         if task is not None and task.processing_on and task.processing_on.address == worker:
@@ -119,13 +120,14 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         allocated = self.allocator.allocate(now + self._clock_s)
         ejected = self.allocator.ejected()
         self.history.end_round(self.allocator, now)
-        # When the last server is readmitted, all hear of it once, also who has nothing in flight.
+        # When the last server is readmitted, all processes hear of it once, also idle ones.
         tells = bool(ejected) or self._some_ejected
         self._some_ejected = bool(ejected)
         asked = next((process for process, grants in allocated.items() if grants), None)
         for process, grants in allocated.items():
             worker = self._processes[process][0]
-            if worker in self._scheduler.workers and (grants or tells):
+            hears = grants or tells or process in self.allocator.held
+            if worker in self._scheduler.workers and hears:
                 message = {
                     "op": QUOTAS,
                     "grants": list(grants.items()),

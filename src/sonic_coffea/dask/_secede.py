@@ -12,10 +12,10 @@ from distributed import Worker, get_worker, secede, threadpoolexecutor, utils
 
 from sonic_coffea.pool import Deadline
 
-# Above this part of a worker's memory limit, waiting chunks keep their threads, so that no more of
-# them start; dask begins to spill at the same part.
+# Above this part of a worker's memory limit, waiting chunks keep their threads, so that no more
+# start. dask begins to spill at the same part.
 _MAX_MEMORY_PART = 0.6
-# How long a chunk whose scores are there makes way for others, at most.
+# The longest time for which a chunk that has its scores makes way for others.
 _MAX_REJOIN_S = 5.0
 # dask does not say when a task starts, so it has to be polled.
 _POLL_S = 0.01
@@ -24,10 +24,9 @@ _POLL_S = 0.01
 class Suspender:
     """Suspends chunks that wait for scores: their threads start others meanwhile.
 
-    A chunk whose scores are there rejoins when a thread is free. Before that, the thread starts
-    another chunk as long as few wait for the servers: or these would have nothing to do while the
-    thread works off what they have answered. A worker has ``max_suspended_chunks`` at a time, at
-    most, for each of its threads.
+    A chunk whose scores are there rejoins when a thread is free. While few chunks wait for the
+    servers, the thread starts another one first: or the servers would idle while it works on what
+    they have answered. A worker suspends at most ``max_suspended_chunks`` for each of its threads.
     """
 
     def __init__(self, max_suspended_chunks: int) -> None:
@@ -64,7 +63,7 @@ class Suspender:
     def _suspend(
         self, suspended: _Suspended, max_chunks: int, worker: Worker, executor: Any
     ) -> bool:
-        """Count a suspended chunk, if there may be one more, or another wants to rejoin."""
+        """Count one more suspended chunk, if that is allowed or another wants to rejoin."""
         with self._changed:
             full = suspended.chunks >= max_chunks or _memory_is_full(worker)
             if full and not executor._rejoin_list:  # noqa: SLF001
@@ -83,8 +82,8 @@ class Suspender:
     ) -> None:
         """Rejoin once the thread is not better used to start another chunk.
 
-        When the time is over and all threads are busy, the task goes on beside them, as dask has it
-        for one that never rejoins.
+        If all threads are busy until the deadline, the task goes on beside them, as dask has it for
+        a task that never rejoins.
         """
         until = time.monotonic() + deadline.within(_MAX_REJOIN_S)
 
@@ -121,7 +120,7 @@ def _executor() -> Any:
 
 
 def _rejoin_within(executor: Any, timeout_s: float | None) -> None:
-    """Do as `distributed.rejoin`, which waits for as long as it takes."""
+    """Rejoin as `distributed.rejoin` does, but wait no longer than some time."""
     thread, rejoined = threading.current_thread(), threading.Event()
     with executor._rejoin_lock:  # noqa: SLF001
         executor._rejoin_list.append((thread, rejoined))  # noqa: SLF001

@@ -18,39 +18,18 @@ from tornado.ioloop import PeriodicCallback
 from sonic_coffea.dask._messages import FINAL, JOIN, QUOTAS, REPORT, read_quotas, write_report
 from sonic_coffea.dask._metrics import offer_metrics
 from sonic_coffea.dask._secede import Suspender
-from sonic_coffea.errors import (
-    CancelledError,
-    DeadlineError,
-    InferenceError,
-    ModelNotReadyError,
-    OverloadError,
-    ServerLostError,
-    ServerStartError,
-    SonicError,
-    TokenExpiredError,
-)
-from sonic_coffea.pool import Pool, Settings, forget, install, take_part
+from sonic_coffea.errors import ServerStartError, SonicError
+from sonic_coffea.pool import TRANSIENT, Pool, Settings, forget, install, take_part
 
 logger = logging.getLogger(__name__)
 
-# Of this process, or of the one that it was forked from.
+# Of this process; a forked child has its parent's.
 _IMPORT = uuid.uuid4().hex
-# Of the reports of this process: those of its workers may reach the scheduler in another order.
+# Of this process's reports: those of its workers may reach the scheduler in another order.
 _numbers = itertools.count()
-# What may be over when dask tries a task again, as its user wants.
-_TRANSIENT = (
-    CancelledError,
-    DeadlineError,
-    InferenceError,
-    ModelNotReadyError,
-    OverloadError,
-    ServerLostError,
-    ServerStartError,
-    TokenExpiredError,
-)
-# There, `sys._current_frames`, which dask's profiler calls 100 times a second, can freeze a process
-# in which a thread is started at the same moment (CPython issue 106883). A thread is started
-# whenever a chunk gives its own back.
+# Before Python 3.11.9, `sys._current_frames`, which dask's profiler calls 100 times a second, can
+# freeze a process in which a thread is started at the same moment (CPython issue 106883). A thread
+# is started whenever a chunk secedes.
 _PROFILER_FREEZES = sys.version_info < (3, 11, 9)
 
 
@@ -122,16 +101,17 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         # taken the place of this one.
         if reply is None or self._pool is None or worker.plugins.get(self.name) is not self:
             return
-        self._pool.delay_start(random.uniform(0.0, reply["spread_s"]))
+        delay_s = random.uniform(0.0, reply["spread_s"])
+        self._pool.join_cluster(delay_s, int(reply["max_in_flight"]), reply["quotas_within_s"])
         callback = PeriodicCallback(self._report, reply["round_s"] * 1000)
         worker.periodic_callbacks[self.name] = callback
         callback.start()
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """Have the scheduler not try a task again whose rows no server will ever score.
+        """Tell the scheduler not to retry a task whose rows no server will ever score.
 
-        dask tells of the failure after this, in the same stream, so that the scheduler reads this
-        first.
+        dask reports the failure after this message, in the same stream, so the scheduler reads this
+        message first.
         """
         del start, kwargs
         task = self._worker.state.tasks.get(key) if finish == "error" else None
@@ -182,8 +162,8 @@ def _process() -> str:
 
 
 def _is_final(exception: bytes) -> bool:
-    """Whether what a task raised is a model's failure, or from one, that another try repeats."""
+    """Whether a task failed by an error of this package that another try would repeat."""
     _, error, _ = clean_exception(exception)
     while error is not None and not isinstance(error, SonicError):
         error = error.__cause__
-    return error is not None and not isinstance(error, _TRANSIENT)
+    return error is not None and not isinstance(error, (*TRANSIENT, ServerStartError))
