@@ -526,6 +526,16 @@ def test_values_without_an_answer_are_zero(monkeypatch: Any, answer: Any) -> Non
     assert scatter.content(None).to_list() == [[0.0] * 3, [0.0] * 0, [1.0]]
 
 
+def test_values_that_were_truncated_are_zero_below_their_none(monkeypatch: Any) -> None:
+    monkeypatch.setattr(_scatter, "empty", lambda shape, dtype: np.full(shape, np.nan, dtype))
+    columns = bind_inputs({"in": sonic.Padded("pt", 2)}, JAGGED).bound["in"].columns
+    scatter = Scatter(columns, 1, np.dtype("f4"))
+    scatter.place(slice(0, 3), np.ones((3, 2, 1), np.float32))
+    content = scatter.content(None)
+    assert content.to_list() == [[1.0, 1.0, None], [], [1.0]]
+    assert content.content.content.data.tolist() == [1.0, 1.0, 0.0, 1.0]
+
+
 @pytest.mark.parametrize("feature", [sonic.Feature("x"), sonic.Feature("x", scale=2.0)])
 @pytest.mark.parametrize("layout", [sonic.Padded, lambda f, n: sonic.Flat(f)])
 def test_the_event_that_is_named_has_the_number_that_was_sent(layout: Any, feature: Any) -> None:

@@ -106,7 +106,7 @@ def test_a_server_that_does_not_say_what_it_has(server: FaultServer) -> None:
     with (
         Pool(Settings.make(server.url, metadata_timeout_s=60)) as pool,
         in_time(),
-        pytest.raises(errors.DeadlineError, match="no server has said within 1 s"),
+        pytest.raises(errors.DeadlineError, match="no server has described the model within 1 s"),
     ):
         MODEL(jets(1), pool=pool, timeout_s=TIMEOUT_S)
 
@@ -136,7 +136,12 @@ def test_a_fallback_that_is_slow_to_start(server: FakeServer) -> None:
         "grpc://127.0.0.1:9", fallback=start, fallback_after_s=0.1, retry_timeout_s=120
     )
     with Pool(settings) as pool:
-        with in_time(), pytest.raises(errors.DeadlineError, match="no server has said within 1 s"):
+        with (
+            in_time(),
+            pytest.raises(
+                errors.DeadlineError, match="no server has described the model within 1 s"
+            ),
+        ):
             MODEL(jets(1), pool=pool, timeout_s=TIMEOUT_S)
         assert starting.is_set()
         go_on.set()

@@ -70,6 +70,17 @@ def test_no_object_needs_no_server(tagger: sonic.Model, jets: ak.Array) -> None:
             assert str(scores.type).endswith("var * ?{qcd: float32, top: float32}")
 
 
+def test_hundreds_of_labels_are_not_all_printed() -> None:
+    few, many = (
+        sonic.Model("m", {"x": sonic.Row("pt")}, {"y": [f"v{n}" for n in range(number)]})
+        for number in (12, 300)
+    )
+    assert "v10, v11)" in repr(few)
+    for text in (repr(many), many._repr_html_()):
+        assert "v8, v9, ..., v299: 300 labels" in text
+        assert "v10" not in text
+
+
 def test_pending(connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array) -> None:
     pending = tagger.submit(jets)
     assert "tagger" in repr(pending)

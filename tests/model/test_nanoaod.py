@@ -53,7 +53,7 @@ def test_constituents(names: tuple[str, str, str]) -> None:
     assert chosen == [expected[2], expected[0], expected[2]]
 
 
-@pytest.mark.parametrize("candidate", [-1, 1])
+@pytest.mark.parametrize("candidate", [-2, 1])
 def test_links_that_lead_nowhere_are_refused(candidate: int) -> None:
     """Not to be taken for a candidate of another event."""
     links = ak.zip({"jetIdx": [[0], [0]], "pfCandIdx": [[1], [candidate]]})
@@ -159,6 +159,68 @@ def test_vertices_by_the_file_s_association() -> None:
     expected = [[[10.0], [12.0, 11.0]], [], [[16.0], []]]
     assert sonic.secondary_vertices(events).pt.tolist() == expected
     assert sonic.secondary_vertices(events[::-1]).pt.tolist() == expected[::-1]
+
+
+def with_columns(names: tuple[str, str, str], columns: tuple[str, ...]) -> ak.Array:
+    """Events with a vertex that is not stored, and a table that says more than where they are."""
+    table, index, objects = names
+    events = linked(names)
+    numbers = ak.local_index(events[table]["jetIdx"]) + 10 * np.arange(3)
+    links = events[table]
+    links[index] = ak.Array([[2, -1, 1, 3], [], [1]])
+    for name in columns:
+        links[name] = numbers
+    return ak.with_field(ak.with_field(events, links, table), events[objects], objects)
+
+
+def test_vertices_that_the_file_does_not_store_are_left_out() -> None:
+    events = with_columns(("FatJetSVs", "sVIdx", "SV"), ())
+    expected = [[[], [12.0, 11.0]], [], [[16.0], []]]
+    assert sonic.secondary_vertices(events).pt.tolist() == expected
+    assert sonic.secondary_vertices(events).fields == ["pt"]
+
+
+def test_what_a_table_says_of_a_vertex_in_its_jet_is_a_field() -> None:
+    columns = ("costhetasvpv", "pt", "sVIdxG", "jetIdxG")
+    events = with_columns(("FatJetSVs", "sVIdx", "SV"), columns)
+    expected = [[[], [0, 2]], [], [[20], []]]
+    for chosen in (slice(None), slice(None, None, -1), [2, 0]):
+        found = sonic.secondary_vertices(events[chosen])
+        assert found.fields == ["pt", "costhetasvpv"]
+        assert found.costhetasvpv.tolist() == [expected[n] for n in np.arange(3)[chosen]]
+        assert found.pt.tolist() == sonic.secondary_vertices(events).pt[chosen].tolist()
+    form = ak.to_packed(events).layout.form_with_key_path()
+    traced, report = ak.typetracer.typetracer_with_report(form, highlevel=True)
+    without_data = sonic.secondary_vertices(traced)
+    assert without_data.type.content == sonic.secondary_vertices(events).type.content
+    read = {key for key in map(ast.literal_eval, report.data_touched) if len(key) > 1}
+    assert read == {("FatJetSVs", None, name) for name in ("jetIdx", "sVIdx")}
+
+
+def test_constituents_with_a_table_s_columns_keep_their_behaviour(
+    sample: tuple[ak.Array, list[Any]],
+) -> None:
+    events, expected = sample
+    table = ak.with_field(events.FatJetPFCand, 2 * events.FatJetPFCand.pfCandIdx, "btagEtaRel")
+    vectors = ak.with_name(events.PFCand, "PtEtaPhiMLorentzVector")
+    events = ak.with_field(ak.with_field(events, vectors, "PFCand"), table, "FatJetPFCand")[::2]
+    found = sonic.constituents(events)
+    assert found.pt.tolist() == expected[::2]
+    np.testing.assert_allclose(
+        ak.flatten(found.px, axis=None), ak.flatten(found.pt * np.cos(found.phi), axis=None), 1e-6
+    )
+    wanted = [
+        [[twice for jet, twice in zip(jets, said, strict=True) if jet == n] for n in range(number)]
+        for number, jets, said in zip(
+            ak.num(events.FatJet).tolist(),
+            events.FatJetPFCand.jetIdx.tolist(),
+            events.FatJetPFCand.btagEtaRel.tolist(),
+            strict=True,
+        )
+    ]
+    assert found.btagEtaRel.tolist() == wanted
+    jets = ak.with_field(events.FatJet, found, "pf")
+    assert sonic.Padded(["pf.pt", "pf.btagEtaRel"], 3).pack(jets).shape[1:] == (2, 3)
 
 
 directions = st.lists(

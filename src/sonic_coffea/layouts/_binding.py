@@ -41,11 +41,13 @@ def bind_columns(
 ) -> Columns:
     """Read the columns of one input.
 
-    Columns of one collection, whose rows lie alike, are read where they are. Others, such as one
-    that was computed of the rows that are left beside one of the file, are read through the
-    positions of their own elements; so are those to be sorted or converted, unless all is used,
-    and those that other objects have: the rows' own numbers beside their elements, an object of a
-    list, or what an index refers to.
+    Columns of one collection whose rows lie alike are read in place. The others are read through
+    the positions of their elements:
+
+    - a column that was computed after a cut, beside one of the file;
+    - columns that are sorted or converted, unless all of their elements are used;
+    - numbers of other objects: a row's own number beside its elements, one object of a list, or the
+      object that an index refers to.
 
     Parameters
     ----------

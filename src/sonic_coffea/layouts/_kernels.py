@@ -34,9 +34,9 @@ _in_turn = Kernel("_packing", "in_turn")
 def in_turn(calls: list[Call], count: int, row_bytes: int) -> list[int]:
     """Make calls that begin with a row, and the one behind the last, for a number of rows.
 
-    All of them fill a row before the next, so that memory is written from one end to the other:
-    half of each row after half of each row takes twice the time of whole rows. Returns what each
-    call found first, or -1.
+    All calls fill some rows before the next rows, so memory is written from one end to the other.
+    To fill the first half of every row, and then the second half, takes twice as long. Returns what
+    each call found first, or -1.
     """
     if len(calls) == 1:
         return [calls[0]()]

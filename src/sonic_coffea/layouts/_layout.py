@@ -43,9 +43,10 @@ TARGETS = tuple(_NAMES.split())
 class Layout(ABC):
     """How arrays become one input of a model.
 
-    Where the model has `Bucketed` inputs, the rows of a request have a level: the largest step that
-    any of their groups needs, in the lengths of that group. Each group is padded to its own length
-    of that level, or to its last; so a row's padding depends on that row only. Else the level is 0.
+    If the model has `Bucketed` inputs, each row has a level, and a request has rows of one level.
+    The level is the largest step that any group of the row needs among the lengths of that group.
+    Each group is padded to its own length at that level, or to its last length. So a row's padding
+    depends on that row only. Without `Bucketed` inputs, the level is 0.
 
     Attributes
     ----------

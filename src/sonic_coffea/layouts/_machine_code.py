@@ -145,15 +145,15 @@ _at = ctypes.c_void_p.from_address
 def _take(argument: Any, values: list[Any]) -> Any:
     """Return the kind of an argument, and add what an entry takes for it."""
     kind = type(argument)
-    if isinstance(argument, np.ndarray):
+    if kind is int:  # as most are
+        values.append(argument)
+    elif isinstance(argument, np.ndarray):
         contiguous = argument.flags.c_contiguous
         values.append(address(argument))
         values += argument.shape
         if not contiguous:
             values += argument.strides
         return argument.dtype.char, argument.ndim, contiguous
-    if kind is int:
-        values.append(argument)
     elif kind is tuple:
         return tuple([_take(one, values) for one in argument])
     elif argument is None or kind is str:

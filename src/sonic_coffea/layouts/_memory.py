@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     Lend = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any] | None]
 
-# Smaller blocks are used again by the C library. It gives larger ones back to the system: from
-# 32 MB, but much smaller ones in dask's workers, which tell it to (MALLOC_TRIM_THRESHOLD_).
+# The C library uses smaller blocks again. It gives larger ones back to the system: from 32 MB on,
+# and in dask's workers from much less (they set MALLOC_TRIM_THRESHOLD_).
 LARGE = 1_000_000
 
 # So much is kept of tensors that nobody holds any more, or one block that is larger. Finalizers run

@@ -212,10 +212,11 @@ class Split:
         levels = self.rows._levels()  # noqa: SLF001
         if not levels or levels[-1].is_option:
             return False
-        offsets, counts = np.asarray(levels[-1].offsets.data), self.counts
+        offsets = np.asarray(levels[-1].offsets.data)
         # Those of real constituents differ at once, most in the first row.
-        if offsets[1:2].any() and counts[0] != offsets[1]:
+        if len(offsets) > 1 and offsets[1] and self.stops[0] - self.starts[0] != offsets[1]:
             return False
+        counts = self.counts
         for end in (min(len(offsets) - 1, 16), len(offsets) - 1):
             sizes = np.diff(offsets[: end + 1])
             if not np.array_equal(counts[: offsets[end]], np.repeat(sizes, sizes)):

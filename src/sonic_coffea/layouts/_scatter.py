@@ -115,7 +115,7 @@ class Scatter:
         """Return one list a row: records of `names`, or numbers, or arrays of the shape `each`.
 
         Values are of an option type if some have been truncated, or may be (`optional`). They are 0
-        where none came in.
+        where none came in, below a None, too; the kernel sees to those that were truncated.
         """
         if self._open.any():
             self.values[np.repeat(self._open, np.diff(self._offsets))] = 0

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# More than these are not all printed: taggers have hundreds.
+_MOST_LABELS = 12
+
 ONE_REQUEST_PER = ("row", "event")
 
 
@@ -105,7 +108,7 @@ class Declaration(Carrier):
 
     def __repr__(self) -> str:
         outputs = ", ".join(
-            f"{name} ({', '.join(o.labels)})" if o.labels else name
+            f"{name} ({_listed(o.labels)})" if o.labels else name
             for name, o in self.outputs.items()
         )
         version = f", version {self.version}" if self.version else ""
@@ -123,7 +126,7 @@ class Declaration(Carrier):
             others = {key: one for key, one in layout.tensors(name).items() if key != name}
             rows += [("", key, _shown(*one), "") for key, one in others.items()]
         for name, output in self.outputs.items():
-            labels = ", ".join(output.labels or ()) or "numbers"
+            labels = _listed(output.labels or ()) or "numbers"
             per = "a new collection" if output.splits else f"per {output.per}"
             rows.append(("output", name, dtype_name(output.dtype), f"{labels}; {per}"))
         version = f" version {self.version}" if self.version else ""
@@ -263,6 +266,14 @@ def _say_that_nothing_is_listed(model: str, server: str) -> None:
         server,
         model,
     )
+
+
+def _listed(labels: Sequence[str]) -> str:
+    """Return labels as a text: the first ones, and how many there are, if they are many."""
+    if len(labels) <= _MOST_LABELS:
+        return ", ".join(labels)
+    first = ", ".join(labels[: _MOST_LABELS - 2])
+    return f"{first}, ..., {labels[-1]}: {len(labels)} labels"
 
 
 def _shown(dtype: Any, shape: tuple[int, ...] | None) -> str:

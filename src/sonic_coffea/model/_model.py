@@ -76,7 +76,7 @@ class Model(Declaration):
         name: str,
         preprocess: str | Path | Mapping[str, Any],
         *,
-        output: str = "softmax",
+        output: str | None = None,
         prefix: str | Mapping[str, str] = "",
         labels: str | Path | Sequence[str] | None = None,
         rename: Mapping[str, str] | None = None,
@@ -91,8 +91,10 @@ class Model(Declaration):
             Name of the model in the server's model repository.
         preprocess : path or mapping
             ``preprocess.json``, or its content.
-        output : str
-            Name of the model's output tensor; its labels are the file's ``output_names``.
+        output : str, optional
+            Name of the model's output tensor; its labels are the file's ``output_names``. By
+            default ``"softmax"``, or ``"softmax__0"`` if the inputs' names end with their
+            positions, as in TorchScript exports.
         prefix : str or mapping
             Path of the variables in the arrays, such as ``"pf."``; or a mapping by input or group:
             ``{"pf": "pf.", "sv": "sv."}`` for ``pf_features``, ``sv_points`` and so on.
@@ -122,7 +124,7 @@ class Model(Declaration):
         layouts, names = weaver.read(
             preprocess, prefix=prefix, labels=labels, rename=rename, inputs=inputs
         )
-        return cls(name, layouts, {output: names}, version)
+        return cls(name, layouts, {output or weaver.usual_output(layouts): names}, version)
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str], name: str | None = None) -> Model:
@@ -173,7 +175,7 @@ class Model(Declaration):
 
         Parameters
         ----------
-        objects : awkward array or dict
+        objects : ak.Array or dict
             As for `submit`, but not lazy.
 
         Returns
@@ -242,7 +244,7 @@ class Model(Declaration):
 
         Parameters
         ----------
-        objects : awkward array, dict or Variations
+        objects : ak.Array, dict or Variations
             ``events * jets * {fields}``, in any nesting, or a dict with an array for each input.
             A dask-awkward array is not sent: the result is a dask-awkward array, which is scored
             when it is computed. With `Variations`, the result is a dict of arrays; lazy variations

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
-from awkward.contents import Content, IndexedArray, ListOffsetArray
+from awkward.contents import Content, IndexedArray, ListOffsetArray, RecordArray
 from awkward.index import Index64
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
@@ -50,8 +50,10 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     -------
     awkward array
         ``events * jets * var * candidate``. Jets are in the order of ``events[jets]``, and the
-        candidates of a jet in the order of the file. A field of the candidates is read when it is
-        used. The array is lazy if the events are.
+        candidates of a jet in the order of the file. What the table says of a candidate in its jet,
+        such as PFNano's ``btagEtaRel``, are fields, too. A candidate that the file does not store,
+        with the index -1, is left out. A field is read when it is used. The array is lazy if the
+        events are.
 
     Raises
     ------
@@ -94,9 +96,11 @@ def secondary_vertices(
     -------
     awkward array
         ``events * jets * var * vertex``. Jets are in the order of ``events[jets]``, and the
-        vertices of a jet in the order of the file; a vertex may belong to several jets. A field of
-        the vertices is read when it is used; a ΔR reads eta and phi. The array is lazy if the
-        events are.
+        vertices of a jet in the order of the file; a vertex may belong to several jets. What the
+        table says of a vertex in its jet, such as PFNano's ``costhetasvpv``, are fields, too. A
+        vertex that the file does not store, with the index -1, is left out: PFNano's tables have
+        those below 3 standard deviations, and ``SV`` does not. A field is read when it is used; a
+        ΔR reads eta and phi. The array is lazy if the events are.
 
     Raises
     ------
@@ -206,7 +210,8 @@ def _within_cone(both: Mapping[str, Any], radius: float) -> ak.Array:
     inside = (jet_eta[jet] - eta[other]) ** 2 + turn**2 < radius**2
     jet, other = jet[inside], other[inside]
     content = other - starts[event][jet] + first[event][jet]
-    nested = _nested(counts, np.bincount(jet, minlength=len(event)), content, stored.content)
+    per_jet = np.bincount(jet, minlength=len(event))
+    nested = _nested(counts, per_jet, _chosen(stored.content, content))
     return ak.Array(nested, behavior=others.behavior, attrs=others.attrs)
 
 
@@ -234,48 +239,73 @@ def _check_known(events: Any, collection: str) -> None:
         )
 
 
-def _linked(events: Any, jets: str, table: str, index: str, candidates: str) -> ak.Array:
-    """Return what a table of the file links to each jet."""
+def _linked(events: Any, jets: str, table: str, index: str, objects: str) -> ak.Array:
+    """Return what a table of the file links to each jet, with what the table says of it."""
+    own = [
+        name
+        for name in events[table].fields
+        # coffea adds indices that count over the whole file, which end with G.
+        if name not in ("jetIdx", index, "jetIdxG", f"{index}G", *events[objects].fields)
+    ]
     if is_tracer(events):
         ak.typetracer.touch_data(events[table]["jetIdx"])
-        return _of_each(events[jets], events[candidates][events[table][index]])
+        linked = events[objects][events[table][index]]
+        for name in own:
+            linked = ak.with_field(linked, events[table][name], name)
+        return _of_each(events[jets], linked)
     counts = _counts(events[jets])
-    event_of_link, jet = _flat(events[table]["jetIdx"])
-    _, candidate = _flat(events[table][index])
+    event, jet = _flat(events[table]["jetIdx"])
+    _, number = _flat(events[table][index])
+    links = _lists(events[table])
+    link = _positions(links)
     first_jet = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-    owner = first_jet[event_of_link] + jet
-    # A candidate of a jet that was not stored belongs to none.
-    kept = (jet >= 0) & (jet < counts[event_of_link])
-    owner, candidate, event_of_link = owner[kept], candidate[kept], event_of_link[kept]
+    owner = first_jet[event] + jet
+    # Neither what belongs to a jet that was not stored, nor what was not stored itself.
+    kept = (jet >= 0) & (jet < counts[event]) & (number != -1)
+    owner, number, event, link = owner[kept], number[kept], event[kept], link[kept]
     if np.any(np.diff(owner) < 0):
         order = np.argsort(owner, kind="stable")
-        owner, candidate, event_of_link = owner[order], candidate[order], event_of_link[order]
-    stored = _lists(events[candidates])
-    first_candidate = np.asarray(stored.starts.data, np.int64)
-    there = np.asarray(stored.stops.data, np.int64) - first_candidate
-    wrong = np.flatnonzero((candidate < 0) | (candidate >= there[event_of_link]))
+        owner, number, event, link = owner[order], number[order], event[order], link[order]
+    stored = _lists(events[objects])
+    first = np.asarray(stored.starts.data, np.int64)
+    there = np.asarray(stored.stops.data, np.int64) - first
+    wrong = np.flatnonzero((number < 0) | (number >= there[event]))
     if len(wrong):
-        event = int(event_of_link[wrong[0]])
+        where = int(event[wrong[0]])
         raise InputError(
-            f"the file links a jet to {index} {candidate[wrong[0]]} in event {event}, which has "
-            f"{there[event]} of {candidates!r}",
-            events=(event, event + 1),
+            f"the file links a jet to {index} {number[wrong[0]]} in event {where}, which has "
+            f"{there[where]} of {objects!r}",
+            events=(where, where + 1),
         )
     per_jet = np.bincount(owner, minlength=first_jet[-1])
-    content = first_candidate[event_of_link] + candidate
-    nested = _nested(counts, per_jet, content, stored.content)
+    chosen = _chosen(stored.content, first[event] + number)
+    if own:
+        chosen = _beside(chosen, {name: _chosen(links.content[name], link) for name in own})
+    nested = _nested(counts, per_jet, chosen)
     return ak.Array(nested, behavior=events.behavior, attrs=events.attrs)
 
 
-def _nested(
-    jets: NDArray[np.int64], per_jet: NDArray[np.int64], index: NDArray[np.int64], content: Content
-) -> Content:
-    """Return the elements of a content at an index as lists of jets; no field is read."""
+def _chosen(content: Content, index: NDArray[np.int64]) -> Content:
+    """Return the elements of a content at an index; nothing is read."""
+    return IndexedArray.simplified(Index64(index), content)
+
+
+def _beside(records: Content, columns: Mapping[str, Content]) -> Content:
+    """Return records with more fields; nothing is read."""
+    names = list(records.fields)
+    inner = records
+    while inner.is_indexed:
+        inner = inner.content
+    fields = [*(records[name] for name in names), *columns.values()]
+    return RecordArray(fields, [*names, *columns], records.length, parameters=inner.parameters)
+
+
+def _nested(jets: NDArray[np.int64], per_jet: NDArray[np.int64], elements: Content) -> Content:
+    """Return elements as lists of jets."""
     outer, inner = (
         Index64(np.concatenate((np.zeros(1, np.int64), np.cumsum(n)))) for n in (jets, per_jet)
     )
-    links = IndexedArray.simplified(Index64(index), content)
-    return ListOffsetArray(outer, ListOffsetArray(inner, links))
+    return ListOffsetArray(outer, ListOffsetArray(inner, elements))
 
 
 def _of_each(jets: Any, elements: Any) -> ak.Array:
@@ -305,6 +335,15 @@ def _lists(collection: Any) -> Content:
     while layout.is_indexed:
         layout = layout.project()
     return layout.to_ListOffsetArray64() if layout.is_regular else layout
+
+
+def _positions(lists: Content) -> NDArray[np.int64]:
+    """Return where the elements of lists lie in their content."""
+    starts = np.asarray(lists.starts.data, np.int64)
+    counts = np.asarray(lists.stops.data, np.int64) - starts
+    shift = starts - (np.cumsum(counts) - counts)
+    positions: NDArray[np.int64] = np.arange(int(counts.sum())) + np.repeat(shift, counts)
+    return positions
 
 
 def _flat(column: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,36 +29,37 @@ def read(
 ) -> tuple[dict[str, Layout], list[str]]:
     """Return the layouts of the inputs, and the labels of the output.
 
-    The rule is that of the files' readers: a value that is not finite is replaced by
-    ``replace_inf_value``, then ``clip((value - median) * norm_factor, lower_bound, upper_bound)``;
-    what is missing up to ``var_length`` is ``pad``. Between ``min_length`` and ``max_length`` the
-    length follows the row: rows are padded to the next of lengths from the least to the most, which
-    double in the group that needs most steps; others have as many steps. A group of length 1 holds
-    numbers of the row itself: ``[N, F, 1]``.
+    The rule is that of the files' readers. A value that is not finite is replaced by
+    ``replace_inf_value``; then comes ``clip((value - median) * norm_factor, lower_bound,
+    upper_bound)``. Rows are padded with ``pad`` up to ``var_length``. With ``min_length`` and
+    ``max_length``, rows are padded to one of several lengths between these. The lengths double in
+    the group that needs most steps, and the other groups have as many steps. A group of length 1
+    holds numbers of the row itself: ``[N, F, 1]``.
 
-    An input whose only variable is a mask, by its name, counts the elements of its group: of
-    ``sv_features`` for ``sv_mask``, that is, of the first input with the same text before the last
-    ``_``. Names may end with the position of the input, as in weaver's TorchScript exports:
-    ``sv_mask__5`` counts ``sv_features__4``.
+    An input is a mask if the name of its only variable ends with ``mask``. It counts the elements
+    of the first input with the same text before the last ``_``: ``sv_mask`` those of
+    ``sv_features``. Names may end with the position of the input, as in weaver's TorchScript
+    exports: ``sv_mask__5`` counts ``sv_features__4``.
     """
     content = _load(preprocess)
-    groups = {
-        name: _get(content, name, "the file") for name in _get(content, "input_names", "the file")
-    }
+    file = "the preprocessing"
+    if not isinstance(preprocess, Mapping):
+        file = f"the preprocessing file {str(preprocess)!r}"
+    groups = {name: _get(content, name, file) for name in _get(content, "input_names", file)}
     names = _names(groups, rename or {})
     prefixes = _prefixes(prefix, groups)
     lengths = _lengths({name: _range(group, name) for name, group in groups.items()})
     layouts: dict[str, Layout] = {}
     masks: list[str] = []
     for name, group in groups.items():
-        variables = list(_get(group, "var_names", f"input {name!r}"))
+        variables = list(_get(group, "var_names", f"input {name!r} of {file}"))
         if len(variables) == 1 and variables[0].endswith("mask"):
             masks.append(name)
             layouts[name] = Mask()  # in the order of the file
             continue
-        infos = _get(group, "var_infos", f"input {name!r}")
+        infos = _get(group, "var_infos", f"input {name!r} of {file}")
         features = [
-            _feature(prefixes[name] + names.get(v, v), _get(infos, v, f"input {name!r}"))
+            _feature(prefixes[name] + names.get(v, v), _get(infos, v, f"input {name!r} of {file}"))
             for v in variables
         ]
         fills = [float(infos[v].get("pad", 0.0)) for v in variables]
@@ -82,6 +83,11 @@ def read(
                 f"the preprocessing file has no input {name!r}; {nearest(name, renamed)}"
             )
     return {**renamed, **(inputs or {})}, _labels(content, labels)
+
+
+def usual_output(inputs: Iterable[str]) -> str:
+    """Return what weaver calls the output: its TorchScript exports number inputs and outputs."""
+    return "softmax__0" if all(re.search(r"__\d+$", name) for name in inputs) else "softmax"
 
 
 def _names(groups: Mapping[str, Any], rename: Mapping[str, str]) -> Mapping[str, str]:
@@ -219,6 +225,8 @@ def _load(preprocess: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         message = f"cannot read the preprocessing file {str(path)!r}: {error.strerror}"
+    except UnicodeDecodeError:
+        message = f"the preprocessing file {str(path)!r} is not JSON: it is not a text"
     except ValueError as error:
         message = f"the preprocessing file {str(path)!r} is not JSON: {error}"
     else:
@@ -230,5 +238,5 @@ def _load(preprocess: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _get(content: Mapping[str, Any], key: str, where: str) -> Any:
     if key not in content:
-        raise ConfigError(f"{where} of the preprocessing has no {key!r}; {nearest(key, content)}")
+        raise ConfigError(f"{where} has no {key!r}; {nearest(key, content)}")
     return content[key]

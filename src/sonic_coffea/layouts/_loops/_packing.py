@@ -149,15 +149,14 @@ def padded(  # noqa: PLR0915
 ):
     """Fill rows of a tensor, padding with `fills` as they are, or with elements again.
 
-    Where the index is -1, there is what is `missing`, as it is. Behind the fields come lines of
-    constants: `constants` is where those of the first row are, and `apart` how many bytes the next
-    row's are away. The last ones, as many as are `repeated`, stand for padding, too, if elements
-    do.
+    Where the index is -1, a number is replaced by that of `missing`. Lines of constants follow the
+    fields: `constants` is the address of the first row's, and the next row's are `apart` bytes
+    behind. If elements pad, the last `repeated` constants pad, too.
 
     A tensor is a `place`: where it begins; how many rows follow each other at the inner stride,
     before the outer one goes on; their length, and the stride of elements. Its lines are at
-    `offsets`. Elements that do not follow each other are gathered in `scratch`, line by line, in
-    the order of the lines in the tensor if these are next to each other, from the first one on.
+    `offsets`. If elements are not contiguous, their lines are gathered in `scratch` before. Lines
+    that are next to each other in the tensor, from `first` on, have the tensor's order there.
     """
     base, per, outer, inner, length, step, first, scratch = place
     if transform is not None:
@@ -292,9 +291,9 @@ def rows(out, slots, addresses, size, dtype, index, transform, missing, ids):
 def in_turn(calls, count, step):
     """Make calls of kernels for `step` rows of `count` at a time: each once, before the next rows.
 
-    Each of ``calls[n, 4]`` is a function's address, that of its arguments, of which the first two
-    are a row and the one behind the last, that of its result; and the first result that is not
-    negative. Returns the first call that failed, or -1.
+    Each of ``calls[n, 4]`` has the addresses of a function, of its arguments and of its result, and
+    receives the first result that is not negative. The first two arguments are the first row, and
+    the one behind the last. Returns the first call that failed, or -1.
     """
     for first in range(0, count, step):
         for n in range(len(calls)):
