@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import threading
@@ -64,6 +65,13 @@ def failed(*arguments: object, cwd: Path | None = None) -> dict[str, Any]:
 def fake() -> Iterator[FakeServer]:
     with FakeServer({"m": FakeModel.of(MODEL)}) as server:
         yield server
+
+
+def test_a_terminal_shows_a_step_as_one_line(fake: FakeServer) -> None:
+    shown = re.sub(r"\x1b\[[\d;]*m", "", run("check", fake.url, "m", FORCE_COLOR="1").stdout)
+    assert "\x1b[2K" in shown  # of the status, which is drawn anew below each line
+    for line in ("✓ connection: port ", "✓ model m: version 1"):
+        assert line in shown
 
 
 def test_all_is_well(server: sonic.LocalServer, tmp_path: Path) -> None:

@@ -55,7 +55,9 @@ def test_score_keeps_masks_and_restarts(fake: FakeServer, tmp_path: Path) -> Non
     assert found.fields[-3:] == ["eta", "phi", "top"]
     small = ("--chunksize", "400")
     fake.fail(*REFUSED, every=18)
-    assert "unexpected shape" in score(fake, tmp_path, *small)[0]["error"]
+    kept, error = score(fake, tmp_path, *small)[0]["error"].splitlines()
+    assert kept == "chunks that are scored: 1; the same command scores the others"
+    assert "unexpected shape" in error
     said, _ = score(fake, tmp_path, *small, "--restart")
     assert said["resumed"] == 0
 
@@ -86,6 +88,15 @@ def test_certificates_reach_the_connection(tmp_path: Path) -> None:
     found = [settings.tls.root, settings.tls.cert, settings.tls.key]
     assert found == [str(file) for file in files]
     assert settings.headers == {"a": "b=c"}
+
+
+def test_a_header_may_be_empty_and_its_name_not() -> None:
+    settings = settings_of("grpc://s:1", None, ["a=", "b=c"], None, None, None)
+    assert settings.headers == {"a": "", "b": "c"}
+    for wrong in ("=c", "=", "a"):
+        done = run("models", "grpc://s:1", "--header", wrong)
+        assert done.returncode == 2
+        assert f"expected NAME=VALUE, got '{wrong}'" in " ".join(done.stderr.split())
 
 
 def test_bench_takes_the_length_of_open_axes() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import pytest
@@ -11,7 +11,11 @@ from tests.commands import run
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FIELDS = ["a", "b", "c"]
 MODELS = {
@@ -106,6 +110,28 @@ def test_a_declaration_of_weaver_s_kind(server: FakeServer) -> None:
     )
     assert sent["pf_mask"].sum() == 1
     assert "# FP32 [N, ?, 3]: 3 fields of each constituent, of any length" in done.stdout
+
+
+def test_a_declaration_is_used_as_it_is(tmp_path: Path) -> None:
+    model = sonic.Model("m", {"x": sonic.Row(["pt", "mass"])}, {"y": ["a", "b"]})
+    with FakeServer({"m": FakeModel.of(model, lambda inputs: {"y": inputs["x"]})}) as fake:
+        text = run("scaffold", fake.url, "m").stdout
+        (tmp_path / "analysis.py").write_text(
+            text.replace("field_1", "pt").replace("field_2", "eta")
+        )
+        arguments = ["--declare", "analysis:model", "--collection", "FatJet", "--keep", "pt"]
+        arguments += ["--file", DATA / "QCD_1.root", "-o", "s.parquet", "--server", fake.url]
+        done = run("score", *arguments, "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        wrong = run("score", *arguments, "--declare", "analysis:sonic", cwd=tmp_path)
+        assert wrong.stderr == "error: expected a Model as --declare, got module\n"
+        (tmp_path / "m.yaml").write_text(
+            "{model: m, inputs: {x: {layout: Row, fields: [pt]}}, outputs: {y: [a]}}"
+        )
+        against = run("check", fake.url, "m", "--against", "m.yaml", cwd=tmp_path)
+        assert "✗ declaration of m: " in against.stdout
+    found = ak.from_parquet(tmp_path / "s.parquet")
+    assert found.label_1.tolist() == found.pt.tolist()
 
 
 def test_a_model_that_is_not_there(server: FakeServer) -> None:

@@ -337,6 +337,19 @@ def test_what_a_fallback_gave_is_not_kept(server: FakeServer, tmp_path: Path) ->
     assert kept(tmp_path) == 1
 
 
+def test_a_warning_tells_of_scores_that_are_not_kept(
+    server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with cached(server, tmp_path, retry_timeout_s=0.2) as pool:
+        scores = MODEL.submit(objects([[1]]), pool=pool)
+        server.refuse("ModelMetadata", grpc.StatusCode.PERMISSION_DENIED, "not any more")
+        assert scores.result().twice.tolist() == [[2.0]]
+    record = caplog.records[-1]
+    assert record.getMessage().startswith(f"scores are not kept in {tmp_path / 'scores'}: ")
+    assert "not any more" in record.getMessage()
+    assert kept(tmp_path) == 0
+
+
 def test_scores_of_a_type_that_awkward_lacks(tmp_path: Path) -> None:
     """They are float32, which has the same numbers, also if they come from the cache."""
     output = sonic.Output(["twice"], dtype="bfloat16")

@@ -8,12 +8,14 @@ import json
 import linecache
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
+import dask
 import grpc
 import numpy as np
 import pytest
@@ -180,6 +182,13 @@ def test_the_command_scores_constituents(server: FakeServer, tmp_path: Path) -> 
     assert said["scored"] == len(scores) - ak.sum(ak.is_none(scores.Top)) > 500
 
 
+@pytest.mark.usefixtures("server")
+def test_a_field_that_is_nowhere_is_missed_in_the_collection(tmp_path: Path) -> None:
+    mistyped = sonic.Model("mass", {"x": sonic.Row(["pt", "msoftdop"])}, {"y": ["qcd", "top"]})
+    with pytest.raises(errors.FieldError, match="did you mean 'msoftdrop'"):
+        sonic.score_files(mistyped, FILES[:1], tmp_path / "jets.parquet", collection="FatJet")
+
+
 def test_a_killed_command_goes_on(
     server: FakeServer, events: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -228,10 +237,13 @@ def test_workers_elsewhere_have_no_module_of_the_user(
         done = run(*arguments, "--features", "analysis:jets", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         lost = run(*arguments, "--features", "analysis:lost", cwd=tmp_path)
+        wrong = run(*arguments, "--features", "analysis:jets", "--keep", "mas", cwd=tmp_path)
     is_right(ak.from_parquet(tmp_path / "jets.parquet"), events)
     assert lost.returncode == 1
     assert "error: the workers have no module 'nowhere'" in lost.stderr
     assert "Traceback" not in lost.stderr
+    assert wrong.returncode == 1
+    assert wrong.stderr.splitlines()[-1].startswith("error: keep: there is no field 'mas'; did you")
 
 
 def test_a_folder_that_workers_do_not_see(
@@ -283,12 +295,24 @@ def test_what_cannot_be_is_one_line(
 ) -> None:
     (tmp_path / "mass.yaml").write_text(DECLARATION)
     arguments = ["--declare", "mass.yaml", "--collection", "FatJet", "--file", FILES[0]]
-    arguments += ["-o", "jets.parquet", "--json", *options]
+    arguments += ["-o", "jets.parquet", "--json", "--server", server.url, *options]
     done = run("score", *arguments, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "jets.parquet").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["mass.yaml"]
+
+
+def test_the_command_says_that_it_waits_for_a_server(tmp_path: Path) -> None:
+    (tmp_path / "mass.yaml").write_text(DECLARATION)
+    arguments = ["--declare", "mass.yaml", "--collection", "FatJet", "--file", FILES[0]]
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        url = f"grpc://127.0.0.1:{bound.getsockname()[1]}"
+        with dask.config.set({"sonic.servers": url, "sonic.retry-timeout-s": 3}):
+            done = run("score", *arguments, "-o", "jets.parquet", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "nothing gets through, and requests are sent again for up to 3 s" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -334,3 +358,18 @@ def test_declarations_nest(tmp_path: Path) -> None:
     inputs = {"tokens": sonic.Tokens(parts), "mask": sonic.Mask(3, of="Jet.pt")}
     by_hand = sonic.Model("m", inputs, {"y": sonic.Output(["a", "b"]), "z": None})
     assert declared.config_hash == by_hand.config_hash
+
+
+@pytest.mark.usefixtures("server")
+def test_what_no_attempt_mends_is_tried_once(model: sonic.Model, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"  # a list would be pickled with the function
+
+    def features(events: Any) -> Any:
+        with calls.open("a") as file:
+            file.write(f"{len(events)}\n")
+        raise errors.FieldError("no such field")
+
+    with pytest.raises(errors.FieldError, match="no such field"):
+        sonic.score_files(model, FILES[:1], tmp_path / "jets.parquet", features=features)
+    assert len(calls.read_text().splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["calls"]

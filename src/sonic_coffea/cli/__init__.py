@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 
 # gRPC's C++ library logs to the terminal what its calls raise; it reads this as it is loaded.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from sonic_coffea.cli._main import main
-
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        # Here, as Ctrl-C may also be pressed in the half second that this takes.
+        from sonic_coffea.cli._main import app
+
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -13,7 +13,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sonic_coffea.cli._options import AsJson, Labels, SettingsOf, Url, Version, connected, load
+from sonic_coffea.cli._options import (
+    AsJson,
+    Labels,
+    SettingsOf,
+    Url,
+    Version,
+    connected,
+    load_declared,
+)
 from sonic_coffea.cli._output import literal, print_table, stdout, tensors
 from sonic_coffea.errors import SonicError
 from sonic_coffea.transport import connect_transport
@@ -42,7 +50,9 @@ def check(
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:NAME", help="Compare with a Model, or with a processor's models."
+            metavar="PLACE",
+            help="Compare with a YAML file, or with a Model or a processor's models, as "
+            "MODULE:NAME.",
         ),
     ] = None,
     scheduler: Annotated[
@@ -76,8 +86,9 @@ def check(
     with console.status("trying"):
         for step in tools.check(settings, model, version, declared):
             steps.append(step)
-            console.print(_MARKS[step.ok], literal(f"{step.name}:"), end=" ")
-            console.print(literal(step.detail or "not tried", lines=True))
+            # As one, since the status takes the place of a line that has not ended.
+            detail = literal(step.detail or "not tried", lines=True)
+            console.print(_MARKS[step.ok], literal(f"{step.name}: ") + detail)
             if step.remedy:
                 console.print(literal(f"  → {step.remedy}"))
     ok = all(step.ok for step in steps)
@@ -110,7 +121,7 @@ def _declared(
     elif labels is not None:
         raise typer.BadParameter("--labels belongs to --weaver")
     if against is not None:
-        named = load(against, "--against")
+        named = load_declared(against, "--against", model)
         models = getattr(named, "models", named)
         models = list(models.values()) if isinstance(models, Mapping) else [models]
         if not all(isinstance(declaration, Model) for declaration in models):

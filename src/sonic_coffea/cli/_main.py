@@ -102,15 +102,18 @@ def _options(
 ) -> None:
     del version
     logger = logging.getLogger("sonic_coffea")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler = _Echo()
+    where = " %(name)s" if verbose else ""
+    handler.setFormatter(logging.Formatter(f"%(levelname)s{where}: %(message)s"))
     logger.handlers = [handler]
-    logger.setLevel({0: logging.ERROR, 1: logging.INFO}.get(verbose, logging.DEBUG))
+    logger.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG))
 
 
-def main() -> None:
-    """Run the command line."""
-    try:
-        app()
-    except KeyboardInterrupt:
-        sys.exit(130)
+class _Echo(logging.Handler):
+    """Writes to standard error as it is then: a progress bar stays below what it shows."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            typer.echo(self.format(record), err=True)
+        except Exception:  # noqa: BLE001  as all handlers do
+            self.handleError(record)

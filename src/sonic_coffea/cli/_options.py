@@ -90,7 +90,7 @@ def settings_of(
     """Return a server, or several, and how they are connected."""
     files = {"tls_root": tls_root, "tls_cert": tls_cert, "tls_key": tls_key}
     pem = {name: str(path) for name, path in files.items() if path is not None}
-    headers = pairs(header, "NAME=VALUE", "--header")
+    headers = pairs(header, "NAME=VALUE", "--header", empty=True)
     with usage():
         return Settings.make(url, token=token_file, headers=headers, **pem)
 
@@ -122,12 +122,14 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def pairs(texts: Sequence[str] | None, form: str, option: str | None = None) -> dict[str, str]:
-    """Return names and values that are given as ``NAME=VALUE``."""
+def pairs(
+    texts: Sequence[str] | None, form: str, option: str | None = None, *, empty: bool = False
+) -> dict[str, str]:
+    """Return names and values that are given as ``NAME=VALUE``, where a value may be `empty`."""
     named: dict[str, str] = {}
     for text in texts or ():
-        name, _, value = text.partition("=")
-        if not (name and value):
+        name, separator, value = text.partition("=")
+        if not (name and separator and (value or empty)):
             raise typer.BadParameter(f"expected {form}, got {text!r}", param_hint=option)
         if name in named:
             raise typer.BadParameter(f"{name!r} is given twice", param_hint=option)
@@ -151,3 +153,16 @@ def load(path: str, option: str) -> Any:
         return getattr(loaded, name)
     except AttributeError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def load_declared(place: str, option: str, model: str | None = None) -> Any:
+    """Return what is declared in a YAML file, as `model` if that is given, or in Python."""
+    from sonic_coffea.model import Model
+
+    if Path(place).is_file():
+        return Model.from_yaml(place, model)
+    if ":" not in place:
+        raise typer.BadParameter(
+            f"expected a YAML file or MODULE:NAME, got {place!r}", param_hint=option
+        )
+    return load(place, option)

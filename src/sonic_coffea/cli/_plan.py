@@ -102,16 +102,17 @@ def bench(
     if as_json:
         typer.echo(json.dumps(asdict(curve) | ({"formats": asdict(found)} if found else {})))
         return
-    title = literal(f"{curve.model} v{curve.version} on {curve.server}")
-    table = Table(title=title, title_justify="left")
-    for column in ("rows", "time [ms]", "rows/s"):
-        table.add_column(column, justify="right")
+    table = Table("rows", "time, ms", "rows/s")
+    for column in table.columns:
+        column.justify = "right"
     for rows, took_s in zip(curve.rows, curve.seconds, strict=True):
         table.add_row(f"{rows:,}", f"{took_s * 1e3:.2f}", f"{rows / took_s:,.0f}")
     console = stdout()
+    title = literal(f"{curve.model} v{curve.version} on {curve.server}")
+    console.print(title, style="italic", soft_wrap=True)
     console.print(table)
     console.print(
-        f"saturated by {curve.in_flight} requests at a time: {curve.rows_per_s:,.0f} rows/s, "
+        f"saturated with {curve.in_flight} in flight: {curve.rows_per_s:,.0f} rows/s, "
         f"{curve.rows_per_s * curve.row_bytes / 1e6:,.1f} MB/s"
     )
     if found is not None:

@@ -31,7 +31,7 @@ def build(
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME=FILE...",
+            metavar="NAME=FILE",
             help="Models: ONNX (.onnx), TorchScript (.pt), XGBoost (.json, .ubj), LightGBM (.txt), "
             "or FILE.py:FUNCTION.",
         ),

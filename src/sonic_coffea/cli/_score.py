@@ -17,8 +17,10 @@ from sonic_coffea.cli._options import (
     Version,
     connected,
     load,
+    load_declared,
 )
 from sonic_coffea.cli._output import UsageError, literal, stdout, usage
+from sonic_coffea.errors import SonicError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,8 +64,11 @@ def score(
     ] = None,
     labels: Labels = None,
     declare: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", exists=True, help="Declare the model by a YAML file."),
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Declare the model by a YAML file, or by a Model in Python, as MODULE:NAME.",
+        ),
     ] = None,
     collection: Annotated[
         str | None,
@@ -105,41 +110,44 @@ def score(
 ) -> None:
     """Score NanoAOD files: one row for each object, with run, block, event and index."""
     from sonic_coffea.pool import install
-    from sonic_coffea.scoring import check_output, score_files
+    from sonic_coffea.scoring import check_output, kept_chunks, score_files
 
     with usage():
         check_output(output)
     declared = _declared(model, version, weaver, labels, declare)
     function = None
     if features is not None:
-        import cloudpickle
-
         function = load(features, "--features")
-        # Workers elsewhere do not have the file that it is in.
-        cloudpickle.register_pickle_by_value(sys.modules[features.partition(":")[0]])
-    settings = None
-    if server:
-        settings = settings_of(server)
-    with _cluster(workers, scheduler) as client:
-        if client is not None:
-            from sonic_coffea.dask import register
+        _send(features)
+    settings = settings_of(server) if server else _configured()
+    try:
+        with _cluster(workers, scheduler) as client:
+            if client is not None:
+                from sonic_coffea.dask import register
 
-            client.sync(register, client, settings or _configured())
-        elif settings is not None:
-            install(settings)
-        scored = score_files(
-            declared,
-            file,
-            output,
-            collection=collection,
-            features=function,
-            keep=keep or (),
-            client=client,
-            chunksize=chunksize,
-            on_error="mask" if mask else "raise",
-            resume=not restart,
-            progress=not as_json,
-        )
+                client.sync(register, client, settings)
+            else:
+                install(settings)
+            scored = score_files(
+                declared,
+                file,
+                output,
+                collection=collection,
+                features=function,
+                keep=keep or (),
+                client=client,
+                chunksize=chunksize,
+                on_error="mask" if mask else "raise",
+                resume=not restart,
+                progress=not as_json,
+            )
+    except (SonicError, KeyboardInterrupt):
+        kept = kept_chunks(output)
+        if kept:
+            typer.echo(
+                f"chunks that are scored: {kept}; the same command scores the others", err=True
+            )
+        raise
     if as_json:
         typer.echo(json.dumps(scored.to_dict()))
         return
@@ -160,7 +168,7 @@ def _declared(
     version: str | None,
     weaver: Path | None,
     labels: Path | None,
-    declare: Path | None,
+    declare: str | None,
 ) -> Model:
     from sonic_coffea.model import Model
 
@@ -168,14 +176,26 @@ def _declared(
         raise UsageError("expected either --weaver or --declare, which say what the model takes")
     if weaver is None:
         if labels is not None:
-            raise UsageError("--labels belongs to --weaver; a YAML file has labels of its own")
+            raise UsageError("--labels belongs to --weaver; a declaration has labels of its own")
         assert declare is not None  # noqa: S101  one of the two
-        declared = Model.from_yaml(declare, model)
+        declared = load_declared(declare, "--declare", model)
+        if not isinstance(declared, Model):
+            raise UsageError(f"expected a Model as --declare, got {type(declared).__name__}")
+        if not Path(declare).is_file():
+            _send(declare)
+        declared.name = model or declared.name
         declared.version = version or declared.version
         return declared
     if model is None:
         raise UsageError("--weaver needs --model, the name that the server knows")
     return Model.from_weaver(model, weaver, version=version, labels=labels)
+
+
+def _send(place: str) -> None:
+    """Send what is in a module by value: workers elsewhere do not have its file."""
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[place.partition(":")[0]])
 
 
 def _configured() -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sonic_coffea.errors import SonicError
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def run_files(
@@ -23,4 +26,29 @@ def run_files(
     else:
         executor = DaskExecutor(client=client, status=progress, retries=1)
     runner = Runner(executor=executor, schema=Schema, chunksize=chunksize)
-    return runner({"files": {"treename": "Events", "files": list(paths)}}, processor.process)
+    fileset = {"files": {"treename": "Events", "files": list(paths)}}
+    if client is not None:  # through which only an `Exception` comes
+        return runner(fileset, processor.process)
+    try:
+        return runner(fileset, partial(_once, processor.process))
+    except _FinalError as final:
+        raise final.error from None
+
+
+class _FinalError(BaseException):
+    """An error that no further attempt mends.
+
+    coffea's runner tries again what fails by an `Exception`, as reading a remote file may. The pool
+    has tried a request already for as long as its options say, and wrong names stay wrong.
+    """
+
+    def __init__(self, error: SonicError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _once(process: Callable[[Any], Any], events: Any) -> Any:
+    try:
+        return process(events)
+    except SonicError as error:
+        raise _FinalError(error) from None

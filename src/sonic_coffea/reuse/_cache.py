@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What sets a file of this package apart from other databases, and its form.
+# Marks of a file of this package, and of its format.
 _APPLICATION, _FORM = 0x50434143, 1
 _TABLE = (
     "CREATE TABLE scores (key BLOB PRIMARY KEY, scores BLOB NOT NULL, used INTEGER NOT NULL) "
@@ -34,9 +34,9 @@ _TABLE = (
 _WAIT_S = 30.0
 _AT_A_TIME = 500
 _CHECK_BYTES = 8
-# How exactly is known when scores were last used, by which the oldest are found.
+# The last use of scores is recorded to this precision; the oldest are removed first.
 _USED_WITHIN_S = 3600
-# What is freed at once when the file is full, and how often that is looked at.
+# The part that is freed at once when the file is full.
 _FREED = 0.2
 
 
@@ -46,17 +46,17 @@ class ScoreCache:
     If the file is broken, it is renamed; if it is busy, it is not used. Both log a warning, and the
     rows are sent.
 
-    Raises
-    ------
-    ConfigError
-        On first use, if the file is another program's database.
-
     Parameters
     ----------
     path : path-like
         The file; created if missing, readable by its user only.
     max_bytes : int
         Approximate size limit; the least recently used scores are removed first.
+
+    Raises
+    ------
+    ConfigError
+        On first use, if the file is another program's database.
     """
 
     def __init__(self, path: str | os.PathLike[str], max_bytes: int) -> None:
@@ -64,7 +64,7 @@ class ScoreCache:
         self.max_bytes = max_bytes
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, dict[str, NDArray[Any]]]:
-        """Return the scores that there are, by key: of each output, those of one row."""
+        """Return the scores of cache hits: by key, and by output, those of one row."""
         hits: dict[bytes, dict[str, NDArray[Any]]] = {}
         with self._failures_logged(), self._open() as database:
             now, broken, old = int(time.time()), [], []
@@ -174,9 +174,9 @@ class ScoreCache:
 def _encode(
     keys: Sequence[bytes], outputs: Mapping[str, NDArray[Any]]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield each row's key and scores: a check, what they are, and their bytes."""
-    about = {name: [array.dtype.str, array.shape[1:]] for name, array in outputs.items()}
-    head = json.dumps(about).encode() + b"\n"
+    """Yield each row's key and scores: a checksum, types and shapes, and the bytes."""
+    forms = {name: [array.dtype.str, array.shape[1:]] for name, array in outputs.items()}
+    head = json.dumps(forms).encode() + b"\n"
     rows = [np.ascontiguousarray(array).reshape(len(keys), -1) for array in outputs.values()]
     for number, key in enumerate(keys):
         body = head + b"".join(to_wire(row[number]).tobytes() for row in rows)
@@ -200,7 +200,7 @@ def _decode(key: bytes, scores: bytes) -> dict[str, NDArray[Any]] | None:
 
 
 def _strings_length(data: bytes, start: int, number: int) -> int:
-    """Return the bytes of some strings, each with its length before it."""
+    """Return how many bytes some strings take, each with its length before it."""
     at = start
     for _ in range(number):
         at += 4 + int.from_bytes(data[at : at + 4], "little")

@@ -23,8 +23,8 @@ _BLOCK = 4096
 def keys_of(inputs: Inputs, scope: str) -> dict[int, bytes]:
     """Return a key for each row: a hash of 128 bits of what would be sent for it.
 
-    Two rows that differ have the same one by a chance of 10^-38, so that among 10^9 rows there is
-    such a pair by one of 10^-21. ``scope`` is what else sets a row apart, such as the model.
+    Two rows that differ have the same key with a probability of 10^-38; among 10^9 rows, there is
+    such a pair with one of 10^-21. ``scope`` is what else sets a row apart, such as the model.
     """
     keys: dict[int, bytes] = {}
     inputs = replace(inputs, without_axis=frozenset())  # of many rows at a time
@@ -48,7 +48,7 @@ def keys_of(inputs: Inputs, scope: str) -> dict[int, bytes]:
 
 
 def _hashed(tensor: NDArray[Any]) -> NDArray[Any]:
-    """Return a tensor with as many bytes in each row: of strings, their hash."""
+    """Return a tensor with equally many bytes in each row: hashes in place of strings."""
     if tensor.dtype != STRINGS:
         return tensor
     each = (xxhash.xxh3_128_digest(to_wire(row).tobytes()) for row in tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     Answer = Mapping[str, NDArray[Any]]
 
+logger = logging.getLogger(__name__)
+
 # After a call longer than 30 s, servers are asked once more for their file's digest, for up to 1 s.
 _LONG_S, _ASKED_WITHIN_S = 30.0, 1.0
 
@@ -32,15 +35,15 @@ _LONG_S, _ASKED_WITHIN_S = 30.0, 1.0
 class Part:
     """The rows of a call that one version of a model scores, and the `call` that sends them.
 
-    Answers go to all equal rows, in each output, and to the cache. Parts of a call share what puts
-    the answers together, and the lock that guards it.
+    Answers go to all equal rows, in each output, and to the cache. Parts of a call share its
+    outputs, and the lock that guards them.
 
     Parameters
     ----------
     deduplicate : bool
         Whether equal rows are sent once; with a cache, they are.
     cache : ScoreCache or None
-        Where scores are looked up, and kept.
+        The cache that scores are read from, and kept in.
     deadline : Deadline
         How long the look-up may take.
     without_axis : set of str
@@ -49,7 +52,7 @@ class Part:
     Raises
     ------
     DeadlineError
-        If that was not enough.
+        If the look-up takes longer.
     """
 
     def __init__(  # noqa: PLR0913  those of the call, and what spares it rows
@@ -73,7 +76,7 @@ class Part:
         self._begun_at = time.monotonic()
         self._outputs, self._lock = outputs, lock
         self._without_axis = without_axis
-        # By form: `keep` writes all answers that are alike at once, which is faster.
+        # By form: `keep` writes all answers of a form at once, which is faster.
         self._kept: dict[Any, list[tuple[Int64, Answer]]] = {}
         self._duplicates: Duplicates | None = None
         sent, different, lost_with = inputs, len(inputs), None
@@ -114,7 +117,7 @@ class Part:
                 self._kept.setdefault(_form(answer, 1), []).append((selection, copied))
 
     def _spread(self, selection: Any, rows: int, answer: Answer) -> None:
-        # An answer of another length is not what was declared, which the outputs will say.
+        # The outputs refuse an answer of another length.
         if self._duplicates is not None and all(t.ndim and len(t) == rows for t in answer.values()):
             members, places = self._duplicates.expand(selection)
             if len(members) > rows:
@@ -127,13 +130,13 @@ class Part:
     def _recall(self, cache: ScoreCache, rows: Int64, deadline: Deadline) -> Int64:
         """Place the scores of cache hits, and return the misses."""
         keys = [self._keys[row] for row in rows.tolist()]
-        found = deadline.run(lambda: cache.get(keys), name="sonic-cache")
-        if not found.done():
+        reading = deadline.run(lambda: cache.get(keys), name="sonic-cache")
+        if not reading.done():
             raise DeadlineError(
                 f"the cache {cache.path} was not read within {deadline.timeout_s:g} s",
                 model=self._contract.model,
             )
-        hits = found.result()
+        hits = reading.result()
         alike: dict[Any, list[int]] = {}
         misses = []
         for row in rows.tolist():
@@ -148,7 +151,7 @@ class Part:
         return np.asarray(misses, np.int64)
 
     def digests(self) -> set[str]:
-        """Return the checksums that servers have told of the model, before and after the call."""
+        """Return the model's checksums by the servers, before and after the call."""
         contract, version = self._contract, self.call.version
         if not contract.digest:
             return set()
@@ -167,15 +170,18 @@ class Part:
         return bool(self._kept)
 
     def keep(self) -> None:
-        """Keep what has come so far, if it surely is of the version that it is kept for."""
+        """Keep the scores so far, if they surely are of the version that they are kept for.
+
+        A warning says if that cannot be known.
+        """
         contract, call = self._contract, self.call
         if self.cache is None or not self._kept:
             return
-        # Not what a fallback gave: another processor rounds otherwise.
+        # Not scores of a fallback: another processor rounds differently.
         servers = {server for (server, _, _), _ in call.statistics}
         if not servers <= set(self._pool.settings.servers):
             return
-        with contextlib.suppress(SonicError):
+        try:
             now = self._pool.contract(contract.model, call.version, anew=True)
             same = (now.version, now.digest) == (contract.version, contract.digest)
             if not same or call.served_versions != {contract.version}:
@@ -184,8 +190,12 @@ class Part:
                 kept, self._kept = self._kept, {}
             for form, members in kept.items():
                 keys = [self._keys[row] for rows, _ in members for row in rows.tolist()]
-                answers = {n: np.concatenate([one[n] for _, one in members]) for n, *_ in form}
+                answers = {
+                    n: np.concatenate([scores[n] for _, scores in members]) for n, *_ in form
+                }
                 self.cache.put(keys, answers)
+        except SonicError as error:
+            logger.warning("scores are not kept in %s: %s", self.cache.path, error)
 
 
 def _form(answer: Answer, axis: int) -> tuple[Any, ...]:

@@ -129,7 +129,7 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     paths = [_located(file) for file in listed]
     if not paths or len(set(paths)) < len(paths):
         raise ConfigError(f"expected files, each of them once, got {', '.join(paths) or 'none'}")
-    parts = target.with_name(f".{target.name}.parts")
+    parts = _parts(target)
     try:
         if not resume:
             shutil.rmtree(parts, ignore_errors=True)
@@ -140,7 +140,11 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
         model, parts, collection=collection, features=features, keep=keep, on_error=on_error
     )
     began = time.monotonic()
-    out = _run(processor, paths, client=client, chunksize=chunksize, progress=progress)
+    try:
+        out = _run(processor, paths, client=client, chunksize=chunksize, progress=progress)
+    finally:
+        with contextlib.suppress(OSError):  # where there is something to resume
+            parts.rmdir()
     wall_s = time.monotonic() - began
     order = {path: place for place, path in enumerate(paths)}
     chunks = sorted(out["parts"], key=lambda part: (order[part["file"]], part["start"]))
@@ -168,6 +172,16 @@ def check_output(output: str | os.PathLike[str]) -> Path:
             f"expected an output that ends in {' or '.join(_FORMATS)}, got {target.name}"
         )
     return target
+
+
+def _parts(target: Path) -> Path:
+    """Return the folder of the scored chunks."""
+    return target.with_name(f".{target.name}.parts")
+
+
+def kept_chunks(output: str | os.PathLike[str]) -> int:
+    """Return the number of chunks that runs without an end have scored, for the next to resume."""
+    return len(list(_parts(check_output(output)).glob("*.parquet")))
 
 
 def _no_requests() -> Any:

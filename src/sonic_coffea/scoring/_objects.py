@@ -28,19 +28,20 @@ def objects_of(events: Any, collection: str | None, model: Model) -> Any:
 
     Constituents come where the model reads what the objects do not have: under ``constituents``,
     if it reads that; else with the features that the demo's network has, if it reads these; else as
-    the file has them.
+    the file has them. Where they lack it, too, the objects come, whose fields an error then names.
     """
     if collection is None:
         return events
     objects = collection_of(events, collection)
     columns = {column for layout in model.inputs.values() for column in layout.columns}
     roots = {column.partition(".")[0].partition("[")[0] for column in columns}
-    if roots <= set(objects.fields) or not has_constituents(events, collection):
+    elsewhere = roots - set(objects.fields)
+    if not elsewhere or not has_constituents(events, collection):
         return objects
     inner = constituents(events, collection)
     if CONSTITUENTS in roots:
         return ak.with_field(objects, inner, CONSTITUENTS)
     if not columns & set(CONSTITUENT_FEATURES):
-        return inner
+        return inner if elsewhere & set(inner.fields) else objects
     # NanoAOD keeps no constituents of the softest jets: these have no score.
     return ak.mask(constituent_features(objects, inner), ak.num(inner, axis=2) > 0)

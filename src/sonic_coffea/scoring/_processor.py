@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 
 from sonic_coffea import provenance
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.errors import ConfigError, FieldError, nearest
 from sonic_coffea.processor import SonicProcessor
 from sonic_coffea.scoring._objects import collection_of, objects_of
 
@@ -60,6 +60,11 @@ class Scoring(SonicProcessor):
     def acquire(self, events: Any) -> dict[str, Any]:
         """Send the objects of the collection, or what the user's function makes of the events."""
         model = self.models["scores"]
+        if self.keep:
+            known = self._objects(events).fields
+            for name in self.keep:
+                if name not in known:
+                    raise FieldError(f"keep: there is no field {name!r}; {nearest(name, known)}")
         if self.features is not None:
             return {"scores": self.features(events)}
         return {"scores": objects_of(events, self.collection, model)}
@@ -68,7 +73,7 @@ class Scoring(SonicProcessor):
         """Write a row for each object, with its place in the event, and its scores."""
         scored = scores["scores"]
         columns = {name: events[name] for name in IDENTITY}
-        objects = events if self.collection is None else collection_of(events, self.collection)
+        objects = self._objects(events)
         if self.collection is not None:
             columns[INDEX] = ak.local_index(objects.pt if "pt" in objects.fields else objects)
         for name, column in [*((n, objects[n]) for n in self.keep), *_flat(scored)]:
@@ -90,6 +95,9 @@ class Scoring(SonicProcessor):
                 "all workers have to see the folder of the output"
             ) from None
         return self._counted(events, path, resumed=0)
+
+    def _objects(self, events: Any) -> Any:
+        return events if self.collection is None else collection_of(events, self.collection)
 
     def _path(self, metadata: Any) -> Path:
         """Return where a chunk goes; copies of a file have its uuid, and are others."""
