@@ -37,7 +37,7 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
 
     Parameters
     ----------
-    *scores : awkward array or mapping
+    *scores : ak.Array or mapping
         Scores that a `Model` returned, or arrays made from them by slices, arithmetic, `ak.zip` or
         `ak.concatenate`; or what `read` returned for other files.
 
@@ -81,7 +81,7 @@ def to_parquet(
         The array to write.
     path : path-like
         The file.
-    *scores : awkward array or mapping
+    *scores : ak.Array or mapping
         Scores in the array, as in `of_scores`.
     """
     import pyarrow.parquet as pq

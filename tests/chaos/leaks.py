@@ -43,7 +43,7 @@ class Held:
         process = psutil.Process()
         return cls(
             threads=Counter(thread.name for thread in threading.enumerate()),
-            files=Counter(map(_kind, Path("/proc/self/fd").iterdir())),
+            files=Counter(filter(None, map(_kind, Path("/proc/self/fd").iterdir()))),
             natives=process.num_threads(),
             memory_bytes=process.memory_info().rss,
         )
@@ -80,6 +80,6 @@ def regions(pids: Iterable[int]) -> list[str]:
 def _kind(descriptor: Path) -> str:
     try:
         target = str(descriptor.readlink())
-    except OSError:  # that of the folder itself
+    except OSError:  # closed since, as that of the folder itself is
         return ""
     return target.partition(":")[0] if ":[" in target else target

@@ -16,6 +16,7 @@ from tests.chaos.leaks import Held, regions
 from tests.chaos.load import SUMS, Load, difference, expected, jets
 from tests.chaos.world import FAULTS, ROUTES, is_possible, plan
 from tests.network.names import NameServer
+from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea.testing import FakeModel, FakeServer
@@ -117,8 +118,10 @@ def test_leaks_are_found() -> None:
     thread.join()
     del memory
     assert leaks[0] == "threads: {'left': 1}"
-    assert leaks[1] == "open files: {'socket': 1}"
-    assert Held.now().leaked_since(before, memory_bytes=10**9) == []
+    # Others' threads may have a file open for a moment.
+    assert leaks[1].startswith("open files: {")
+    assert "'socket': 1" in leaks[1]
+    until(lambda: Held.now().leaked_since(before, memory_bytes=10**9) == [])
 
 
 def test_regions_of_a_process_are_found() -> None:

@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import sys
+import zlib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,18 @@ def test_pages_name_nothing_that_is_not_there() -> None:
     }
     assert len(names) > 50
     assert [(page, name) for page, name in names if not hasattr(sonic, name)] == []
+
+
+def test_links_to_other_packages_name_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "extensions"))
+    for _, file in importlib.import_module("elsewhere").inventories(tmp_path).values():
+        lines = zlib.decompress(Path(file).read_bytes().split(b"\n", 4)[4]).decode().splitlines()
+        assert lines
+        assert [
+            line for line in lines if "$" in line or line.split()[0] not in line.split()[3]
+        ] == []
 
 
 def test_settings_in_the_reference_are_the_defaults() -> None:

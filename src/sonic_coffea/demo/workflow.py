@@ -7,10 +7,8 @@ import importlib.util
 import json
 import logging
 import re
-import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -275,38 +273,12 @@ def _server(console: Console) -> Iterator[sonic.LocalServer]:
 
 @contextlib.contextmanager
 def _cluster(workers: int, console: Console) -> Iterator[Any]:
-    from distributed import Client, LocalCluster
+    from sonic_coffea.dask import cluster
 
-    with tempfile.TemporaryDirectory(prefix="sonic-demo-dask-") as scratch:
-        with _children_without_ctrl_c():
-            cluster = LocalCluster(
-                n_workers=workers,
-                threads_per_worker=1,
-                dashboard_address="127.0.0.1:0",
-                local_directory=scratch,
-                # What fails is raised here; a worker that is stopped in a heartbeat would log it.
-                silence_logs=logging.CRITICAL,
-            )
-        where = cluster.dashboard_link
-        with cluster, Client(cluster) as client:
-            console.print(f"dask cluster of {workers} workers; dashboard at {where}")
-            yield client
-
-
-@contextlib.contextmanager
-def _children_without_ctrl_c() -> Iterator[None]:
-    """Leave Ctrl-C to this process, which stops its children in order.
-
-    The terminal sends it to all of them, and each worker would end in a traceback of its own.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with cluster(workers) as client:
+        where = client.dashboard_link
+        console.print(f"dask cluster of {workers} workers; dashboard at {where}")
+        yield client
 
 
 def _process(fileset: dict[str, Any], parts: Path, chunksize: int, client: Any) -> Any:

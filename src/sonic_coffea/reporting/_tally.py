@@ -197,7 +197,8 @@ class Statistics:
                     self.spans, self.spans_share = _sample(self.spans, self.spans_share)
 
     def _add(self, key: TallyKey, tally: Tally) -> None:
-        known = self.tallies.setdefault(key, Tally())
+        if (known := self.tallies.get(key)) is None:
+            known = self.tallies[key] = Tally()
         known += tally
 
     def __iter__(self) -> Iterator[tuple[TallyKey, Tally]]:

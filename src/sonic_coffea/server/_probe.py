@@ -12,7 +12,7 @@ from sonic_coffea.transport import ConnectionOptions, ModelEntry, Timeouts, conn
 if TYPE_CHECKING:
     from sonic_coffea.transport import Connection
 
-_OPTIONS = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0))
+_TIMEOUTS = Timeouts(metadata_s=5.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,4 +41,5 @@ def fetch_metadata(url: str, headers: Mapping[str, str]) -> ServerMetadata:
 
 
 def _connection(url: str, headers: Mapping[str, str]) -> contextlib.closing[Connection]:
-    return contextlib.closing(connect_transport(url, headers=headers, options=_OPTIONS))
+    options = ConnectionOptions(headers=headers, timeouts=_TIMEOUTS)
+    return contextlib.closing(connect_transport(url, options=options))

@@ -1,9 +1,9 @@
 """The supervisor: the process between a local server and its owner; standard library only.
 
-Run as a script, it starts the server, and ends it and everything it left as soon as the owner says
-so, a SIGTERM asks for it, or the owner is gone, however that came about. It reads one line of JSON
-on standard input, then waits for that pipe to close, and reports on standard output, one line of
-JSON an event.
+Run as a script, it starts the server. When the owner says so or is gone, or after a SIGTERM, it
+ends the server and all processes that the server left. It reads one line of JSON from standard
+input, then waits for that pipe to close. It reports each event as one line of JSON on standard
+output.
 """
 
 from __future__ import annotations

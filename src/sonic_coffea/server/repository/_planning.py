@@ -135,10 +135,10 @@ def _plan(
 
 
 def _digest(source: ModelSource) -> str:
-    """Return the checksum of what decides a version's outputs: of an ONNX model, its files.
+    """Return the checksum of what decides a version's outputs.
 
-    There tensors go by their names. Elsewhere the declaration is as much a part of the model:
-    tensors go by their order, which backends take differently, and a file has many functions.
+    Of an ONNX model, these are its files, as its tensors have names. Of others, it is the
+    declaration, too: backends take tensors by their order, and a file has many functions.
     """
     sums = {name: _manifest.checksum(path) for name, path in sorted(source.files.items())}
     if source.kind == "onnx" and len(sums) == 1:

@@ -27,11 +27,11 @@ _THREADS = ("intra_op_threads", "intra_op_thread_count", "INTRA_OP_THREAD_COUNT"
 _BATCH = 4
 Feed = dict[str, Any]
 
-# Triton takes this process for dead if a thread of its library, which writes to shared memory every
-# 0.3 s, has not done so for a second, and answers its requests with errors. If the process only
-# stood still, what it answers afterwards would be taken for the answer to the next request. That
-# thread cannot be watched; it is taken to stand still when this one does, though that may also be
-# for want of the interpreter's lock.
+# A thread of Triton's library writes to shared memory every 0.3 s. If it has not done so for a
+# second, Triton takes this process for dead, and answers its requests with errors. If the process
+# only stood still, its late answer would be taken for that to the next request. That thread cannot
+# be watched: it is taken to stand still when this one does, which may also be for want of the
+# interpreter's lock.
 _STALL_S = float(os.environ.get("SONIC_COFFEA_STALL_S", "0.65"))
 _BEAT_S = 0.1
 # For this time after a stall, a request may have been sent before the end of the stall.
