@@ -89,8 +89,10 @@ def profiled(jets: Any, turns: int) -> tuple[Counter[str], list[tuple[str, float
     return parts, functions.most_common(10)
 
 
-def measure(results: Results, name: str, rows: int, turns: int) -> None:
-    """Split the CPU time of a chunk."""
+def measure(
+    results: Results, name: str, rows: int, turns: int, *, jet_us: float | None = None
+) -> None:
+    """Split the CPU time of a chunk, of which a jet may have so much."""
     jets = collection(rows, fields=FIELDS, mean=45)
     MODEL(jets)
     used, beyond, wall = np.median([cpu_s(jets, turns) for _ in range(5)], axis=0)
@@ -100,6 +102,8 @@ def measure(results: Results, name: str, rows: int, turns: int) -> None:
     shares[BEYOND] = beyond / used
     results.note(f"{name}: wall time, ms", wall * 1e3)
     results.note(f"{name}: CPU time, ms", used * 1e3)
+    if jet_us is not None:
+        results.note(f"{name}: CPU time of a jet, µs", used / rows * 1e6, at_most=jet_us)
     for part, share in shares.most_common():
         results.note(f"{name}: {part}, %", 100 * share)
     results.numbers.setdefault("shares of the CPU time", {})[name] = dict(shares.most_common())
@@ -135,9 +139,13 @@ def main() -> None:
     results = Results("Chunk: where the client's CPU time goes")
     with tempfile.TemporaryDirectory() as folder:
         repository = accelerator.write(Path(folder), launch_s=0.0, row_s=0.0)
-        with sonic.LocalServer(repository) as server, sonic.connect(server, shared_memory=False):
-            measure(results, "100 jets", 100, 20 if quick else 300)
-            measure(results, "20,000 jets", 2_000 if quick else 20_000, 2 if quick else 20)
+        rows, turns = (2_000, 2) if quick else (20_000, 20)
+        with sonic.LocalServer(repository) as server:
+            with sonic.connect(server, shared_memory=False):
+                measure(results, "100 jets", 100, 20 if quick else 300)
+                measure(results, "20,000 jets", rows, turns, jet_us=2.5)
+            with sonic.connect(server):
+                measure(results, "20,000 jets, shared memory", rows, turns, jet_us=1.2)
     finish(results, options, draw)
     for name, functions in results.numbers["dearest functions"].items():
         listed = ", ".join(f"{function} {share:.0%}" for function, share in functions)

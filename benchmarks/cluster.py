@@ -186,7 +186,7 @@ def scaling(results: Results, url: str, counts: list[int], seconds: float) -> No
         results.note(
             f"{name}: rows/s over the saturated server's",
             sum(each) / max(limits),
-            at_least=0.9 if several else None,
+            at_least=0.95 if several else None,
         )
         results.note(f"{name}: fairness", fairness(each), at_least=0.95 if several else None)
         results.note(f"{name}: p99 of a {CHUNK}-row chunk, s", float(np.quantile(waits, 0.99)))
@@ -203,7 +203,7 @@ def simulated(results: Results, counts: list[int]) -> None:
         simulation.run(until)
         name = f"{workers} simulated workers"
         rate = simulation.throughput(since=warm)
-        results.note(f"{name}: rows/s over the saturated server's", rate, at_least=0.9)
+        results.note(f"{name}: rows/s over the saturated server's", rate, at_least=0.95)
         results.note(f"{name}: fairness", fairness(simulation.rows(since=warm)), at_least=0.95)
         results.note(f"{name}: requests in flight", simulation.in_flight)
         waits = [a.at - a.made_at for a in simulation.answered if a.at > warm]

@@ -249,7 +249,7 @@ def latency(results: Results, url: str, repeats: int) -> None:
         )
     client.close()
     results.add(times, "blocking call, 100 rows")
-    results.add(times, "sonic-coffea, 100 rows", against="blocking call, 100 rows", at_most=1.3)
+    results.add(times, "sonic-coffea, 100 rows", against="blocking call, 100 rows", at_most=1.2)
 
 
 def draw(found: dict[str, Any]) -> Figure:

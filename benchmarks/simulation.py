@@ -254,6 +254,9 @@ class Simulation:
         self._workers[worker.number] = worker
         if allocator is not None:
             allocator.join(str(worker.number))
+            first, within_s = allocator.first_in_flight, allocator.quotas_within_s
+            joined = e.SchedulerJoined(self.now, first, within_s)
+            self._tell(worker, joined)
             # As its plugin: it reports when it has something to say, then in rounds.
             self.at(self.now + 1e-3, partial(self._report, worker))
         self._compute(worker)
