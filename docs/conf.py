@@ -73,17 +73,27 @@ autosummary_context = {
         "Tally": "latency_s",
     }
 }
+# `Output` in a docstring links to its page, and is code where it has none.
+default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = True
 numpydoc_xref_aliases = elsewhere.WORDS | {
     **{name: f"sonic_coffea.errors.{name}" for name in errors.__all__},
+    "Ensemble": "sonic_coffea.server.Ensemble",
+    "Model": "sonic_coffea.Model",
+    "Report": "sonic_coffea.Report",
+    "ScoredFiles": "sonic_coffea.scoring.ScoredFiles",
+    "Served": "sonic_coffea.server.Served",
     "Settings": "sonic_coffea.pool.Settings",
+    "Statistics": "sonic_coffea.reporting.Statistics",
 }
-# Words of types that are no names of types.
+# Words of types that are no names of types, and types without a page.
 numpydoc_xref_ignore = {
-    *("default", "mapping", "number", "of", "optional", "or", "path", "path-like", "them", "to")
+    *("a", "coffea", "default", "mapping", "matplotlib", "number", "of", "optional", "or"),
+    *("output", "path", "path-like", "them", "to"),
+    *("hist.Hist", "Part", "Received", "ServerInstall", "Span", "Step"),
 }
 # Other packages' names are known beforehand: a build needs no network.
 intersphinx_mapping = elsewhere.inventories(HERE / "_build" / "inventories")
@@ -93,8 +103,10 @@ myst_heading_anchors = 3
 myst_fence_as_directive = ["mermaid"]
 # Notebooks are shown as they were kept: `python docs/notebooks.py` runs them.
 nb_execution_mode = "off"
+# What stands in quotes is often a value, which is copied.
+smartquotes = False
 copybutton_exclude = ".linenos, .gp, .go"
-copybutton_selector = ":not(.highlight-output):not(.output) > div.highlight > pre"
+copybutton_selector = ":not(.highlight-output, .highlight-text, .output) > div.highlight > pre"
 
 
 def setup(app: Sphinx) -> None:

@@ -263,7 +263,7 @@ def scores() -> Figure:
     score, mass, truth = scored()
     figure = Figure(figsize=(7.4, 3.1))
     left, right = figure.subplots(1, 2)
-    figure.subplots_adjust(left=0.08, right=0.97, top=0.97, bottom=0.15, wspace=0.2)
+    figure.subplots_adjust(left=0.08, right=0.97, top=0.97, bottom=0.15, wspace=0.28)
     kinds = (("merged top quarks", truth, COLOURS[1]), ("other jets", ~truth, COLOURS[0]))
     for name, chosen, colour in kinds:
         line = {"label": name, "color": colour, "lw": 1.6, "histtype": "step"}
@@ -272,8 +272,9 @@ def scores() -> Figure:
         passes = chosen & (score > 0.9)
         filled = {"label": "with a score above 0.9", "color": colour, "alpha": 0.35}
         right.hist(mass[passes], bins=25, range=(0, 250), **filled)
-    left.set(xlabel="top score", ylabel="jets", yscale="log", xlim=(0, 1))
-    right.set(xlabel="soft-drop mass [GeV]", yscale="log", xlim=(0, 250), ylim=(0.7, 2e5))
+    left.set(xlabel="top score", ylabel="jets per 0.04", yscale="log", xlim=(0, 1))
+    right.set(xlabel="soft-drop mass [GeV]", ylabel="jets per 10 GeV", yscale="log")
+    right.set(xlim=(0, 250), ylim=(0.7, 2e5))
     style = {"frameon": False, "labelcolor": INK, "fontsize": SMALL, "borderaxespad": 0}
     left.legend(**style, loc="upper center")
     right.legend(**style, loc="upper right")
