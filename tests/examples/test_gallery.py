@@ -98,18 +98,19 @@ def gallery_server(
 @pytest.fixture
 def serving(gallery_server: sonic.LocalServer) -> Callable[..., Any]:
     """Return what the examples call to serve models, without a server of each example's own."""
-    repository, headers = gallery_server.repository, gallery_server.headers
+    repository = gallery_server.repository
 
     @contextlib.contextmanager
     def serve(models: dict[str, Any], **options: Any) -> Iterator[sonic.Pool]:
         sonic.build_repository(repository, models, overwrite=True, **options)
         with InferenceServerClient(gallery_server.url.removeprefix("grpc://")) as client:
             for name in models:
-                client.load_model(name, headers=headers)
+                client.load_model(name, headers=gallery_server.headers)
             with sonic.connect(gallery_server) as pool:
                 yield pool
             for name in models:
-                client.unload_model(name, headers=headers)
+                # It has another secret if it was started again.
+                client.unload_model(name, headers=gallery_server.headers)
 
     return serve
 

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from sonic_coffea.server.launch._logs import new_log
+from sonic_coffea.server.launch._logs import loaded_models, new_log
 
 
 def written_before(paths, days):
@@ -33,3 +33,22 @@ def test_logs_that_another_process_removes_at_the_same_time(tmp_path, monkeypatc
 
     monkeypatch.setattr(Path, "stat", stat_of)
     assert new_log(tmp_path).exists()
+
+
+def test_loaded_models():
+    log = """
+I1123 22:01:10.1 29626 model_lifecycle.cc:472] "loading: a:1"
+I1123 22:01:10.2 29626 model_lifecycle.cc:472] "loading: b:1"
+I1123 22:01:11.3 29626 model_lifecycle.cc:839] "successfully loaded 'a'"
+I1123 22:01:11.4 29626 model_lifecycle.cc:472] "loading: c:1"
+E1123 22:01:11.5 29626 model_lifecycle.cc:642] "failed to load 'c' version 1: Internal: no"
+I1123 22:01:12.6 29626 model_lifecycle.cc:839] "successfully loaded 'b'"
+I1123 22:01:13.7 29626 model_lifecycle.cc:472] "loading: a:2"
+I1123 22:01:14.8 29626 model_lifecycle.cc:624] "successfully unloaded 'b' version 1"
+I1123 22:01:15.9 29626 model_lifecycle.cc:839] "successfully loaded 'a'"
+"""
+    assert loaded_models(log) == ["a"]
+    replaced = """"successfully unloaded 'a' version 1"\n"""
+    assert loaded_models(log + replaced) == ["a"]
+    assert loaded_models(log + replaced + replaced.replace("1", "2")) == []
+    assert loaded_models("") == []

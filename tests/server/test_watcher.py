@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
 from tests.waiting import until
+from tritonclient.grpc import InferenceServerClient
 
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server.launch._watcher import Watcher
@@ -22,6 +24,7 @@ def test_a_server_that_ends_again_and_again_is_left(caplog, monkeypatch):
     class Failing:
         running = False
         ended_on_request = False
+        how_it_ended = "ended with exit status 1"
         starts = 0
 
         def start_again(self):
@@ -72,5 +75,25 @@ def test_a_server_that_ends_by_itself_is_started_again(light, serve, caplog):
         until(lambda: local_state.lookup(url) is not None, what="its record")
         assert server.url == url
         assert server.metadata.name == "triton"
-    assert "has ended by itself; starting it again" in caplog.text
+    assert "was ended by SIGKILL (log: " in caplog.text
+    assert "it is started again" in caplog.text
     assert not server.running
+
+
+def test_it_is_started_again_with_the_models_that_were_loaded(light, serve, tmp_path):
+    repository = tmp_path / "repository"
+    for name in ("started", "unloaded", "loaded"):
+        shutil.copytree(light / "echo", repository / name)
+        config = repository / name / "config.pbtxt"
+        config.write_text(config.read_text().replace('"echo"', f'"{name}"'))
+    with serve(repository, models=["started", "unloaded"], restart=True) as server:
+        with InferenceServerClient(server.url.removeprefix("grpc://")) as client:
+            client.load_model("loaded", headers=server.headers)
+            client.unload_model("unloaded", headers=server.headers)
+        until(lambda: "successfully unloaded 'unloaded'" in server.logs, what="the unloading")
+        first = server.pid
+        os.kill(first, signal.SIGKILL)
+        until(lambda: server.pid not in (None, first), 60.0, "a start by itself")
+        until(lambda: local_state.lookup(server.url) is not None, what="its record")
+        ready = {model.name for model in server.metadata.models if model.state == "READY"}
+        assert ready == {"started", "loaded"}

@@ -17,7 +17,7 @@ from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, Se
 from sonic_coffea.reporting import tables
 from sonic_coffea.server import _install as install
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
-from sonic_coffea.server.launch._logs import new_log
+from sonic_coffea.server.launch._logs import loaded_models, new_log
 from sonic_coffea.server.launch._run import Run
 from sonic_coffea.server.launch._watcher import Watcher
 from sonic_coffea.server.launch.runtimes import AUTO, Options, Runtime, Serving, choose
@@ -65,8 +65,9 @@ class LocalServer:
         Longest time for requests in progress to finish before the server is killed.
     restart : bool
         Whether a server that ends by itself is started again at the same port: up to 5 times, with
-        a back-off that doubles from 0.5 s. A crash at the first start is tried once more. A server
-        that ``sonic-coffea status --stop`` ended is not started again.
+        a back-off that doubles from 0.5 s, with the models that it had loaded. A crash at the first
+        start is tried once more. A server that ``sonic-coffea status --stop`` ended is not started
+        again.
     extra_args : sequence of str
         More arguments of ``tritonserver``.
     env : mapping, optional
@@ -126,9 +127,9 @@ class LocalServer:
             f"--model-control-mode={self._control}",
             f"--exit-timeout-secs={max(1, int(stop_timeout_s) - 1)}",
             *([f"--repository-poll-secs={poll_s}"] if model_control == "poll" else ()),
-            *(f"--load-model={name}" for name in models or ()),
             *extra_args,
         ]
+        self._models = tuple(models or ())
         self._metrics = metrics
         self._stop_timeout_s = stop_timeout_s
         self._env = dict(env or {})
@@ -215,6 +216,11 @@ class LocalServer:
     def start_again(self) -> None:
         """Start a server that has ended by itself, at the port that clients know."""
         with self._lock:
+            if self._control == "explicit" and self._run is not None and self._run.was_ready:
+                # It serves what it served, and that may be other models than at its start.
+                self._models = tuple(
+                    name for name in loaded_models(self.logs) if (self.repository / name).is_dir()
+                )
             self._begin()
 
     def _end(self) -> None:
@@ -319,6 +325,12 @@ class LocalServer:
         """Whether another process has ended the server: ``sonic-coffea status --stop``."""
         return self._run is not None and not self.running and self._run.asked
 
+    @property
+    def how_it_ended(self) -> str:
+        """How the server ended, such as ``was ended by SIGSEGV``, and where its log is."""
+        run = self._run_or_raise()
+        return f"{run.end_reason} (log: {run.log})"
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -360,7 +372,12 @@ class LocalServer:
             self._metrics_port = free.number
             metrics = ["--metrics-address=127.0.0.1", f"--metrics-port={self._metrics_port}"]
         serving = Serving(
-            arguments=[f"--grpc-port={port}", *metrics, *self._arguments],
+            arguments=[
+                f"--grpc-port={port}",
+                *metrics,
+                *(f"--load-model={name}" for name in self._models),
+                *self._arguments,
+            ],
             repository=self.repository,
             secret=secrets.token_hex(32),
             name=f"sonic_{os.getpid()}_{secrets.token_hex(6)}_",

@@ -1,4 +1,4 @@
-"""The log of a local server: its path, and the errors in it."""
+"""The log of a local server: its path, the errors in it, and the models it has loaded."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from sonic_coffea.transport import local_state
 _ERROR = re.compile(r'^E\d{4} [\d:.]+ \d+ \S+\] "?(.*?)"?$')
 _RECORD = re.compile(r"^([IWEF]\d{4} |[|+]|\s*$)")
 _UNAVAILABLE = re.compile(r"UNAVAILABLE: (.*?)\s*\|?$")
+_LIFECYCLE = re.compile(
+    r"\"(?:loading: (?P<loading>.+):(?P<version>\d+)"
+    r"|successfully loaded '(?P<loaded>.+?)'(?: version \d+)?"
+    r"|successfully unloaded '(?P<unloaded>.+)' version (?P<gone>\d+))\"$"
+)
 _USAGE = "Usage: tritonserver"
 _LONGEST = 2000
 # Said by every server on a machine without a GPU.
@@ -71,3 +76,20 @@ def error_lines(log: str) -> list[str]:
     if not errors:
         errors = [line for line in log.splitlines() if line.strip()][-5:]
     return [text.strip()[:_LONGEST] for text in dict.fromkeys(errors)]
+
+
+def loaded_models(log: str) -> list[str]:
+    """Return the models that the server had loaded, and not unloaded, when its log ends."""
+    loading: dict[str, set[str]] = {}
+    versions: dict[str, set[str]] = {}
+    for line in log.splitlines():
+        match = _LIFECYCLE.search(line)
+        if match is None:
+            continue
+        if name := match["loading"]:
+            loading.setdefault(name, set()).add(match["version"])
+        elif name := match["loaded"]:
+            versions.setdefault(name, set()).update(loading.pop(name, ()))
+        else:
+            versions.get(match["unloaded"], set()).discard(match["gone"])
+    return [name for name, served in versions.items() if served]

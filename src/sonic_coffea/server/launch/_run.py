@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -38,10 +39,10 @@ class Run:
         self.url = f"grpc://127.0.0.1:{port}"
         self.headers = {_HEADER: serving.secret}
         self.server_pid: int | None = None
-        self.asked = self.crashed = False
+        self.asked = self.crashed = self.was_ready = False
         self._serving = serving
         self._grace_s = grace_s
-        self._end_reason = "ended without a word"
+        self.end_reason = "ended without a word"
         self._ended = threading.Event()
         record = local_state.record_path(self.url)
         job = {
@@ -99,9 +100,10 @@ class Run:
             or not is_ready(self.url, self.headers)
         ):
             if self._ended.wait(0.02):
-                raise self._failure(self._end_reason)
+                raise self._failure(self.end_reason)
             if time.monotonic() > deadline:
                 raise self._failure(f"was not ready after {timeout_s:g} s")
+        self.was_ready = True
         ticks = local_state.process_start_ticks(self.server_pid)
         if ticks is None:
             raise self._failure("ended as soon as it was ready")
@@ -163,10 +165,10 @@ class Run:
         if kind == "started":
             self.server_pid = event["pid"]
         elif kind == "exited":
-            self._end_reason, self.asked = f"ended with exit status {event['code']}", event["asked"]
+            self.end_reason, self.asked = _end_of(event["code"]), event["asked"]
             self.crashed = event["code"] < 0 and not self.asked
         elif kind == "failed":
-            self._end_reason = f"cannot be started: {event['message']}"
+            self.end_reason = f"cannot be started: {event['message']}"
 
     def _failure(self, end: str) -> Exception:
         lines = _logs.error_lines(self.read_log().replace(self._serving.secret, "…"))
@@ -176,3 +178,12 @@ class Run:
             f"{quoted or '  (nothing)'}\nIts log: {self.log}",
             server=self.url,
         )
+
+
+def _end_of(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"

@@ -23,6 +23,8 @@ class _Watched(Protocol):
     def running(self) -> bool: ...
     @property
     def ended_on_request(self) -> bool: ...
+    @property
+    def how_it_ended(self) -> str: ...
     def start_again(self) -> None: ...
 
 
@@ -59,7 +61,7 @@ class Watcher:
             if failures > _MOST:
                 logger.error("%s has ended %d times in a row; it is left", self._server, _MOST)
                 return
-            logger.warning("%s has ended by itself; starting it again", self._server)
+            logger.warning("%s %s; it is started again", self._server, self._server.how_it_ended)
             if self._over.wait(_FIRST_PAUSE_S * 2 ** (failures - 1)):
                 return
             try:
