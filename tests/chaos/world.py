@@ -133,7 +133,14 @@ class World:
         places = [("127.0.0.2", named), ("127.0.0.3", named), *(("127.0.0.1", p) for p in ports)]
         self.tritons = {}
         for name, (address, port) in zip(TRITONS, places, strict=True):
-            triton = Triton(repository, self._folder, port, address=address, arguments=arguments)
+            triton = Triton(
+                repository,
+                self._folder,
+                port,
+                address=address,
+                arguments=arguments,
+                ends_if_stalled=True,
+            )
             self._stack.callback(triton.end)
             triton.launch()
             self.tritons[name] = triton

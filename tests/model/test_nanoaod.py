@@ -43,6 +43,8 @@ def linked(names: tuple[str, str, str]) -> ak.Array:
     [
         ("FatJetPFCand", "pfCandIdx", "PFCand"),
         ("FatJetPFCands", "pFCandsIdx", "PFCands"),
+        ("FatJetPFCands", "candIdx", "PFCands"),
+        ("JetPFCandsAK8", "candIdx", "PFCands"),
     ],
 )
 def test_constituents(names: tuple[str, str, str]) -> None:
@@ -159,6 +161,15 @@ def test_vertices_by_the_file_s_association() -> None:
     expected = [[[10.0], [12.0, 11.0]], [], [[16.0], []]]
     assert sonic.secondary_vertices(events).pt.tolist() == expected
     assert sonic.secondary_vertices(events[::-1]).pt.tolist() == expected[::-1]
+
+
+@pytest.mark.parametrize("index", ["sVIdx", "svIdx"])
+@pytest.mark.parametrize("table", ["FatJetAK15SVs", "JetSVsAK15"])
+def test_vertices_of_large_jets(table: str, index: str) -> None:
+    events = linked((table, index, "SV"))
+    events["FatJetAK15"] = events.FatJet
+    expected = [[[10.0], [12.0, 11.0]], [], [[16.0], []]]
+    assert sonic.secondary_vertices(events, "FatJetAK15").pt.tolist() == expected
 
 
 def with_columns(names: tuple[str, str, str], columns: tuple[str, ...]) -> ak.Array:

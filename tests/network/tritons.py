@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+_STARTS = 5
+
 
 class Triton:
     """A Triton that can be killed, stopped, ended and started again at the same port.
@@ -32,6 +34,9 @@ class Triton:
         Where it listens, on loopback.
     arguments : sequence of str
         More arguments of ``tritonserver``.
+    ends_if_stalled : bool
+        Whether it ends when a model's process stands still, as a local server does; where the
+        machine is busy, that may be at any time.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class Triton:
         *,
         address: str = "127.0.0.1",
         arguments: Sequence[str] = (),
+        ends_if_stalled: bool = False,
     ) -> None:
         self.port = port
         self.address = address
@@ -56,6 +62,7 @@ class Triton:
             "--allow-metrics=false",
             *arguments,
         ]
+        self._ends_if_stalled = ends_if_stalled
         self._kept: Kept | None = None
 
     def launch(self) -> None:
@@ -76,14 +83,24 @@ class Triton:
         env["VIRTUAL_ENV"] = str(installation.root)
         env["PATH"] = f"{installation.python.parent}{os.pathsep}{env.get('PATH', os.defpath)}"
         env["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, installation.library_path))
+        if not self._ends_if_stalled:
+            env["SONIC_COFFEA_STALL_S"] = "30"
         env |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         # It may end at once: no test waits for what is in flight as it stops.
         self._kept = Kept(argv, self.log, env=env, grace_s=0.0, leftovers=[f"{name}*"])
 
     def wait(self) -> None:
-        """Return when it is ready."""
-        assert self._kept is not None
-        self._kept.wait(lambda: is_ready(self.url, {}), timeout_s=120.0)
+        """Return when it is ready; one that may end of a stall is started again if it does."""
+        for left in reversed(range(_STARTS if self._ends_if_stalled else 1)):
+            assert self._kept is not None
+            try:
+                self._kept.wait(lambda: is_ready(self.url, {}), timeout_s=120.0)
+            except RuntimeError:
+                if not left:
+                    raise
+                self.launch()
+            else:
+                return
 
     def start(self) -> None:
         """Start it, and return when it is ready; harmless when it runs."""
