@@ -18,16 +18,27 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Table of the association, its index into the candidates, and the candidates: NanoAODv15, PFNano.
+# Table of the association, its index into the candidates, and the candidates: NanoAODv15, and
+# PFNano, whose releases differ in the names.
 _CANDIDATES = (
     ("{jets}PFCand", "pfCandIdx", "PFCand"),
     ("{jets}PFCands", "pFCandsIdx", "PFCands"),
+    ("{jets}PFCands", "candIdx", "PFCands"),
+    ("JetPFCands{radius}", "pFCandsIdx", "PFCands"),
+    ("JetPFCands{radius}", "candIdx", "PFCands"),
 )
-_VERTICES = (("{jets}SVs", "sVIdx", "SV"),)
+_VERTICES = (
+    ("{jets}SVs", "sVIdx", "SV"),
+    ("{jets}SVs", "svIdx", "SV"),
+    ("JetSVs{radius}", "sVIdx", "SV"),
+    ("JetSVs{radius}", "svIdx", "SV"),
+)
 _LOST_TRACKS = ("LostTrack", "LostTracks")
 
 # The radius with which a collection was clustered.
 _RADII = {"Jet": 0.4, "JetPuppi": 0.4, "JetCHS": 0.4, "FatJet": 0.8, "FatJetAK15": 1.5}
+# How the names of tables say it.
+_RADIUS_NAMES = {"FatJet": "AK8", "FatJetAK15": "AK15"}
 
 
 def has_constituents(events: Any, jets: str = "FatJet") -> bool:
@@ -42,7 +53,7 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
     ----------
     events : NanoEvents
         Events that have the jets, the candidates, and the table that links them:
-        ``FatJetPFCand`` in NanoAODv15, ``FatJetPFCands`` in PFNano.
+        ``FatJetPFCand`` in NanoAODv15, ``FatJetPFCands`` or ``JetPFCandsAK8`` in PFNano.
     jets : str
         Name of the jet collection.
 
@@ -89,8 +100,9 @@ def secondary_vertices(
     jets : str
         Name of the jet collection.
     radius : float, optional
-        A jet gets the vertices within this ΔR. By default, the file's table decides (``JetSVs``
-        and ``FatJetSVs`` in PFNano); a file without such a table uses the jets' own radius.
+        A jet gets the vertices within this ΔR. By default, the file's table decides (``JetSVs``,
+        ``FatJetSVs`` or ``JetSVsAK15`` in PFNano); a file without such a table uses the jets' own
+        radius.
 
     Returns
     -------
@@ -319,7 +331,7 @@ def _association(
 ) -> tuple[str, str, str] | None:
     known = set(events.fields)
     for pattern, index, candidates in patterns:
-        table = pattern.format(jets=jets)
+        table = pattern.format(jets=jets, radius=_RADIUS_NAMES.get(jets, jets))
         if {table, candidates} <= known and index in events[table].fields:
             return table, index, candidates
     return None
