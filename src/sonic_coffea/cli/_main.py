@@ -110,7 +110,7 @@ def _options(
 
 
 class _Echo(logging.Handler):
-    """Writes to standard error as it is then: a progress bar stays below what it shows."""
+    """Writes to what is standard error at that moment, so that a progress bar stays below it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -58,7 +58,7 @@ SettingsOf = Callable[..., Settings]
 
 
 class _Plain:
-    """A command whose help names no types of Python: metavars say what is wanted."""
+    """A command whose help shows no Python types; its metavars say what it wants."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -96,9 +96,9 @@ def settings_of(
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a connection, in the place of its ``settings_of``.
+    """Replace a command's parameter ``settings_of`` with the options of a connection.
 
-    What it gets there is `settings_of` with these options, which lacks the servers.
+    The command gets `settings_of` with these options filled in; it adds the servers.
     """
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
@@ -125,7 +125,7 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
 def pairs(
     texts: Sequence[str] | None, form: str, option: str | None = None, *, empty: bool = False
 ) -> dict[str, str]:
-    """Return names and values that are given as ``NAME=VALUE``, where a value may be `empty`."""
+    """Return the names and values of ``NAME=VALUE``; with `empty`, a value may be empty."""
     named: dict[str, str] = {}
     for text in texts or ():
         name, separator, value = text.partition("=")
@@ -138,7 +138,7 @@ def pairs(
 
 
 def load(path: str, option: str) -> Any:
-    """Return what ``MODULE:NAME`` names, of the current folder or of what is installed."""
+    """Return what ``MODULE:NAME`` names; the module is in the current folder, or installed."""
     module, _, name = path.partition(":")
     if not module or not name:
         raise typer.BadParameter(f"expected MODULE:NAME, got {path!r}", param_hint=option)
@@ -156,7 +156,7 @@ def load(path: str, option: str) -> Any:
 
 
 def load_declared(place: str, option: str, model: str | None = None) -> Any:
-    """Return what is declared in a YAML file, as `model` if that is given, or in Python."""
+    """Return the declaration in a YAML file, that of `model` if given, or in a Python module."""
     from sonic_coffea.model import Model
 
     if Path(place).is_file():

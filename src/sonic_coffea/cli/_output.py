@@ -28,7 +28,7 @@ class UsageError(ConfigError):
 
 @contextlib.contextmanager
 def usage() -> Iterator[None]:
-    """Make wrong usage of what arguments and options are found to be wrong by."""
+    """Turn this package's errors about arguments and options into usage errors."""
     try:
         yield
     except ConfigError as error:
@@ -36,7 +36,7 @@ def usage() -> Iterator[None]:
 
 
 def stdout() -> Console:
-    """Return what prints results: as wide as the terminal, or as they are where there is none."""
+    """Return the console for results; without a terminal, it does not cut lines."""
     console = Console()
     named = console.file.isatty() or "COLUMNS" in os.environ
     return console if named else Console(width=_ANY_WIDTH)
@@ -67,7 +67,7 @@ def print_table(
 
 
 def literal(text: str, *, lines: bool = False) -> Text:
-    """Return text that rich shows as it is, be there markup in it; with `lines`, of several."""
+    """Return text that rich shows unchanged, even if there is markup in it."""
     return Text(printable(text, lines=lines))
 
 
@@ -83,7 +83,7 @@ def tensors(specs: Iterable[tuple[str, str, Sequence[int | str]]]) -> Text:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say, in place of an `OSError`, which file cannot be written."""
+    """Replace an `OSError` with an error that names the file that cannot be written."""
     try:
         yield
     except OSError as error:
@@ -91,7 +91,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def make_place(path: Path) -> None:
-    """Make the folder of a file, and try whether the file can be written; it stays as it is."""
+    """Make a file's folder, and try whether the file can be written; its content stays."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():

@@ -192,7 +192,7 @@ def _declared(
 
 
 def _send(place: str) -> None:
-    """Send what is in a module by value: workers elsewhere do not have its file."""
+    """Pickle a module by value: workers on other machines do not have its file."""
     import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[place.partition(":")[0]])

@@ -80,7 +80,7 @@ def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
 
 
 def _described(record: ServerRecord) -> dict[str, Any]:
-    """Return what is recorded of a server, and what it says; never its secret."""
+    """Return what a server's record and the server itself say; never its secret."""
     options, models, ready = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0)), [], False
     connection = connect_transport(record.url, options=options)
     with contextlib.closing(connection), contextlib.suppress(SonicError):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def run_files(
     processor: Any, paths: Sequence[str], *, client: Any, chunksize: int, progress: bool
 ) -> Any:
-    """Return what a processor makes of NanoAOD files, which may hold any part of NanoAOD."""
+    """Return a processor's result over NanoAOD files, which may hold any part of NanoAOD."""
     from coffea.nanoevents import NanoAODSchema
     from coffea.processor import DaskExecutor, IterativeExecutor, Runner
 
@@ -36,10 +36,10 @@ def run_files(
 
 
 class _FinalError(BaseException):
-    """An error that no further attempt mends.
+    """An error that another attempt would not mend.
 
-    coffea's runner tries again what fails by an `Exception`, as reading a remote file may. The pool
-    has tried a request already for as long as its options say, and wrong names stay wrong.
+    coffea's runner repeats a chunk after any `Exception`, since reading a remote file may fail by
+    chance. The pool has retried a request already, as its options say; wrong names stay wrong.
     """
 
     def __init__(self, error: SonicError) -> None:

@@ -60,9 +60,9 @@ def _new(path: str) -> LocalServer | InProcessServer:
 
 @contextlib.contextmanager
 def _alone_on_machine(repository: str) -> Iterator[None]:
-    """Hold a lock against other processes of this user, or none where there can be none.
+    """Hold a lock against other processes of this user.
 
-    Two servers are then started where one would do.
+    Where the disk has no locks, nothing is held, and two servers may start where one would do.
     """
     folder = local_state.directory()
     # Many machines may share the directory, and need not wait for each other.

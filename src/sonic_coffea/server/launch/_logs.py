@@ -43,7 +43,7 @@ def new_log(folder: Path | None) -> Path:
 
 
 def _prune(folder: Path) -> None:
-    """Remove logs that nobody has written to for a month, but those of servers that run here."""
+    """Remove logs that nobody has written to for a month, except those of running servers."""
     in_use = {record.log for record in local_state.records()}
     for path in folder.glob("triton-*.log"):
         # Another process may be removing the same ones.
@@ -53,7 +53,7 @@ def _prune(folder: Path) -> None:
 
 
 def error_lines(log: str) -> list[str]:
-    """Return the errors in a log, in order and without repeats; its end when it has none."""
+    """Return the errors in a log, in order and without repeats; if there are none, its end."""
     # A wrong argument is answered with every option there is, some 500 lines, and the reason is
     # before or after them.
     before, usage, after = log.partition(_USAGE)

@@ -142,7 +142,7 @@ class Run:
         local_state.remove(self.url, self.server_pid)
 
     def disown(self) -> None:
-        """Let go of it in a forked child, where it is somebody else's."""
+        """Let go of it in a forked child: it is the parent's."""
         self._stdin.close()
         self._stdout.close()
         # Popen would wait, in vain, for a process that is not this one's child.

@@ -16,7 +16,7 @@ _FIELD = "model_repository_agents"
 
 
 def check_agents(folder: Path, config: Mapping[str, Any]) -> None:
-    """Do for a model what its repository agents would: compare the checksums of its files.
+    """Compare the checksums of a model's files, as its repository agent would.
 
     Raise if a file is not the one that the configuration means, or the agent is another one.
     """
@@ -43,7 +43,7 @@ def check_agents(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def without_agents(repository: Path) -> Path | None:
-    """Check what asks for agents, and return a folder of links that a Triton without them serves.
+    """Check the models that ask for agents; return links to serve without agents.
 
     Returns None if no model asks for one.
     """

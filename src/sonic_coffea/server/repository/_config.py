@@ -20,7 +20,7 @@ Versions = Literal["all", "latest"] | Sequence[int]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of `build_repository` by which models are planned."""
+    """The options of `build_repository` that the plan depends on."""
 
     max_batch_size: int
     dynamic_batching: bool | Mapping[str, Any] | None

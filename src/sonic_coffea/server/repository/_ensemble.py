@@ -1,4 +1,4 @@
-"""Ensembles: what Triton wants to know of them; whether tensors connect, it says as it loads."""
+"""Configurations of ensembles; Triton checks, as it loads one, whether its tensors connect."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def checksums(folder: Path) -> dict[str, str]:
 def describe(
     model: str, version: int, source: ModelSource, metadata: Mapping[str, Any], *, user: bool
 ) -> dict[str, Any]:
-    """Return what is known of a version before its files are there."""
+    """Return the part of a version's manifest that is known before its files are written."""
     manifest: dict[str, Any] = {
         "model": model,
         "version": version,
@@ -83,7 +83,7 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def changes(folder: Path, manifest: Mapping[str, Any], *, shared: bool) -> list[str]:
-    """Say what is no longer as it was built; with `shared`, also of what all versions share."""
+    """Say which files have changed since the build; with `shared`, also those of all versions."""
     present = {folder / name: digest for name, digest in checksums(folder).items()}
     expected = {folder / name: digest for name, digest in manifest["files"].items()}
     if shared:

@@ -27,7 +27,7 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedVersion:
-    """A model, or, ``beside`` others of it, a version, on its way into the repository.
+    """A model, or one more version (``beside`` others), to be written to the repository.
 
     ``texts`` are the names and contents of the files that versions share.
     """
@@ -52,7 +52,7 @@ class PlannedVersion:
 def plan_versions(
     root: Path, models: Mapping[str, Any], options: Options, metadata: Mapping[str, Any]
 ) -> list[PlannedVersion]:
-    """Return what to write for `models`: those that are there as they would be written are not."""
+    """Return what to write for `models`; versions that are there unchanged are left out."""
     _check_names(models, options.labels)
     served = {
         name: model if isinstance(model, Served | Ensemble) else Served(model)
@@ -76,7 +76,7 @@ def plan_versions(
 
 
 def _is_there(folder: Path, planned: PlannedVersion, metadata: Mapping[str, Any]) -> bool:
-    """Return whether a model, of this one version, is there as it would be written."""
+    """Return whether the repository has this version of the model, unchanged."""
     if planned.beside or _manifest.version_numbers(folder) != [planned.version]:
         return False
     version = folder / str(planned.version)
@@ -152,7 +152,7 @@ def _digest(source: ModelSource) -> str:
 
 
 def _joined(folder: Path, number: int, new: Config, options: Options) -> Config:
-    """Return the configuration of a model that is there already, for one more version."""
+    """Return the configuration of a model in the repository with one more version."""
     if (folder / str(number)).exists() and not options.overwrite:
         raise ConfigError(
             f"{folder} already has version {number}; the option overwrite replaces it, the option "
@@ -206,7 +206,7 @@ def _check_names(models: Mapping[str, object], labels: Labels) -> None:
 
 
 def _configs(root: Path) -> dict[str, Config]:
-    """Return the configurations of the models that are there, as far as they can be read."""
+    """Return the configurations of the repository's models, but those that cannot be read."""
     configs = {}
     for file in root.glob(f"*/{CONFIG_FILE}"):
         with contextlib.suppress(ConfigError):

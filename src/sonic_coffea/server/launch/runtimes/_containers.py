@@ -145,7 +145,7 @@ class Apptainer(Container):
 
     @property
     def _place(self) -> str:
-        """What the engine is told to run."""
+        """The image's name or path, as the engine takes it."""
         if "://" in self.image:
             return self.image
         path = Path(self.image).expanduser()

@@ -67,7 +67,7 @@ class Serving:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The command line that serves, and what removes the rest when it has ended."""
+    """The command line that serves, and the one that cleans up when it has ended."""
 
     argv: list[str]
     env: dict[str, str] = dataclasses.field(repr=False)
@@ -85,7 +85,7 @@ class Runtime(Protocol):
         """Say why this machine cannot run it; None if it can."""
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Fetch what this machine lacks of it, telling each stage."""
+        """Fetch what this machine lacks of it, and say each stage."""
 
     def launch(self, serving: Serving) -> Launch:
         """Return the command line that serves a repository."""

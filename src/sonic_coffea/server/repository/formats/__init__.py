@@ -29,7 +29,7 @@ _MODEL = Path(__file__).parents[1] / "_python_backend.py"
 
 
 def scripts_of(name: str) -> dict[str, Path]:
-    """Return what Triton's Python backend runs a format with, by the names that it has there."""
+    """Return the scripts by which Triton's Python backend runs a format, by their names there."""
     return {"model.py": _MODEL, "sonic_runner.py": Path(inspect.getfile(FORMATS[name].read))}
 
 

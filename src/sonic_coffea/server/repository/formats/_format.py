@@ -30,7 +30,7 @@ class Contents(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of files: its names' ends, and the native backend of NVIDIA's container, if any.
+    """A kind of file: the endings of its names, and its native backend in NVIDIA's container.
 
     ``read`` takes what is to be served; a ValueError of it says what is wrong with the file. The
     native backend is used where nobody says which, if ``prefers_native``.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def read(served: Served) -> Contents:
-    """Check that a file has code in it, which what torch.save writes has not."""
+    """Check that a file holds code; one that torch.save has written does not."""
     path = Path(str(served.source))
     try:
         with zipfile.ZipFile(path) as archive:

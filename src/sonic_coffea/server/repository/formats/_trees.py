@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_xgboost(served: Served) -> Contents:
-    """Read what XGBoost's trees take and give, unless it is declared."""
+    """Read the inputs and outputs of XGBoost's trees, unless they are declared."""
     path = Path(str(served.source))
     files = {f"model{path.suffix.lower()}": path}
     if served.inputs is not None or served.outputs is not None:
@@ -40,7 +40,7 @@ def read_xgboost(served: Served) -> Contents:
 
 
 def read_lightgbm(served: Served) -> Contents:
-    """Read what LightGBM's trees take and give, unless it is declared."""
+    """Read the inputs and outputs of LightGBM's trees, unless they are declared."""
     path = Path(str(served.source))
     if served.inputs is not None or served.outputs is not None:
         return {"files": {"model.txt": path}}
