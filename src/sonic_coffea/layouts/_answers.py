@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def tensor_of(name: str, answer: Mapping[str, Tensor]) -> Tensor:
-    """Return the tensor of an output, refusing an answer without it."""
+    """Return the tensor of an output; an answer without it is an error."""
     if name not in answer:
         raise ResponseError(
             f"the answer lacks output {name!r}; it has {', '.join(answer) or 'none'}"
@@ -27,7 +27,7 @@ def misshapen(name: str, tensor: Tensor, expected: str) -> ResponseError:
 
 
 def check_kind(name: str, before: Tensor, now: Tensor) -> None:
-    """Refuse an answer of another kind than an earlier answer."""
+    """Raise if an answer is of another kind than an earlier one."""
     if before.shape[1:] != now.shape[1:] or before.dtype != now.dtype:
         raise ResponseError(
             f"output {name!r} came back as {now.dtype} {list(now.shape[1:])} a row, "

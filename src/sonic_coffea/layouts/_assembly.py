@@ -60,7 +60,7 @@ class Assembly(Protocol):
         """Return one element, or list, for each row."""
 
     def typed(self) -> Content:
-        """Return content of the type that any chunk has, while there is no answer."""
+        """Return content of the type that other chunks have, for a call without answers."""
 
 
 class ByRow:
@@ -145,7 +145,7 @@ class _Collections:
 
 
 class _Strings:
-    """Strings, which are numbers as long as they are put together."""
+    """Strings; until the result is made, each has a number."""
 
     def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
         self._name, self._texts = name, Texts([b""])

@@ -124,7 +124,7 @@ class Columns:
         return Stamp(group.slots, numbers, behind, repeated=len(behind))
 
     def _check(self, group: Group, out: Tensor, rows: RowSelection, bad: int) -> None:
-        """Raise the error of the row at a place, unless that is negative."""
+        """Raise the error of the row at a place; a negative place means that no row is wrong."""
         if bad >= 0:
             start, stop = (int(ends[rows][bad]) for ends in (self.split.starts, self.split.stops))
             elements = np.arange(start, min(stop, start + out.shape[-1]))

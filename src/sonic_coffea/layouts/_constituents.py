@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PerConstituent:
-    """Of each element of the axis that the rows consume."""
+    """An output with values for each element of the axis that the rows consume."""
 
     def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
         jagged = [name for name, bound in inputs.bound.items() if bound.layout.jagged]
@@ -72,7 +72,7 @@ class PerConstituent:
 
 
 class Constituents(PerConstituent):
-    """One for each element of the axis that the rows consume, or for each pair."""
+    """The values of a call, for each element of the consumed axis, or for each pair."""
 
     _scatter: Scatter | None = None
     _each: tuple[int, ...] = ()

@@ -96,5 +96,5 @@ def _default_folders() -> list[Path]:
 
 @cache
 def _warn(why: str) -> None:
-    """Say it once."""
+    """Log a warning, once."""
     logger.warning("compiled kernels are not kept, so each process compiles its own: %s", why)

@@ -105,7 +105,7 @@ def expression_of(text: str) -> Expression:
     Raises
     ------
     ConfigError
-        If it is none, or has what is no part of expressions.
+        If it is not an expression, or has a part that expressions cannot have.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval")
@@ -123,7 +123,7 @@ class _Reader:
         self._text, self._paths = text, paths
 
     def read(self, node: ast.expr) -> _Node:
-        """Return what computes a node of the numbers of all fields."""
+        """Return a function that computes a node from the numbers of all fields."""
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
             return _called(_BINARY[type(node.op)], self.read(node.left), self.read(node.right))
         if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:

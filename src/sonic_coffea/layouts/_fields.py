@@ -148,7 +148,7 @@ class Feature:
         return changed != _UNCHANGED
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return what becomes of numbers before those that are not finite are replaced."""
+        """Transform numbers; those that are not finite are not replaced yet."""
         with np.errstate(all="ignore"):
             if self.categories is not None:
                 known = {k: v for k, v in self.pairs if k is not None}
@@ -280,7 +280,7 @@ class Column:
 
 
 def as_features(named: Any, layout: str) -> tuple[Feature, ...]:
-    """Return the channels of a layout as features, refusing what is none."""
+    """Return the channels of a layout as features; anything else is an error."""
     if isinstance(named, (str, Feature, OneHot)) or not isinstance(named, Iterable):
         named = [named]
     features = [feature for field in named for feature in _channels(field, layout)]

@@ -25,7 +25,7 @@ HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 def check_range(
     columns: Sequence[Column], split: Split, target: np.dtype[Any], longest: int | None = None
 ) -> None:
-    """Refuse numbers that a tensor of integers, bools, or of half precision, cannot hold.
+    """Raise if a tensor of integers, bools, or of half precision, cannot hold a number.
 
     Kernels find those that other tensors cannot hold. No more than the `longest` first elements of
     each row are looked at.

@@ -140,7 +140,7 @@ class Rows:
         return structure, index
 
     def check_same(self, other: Rows, names: tuple[str, str]) -> None:
-        """Refuse the rows of another column, or input, that are not the same."""
+        """Raise unless another column, or input, has the same rows."""
         if other is self or _same(self.skeleton, other.skeleton):
             return
         if self.events != other.events:

@@ -27,7 +27,7 @@ Tensor = NDArray[Any]
 
 
 class Elements(Protocol):
-    """What has elements: columns."""
+    """The columns whose elements get values."""
 
     @property
     def split(self) -> Split:
