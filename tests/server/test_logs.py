@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from sonic_coffea.server.launch._logs import loaded_models, new_log
+from sonic_coffea.server.launch._logs import last_words, loaded_models, new_log
 
 
 def written_before(paths, days):
@@ -52,3 +52,11 @@ I1123 22:01:15.9 29626 model_lifecycle.cc:839] "successfully loaded 'a'"
     assert loaded_models(log + replaced) == ["a"]
     assert loaded_models(log + replaced + replaced.replace("1", "2")) == []
     assert loaded_models("") == []
+
+
+def test_last_words():
+    record = "I1123 22:01:10.1 29626 model_lifecycle.cc:839] \"successfully loaded 'a'\"\n"
+    table = "+---+\n| a |\n+---+\n\n"
+    assert last_words("") is last_words(record) is last_words(record + table) is None
+    crash = "Signal (11) received.\n 0# 0x1 in tritonserver\n\n 1# 0x2 in libc.so\n\n"
+    assert last_words(f"warning\n{record}{table}{crash}") == "Signal (11) received."

@@ -17,7 +17,7 @@ from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, Se
 from sonic_coffea.reporting import tables
 from sonic_coffea.server import _install as install
 from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
-from sonic_coffea.server.launch._logs import loaded_models, new_log
+from sonic_coffea.server.launch._logs import last_words, loaded_models, new_log
 from sonic_coffea.server.launch._run import Run
 from sonic_coffea.server.launch._watcher import Watcher
 from sonic_coffea.server.launch.runtimes import AUTO, Options, Runtime, Serving, choose
@@ -327,9 +327,10 @@ class LocalServer:
 
     @property
     def how_it_ended(self) -> str:
-        """How the server ended, such as ``was ended by SIGSEGV``, and where its log is."""
+        """How the server ended, such as ``was ended by SIGSEGV``, what it said, and its log."""
         run = self._run_or_raise()
-        return f"{run.end_reason} (log: {run.log})"
+        words = last_words(run.read_log())
+        return f"{run.end_reason}{f': {words}' if words else ''} (log: {run.log})"
 
     def __enter__(self) -> Self:
         self.start()

@@ -78,6 +78,16 @@ def error_lines(log: str) -> list[str]:
     return [text.strip()[:_LONGEST] for text in dict.fromkeys(errors)]
 
 
+def last_words(log: str) -> str | None:
+    """Return the first line of what follows Triton's last record, such as ``Signal (11)``."""
+    words = None
+    for line in reversed(log.splitlines()):
+        if line.strip() and _RECORD.match(line):
+            break
+        words = line.strip()[:_LONGEST] or words
+    return words
+
+
 def loaded_models(log: str) -> list[str]:
     """Return the models that the server had loaded, and not unloaded, when its log ends."""
     loading: dict[str, set[str]] = {}
