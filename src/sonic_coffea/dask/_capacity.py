@@ -33,6 +33,8 @@ _FALLEN = 0.95
 # Baselines that differ by less than this factor are the same, if this number of answers agree.
 # With few answers, clients of another scheduler may not have had one yet.
 _SAME, _CONFIRMING_ANSWERS = 1.1, 8
+# With a lower RTT ratio than this, there is no queue.
+_NO_QUEUE = 1.5
 # The limit changes by at most this factor at once.
 _MAX_STEP = 2.0
 # It grows only where it is what holds requests back.
@@ -51,9 +53,10 @@ _KNOWN_ROUNDS = 2
 # part of it.
 _LONGER = 1.25
 # Every few seconds, clients send a bit faster for a round, to see if the server has become faster,
-# and slower, to make up for it. While that makes no queue, the surplus doubles, up to a maximum.
+# and slower, to make up for it. While less than this part of the limit is in flight all the same,
+# the surplus doubles, up to a maximum.
 _PACES, _PACES_S, _MIN_PACES = (1.05, 0.95), 4.0, 4
-_MAX_FASTER, _NO_QUEUE = 1.0, 1.5
+_EMPTY_PART, _MAX_FASTER = 0.5, 1.0
 # If more or fewer requests are in flight than the limit, the rate makes up for it in two rounds,
 # but never falls below 0.3 of the rate of answers. So the requests of clusters
 # that pace are in flight as their limits allow, and so are their parts of a server.
@@ -121,17 +124,16 @@ class Capacity:
             self.limit = max(self.limit / _MAX_STEP, 1.0)
             self._known = True  # it is too much, whatever it is
         elif answers and not (self._probing_rtt or self._probed_rtt):
+            current = answers >= _LITTLE_ANSWERS and sum_s < answers * self._round_s
+            self._in_flight = sum_s / self._round_s if current else in_flight
             # The first answers come some time after the beginning of their round.
             if self._answered and self._round_s < _LONGER * before_s:
                 self._recent.append((answers, self._round_s))
-                # Without a queue, the server could have answered more, unless it was by chance.
-                kept = answers >= _RATE_ANSWERS and rtt_ratio < _NO_QUEUE
-                least = self._rate if kept else 0.0
+                # With fewer in flight than may be, the server could have answered more.
+                least = self._rate if self._in_flight < self.limit else 0.0
                 self._rate = max(self._mean_rate(), least)
             self._answered = True
             self._known = self._known or len(self._recent) >= _KNOWN_ROUNDS
-            current = answers >= _LITTLE_ANSWERS and sum_s < answers * self._round_s
-            self._in_flight = sum_s / self._round_s if current else in_flight
             self._note_served(sum_s / rtt_ratio / self._round_s, answers)
             factor = min(max(MAX_RTT_RATIO / rtt_ratio, 1 / _MAX_STEP), _MAX_STEP)
             self._busy = max(min_in_flight(rtt.full) for rtt in rtts)
@@ -141,7 +143,7 @@ class Capacity:
                 # Half of the way, as what is measured lags behind.
                 self.limit *= math.sqrt(factor)
             self.limit = max(self.limit + (_PUSH * least if binding else 0.0), least, 1.0)
-        self._set_pace(rtt_ratio if answers else math.inf)
+        self._set_pace(answered=answers > 0)
         empty = answers >= _CONFIRMING_ANSWERS and rtt_ratio < _NO_QUEUE
         self._probe_rtt(sum_s / answers if answers else None, now, empty=empty)
         # Whatever limit and weight are: more requests would be each other's queue.
@@ -157,11 +159,11 @@ class Capacity:
                 break
         return answers / seconds
 
-    def _set_pace(self, rtt_ratio: float) -> None:
-        """Take the RTT ratio that the last pace had."""
+    def _set_pace(self, *, answered: bool) -> None:
+        """Set the pace for the next round, by what is in flight at this one."""
         if self._probing_rtt:
             self._pace = 1.0
-        elif self._pace > 1 and rtt_ratio < _NO_QUEUE:
+        elif self._pace > 1 and answered and self._in_flight < _EMPTY_PART * self.limit:
             self._pace = 1 + min(2 * (self._pace - 1), _MAX_FASTER)
         else:
             turn = self._rounds % max(round(_PACES_S / self._round_s), _MIN_PACES)
