@@ -34,6 +34,8 @@ from simulation import Accelerator, Simulation, Work, fairness
 import sonic_coffea as sonic
 
 CHUNK = 4 * ROWS
+# The median of so many counts: a machine may be busy for a moment.
+TURNS = 3
 
 
 def compute(seconds: float) -> None:
@@ -151,11 +153,13 @@ def suspended_rate(url: str, seconds: float) -> float:
         sonic.connect(url, client=client, shared_memory=False),
     ):
         client.gather(client.map(score_chunk, range(16), pure=False))
-        tasks = round(seconds * 30)
-        ends = sorted(client.gather(client.map(score_chunk, range(tasks), pure=False)))
-    # Neither while the first begin, nor while only the last of them are answered.
-    first, last = tasks // 5, tasks - 8
-    return CHUNK * (last - first) / (ends[last] - ends[first])
+        tasks, rates = round(seconds * 30 / TURNS), []
+        for _ in range(TURNS):
+            ends = sorted(client.gather(client.map(score_chunk, range(tasks), pure=False)))
+            # Neither while the first begin, nor while only the last of them are answered.
+            first, last = tasks // 5, tasks - 8
+            rates.append(CHUNK * (last - first) / (ends[last] - ends[first]))
+    return float(np.median(rates))
 
 
 def scaling(results: Results, url: str, counts: list[int], seconds: float) -> None:
@@ -169,17 +173,21 @@ def scaling(results: Results, url: str, counts: list[int], seconds: float) -> No
             sonic.connect(url, client=client, max_suspended_chunks=0, shared_memory=False),
         ):
             names = list(client.scheduler_info(n_workers=-1)["workers"])
-            for lasts_s in (0.0, seconds):  # the first time, they import what they need
+            turns = []
+            # The first time, they import what they need.
+            for lasts_s in (0.0, *[seconds / TURNS] * TURNS):
                 futures = [
                     client.submit(score_for, lasts_s, workers=[n], pure=False) for n in names
                 ]
-                found[workers] = client.gather(futures)
+                turns.append(client.gather(futures))
+            found[workers] = sorted(turns[1:], key=lambda times: sum(common_rates(times)))
     one = suspended_rate(url, seconds)
     limits.append(saturated(url, seconds=seconds / 8))
     results.numbers["rows a second of the saturated server, before and after"] = limits
     name = "1 worker process, suspended chunks: rows/s over the saturated server's"
     results.note(name, one / max(limits), at_least=0.95)
-    for workers, times in found.items():
+    for workers, turns in found.items():
+        times = turns[TURNS // 2]
         each = [CHUNK * rate for rate in common_rates(times)]
         waits = np.diff(np.concatenate(times))
         name, several = f"{workers} worker processes", workers > 1
@@ -330,7 +338,7 @@ def main() -> None:
         with sonic.LocalServer(accelerator.write(folder / "repository")) as server:
             overhead(results, server, 20 if quick else 200)
             counts = [2] if quick else [1, 2, 4, 8, 16]
-            scaling(results, server.url, counts, 2.0 if quick else 15.0)
+            scaling(results, server.url, counts, 2.0 if quick else 24.0)
         parts = [1.0] if quick else [0.25, 1.0, 4.0]
         waiting(results, folder, parts, 6 if quick else 32, 0.05 if quick else 0.2)
         kills(results, folder, 40 if quick else 500, 2 if quick else 4)
