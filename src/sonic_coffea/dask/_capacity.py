@@ -128,7 +128,10 @@ class Capacity:
             self._in_flight = sum_s / self._round_s if current else in_flight
             # The first answers come some time after the beginning of their round.
             if self._answered and self._round_s < _LONGER * before_s:
-                self._recent.append((answers, self._round_s))
+                # With little in flight, answers tell what was sent, not what the server can do.
+                little = self._in_flight < _EMPTY_PART * self.limit
+                if not (self._known and little and answers < self._rate * self._round_s):
+                    self._recent.append((answers, self._round_s))
                 # With fewer in flight than may be, the server could have answered more.
                 least = self._rate if self._in_flight < self.limit else 0.0
                 self._rate = max(self._mean_rate(), least)
