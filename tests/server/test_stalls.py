@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 
 import awkward as ak
@@ -85,4 +86,4 @@ def test_rows_are_right_while_the_server_starts_again(light, serve, caplog):
         for thread in threads:
             thread.join(60)
     assert wrong == []
-    assert "the model's process stood still" in caplog.text or "Signal (" in caplog.text
+    assert re.search(r"was ended by SIG[A-Z]+: \w", caplog.text)

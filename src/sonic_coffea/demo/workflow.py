@@ -311,8 +311,10 @@ def _process(fileset: dict[str, Any], parts: Path, chunksize: int, client: Any) 
 def _gather(parts: Path, target: Path) -> ak.Array:
     """Put the chunks' files together as one, in a fixed order."""
     import awkward as ak
+    import pyarrow.parquet as pq
 
     files = sorted(parts.glob("*.parquet"))
-    jets = ak.concatenate([ak.from_parquet(file) for file in files])
+    # Not by `ak.from_parquet`: its threads abort some processes that end soon after it.
+    jets = ak.concatenate([ak.from_arrow(pq.read_table(file)) for file in files])
     provenance.to_parquet(jets, target, *map(provenance.read, files))
     return jets

@@ -276,13 +276,15 @@ def _join_parquet(parts: Sequence[Path], half: Path) -> tuple[int, int]:
 
 
 def _join_root(parts: Sequence[Path], half: Path) -> tuple[int, int]:
+    import pyarrow.parquet as pq
     import uproot
 
     rows = scored = 0
     with uproot.recreate(half) as file:
         tree = None
         for part in parts:
-            array = ak.from_parquet(part)
+            # Not by `ak.from_parquet`: its threads abort some processes that end soon after it.
+            array = ak.from_arrow(pq.read_table(part))
             rows += len(array)
             for name in array.fields:
                 array = array[~ak.is_none(array[name])]
