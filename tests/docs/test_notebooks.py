@@ -57,6 +57,13 @@ nbformat.write(notebook, sys.argv[3])
 """
 
 
+# What dask says, now and then, of a worker whose scheduler has just been closed.
+HEARTBEAT = re.compile(
+    r"^.* Failed to communicate with scheduler during heartbeat\.\n(.*\n)*?.*CommClosedError: .*\n",
+    re.MULTILINE,
+)
+
+
 @dataclass
 class Shown:
     """What the cells of a notebook show."""
@@ -71,8 +78,8 @@ class Shown:
         if output.output_type == "error":
             self.errors.append(output.evalue)
         elif output.output_type == "stream":
-            if output.name == "stderr":
-                self.errors.append(output.text)
+            if output.name == "stderr" and (text := HEARTBEAT.sub("", output.text)):
+                self.errors.append(text)
             for line in output.text.splitlines():
                 self.text += f"{line}\n"
         else:

@@ -64,10 +64,14 @@ class ScoreCache:
         self.max_bytes = max_bytes
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, dict[str, NDArray[Any]]]:
-        """Return the scores of cache hits: by key, and by output, those of one row."""
-        hits: dict[bytes, dict[str, NDArray[Any]]] = {}
+        """Return the scores of cache hits: by key, and by output, those of one row.
+
+        A file that breaks while it is read has none: hits of its first part would be missing in the
+        file that follows it.
+        """
         with self._failures_logged(), self._open() as database:
             now, broken, old = int(time.time()), [], []
+            hits: dict[bytes, dict[str, NDArray[Any]]] = {}
             for start in range(0, len(keys), _AT_A_TIME):
                 some = keys[start : start + _AT_A_TIME]
                 marks = ",".join("?" * len(some))
@@ -89,7 +93,8 @@ class ScoreCache:
                 logger.warning("%d damaged scores in %s are forgotten", len(broken), self.path)
                 database.executemany("DELETE FROM scores WHERE key = ?", broken)
             database.executemany("UPDATE scores SET used = ? WHERE key = ?", old)
-        return hits
+            return hits
+        return {}
 
     def put(self, keys: Sequence[bytes], outputs: Mapping[str, NDArray[Any]]) -> None:
         """Keep the scores of some rows: ``outputs`` has one element for each key."""

@@ -388,7 +388,7 @@ class LocalServer:
         log = new_log(self._log_dir)
         self._run = Run(runtime, serving, port=port, log=log, grace_s=self._stop_timeout_s)
         try:
-            self._run.wait_until_ready(self._startup_timeout_s)
+            self._run.wait_until_ready(self._startup_timeout_s, metrics_port=self._metrics_port)
         except BaseException:
             self._end()
             raise

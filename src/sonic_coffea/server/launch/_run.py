@@ -89,11 +89,14 @@ class Run:
         except FileNotFoundError:
             return ""
 
-    def wait_until_ready(self, timeout_s: float) -> None:
+    def wait_until_ready(self, timeout_s: float, *, metrics_port: int | None) -> None:
         """Return when it is ready and recorded, or raise what it says if it ends or is late."""
         deadline = time.monotonic() + timeout_s
-        listening = f"Started GRPCInferenceService at 127.0.0.1:{self.port}"
         # Whatever else answers on the port is not this server, so ask only once it listens.
+        last = ("GRPCInferenceService", self.port)
+        if metrics_port is not None:  # which it starts after gRPC
+            last = ("Metrics Service", metrics_port)
+        listening = "Started {} at 127.0.0.1:{}".format(*last)
         while (
             self.server_pid is None
             or listening not in self.read_log()
