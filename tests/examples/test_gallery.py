@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.waiting import until
+from tests.waiting import insist
 from tritonclient.grpc import InferenceServerClient
-from tritonclient.utils import InferenceServerException
 
 import sonic_coffea as sonic
 from sonic_coffea.server import ensure
@@ -102,31 +101,16 @@ def serving(gallery_server: sonic.LocalServer) -> Callable[..., Any]:
     """Return what the examples call to serve models, without a server of each example's own."""
     repository = gallery_server.repository
 
-    def insist(ask: Callable[..., object], name: str) -> None:
-        """Ask again while the server is away: Triton crashes at times as models come and go."""
-
-        def is_done() -> bool:
-            try:
-                # It has another secret when it was started again.
-                ask(name, headers=gallery_server.headers)
-            except InferenceServerException as error:
-                if error.status() != "StatusCode.UNAVAILABLE":
-                    raise
-                return False
-            return True
-
-        until(is_done, 60.0, f"the server to take {name}")
-
     @contextlib.contextmanager
     def serve(models: dict[str, Any], **options: Any) -> Iterator[sonic.Pool]:
         sonic.build_repository(repository, models, overwrite=True, **options)
         with InferenceServerClient(gallery_server.url.removeprefix("grpc://")) as client:
             for name in models:
-                insist(client.load_model, name)
+                insist(lambda name=name: client.load_model(name, headers=gallery_server.headers))
             with sonic.connect(gallery_server) as pool:
                 yield pool
             for name in models:
-                insist(client.unload_model, name)
+                insist(lambda name=name: client.unload_model(name, headers=gallery_server.headers))
 
     return serve
 

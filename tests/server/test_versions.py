@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tests.waiting import until
+from tests.waiting import insist, until
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, ServerLostError
@@ -91,13 +91,13 @@ def test_added_by_an_explicit_load(tmp_path, serve):
 
     repository = build_repository(tmp_path / "r", {"m": times(tmp_path / "a.onnx", 1.0)})
     x = np.ones((1, 2), "f4")
-    with serve(repository, models=["m"]) as server:
+    with serve(repository, models=["m"], restart=True) as server:
         build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, add_version=True)
         assert infer(server, "m", x=x)["y"].max() == 1
-        client = InferenceServerClient(server.url.removeprefix("grpc://"))
-        client.load_model("m", headers=server.headers)
-        client.close()
-        got = [infer(server, "m", version, x=x)["y"].max() for version in ("", "1", "2")]
+        with InferenceServerClient(server.url.removeprefix("grpc://")) as client:
+            insist(lambda: client.load_model("m", headers=server.headers))
+        answers = [insist(lambda v=v: infer(server, "m", v, x=x)) for v in ("", "1", "2")]
+    got = [answer["y"].max() for answer in answers]
     assert got == [2, 1, 2]
 
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 
-from tests.waiting import until
+from tests.waiting import insist, until
 from tritonclient.grpc import InferenceServerClient
 
 from sonic_coffea.errors import ServerStartError
@@ -88,8 +88,8 @@ def test_it_is_started_again_with_the_models_that_were_loaded(light, serve, tmp_
         config.write_text(config.read_text().replace('"echo"', f'"{name}"'))
     with serve(repository, models=["started", "unloaded"], restart=True) as server:
         with InferenceServerClient(server.url.removeprefix("grpc://")) as client:
-            client.load_model("loaded", headers=server.headers)
-            client.unload_model("unloaded", headers=server.headers)
+            insist(lambda: client.load_model("loaded", headers=server.headers))
+            insist(lambda: client.unload_model("unloaded", headers=server.headers))
         until(lambda: "successfully unloaded 'unloaded'" in server.logs, what="the unloading")
         first = server.pid
         os.kill(first, signal.SIGKILL)

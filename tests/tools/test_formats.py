@@ -38,9 +38,9 @@ def server() -> Iterator[KServeServer]:
 
 
 def test_a_narrow_link(server: KServeServer) -> None:
-    """A request of 256 kB takes an eighth of a second, far longer than anything else."""
+    """A request of 256 kB takes a quarter of a second, far longer than anything else."""
     with ToxicProxy(server.url) as proxy:
-        proxy.bytes_per_s = 2_000_000
+        proxy.bytes_per_s = 1_000_000
         settings = Settings.make(proxy.url, max_in_flight=2)
         curve = measure(settings, "m", seconds=0.01)
         found = compare_formats(settings, curve, filled=0.1, seconds=0.01)
@@ -50,8 +50,10 @@ def test_a_narrow_link(server: KServeServer) -> None:
     # What the proxy lets through is that of each connection.
     assert several.rows_per_s > 2 * plain.rows_per_s
     assert gzip.rows_per_s > several.rows_per_s
-    assert half.rows_per_s == pytest.approx(2 * several.rows_per_s)
-    assert dense.rows_per_s == found.server_rows_per_s or dense.rows_per_s > half.rows_per_s
+    # By their bytes, up to the server's rate.
+    for way, times in ((half, 2), (dense, 10)):
+        rate = min(found.server_rows_per_s, times * several.rows_per_s)
+        assert way.rows_per_s == pytest.approx(rate)
     assert found.best.rows_per_s == max(way.rows_per_s for way in found.ways)
     assert all("channels=4" in way.option for way in found.ways[1:])
 
