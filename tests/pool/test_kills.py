@@ -111,19 +111,23 @@ def test_what_a_killed_server_had_is_scored_by_another(
     direct: list[Any],
     compare: Any,
 ) -> None:
+    rows = sum(score is not None for event in direct for score in event)
     with Pool(Settings.make([doomed, server])) as pool:
-        pending = tagger.submit(jets, pool=pool)
-        scores = pending.result(timeout_s=100)
-        compare(scores.top, direct)
-        rows = sum(score is not None for event in direct for score in event)
-        total = pool.statistics.total()
-        assert total.rows == rows
-        assert total.retries >= 1
-        assert total.failures == 0
-        by_server = {url: tally.rows for (url, _, _), tally in pending.statistics}
-        assert by_server[doomed.url] >= 4 * (kill_after)
+        for _ in range(10):  # on a busy machine, it may have few requests of the first call
+            pending = tagger.submit(jets, pool=pool)
+            scores = pending.result(timeout_s=100)
+            compare(scores.top, direct)
+            total = pending.statistics.total()
+            assert total.rows == rows
+            used = {url for (url, _, _), tally in pending.statistics if tally.rows}
+            assert scores.attrs["sonic"]["servers"] == sorted(used)
+            if total.retries:
+                break
+        assert pool.statistics.total().retries >= 1
+        assert pool.statistics.total().failures == 0
+        by_server = {url: tally.rows for (url, _, _), tally in pool.statistics}
+        assert by_server[doomed.url] >= 4 * kill_after
         assert by_server[server.url] > 0
-        assert scores.attrs["sonic"]["servers"] == sorted([doomed.url, server.url])
 
 
 @pytest.mark.server
