@@ -17,9 +17,9 @@ from tests.pool.scenario import KEY, ONE, Scenario
 from sonic_coffea import errors
 from sonic_coffea.pool._breaker import MAX_LOSSES
 from sonic_coffea.pool._channels import FAR_S, FIRST_RENEWAL_S, FULL_BYTES, MAX_RESETS, OLD_S
+from sonic_coffea.pool._core import MAX_RETRIES
+from sonic_coffea.pool._endpoint import LOG_INTERVAL_S
 from sonic_coffea.pool._in_flight import HANGS_S, UNKNOWN_S
-from sonic_coffea.pool._losses import INTERVAL_S
-from sonic_coffea.pool._retry import MAX_RETRIES
 
 if TYPE_CHECKING:
     from sonic_coffea.pool._request import Attempt
@@ -387,12 +387,12 @@ def test_the_log_tells_of_losses_now_and_then(caplog: pytest.LogCaptureFixture) 
     chance = Random(1)
     balancer = behind_one_url(lambda _: undelivered() if chance.random() < 0.5 else None)
     with caplog.at_level(logging.WARNING):
-        balancer.run(3 * INTERVAL_S)
+        balancer.run(3 * LOG_INTERVAL_S)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 3
     assert "1 request is sent again" in told[0]
     number = int(told[1].rpartition("; ")[2].split()[0])
-    assert 0.3 / RTT_S * INTERVAL_S < number < 3 / RTT_S * INTERVAL_S
+    assert 0.3 / RTT_S * LOG_INTERVAL_S < number < 3 / RTT_S * LOG_INTERVAL_S
 
 
 def test_slow_start_doubles_the_limit_in_a_round_trip() -> None:

@@ -16,15 +16,16 @@ from sonic_coffea import errors, pool
 from sonic_coffea.pool import Quota
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import EJECTED_S, HALF_OPEN_LOSSES, MAX_LOSSES
-from sonic_coffea.pool._discovery import OTHERS_S
-from sonic_coffea.pool._liveness import SILENCE_S
+from sonic_coffea.pool._endpoint import SILENCE_S
+from sonic_coffea.pool._models import OTHERS_S
 
 PURE = (
-    "_batching _breaker _channels _core _discovery _dispatch _endpoint _events _fallback "
-    "_in_flight _limits _liveness _losses _models _request _retry _signature _state _waiting"
+    "_batching _breaker _channels _core _dispatch _endpoint _events _in_flight _limits _models "
+    "_request _signature _waiting"
 )
 
 
+IMPURE = ("_engine", "_servers", "_sender", "_call", "_pool")
 UNLOADED = errors.ModelNotFoundError("unloaded")
 
 
@@ -43,7 +44,7 @@ def test_it_knows_no_clock_thread_or_connection(module: str) -> None:
     names |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     parts = {name.split(".")[0] for name in names}
     assert not parts & {"threading", "time", "socket", "grpc", "queue", "concurrent", "asyncio"}
-    assert not names & {f"sonic_coffea.pool.{m}" for m in ("_engine", "_sender", "_call", "_pool")}
+    assert not names & {f"sonic_coffea.pool.{m}" for m in IMPURE}
 
 
 def test_slices_leave_in_order_and_come_back() -> None:
@@ -298,7 +299,7 @@ def test_all_servers_are_asked_and_the_strictest_sets_the_limit() -> None:
     scenario.served = {ONE: contract(max_rows=7), TWO: contract(max_rows=3)}
     waiter = scenario.ask()
     assert waiter.outcome.max_rows == 3
-    assert scenario.published == {KEY: waiter.outcome}
+    assert scenario.core.models.last(KEY) == waiter.outcome
     assert scenario.ask().outcome is waiter.outcome
 
 

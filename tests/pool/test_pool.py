@@ -349,7 +349,7 @@ def test_a_stopped_server_delays_no_other(
 ) -> None:
     """Whatever is asked of it blocks: its token, its shared memory, its connection."""
     one, two = servers.values()
-    monkeypatch.setattr("sonic_coffea.pool._liveness.SILENCE_S", 0.05)
+    monkeypatch.setattr("sonic_coffea.pool._endpoint.SILENCE_S", 0.05)
     released, blocked = threading.Event(), threading.Event()
     real = getattr(one, blocking)
 

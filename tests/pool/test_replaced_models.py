@@ -11,7 +11,7 @@ from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.pool._discovery import OTHERS_S
+from sonic_coffea.pool._models import OTHERS_S
 from sonic_coffea.pool._signature import FRESH_S, QUIET_S, VALID_S
 from sonic_coffea.testing import FakeModel, FakeServer
 

@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from random import Random
 from typing import TYPE_CHECKING
 
+from sonic_coffea.errors import RequestTooLargeError
 from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._endpoint import EndpointRegistry
+from sonic_coffea.pool._waiting import WaitingSlices
 
 if TYPE_CHECKING:
-    from sonic_coffea.pool._request import Attempt, RequestSlice
-    from sonic_coffea.pool._state import CoreState
+    from collections.abc import Iterable, Iterator
+
+    from sonic_coffea.errors import SonicError
+    from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
+    from sonic_coffea.pool._settings import Settings
 
 # Rows that hung this often may be sent twice at a time.
 TWIN_FROM = 2
 
 
 class Dispatcher:
-    """Sends slices as endpoints and bytes in flight have room for them."""
+    """Sends slices as endpoints and bytes in flight have room for them.
 
-    def __init__(self, state: CoreState, memory_bytes: float | None) -> None:
-        self._state = state
-        self._max_in_flight_bytes = state.settings.limits.in_flight_bytes(memory_bytes)
+    Attributes
+    ----------
+    instructions : list
+        What the core's owner is to do after the events that are being handled.
+    """
+
+    def __init__(
+        self, settings: Settings, rng: Random | None = None, memory_bytes: float | None = None
+    ) -> None:
+        self.settings = settings
+        self.rng = rng or Random()
+        self.endpoints = EndpointRegistry(settings, self.rng)
+        self.fallback = FallbackPolicy(settings, self.endpoints)
+        self.waiting = WaitingSlices()
+        self.joining = Joining()
+        self.instructions: list[e.Instruction] = []
+        self._max_in_flight_bytes = settings.limits.in_flight_bytes(memory_bytes)
         self._in_flight_bytes = 0
+
+    def attempts(self) -> Iterator[Attempt]:
+        """Yield what is in flight."""
+        return itertools.chain.from_iterable([x.in_flight.all() for x in self.endpoints])
 
     def send_all(self, now: float) -> None:
         """Send what may be sent now."""
@@ -35,22 +61,21 @@ class Dispatcher:
 
     def _next(self, now: float) -> Attempt | None:
         """Take the next slice that may be sent now, for an endpoint that has room for it."""
-        for head in self._state.waiting.heads():
+        for head in self.waiting.heads():
             request = head
             if not self._fits(request):
                 return None
-            in_flight = sum(x.in_flight.number(request.key) for x in self._state.endpoints)
-            if self._state.joining.holds_back(request.key, in_flight, now):
+            in_flight = sum(x.in_flight.number(request.key) for x in self.endpoints)
+            if self.joining.holds_back(request.key, in_flight, now):
                 continue
-            endpoint = self._state.endpoints.choose(request, now, but=self._failed_on(request, now))
+            endpoint = self.endpoints.choose(request, now, but=self._failed_on(request, now))
             while endpoint is not None:
-                self._state.waiting.take(request)
+                self.waiting.take(request)
                 if endpoint.takes(request, now) or request.rows == 1 or request.attempts:
-                    self._state.waiting.leave(request)
+                    self.waiting.leave(request)
                     return endpoint.begin(request, now)
                 request = self.split(request, now)
-            if self._state.fallback.due_at(head.key, now) <= now:
-                self._state.start_fallback()
+            self.start_fallback(head.key, now)
         return None
 
     def _failed_on(self, request: RequestSlice, now: float) -> list[str]:
@@ -58,25 +83,21 @@ class Dispatcher:
         url = request.last_url
         if request.inference_failures == 0 or url is None:
             return []
-        others = (x for x in self._state.endpoints if x.url != url and x.usable(request.key, now))
+        others = (x for x in self.endpoints if x.url != url and x.usable(request.key, now))
         return [url] if any(others) else []
 
     def _send(self, attempt: Attempt) -> None:
         self._in_flight_bytes += attempt.slice.nbytes
-        self._state.instructions.append(e.Send(attempt))
+        self.instructions.append(e.Send(attempt))
 
     def _twin(self, attempt: Attempt, now: float) -> Attempt | None:
         """Send rows that hung more than once twice at a time, if nothing else waits.
 
         A round-robin balancer leads one of the two to another server; no other rows pay for it.
         """
-        request, endpoint = attempt.slice, self._state.endpoints.get(attempt.url)
-        hung = sum(other.overdue for other in request.attempts)
-        if (
-            hung < TWIN_FROM
-            or self._state.waiting.first(request.key) is not None
-            or not self._fits(request)
-        ):
+        request, endpoint = attempt.slice, self.endpoints.get(attempt.url)
+        hung = sum(other.overdue for other in request.attempts) >= TWIN_FROM
+        if not hung or self.waiting.first(request.key) is not None or not self._fits(request):
             return None
         if endpoint is None or endpoint.room(request.key, now) <= 0:
             return None
@@ -85,13 +106,13 @@ class Dispatcher:
 
     def _hedge(self, now: float) -> Attempt | None:
         """Send a request that takes long to another endpoint, too, or over another connection."""
-        if self._state.settings.retry.hedge_after_s is None:
+        if self.settings.retry.hedge_after_s is None:
             return None
-        for attempt in self._state.attempts():
-            if self.hedged_at(attempt, now) <= now and self._fits(attempt.slice):
-                request = attempt.slice
-                other = self._state.endpoints.choose(request, now, but=[attempt.url])
-                other = other or self._state.endpoints.choose(request, now)
+        for attempt in self.attempts():
+            request = attempt.slice
+            if self.hedged_at(attempt, now) <= now and self._fits(request):
+                other = self.endpoints.choose(request, now, but=[attempt.url])
+                other = other or self.endpoints.choose(request, now)
                 if other is not None:
                     return other.begin(request, now)
         return None
@@ -101,13 +122,12 @@ class Dispatcher:
 
         One that is still being packed has not left: its time is looked at again.
         """
-        after_s = self._state.settings.retry.hedge_after_s
+        after_s = self.settings.retry.hedge_after_s
         request = attempt.slice
         if after_s is None or len(request.attempts) > 1 or request.queued or request.call.over:
             return math.inf
         # Not again at once, if the other attempt has failed.
-        left_at = max(min(attempt.sent_at, now), request.begun_at)
-        return left_at + after_s
+        return max(min(attempt.sent_at, now), request.begun_at) + after_s
 
     def _fits(self, request: RequestSlice) -> bool:
         # A slice larger than the whole limit travels alone.
@@ -117,15 +137,120 @@ class Dispatcher:
     def split(self, request: RequestSlice, now: float) -> RequestSlice:
         """Queue a slice as two, and return the first of them."""
         parts = request.halves()
-        self._state.instructions.append(e.Split(request, parts))
+        self.instructions.append(e.Split(request, parts))
         for part in parts:
-            self._state.waiting.put_back(part, now)
+            self.waiting.put_back(part, now)
         return parts[0]
 
     def settle(self, attempt: Attempt) -> bool:
         """End an attempt and make room for others; False if it has ended before."""
-        endpoint = self._state.endpoints.get(attempt.url)
-        if endpoint is None or not endpoint.settle(attempt):
+        endpoint = self.endpoints.get(attempt.url)
+        if attempt.settled or endpoint is None:
             return False
+        attempt.settled = True
+        attempt.slice.attempts.remove(attempt)
+        endpoint.in_flight.settle(attempt)
         self._in_flight_bytes -= attempt.slice.nbytes
         return True
+
+    def give_up(self, request: RequestSlice, url: str, error: SonicError) -> None:
+        """Fail rows that are not sent again."""
+        if isinstance(error, RequestTooLargeError):
+            error = error.because(f"a single row of {request.nbytes} bytes")
+        if request.retries:
+            error = error.because(f"tried {request.retries + 1} times")
+        self.instructions.append(e.Fail(request, error, url))
+
+    def start_fallback(self, key: ModelKey, now: float, *, at_once: bool = False) -> None:
+        """Have the fallback started if it is due for a model; `at_once`: if it will be."""
+        due_at = self.fallback.due_at(key, now)
+        if due_at <= now or (at_once and due_at < math.inf):
+            self.fallback.starting = True
+            self.instructions.append(e.StartFallback())
+
+    def lost_since(self, key: ModelKey, now: float) -> float | None:
+        """Return since when the last server of a model is lost; None if one is there, or to come.
+
+        It does not begin anew when coffea or dask run a chunk again.
+        """
+        if self.fallback.awaited(key, now):
+            return None
+        return self.endpoints.all_lost_since(key, now)
+
+
+class FallbackPolicy:
+    """The fallback: it is started while no server has a model, or all of them are lost.
+
+    Attributes
+    ----------
+    url : str or None
+        Where it serves, or has served.
+    starting : bool
+        Whether it is being started.
+    error : SonicError or None
+        Why it cannot be used: it is not started again.
+    """
+
+    def __init__(self, settings: Settings, endpoints: EndpointRegistry) -> None:
+        self._settings = settings.fallback
+        self._endpoints = endpoints
+        self._started_at = -math.inf
+        self.error: SonicError | None = None
+        self.url: str | None = None
+        self.starting = False
+
+    def due_at(self, key: ModelKey, now: float) -> float:
+        """Return when it is to be started for a model; infinity if it is not."""
+        if self._settings.source is None or self.error is not None or self.starting:
+            return math.inf
+        endpoint = None if self.url is None else self._endpoints.get(self.url)
+        if endpoint is not None:
+            lost_since = endpoint.breaker.lost_since(now)
+            # It is there, whatever models it has, or has been started again in vain.
+            if lost_since is None or lost_since <= self._started_at:
+                return math.inf
+        since = self._endpoints.all_lost_since(key, now)
+        return math.inf if since is None else since + self._settings.after_s
+
+    def awaited(self, key: ModelKey, now: float) -> bool:
+        """Whether rows of a model may still be scored by it."""
+        return self.starting or self.due_at(key, now) < math.inf
+
+    def started(self, url: str | None, error: SonicError | None, now: float) -> None:
+        """Record where it serves, or why it does not."""
+        self.starting, self.error = False, error or self.error
+        if url is not None:
+            self.url, self._started_at = url, now
+
+
+class Joining:
+    """The bound on a model's requests, over all servers, until its first quotas come.
+
+    The first chunks of a thousand processes come at once. By their own limits, they would fill the
+    servers' queues for longer than a request is waited for.
+    """
+
+    def __init__(self) -> None:
+        self._max_in_flight, self._patience_s = math.inf, 0.0
+        self._begun_at: dict[ModelKey, float] = {}
+        self._allocated: set[ModelKey] = set()
+
+    def join(self, max_in_flight: int, patience_s: float) -> None:
+        """Take what the scheduler says; a model's quotas come within some time of its requests."""
+        self._max_in_flight, self._patience_s = max_in_flight, patience_s
+
+    def hear(self, models: Iterable[ModelKey], lease_s: float, now: float) -> None:
+        """Take note of models that have quotas; those of the others will come."""
+        self._allocated.update(models)
+        self._patience_s = max(self._patience_s, lease_s)
+        self._begun_at = dict.fromkeys(self._begun_at, now)
+
+    def until(self, key: ModelKey, now: float) -> float:
+        """Return how long the bound holds for a model that has requests now."""
+        if key in self._allocated or self._max_in_flight == math.inf:
+            return -math.inf
+        return self._begun_at.setdefault(key, now) + self._patience_s
+
+    def holds_back(self, key: ModelKey, in_flight: int, now: float) -> bool:
+        """Whether no other request of a model may leave."""
+        return in_flight >= self._max_in_flight and now < self.until(key, now)

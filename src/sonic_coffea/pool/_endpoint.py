@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from sonic_coffea.errors import RouteTimeoutError, ServerLostError
 from sonic_coffea.pool._breaker import Circuit, CircuitBreaker
 from sonic_coffea.pool._in_flight import InFlight
-from sonic_coffea.pool._liveness import Liveness
-from sonic_coffea.pool._losses import LossLog
 from sonic_coffea.pool._signature import VALID_S, Signatures
 
 if TYPE_CHECKING:
@@ -25,6 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# An endpoint that owes responses is probed after this time without any.
+SILENCE_S = 2.0
+LOG_INTERVAL_S = 10.0
 # After this time, larger requests are tried again: the server may have more memory by then.
 REFUSED_S = 60.0
 # After all servers that are named.
@@ -67,21 +68,11 @@ class Endpoint:
         Requests go to it while no endpoint of a lower number can take them.
     draining : bool
         Whether it gets no more requests, and is closed when the last one has ended.
+    heard_at : float
+        When it last answered anything, or was sent a request while it owed no response.
+    probed_at : float or None
+        Since when a probe is under way.
     """
-
-    __slots__ = (
-        "_doubts_at",
-        "_refused_bytes",
-        "_rng",
-        "breaker",
-        "draining",
-        "in_flight",
-        "liveness",
-        "losses",
-        "priority",
-        "signatures",
-        "url",
-    )
 
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
         self.url = url
@@ -91,7 +82,8 @@ class Endpoint:
         self.draining = False
         self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
         self.breaker = CircuitBreaker(rng)
-        self.liveness = Liveness()
+        self.heard_at = 0.0
+        self.probed_at: float | None = None
         self.losses = LossLog(settings.retry.timeout_s)
         self.signatures = Signatures(rng)
         self.in_flight = InFlight(settings.limits.max_in_flight, settings.channels)
@@ -117,24 +109,15 @@ class Endpoint:
     def begin(self, request: RequestSlice, now: float, channel: int | None = None) -> Attempt:
         """Begin an attempt to send a slice, over connection `channel` unless that is None."""
         if not self.in_flight:
-            self.liveness.hear(now)
+            self.heard_at = now
         attempt = self.in_flight.begin(request, self.url, now, channel)
         request.begun_at = now
         request.attempts.append(attempt)
         return attempt
 
-    def settle(self, attempt: Attempt) -> bool:
-        """End an attempt; False if it has ended before."""
-        if attempt.settled:
-            return False
-        attempt.settled = True
-        attempt.slice.attempts.remove(attempt)
-        self.in_flight.settle(attempt)
-        return True
-
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
         """Learn from a response."""
-        self.liveness.hear(now)
+        self.heard_at = now
         if self.breaker.succeed():
             self.losses.found(self.url)
         self.signatures.answered(attempt.key)
@@ -151,10 +134,24 @@ class Endpoint:
             self.signatures.doubt()
         self.in_flight.channels.plan_renewals(now)
 
-    def silent(self, error: SonicError, now: float) -> None:
-        """Learn that it does not even answer a probe."""
-        if self.breaker.open(error, now):
-            self._lost(error, now)
+    def probe_due_at(self) -> float:
+        """Return when it is to be probed, if nothing is heard before."""
+        waits = self.in_flight and self.probed_at is None
+        return self.heard_at + SILENCE_S if waits else math.inf
+
+    def probed(self, error: SonicError | None, now: float) -> bool:
+        """Take a probe's result, and return whether it is silent.
+
+        An answer since the probe began counts more than the probe.
+        """
+        probed_at, self.probed_at = self.probed_at, None
+        if error is None:
+            self.heard_at = now
+        elif probed_at is None or self.heard_at <= probed_at:
+            if self.breaker.open(error, now):
+                self._lost(error, now)
+            return True
+        return False
 
     def _lost(self, error: SonicError, now: float) -> None:
         self.losses.lost(error, now)
@@ -163,7 +160,7 @@ class Endpoint:
 
     def overloaded(self, error: OverloadError, key: ModelKey, now: float) -> None:
         """Learn from a refusal for lack of capacity: fewer requests, perhaps after a back-off."""
-        self.liveness.hear(now)
+        self.heard_at = now
         self.breaker.last_error = error
         if isinstance(error, RouteTimeoutError):
             self.in_flight.limit(key).halve(now)
@@ -210,13 +207,64 @@ class Endpoint:
         )
 
 
+class LossLog:
+    """Logs how many of an endpoint's requests are sent again."""
+
+    def __init__(self, retry_timeout_s: float) -> None:
+        self._retry_timeout_s = retry_timeout_s
+        self._number = 0
+        self._last_error: SonicError | None = None
+        self._due_at = -math.inf
+        self._told_lost = False
+
+    def count(self, error: SonicError, now: float) -> None:
+        """Count a request that is sent again."""
+        self._number += 1
+        self._last_error = error
+        self.tell(now)
+
+    def tell(self, now: float) -> None:
+        """Log how many there were, unless the last line is younger than `LOG_INTERVAL_S`."""
+        if self._number and now >= self._due_at:
+            requests = "1 request is" if self._number == 1 else f"{self._number} requests are"
+            logger.warning("%s; %s sent again", self._last_error, requests)
+            self._number, self._due_at = 0, now + LOG_INTERVAL_S
+
+    def wakes_at(self) -> float:
+        """Return when there is something to log."""
+        return self._due_at if self._number else math.inf
+
+    def lost(self, error: SonicError, now: float) -> None:
+        """Log that nothing gets through to the endpoint any more."""
+        if now >= self._due_at:
+            logger.warning(
+                "%s; nothing gets through, and requests are sent again for up to %g s",
+                error,
+                self._retry_timeout_s,
+            )
+            self._told_lost, self._due_at = True, now + LOG_INTERVAL_S
+
+    def found(self, url: str) -> None:
+        """Log that it answers again, if its loss was logged."""
+        if self._told_lost:
+            self._told_lost = False
+            logger.warning("%s answers again", url)
+
+
 class EndpointRegistry:
-    """The endpoints of a pool, by URL."""
+    """The endpoints of a pool, by URL.
+
+    Attributes
+    ----------
+    servers : tuple of str
+        Their URLs, without the fallback's.
+    """
 
     def __init__(self, settings: Settings, rng: Random) -> None:
         self._settings = settings
         self._rng = rng
         self._by_url: dict[str, Endpoint] = {}
+        self.set_servers(settings.servers, None)
 
     def __iter__(self) -> Iterator[Endpoint]:
         return iter(self._by_url.values())
@@ -232,6 +280,7 @@ class EndpointRegistry:
 
     def set_servers(self, servers: Sequence[str], fallback: str | None) -> None:
         """Add and drain endpoints, so that these are the active ones."""
+        self.servers = tuple(servers)
         urls = list(servers) if fallback is None else [*servers, fallback]
         new = [url for url in urls if url not in self._by_url]
         # Many processes start at the same time, and must not all turn to the same server.

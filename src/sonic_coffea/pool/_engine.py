@@ -30,10 +30,8 @@ from sonic_coffea.pool import _events as e
 from sonic_coffea.pool import _turns
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._hooks import memory_bytes
-from sonic_coffea.pool._inquiries import Inquiries
 from sonic_coffea.pool._sender import Transmission
-from sonic_coffea.pool._senders import Senders
-from sonic_coffea.pool._signature import FRESH_S, QUIET_S
+from sonic_coffea.pool._servers import Servers
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
@@ -44,12 +42,10 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._deadline import Deadline
     from sonic_coffea.pool._endpoint import EndpointReport, ServerState
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
+    from sonic_coffea.pool._servers import Connect, Task
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.pool._shares import Share
     from sonic_coffea.transport import Connection, Contract
-
-    Connect = Callable[..., Connection]
-    Task = Callable[[], e.Event | None]
 
 logger = logging.getLogger(__name__)
 
@@ -65,29 +61,26 @@ class Engine:
     ----------
     statistics : Statistics
         What has been scored, and how long it took.
-    contracts : dict
-        The contracts that are known, and since when: written by the engine, read by all threads.
+    core : PoolCore
+        Other threads only ask its models what is known of them.
     """
 
     def __init__(self, settings: Settings, connect: Connect) -> None:
         self.settings = settings
         self.statistics = Statistics()
-        self.contracts: dict[ModelKey, tuple[Contract, float]] = {}
-        self._delivered_at: dict[ModelKey, float] = {}
         self.closing = threading.Event()
-        self._core = PoolCore(settings, memory_bytes=memory_bytes())
+        self.core = PoolCore(settings, memory_bytes=memory_bytes())
         self._transmissions: dict[Attempt, Transmission] = {}
         self._calls: set[Call] = set()
         self._waiters: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
-        self._senders = Senders(connect, self._inbox.put)
+        self._servers = Servers(connect, self._inbox.put)
         self._events: list[e.Event] = []
         # Guards only whether the thread runs.
         self._life = threading.RLock()
         self._thread: threading.Thread | None = None
         self._numbers = itertools.count()
         self._name = uuid.uuid4().hex[:8]
-        self._inquiries = Inquiries(self._senders, self._inbox.put)
         self._worker = f"{platform.node()}:{os.getpid()}"
 
     # What other threads do
@@ -108,7 +101,7 @@ class Engine:
                 raise ConfigError(CLOSED)
             if self._thread is not None:
                 return False
-            self._senders.add(self.settings.servers, self.settings)
+            self._servers.add(self.settings.servers, self.settings)
             thread = threading.Thread(target=self._run, name="sonic-pool", daemon=True)
             # If the system has no more threads, the next call tries again.
             thread.start()
@@ -127,14 +120,6 @@ class Engine:
         call.own(len(slices), self._abandon)
         if slices:
             self._enter(submitted)
-
-    def known(self, key: ModelKey) -> Contract | None:
-        """Return a model's contract, if servers gave it lately."""
-        contract, said_at = self.contracts.get(key, (None, -math.inf))
-        now = time.monotonic()
-        used = any(not call.over for call in tuple(self._calls))
-        used = used or now - self._delivered_at.get(key, -math.inf) < QUIET_S
-        return contract if now - said_at < (FRESH_S if used else QUIET_S) else None
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
         """Return a model's contract; raise if no server gives it, or none in time."""
@@ -159,13 +144,13 @@ class Engine:
 
     def set_servers(self, servers: Sequence[str]) -> None:
         """Change the servers; connections to new ones are made first: to all, or to none."""
-        known = self.ask(lambda: set(self._senders))
+        known = self.ask(lambda: set(self._servers))
         new = [url for url in servers if url not in known] if self.started else []
-        senders = dict(zip(new, self._senders.connect(new, self.settings), strict=True))
+        connected = self._servers.connect(new, self.settings)
 
         def changed() -> None:
             if self.started:
-                self._senders.add(servers, self.settings, senders)
+                self._servers.add(servers, self.settings, connected)
             self.settings = self.settings.with_servers(servers)
             self._events.append(e.ServersChanged(self.settings.servers))
 
@@ -209,26 +194,26 @@ class Engine:
             self._shut_down()
         elif thread is not threading.current_thread():
             thread.join()
-        self._senders.close()
+        self._servers.close()
 
     def states(self) -> list[ServerState]:
         """Return the state of each server."""
-        return self.ask(lambda: self._core.states(time.monotonic()) if self.started else [])
+        return self.ask(lambda: self.core.states(time.monotonic()) if self.started else [])
 
     def telemetry(
         self,
     ) -> tuple[list[EndpointReport], dict[ModelKey, int], dict[ModelKey, Counter[Share]]]:
         """Return what `Pool.telemetry` does."""
-        return self.ask(lambda: (self._core.report(), self._core.waiting(), self._core.shares()))
+        return self.ask(lambda: (self.core.report(), self.core.waiting(), self.core.shares()))
 
     def served(self) -> list[tuple[str, Connection, list[ModelKey]]]:
         """Return the servers, a connection to each, and the models that each has."""
 
         def known() -> list[tuple[str, Connection, list[ModelKey]]]:
             return [
-                (x.url, self._senders.connection(x.url), list(x.signatures.valid))
-                for x in self._core.endpoints.active
-                if x.url in self._senders
+                (x.url, self._servers.connection(x.url), list(x.signatures.valid))
+                for x in self.core.endpoints.active
+                if x.url in self._servers
             ]
 
         return self.ask(known)
@@ -256,7 +241,7 @@ class Engine:
     def _turn(self) -> bool:
         """Wait for an event, or until the core wakes, and handle it; True if the pool ends."""
         now = time.monotonic()
-        wakes_at = self._core.wakes_at(now)
+        wakes_at = self.core.wakes_at(now)
         items: list[e.Event | Task | None] = []
         try:
             timeout_s = None if wakes_at == math.inf else max(0.0, wakes_at - now)
@@ -278,7 +263,7 @@ class Engine:
             at_least_once = False
             events, self._events = self._events, []
             known = [event for event in events if self._concerns_us(event)]
-            for instruction in self._core.handle(time.monotonic(), *known):
+            for instruction in self.core.handle(time.monotonic(), *known):
                 self._carry_out(instruction)
 
     def _concerns_us(self, event: e.Event) -> bool:
@@ -292,7 +277,6 @@ class Engine:
             case e.Send(attempt):
                 self._send(attempt)
             case e.Deliver(answered):
-                self._delivered_at[answered.attempt.key] = time.monotonic()
                 self._deliver(answered)
             case e.Cancel(attempt):
                 if (transmission := self._transmissions.get(attempt)) is not None:
@@ -309,26 +293,22 @@ class Engine:
                 self._fail(request, error)
             case e.Resolve(asked, outcome):
                 self._waiters.pop(asked).set_result(outcome)
-            case e.Publish(key, contract):
-                self.contracts.pop(key, None)
-                if contract is not None:
-                    self.contracts[key] = contract, time.monotonic()
             case e.Probe(url):
-                self._inquiries.probe(url)
+                self._servers.probe(url)
             case e.Validate(url, key):
-                self._inquiries.validate(url, key)
+                self._servers.validate(url, key)
             case e.StartFallback():
-                self._inquiries.start_fallback(self.settings, self.closing)
+                self._servers.start_fallback(self.settings, self.closing)
             case e.Reconnect(url, channel):
-                self._senders.renew(url, channel)
+                self._servers.renew(url, channel)
             case e.Close(url):
-                self._senders.remove(url)
+                self._servers.remove(url)
 
     def _send(self, attempt: Attempt) -> None:
         transmission = Transmission(attempt, f"{self._name}-{next(self._numbers)}")
         self._transmissions[attempt] = transmission
         try:
-            self._senders[attempt.url].send(_call_of(attempt.slice), transmission)
+            self._servers[attempt.url].send(_call_of(attempt.slice), transmission)
         except RuntimeError as error:  # no more threads
             failure = RequestError(f"the request could not be made: {error!r}")
             self._events.append(e.Unsendable(attempt, failure))
@@ -405,8 +385,8 @@ class Engine:
     def _begin_anew(self, error: Exception) -> None:
         """Fail all that waits or is in flight, and go on with a new core."""
         self._drop(SonicError(f"the pool has failed inside: {error!r}"))
-        self._core = PoolCore(self.settings, memory_bytes=memory_bytes())
-        self._senders.add(self.settings.servers, self.settings)
+        self.core = PoolCore(self.settings, memory_bytes=memory_bytes())
+        self._servers.add(self.settings.servers, self.settings)
 
     def _shut_down(self) -> None:
         self._drop(CancelledError("the pool was closed"), ConfigError(CLOSED))
@@ -423,7 +403,6 @@ class Engine:
         self._calls.clear()
         self._waiters.clear()
         self._events.clear()
-        self.contracts.clear()
 
 
 def _call_of(request: RequestSlice) -> Call:

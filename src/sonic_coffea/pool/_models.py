@@ -4,30 +4,136 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import (
     CancelledError,
     ContractError,
     DeadlineError,
+    InferenceError,
     ModelNotFoundError,
+    ModelNotReadyError,
     OverloadError,
     ServerLostError,
     SonicError,
+    TokenExpiredError,
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import Circuit
 from sonic_coffea.pool._channels import SILENT_S
-from sonic_coffea.pool._discovery import OTHERS_S, TRANSIENT, Discovery
 from sonic_coffea.pool._signature import FRESH_S, QUIET_S, VALID_S, merge, serves
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sonic_coffea.pool._dispatch import Dispatcher
     from sonic_coffea.pool._endpoint import Endpoint
     from sonic_coffea.pool._request import ModelKey
-    from sonic_coffea.pool._state import CoreState
     from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
+
+# After the first answer, the other servers have this time: one that hangs must not delay a call.
+OTHERS_S = 1.0
+TRANSIENT = (
+    CancelledError,
+    DeadlineError,
+    InferenceError,
+    ModelNotReadyError,
+    OverloadError,
+    ServerLostError,
+    TokenExpiredError,
+)
+"""Failures after which another try may succeed."""
+
+
+@dataclass(slots=True)
+class Known:
+    """A contract, when servers gave it, and whether it is in doubt, as one was lost since."""
+
+    contract: Contract
+    said_at: float
+    in_doubt: bool = False
+
+
+@dataclass(slots=True)
+class Discovery:
+    """What is known so far of a model that a caller asks for, while servers are asked in rounds.
+
+    Attributes
+    ----------
+    requests : list of ContractRequest
+        The callers that wait for it.
+    wakes_at : float
+        When it goes on without an event: with the next round, or without those that hang.
+    asking : bool
+        Whether the servers are asked now.
+    contracts : dict
+        The servers' answers in this round, by URL.
+    failures : list of SonicError
+        The servers' errors of this round, or of the last one if there are none yet.
+    failing_since : float or None
+        When a round has ended without a contract for the first time.
+    awaited : set of str
+        The servers that have not answered in this round.
+    """
+
+    key: ModelKey
+    wakes_at: float
+    asking: bool = False
+    requests: list[e.ContractRequest] = field(default_factory=list)
+    contracts: dict[str, Contract] = field(default_factory=dict)
+    failures: list[SonicError] = field(default_factory=list)
+    failing_since: float | None = None
+    awaited: set[str] = field(default_factory=set)
+    _failures_are_old: bool = False
+    _passing: bool = False
+
+    def begin_round(self, urls: Iterable[str], until: float) -> None:
+        """Record that these servers are asked, and until when they have to answer."""
+        self.asking, self.wakes_at = True, until
+        self.awaited, self.contracts = set(urls), {}
+        self._passing, self._failures_are_old = self.transient, True
+
+    def take(self, url: str, outcome: Contract | SonicError, now: float) -> None:
+        """Take a server's answer."""
+        if url not in self.awaited:
+            return
+        self.awaited.discard(url)
+        if not isinstance(outcome, SonicError):
+            self.contracts[url] = outcome
+            self.wakes_at = min(self.wakes_at, now + OTHERS_S)
+        elif self._failures_are_old:
+            self.failures, self._failures_are_old = [outcome], False
+        else:
+            self.failures.append(outcome)
+
+    @property
+    def transient(self) -> bool:
+        """Whether another round of questions may find a server that has the model.
+
+        So it is also one round after a server was lost: it may be back before its model is.
+        """
+        return self._passing or any(isinstance(failure, TRANSIENT) for failure in self.failures)
+
+    def nobody_has_it(self, servers: Iterable[str]) -> SonicError:
+        """Return the error for a model that no server has."""
+        name, version = self.key
+        missing = [f for f in self.failures if isinstance(f, ModelNotFoundError)]
+        silent = ServerLostError("no server has answered")
+        error = [*missing, *self.failures, silent][0].at(model=name, version=version)
+        if isinstance(error, ServerLostError) and "sonic-coffea check" not in error.message:
+            where = error.server or next(iter(servers))
+            return error.because(f"sonic-coffea check {where} {name} tries it step by step")
+        return error
+
+    def too_late(self, timeout_s: float) -> SonicError:
+        """Return the error for a caller whose deadline has passed."""
+        name, version = self.key
+        what = f"no server has described the model within {timeout_s:g} s"
+        error: SonicError = DeadlineError(what, model=name, version=version)
+        return error.because(str(self.failures[0])) if self.failures else error
 
 
 class ServedModels:
@@ -39,11 +145,13 @@ class ServedModels:
         Before it, no discovery begins.
     """
 
-    def __init__(self, state: CoreState) -> None:
-        self._state = state
-        self._contracts: dict[ModelKey, Contract] = {}
-        # When servers gave each contract, and for how long it is valid.
-        self._said: dict[ModelKey, tuple[float, float]] = {}
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._endpoints = dispatcher.endpoints
+        self._fallback = dispatcher.fallback
+        self._waiting = dispatcher.waiting
+        self._timeout_s = dispatcher.settings.retry.timeout_s
+        self._known: dict[ModelKey, Known] = {}
         self._answered_at: dict[ModelKey, float] = {}
         self._seen: set[ModelKey] = set()
         self._discoveries: dict[ModelKey, Discovery] = {}
@@ -63,13 +171,29 @@ class ServedModels:
         """Record that rows of a model have been scored."""
         self._answered_at[key] = now
 
+    def known(self, key: ModelKey, now: float) -> Contract | None:
+        """Return a model's contract if servers gave it lately; any thread may ask."""
+        if (known := self._known.get(key)) is None:
+            return None
+        used = self._waiting or any(x.in_flight for x in list(self._endpoints))
+        if not used and now - self._answered_at.get(key, -math.inf) >= QUIET_S:
+            valid_s = QUIET_S
+        else:
+            valid_s = VALID_S if known.in_doubt else FRESH_S
+        return known.contract if now - known.said_at < valid_s else None
+
+    def last(self, key: ModelKey) -> Contract | None:
+        """Return the contract that servers gave last; None if it is in doubt; for any thread."""
+        known = self._known.get(key)
+        return None if known is None or known.in_doubt else known.contract
+
     def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
         """Give a caller a model's contract, or ask the servers for it."""
         key = request.key
         if anew:
             self.forget(key)
-        if (known := self._contracts.get(key)) is not None and not self._stale(key, now):
-            self._state.instructions.append(e.Resolve(request, known))
+        if (known := self.known(key, now)) is not None:
+            self._dispatcher.instructions.append(e.Resolve(request, known))
             return
         if key not in self._discoveries:
             self._discoveries[key] = Discovery(key, max(now, self.starts_at))
@@ -82,22 +206,22 @@ class ServedModels:
             return
         discovery.requests.remove(request)
         error = discovery.too_late(request.timeout_s or 0.0)
-        self._state.instructions.append(e.Resolve(request, error))
+        self._dispatcher.instructions.append(e.Resolve(request, error))
         if not discovery.requests:
             del self._discoveries[request.key]
 
     def validated(self, event: e.Validated, now: float) -> None:
         """Take a server's contract of a model, or its error."""
         key, outcome = event.key, event.outcome
-        known = self._contracts.get(key)
+        known = self._contract(key)
         if (discovery := self._discoveries.get(key)) is not None:
             discovery.take(event.url, outcome, now)
-            if known is not None and event.url == self._state.fallback.url:
+            if known is not None and event.url == self._fallback.url:
                 # The fallback must have the model of the servers, even if they are gone.
                 discovery.contracts.pop(event.url, None)
             else:
                 known = None  # compared when the others have answered, too
-        endpoint = self._state.endpoints.get(event.url)
+        endpoint = self._endpoints.get(event.url)
         if endpoint is None:
             return
         # A server that answers late must have the model that is known by now.
@@ -105,19 +229,19 @@ class ServedModels:
         if not isinstance(outcome, SonicError):
             endpoint.in_flight.channels.round_trip_s = event.round_trip_s
             self._seen.add(key)
-            endpoint.liveness.hear(now)
+            endpoint.heard_at = now
             if expected is None or serves(outcome, expected):
                 endpoint.signatures.accept(key, now)
                 self._compare_files(endpoint, outcome, expected)
             else:
                 self._reject(endpoint, key, outcome, expected, now)
         elif isinstance(outcome, ModelNotFoundError):
-            endpoint.liveness.hear(now)
+            endpoint.heard_at = now
             endpoint.signatures.lack(key, now)
             self._give_up_if_hopeless(key, event.url, outcome, now)
         elif isinstance(outcome, OverloadError):
-            endpoint.liveness.hear(now)
-            endpoint.in_flight.limit(key).pause(now, self._state.rng, outcome.retry_after_s)
+            endpoint.heard_at = now
+            endpoint.in_flight.limit(key).pause(now, self._dispatcher.rng, outcome.retry_after_s)
         elif not isinstance(outcome, CancelledError):  # as its connection was made anew
             if isinstance(outcome, DeadlineError):
                 endpoint.in_flight.channels.silent(0, now - SILENT_S)
@@ -127,8 +251,8 @@ class ServedModels:
 
     def validate_waiting(self, now: float) -> None:
         """Ask servers for the models of waiting slices, unless they have answered already."""
-        for key in self._state.waiting.models():
-            for endpoint in self._state.endpoints:
+        for key in self._waiting.models():
+            for endpoint in self._endpoints:
                 passes = endpoint.breaker.circuit(now) is not Circuit.OPEN
                 paused = now < endpoint.in_flight.limit(key).paused_until
                 asks = passes and not endpoint.draining and not paused
@@ -136,46 +260,46 @@ class ServedModels:
                     self._validate(endpoint, key)
 
     def _validate(self, endpoint: Endpoint, key: ModelKey) -> None:
-        request = self._state.waiting.first(key)
+        request = self._waiting.first(key)
         endpoint.signatures.validating[key] = None if request is None else request.call.contract
-        self._state.instructions.append(e.Validate(endpoint.url, key))
+        self._dispatcher.instructions.append(e.Validate(endpoint.url, key))
 
     def fail_unroutable(self, now: float) -> None:
         """Give up what no endpoint can take any more."""
-        for key in self._state.waiting.models():
-            there = self._state.endpoints.that_may_have(key, now)
-            if not there and not self._state.fallback.awaited(key, now):
+        for key in self._waiting.models():
+            there = self._endpoints.that_may_have(key, now)
+            if not there and not self._fallback.awaited(key, now):
                 gone = ModelNotFoundError(f"no server has model {key.name!r} any more")
                 error = self._unroutable(key, now, gone)
-                self._state.instructions += [
-                    e.Fail(request, error) for request in self._state.waiting.take_all(key)
+                self._dispatcher.instructions += [
+                    e.Fail(request, error) for request in self._waiting.take_all(key)
                 ]
 
     def _unroutable(self, key: ModelKey, now: float, error: SonicError) -> SonicError:
         """Return why no endpoint can take a model: another model counts more than none."""
-        reasons = [x.signatures.rejection(key, now) for x in self._state.endpoints.active]
+        reasons = [x.signatures.rejection(key, now) for x in self._endpoints.active]
         return next((reason for reason in reasons if reason is not None), error)
 
     def _go_on(self, discovery: Discovery, now: float) -> None:
         """Begin a round, or draw the conclusions of one."""
         key = discovery.key
-        if discovery.next_round_at is not None:
-            if self._state.fallback.due_at(key, now) <= now:
-                self._state.start_fallback()
-            if self._state.fallback.starting:
-                discovery.next_round_at = math.inf
-            elif discovery.next_round_at <= now or discovery.next_round_at == math.inf:
+        if not discovery.asking:
+            self._dispatcher.start_fallback(key, now)
+            if self._fallback.starting:
+                discovery.wakes_at = math.inf
+            elif discovery.wakes_at <= now or discovery.wakes_at == math.inf:
                 self._begin_round(discovery, now)
-        elif discovery.complete(now):
+        elif not discovery.awaited or now >= discovery.wakes_at:
             if discovery.contracts:
                 self._conclude(discovery, now)
             else:
+                discovery.asking = False
                 self._ask_again(discovery, now)
 
     def _begin_round(self, discovery: Discovery, now: float) -> None:
-        endpoints = self._state.endpoints.active
+        endpoints = self._endpoints.active
         # A contract that is known serves, if no server answers now.
-        until = now + OTHERS_S if discovery.key in self._contracts else math.inf
+        until = now + OTHERS_S if discovery.key in self._known else math.inf
         discovery.begin_round((endpoint.url for endpoint in endpoints), until)
         for endpoint in endpoints:
             if discovery.key not in endpoint.signatures.validating:
@@ -185,7 +309,7 @@ class ServedModels:
         key = discovery.key
         for url in discovery.awaited:
             logger.warning("%s has not described model %r in time", url, key.name)
-        known, contracts = self._contracts.get(key), discovery.contracts
+        known, contracts = self._contract(key), discovery.contracts
         as_before = {u: c for u, c in contracts.items() if known is not None and serves(c, known)}
         try:
             contract = merge(as_before or contracts)
@@ -194,96 +318,82 @@ class ServedModels:
             return
         if known is not None and as_before:
             for url in contracts.keys() - as_before.keys():
-                if (endpoint := self._state.endpoints.get(url)) is not None:
+                if (endpoint := self._endpoints.get(url)) is not None:
                     self._reject(endpoint, key, contracts[url], known, now)
-        self._contracts[key] = contract
-        self._said[key] = now, FRESH_S
-        self._state.instructions.append(e.Publish(key, contract))
+        self._known[key] = Known(contract, now)
         for url in as_before or contracts:
-            if (endpoint := self._state.endpoints.get(url)) is not None:
+            if (endpoint := self._endpoints.get(url)) is not None:
                 endpoint.signatures.accept(key, now)
         # What was packed for another model, which these servers have replaced, cannot be sent.
-        for request in self._state.waiting.take_all(key):
+        for request in self._waiting.take_all(key):
             if serves(contract, request.call.contract):
-                self._state.waiting.put_back(request, now)
+                self._waiting.put_back(request, now)
             else:
                 changed = ContractError(f"the servers' model {key.name!r} has changed meanwhile")
-                self._state.instructions.append(e.Fail(request, changed))
+                self._dispatcher.instructions.append(e.Fail(request, changed))
         self._resolve(discovery, contract)
 
     def _ask_again(self, discovery: Discovery, now: float) -> None:
         """Plan another round, unless no server can have the model."""
         key = discovery.key
-        known, failures = self._contracts.get(key), discovery.failures
+        known, failures = self._contract(key), discovery.failures
         lost = bool(failures) and all(isinstance(error, ServerLostError) for error in failures)
+        has_fallback = self._dispatcher.settings.fallback.source is not None
         # Servers that are all lost may come back with another model, and a fallback may not.
-        if known is not None and (self._state.settings.fallback.source is not None or not lost):
+        if known is not None and (has_fallback or not lost):
             self._resolve(discovery, known)
             return
         if discovery.failing_since is None:
             discovery.failing_since = now
-        since = self._state.endpoints.all_lost_since(key, now)
+        since = self._endpoints.all_lost_since(key, now)
         if since is None:
             since = discovery.failing_since
         retries = [
-            max(
-                x.breaker.retry_at,
-                x.in_flight.limit(key).paused_until,
-                x.signatures.retry_at(key),
-            )
-            for x in self._state.endpoints.that_may_have(key, now)
+            max(x.breaker.retry_at, x.in_flight.limit(key).paused_until, x.signatures.retry_at(key))
+            for x in self._endpoints.that_may_have(key, now)
         ]
         # A model that was there is being loaded, or its server was started anew.
         transient = discovery.transient or key in self._seen
-        due_at = self._state.fallback.due_at(key, now)
-        if due_at <= now or (due_at < math.inf and not transient):
-            self._state.start_fallback()
-        if self._state.fallback.starting:
-            discovery.next_round_at = math.inf
-            return
-        expired = now - since >= self._state.settings.retry.timeout_s
-        if due_at == math.inf and (expired or not transient):
-            self._resolve(discovery, discovery.nobody_has_it(self._state.servers))
-            return
-        discovery.next_round_at = min([*retries, due_at], default=now)
+        self._dispatcher.start_fallback(key, now, at_once=not transient)
+        due_at = self._fallback.due_at(key, now)
+        expired = now - since >= self._timeout_s
+        if self._fallback.starting:
+            discovery.wakes_at = math.inf
+        elif due_at == math.inf and (expired or not transient):
+            self._resolve(discovery, discovery.nobody_has_it(self._endpoints.servers))
+        else:
+            discovery.wakes_at = min([*retries, due_at], default=now)
 
     def _resolve(self, discovery: Discovery, outcome: Contract | SonicError) -> None:
         del self._discoveries[discovery.key]
-        self._state.instructions += [e.Resolve(request, outcome) for request in discovery.requests]
+        self._dispatcher.instructions += [
+            e.Resolve(request, outcome) for request in discovery.requests
+        ]
 
     def forget(self, key: ModelKey) -> None:
         """Have the servers asked for a contract anew."""
-        self._said.pop(key, None)
-        if self._contracts.pop(key, None) is not None:
-            self._state.instructions.append(e.Publish(key, None))
+        self._known.pop(key, None)
 
-    def _stale(self, key: ModelKey, now: float) -> bool:
-        """Whether a contract is so old that servers are asked again."""
-        said_at, true_for_s = self._said[key]
-        used = self._state.waiting.first(key) is not None or any(
-            attempt.key == key for attempt in self._state.attempts()
-        )
-        used = used or now - self._answered_at.get(key, -math.inf) < QUIET_S
-        return now - said_at >= (true_for_s if used else QUIET_S)
+    def _contract(self, key: ModelKey) -> Contract | None:
+        """Return the contract that servers gave last, however old it is."""
+        return self._known[key].contract if key in self._known else None
 
     def doubt(self) -> None:
         """Ask again sooner, as the server that was lost may come back with other models."""
-        for key, (said_at, true_for_s) in self._said.items():
-            if true_for_s > VALID_S:
-                self._said[key] = said_at, VALID_S
-                self._state.instructions.append(e.Publish(key, None))
+        for known in self._known.values():
+            known.in_doubt = True
 
     def _give_up_if_hopeless(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
-        lost_since = self._state.lost_since(key, now)
+        lost_since = self._dispatcher.lost_since(key, now)
         passing = isinstance(error, (*TRANSIENT, ModelNotFoundError))
-        patience_s = self._state.settings.retry.timeout_s if passing else 0.0
+        patience_s = self._timeout_s if passing else 0.0
         if lost_since is not None and now - lost_since >= patience_s:
             if isinstance(error, ModelNotFoundError):
                 self.forget(key)
                 error = self._unroutable(key, now, error)
-            for request in self._state.waiting.take_all(key):
-                self._state.give_up(request, url, error)
+            for request in self._waiting.take_all(key):
+                self._dispatcher.give_up(request, url, error)
 
     def _reject(
         self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract, now: float
@@ -293,7 +403,7 @@ class ServedModels:
             f"the server's model {key.name!r} differs from that of the other servers, so it gets "
             "none of their rows"
         )
-        if endpoint.url == self._state.fallback.url:
+        if endpoint.url == self._fallback.url:
             what = "the fallback has another model"
             if actual.digest != expected.digest:
                 what += (
@@ -304,15 +414,15 @@ class ServedModels:
         logger.warning("%s", error)
         endpoint.signatures.reject(key, error, now)
         self.forget(key)
-        if endpoint.url == self._state.fallback.url:
-            self._state.fallback.fail(error)
+        if endpoint.url == self._fallback.url:
+            self._fallback.started(None, error, now)
         self._give_up_if_hopeless(key, endpoint.url, error, now)
 
     def _compare_files(
         self, endpoint: Endpoint, actual: Contract, expected: Contract | None
     ) -> None:
         """Warn once if nobody knows whether the fallback has the servers' file."""
-        if endpoint.url != self._state.fallback.url or actual.model in self._not_compared:
+        if endpoint.url != self._fallback.url or actual.model in self._not_compared:
             return
         if expected is None or not (actual.digest and expected.digest):
             self._not_compared.add(actual.model)

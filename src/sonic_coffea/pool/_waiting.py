@@ -41,6 +41,9 @@ class WaitingSlices:
         """When the next slice has backed off."""
         return self._backing_off[0][0] if self._backing_off else math.inf
 
+    def __bool__(self) -> bool:
+        return bool(self._backing_off) or any(self._queues.values())
+
     def models(self) -> list[ModelKey]:
         """Return the models for which slices wait."""
         return [key for key, queues in self._queues.items() if queues]

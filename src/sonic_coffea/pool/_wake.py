@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ from sonic_coffea.errors import (
 )
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator, Sequence
 
     from sonic_coffea.pool._request import ModelKey
@@ -29,24 +28,6 @@ logger = logging.getLogger(__name__)
 
 # Autoscalers look at rates over 30 s or more.
 INTERVAL_S = 5.0
-
-
-class Alarm:
-    """Asks URLs without a server for the list of models, each at most once in `INTERVAL_S`."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._rung_at: dict[str, float] = {}
-
-    def ring(self, url: str, connection: Connection) -> None:
-        """Ask a URL at which no server has answered; this may block."""
-        now = time.monotonic()
-        with self._lock:
-            if now - self._rung_at.get(url, -math.inf) < INTERVAL_S:
-                return
-            self._rung_at[url] = now
-        with contextlib.suppress(SonicError):
-            connection.models()
 
 
 def wake(

@@ -1,0 +1,194 @@
+"""The servers of a pool: a sender for each, and what they are asked beside inference.
+
+Whatever may block runs on a thread of its own, and posts what comes of it to the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from sonic_coffea.errors import ConfigError, RequestError, ServerLostError, SonicError
+from sonic_coffea.pool import _events as e
+from sonic_coffea.pool import _wake
+from sonic_coffea.pool._sender import Sender
+from sonic_coffea.transport import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from sonic_coffea.pool._request import ModelKey
+    from sonic_coffea.pool._settings import Settings
+    from sonic_coffea.transport import Connection
+
+    Connect = Callable[..., Connection]
+    Task = Callable[[], e.Event | None]
+    Post = Callable[[e.Event | Task], None]
+
+# Behind a URL, one of several servers may hang: the URL lives if one of these probes is answered.
+PROBES = 4
+
+
+class Servers:
+    """Connects to servers, and asks them; each has a sender, by its URL.
+
+    ``post`` gives the engine an event, or a task for its thread that may return one.
+    """
+
+    def __init__(self, connect: Connect, post: Post) -> None:
+        self._connect = connect
+        self._post = post
+        self._senders: dict[str, Sender] = {}
+        self._woken_at: dict[str, float] = {}
+
+    def __getitem__(self, url: str) -> Sender:
+        return self._senders[url]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._senders)
+
+    def connection(self, url: str) -> Connection:
+        """Return the first connection to a server, for questions about it."""
+        return self._senders[url].connections[0]
+
+    def add(
+        self,
+        urls: Iterable[str],
+        settings: Settings,
+        connected: Mapping[str, Sender] = MappingProxyType({}),
+    ) -> None:
+        """Keep each server's sender, or take one from `connected`, or make one."""
+        for url in urls:
+            if url not in self._senders:
+                self._senders[url] = connected.get(url) or self._new(url, settings)
+
+    def connect(self, urls: Iterable[str], settings: Settings) -> dict[str, Sender]:
+        """Return senders for new servers: for all, or for none."""
+        urls, senders = list(urls), {}
+        if any(Address.parse(url).tls for url in urls):
+            # The connections read the certificates on first use; what is wrong is told now.
+            settings.tls.read()
+        try:
+            for url in urls:
+                senders[url] = self._new(url, settings)
+        except BaseException:
+            _close_all(senders.values())
+            raise
+        return senders
+
+    def _new(self, url: str, settings: Settings) -> Sender:
+        connection = self._connect(url, options=settings.connection_options())
+        return Sender(connection, self._post)
+
+    def renew(self, url: str, channel: int) -> None:
+        """Make a connection anew, and close the old one."""
+        if (old := self._senders[url].renew(channel)) is not None:
+            _apart("sonic-close", old.close, lambda _: None)
+
+    def remove(self, url: str) -> None:
+        """Close the sender of a server, if it has one: none has before the pool is used."""
+        if (sender := self._senders.pop(url, None)) is not None:
+            _apart("sonic-close", sender.close, lambda _: None)
+
+    def close(self) -> None:
+        """Close all, and return when they are closed."""
+        _close_all(self._senders.values())
+
+    def probe(self, url: str) -> None:
+        """Ask a server whether it lives."""
+        connection = self.connection(url)
+        awaited = PROBES
+
+        def count(error: SonicError | None) -> e.Event | None:
+            nonlocal awaited
+            was_awaited, awaited = awaited, awaited - 1 if error else 0
+            return e.Probed(url, error) if was_awaited and not awaited else None
+
+        def ended(error: Exception | None) -> None:
+            if not isinstance(error, SonicError | None):
+                error = ServerLostError(f"the server cannot be probed: {error!r}", server=url)
+            self._post(partial(count, error))
+
+        for _ in range(PROBES):
+            _apart("sonic-probe", lambda: connection.live(ended), ended)
+
+    def validate(self, url: str, key: ModelKey) -> None:
+        """Ask a server for a model's contract; if it is lost, it may sleep, and is woken."""
+        connection = self.connection(url)
+
+        def ask() -> None:
+            contract, round_trip_s = connection.contract(*key), connection.round_trip_s
+            self._post(e.Validated(url, key, contract, round_trip_s))
+
+        def failed(error: Exception) -> None:
+            if not isinstance(error, SonicError):
+                error = RequestError(f"the server cannot be asked: {error!r}")
+            self._post(e.Validated(url, key, error))
+            now = time.monotonic()
+            asleep = isinstance(error, ServerLostError)
+            if asleep and now - self._woken_at.get(url, -math.inf) >= _wake.INTERVAL_S:
+                self._woken_at[url] = now
+                with contextlib.suppress(SonicError):
+                    connection.models()
+
+        _apart("sonic-contract", ask, failed)
+
+    def start_fallback(self, settings: Settings, closing: threading.Event) -> None:
+        """Start the fallback, or have a user's function do so, and connect to it."""
+        source = settings.fallback.source
+
+        def start() -> None:
+            try:
+                if callable(source):
+                    url = source()
+                else:
+                    from sonic_coffea.server.launch import serve_for_machine
+
+                    url = serve_for_machine(str(source))
+                url = Address.parse(url).url
+                connected = self.connect([url], settings)
+            except SystemExit as error:  # a user's function, and rows that wait for it
+                failed(ConfigError(repr(error)))
+            else:
+                self._post(partial(started, url, connected))
+                if closing.is_set():
+                    _close_all(connected.values())
+
+        def started(url: str, connected: Mapping[str, Sender]) -> e.Event:
+            self.add(connected, settings, connected)
+            return e.FallbackStarted(url)
+
+        def failed(error: Exception) -> None:
+            failure = error if isinstance(error, SonicError) else ConfigError(repr(error))
+            self._post(e.FallbackStarted(None, failure))
+
+        _apart("sonic-fallback", start, failed)
+
+
+def _apart(name: str, work: Callable[[], Any], failed: Callable[[Exception], Any]) -> None:
+    """Run work that may block on a new thread; `failed` takes the error that it raises."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  rows would wait for ever
+            failed(error)
+
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:  # no more threads
+        failed(error)
+
+
+def _close_all(senders: Iterable[Sender]) -> None:
+    """Close senders at the same time, as each may block."""
+    threads = [threading.Thread(target=sender.close, name="sonic-close") for sender in senders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
