@@ -68,7 +68,7 @@ def test_a_waiting_chunk_is_suspended(
 
 def test_a_worker_tells_its_pool_its_memory(one_worker: Client) -> None:
     def limits(dask_worker: Any) -> tuple[Any, Any]:
-        from sonic_coffea.pool._hooks import memory_bytes
+        from sonic_coffea.pool._process import memory_bytes
 
         return memory_bytes(), dask_worker.memory_manager.memory_limit
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sonic_coffea.pool import _hooks, _memory_limit
-from sonic_coffea.pool._memory_limit import memory_limit_bytes
+from sonic_coffea.pool import _process
+from sonic_coffea.pool._process import memory_limit_bytes
 from sonic_coffea.pool._settings import Limits
 
 if TYPE_CHECKING:
@@ -46,15 +46,15 @@ def test_a_process_goes_by_the_limit_of_its_shell(monkeypatch: pytest.MonkeyPatc
         "getrlimit",
         lambda kind: (limits.get(kind, resource.RLIM_INFINITY), resource.RLIM_INFINITY),
     )
-    monkeypatch.setattr(_hooks, "_memory_bytes", None)
-    assert Limits().in_flight_bytes(_hooks.memory_bytes()) == 2_000_000
+    monkeypatch.setattr(_process, "_memory_bytes", None)
+    assert Limits().in_flight_bytes(_process.memory_bytes()) == 2_000_000
     # That of a dask worker counts, where there is one.
-    monkeypatch.setattr(_hooks, "_memory_bytes", 32_000_000)
-    assert Limits().in_flight_bytes(_hooks.memory_bytes()) == 1_000_000
+    monkeypatch.setattr(_process, "_memory_bytes", 32_000_000)
+    assert Limits().in_flight_bytes(_process.memory_bytes()) == 1_000_000
 
 
 def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_memory_limit, "_machine", lambda: iter(()))
-    monkeypatch.setattr(_memory_limit, "_resource_limits", lambda: iter(()))
+    monkeypatch.setattr(_process, "_machine", lambda: iter(()))
+    monkeypatch.setattr(_process, "_resource_limits", lambda: iter(()))
     assert memory_limit_bytes(tmp_path) is None
     assert Limits().in_flight_bytes(None) == 256_000_000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.pool.scripted import MODEL, ScriptedServer, objects, pool_of
 
-from sonic_coffea.pool import _turns
+from sonic_coffea.pool import _process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def no_other_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_turns, "_users", set())
+    monkeypatch.setattr(_process, "_users", set())
     before = sys.getswitchinterval()
     yield
     sys.setswitchinterval(before)

@@ -7,12 +7,12 @@ from sonic_coffea.pool._call import MASKABLE, Call
 from sonic_coffea.pool._check import Step, check
 from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._endpoint import ServerState
-from sonic_coffea.pool._hooks import take_part
 from sonic_coffea.pool._hosts import Checks, HostCheck, check_here
 from sonic_coffea.pool._in_flight import RttStatistics
 from sonic_coffea.pool._limits import MAX_RTT_RATIO, Quota, min_in_flight
 from sonic_coffea.pool._models import TRANSIENT
 from sonic_coffea.pool._pool import Pool
+from sonic_coffea.pool._process import take_part
 from sonic_coffea.pool._registry import Carrier, carried, current, forget, install, shared
 from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.pool._settings import CacheSettings, Fallback, Limits, Retry, Settings

@@ -54,18 +54,6 @@ class CircuitBreaker:
         What failed last.
     """
 
-    __slots__ = (
-        "_back_offs",
-        "_budget",
-        "_ejected_until",
-        "_losing_since",
-        "_rng",
-        "ejected",
-        "failing_since",
-        "last_error",
-        "retry_at",
-    )
-
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._budget = MAX_LOSSES

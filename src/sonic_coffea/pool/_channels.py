@@ -69,8 +69,6 @@ class Channels:
         How far the server is; 0 as long as that is not known.
     """
 
-    __slots__ = ("_all", "_chooses", "_to_renew", "_wanted", "round_trip_s")
-
     def __init__(self, wanted: int | str) -> None:
         self._chooses = wanted == "auto"
         self._wanted = 1 if self._chooses else int(wanted)

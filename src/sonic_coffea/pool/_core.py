@@ -106,7 +106,7 @@ class PoolCore:
         Empty while there is only one share.
         """
         shares: defaultdict[ModelKey, Counter[Share]] = defaultdict(Counter)
-        if self._waiting.shared:
+        if self._waiting.fair_order.shared:
             in_flight = (attempt.slice for attempt in self._dispatcher.attempts())
             for request in itertools.chain(self._waiting, in_flight):
                 shares[request.key][request.call.share] += 1
@@ -118,7 +118,7 @@ class PoolCore:
 
     def report(self) -> list[EndpointReport]:
         """Return what happened at each endpoint since the last report."""
-        models = {key for endpoint in self.endpoints for key in endpoint.in_flight.models()}
+        models = {key for endpoint in self.endpoints for key in endpoint.in_flight.by_model}
         return [endpoint.report(models) for endpoint in self.endpoints.active]
 
     # Events

@@ -67,20 +67,21 @@ class Deadline:
             The result; not done if the deadline has passed.
         """
         future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(work())
-            except BaseException as error:  # noqa: BLE001  it is raised where it is asked for
-                future.set_exception(error)
-
         if self.timeout_s is None:
-            run()
+            fulfil(future, work)
         else:
-            threading.Thread(target=run, name=name, daemon=True).start()
+            threading.Thread(target=fulfil, args=(future, work), name=name, daemon=True).start()
             concurrent.futures.wait([future], self.left_s)
         return future
 
 
 NEVER = Deadline()
 """The deadline of a call without a timeout."""
+
+
+def fulfil(future: Future[T], work: Callable[[], T]) -> None:
+    """Run work here; what it returns or raises is the future's."""
+    try:
+        future.set_result(work())
+    except BaseException as error:  # noqa: BLE001  it is raised where it is asked for
+        future.set_exception(error)

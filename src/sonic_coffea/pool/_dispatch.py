@@ -65,14 +65,14 @@ class Dispatcher:
             request = head
             if not self._fits(request):
                 return None
-            in_flight = sum(x.in_flight.number(request.key) for x in self.endpoints)
+            in_flight = sum(x.in_flight.by_model[request.key] for x in self.endpoints)
             if self.joining.holds_back(request.key, in_flight, now):
                 continue
             endpoint = self.endpoints.choose(request, now, but=self._failed_on(request, now))
             while endpoint is not None:
                 self.waiting.take(request)
                 if endpoint.takes(request, now) or request.rows == 1 or request.attempts:
-                    self.waiting.leave(request)
+                    self.waiting.fair_order.leave(request.call.share)
                     return endpoint.begin(request, now)
                 request = self.split(request, now)
             self.start_fallback(head.key, now)

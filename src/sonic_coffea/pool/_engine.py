@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -27,24 +28,21 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool import _turns
 from sonic_coffea.pool._core import PoolCore
-from sonic_coffea.pool._hooks import memory_bytes
+from sonic_coffea.pool._deadline import fulfil
+from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
 from sonic_coffea.pool._sender import Transmission
 from sonic_coffea.pool._servers import Servers
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable, Sequence
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._deadline import Deadline
-    from sonic_coffea.pool._endpoint import EndpointReport, ServerState
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
-    from sonic_coffea.pool._servers import Connect, Task
+    from sonic_coffea.pool._servers import Connect, Post, Task
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.pool._shares import Share
     from sonic_coffea.transport import Connection, Contract
 
 logger = logging.getLogger(__name__)
@@ -63,6 +61,8 @@ class Engine:
         What has been scored, and how long it took.
     core : PoolCore
         Other threads only ask its models what is known of them.
+    post : callable
+        Takes what has happened, or a task for the engine's thread that returns an event.
     """
 
     def __init__(self, settings: Settings, connect: Connect) -> None:
@@ -74,7 +74,8 @@ class Engine:
         self._calls: set[Call] = set()
         self._waiters: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
-        self._servers = Servers(connect, self._inbox.put)
+        self.post: Post = self._inbox.put
+        self._servers = Servers(connect, self.post)
         self._events: list[e.Event] = []
         # Guards only whether the thread runs.
         self._life = threading.RLock()
@@ -90,10 +91,6 @@ class Engine:
         """Whether it has been used."""
         return self._thread is not None
 
-    def post(self, event: e.Event) -> None:
-        """Tell the core what has happened."""
-        self._inbox.put(event)
-
     def start(self) -> bool:
         """Connect to the servers and start the thread; False if that has been done."""
         with self._life:
@@ -106,7 +103,7 @@ class Engine:
             # If the system has no more threads, the next call tries again.
             thread.start()
             self._thread = thread
-            _turns.sooner(self)
+            switch_sooner(self)
             return True
 
     def submit(self, call: Call, slices: Sequence[RequestSlice]) -> None:
@@ -159,13 +156,7 @@ class Engine:
     def ask(self, question: Callable[[], T]) -> T:
         """Run a function on the engine's thread, where it may look at what the engine has."""
         future: Future[T] = Future()
-
-        def answer() -> None:
-            try:
-                future.set_result(question())
-            except BaseException as error:  # noqa: BLE001  it is raised where it was asked
-                future.set_exception(error)
-
+        answer = partial(fulfil, future, question)
         with self._life:
             thread = self._thread
             if thread is None or not thread.is_alive() or thread is threading.current_thread():
@@ -189,34 +180,22 @@ class Engine:
             self._inbox.put(None)
             thread = self._thread
             if thread is not None:
-                _turns.as_before(self)
+                switch_as_before(self)
         if thread is None:
             self._shut_down()
         elif thread is not threading.current_thread():
             thread.join()
         self._servers.close()
 
-    def states(self) -> list[ServerState]:
-        """Return the state of each server."""
-        return self.ask(lambda: self.core.states(time.monotonic()) if self.started else [])
-
-    def telemetry(
-        self,
-    ) -> tuple[list[EndpointReport], dict[ModelKey, int], dict[ModelKey, Counter[Share]]]:
-        """Return what `Pool.telemetry` does."""
-        return self.ask(lambda: (self.core.report(), self.core.waiting(), self.core.shares()))
-
     def served(self) -> list[tuple[str, Connection, list[ModelKey]]]:
         """Return the servers, a connection to each, and the models that each has."""
-
-        def known() -> list[tuple[str, Connection, list[ModelKey]]]:
-            return [
+        return self.ask(
+            lambda: [
                 (x.url, self._servers.connection(x.url), list(x.signatures.valid))
                 for x in self.core.endpoints.active
                 if x.url in self._servers
             ]
-
-        return self.ask(known)
+        )
 
     # What its own thread does
 
@@ -328,7 +307,6 @@ class Engine:
             logger.debug("a response could not be taken", exc_info=True)
             message = f"the response could not be taken: {error!r}"
             failure = ResponseError(message, server=attempt.url)
-        unpack_s = time.monotonic() - begun_at
         rtt_s = answered.received_at - answered.sent_at
         span = Span(
             worker=self._worker,
@@ -346,15 +324,14 @@ class Engine:
             received_bytes=response.received_bytes,
             wait_s=max(0.0, answered.packing_at - request.queued_at),
             pack_s=answered.sent_at - answered.packing_at,
-            unpack_s=unpack_s,
+            unpack_s=time.monotonic() - begun_at,
         )
         tally.record_trip(rtt_s)
         self._record(call, attempt.url, tally, span)
-        if failure is None:
-            if call.finish(request):
-                self._calls.discard(call)
-        else:
+        if failure is not None:
             self._fail(request, failure)
+        elif call.finish(request):
+            self._calls.discard(call)
 
     def _record(self, call: Call, url: str, tally: Tally, span: Span | None = None) -> None:
         """Add to the statistics of the call, and of the pool."""

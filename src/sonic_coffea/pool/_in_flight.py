@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from sonic_coffea.pool._channels import Channels
 from sonic_coffea.pool._limits import MIN_LATE_S, AdaptiveLimit
-from sonic_coffea.pool._request import Attempt
+from sonic_coffea.pool._request import Attempt, ModelKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from random import Random
 
     from sonic_coffea.pool._limits import Quota
-    from sonic_coffea.pool._request import ModelKey, RequestSlice
+    from sonic_coffea.pool._request import RequestSlice
 
 # A request is overdue if its response is late and a request that was sent later has been answered,
 # as in RACK for segments of TCP (RFC 8985). The first time, it must be much later: a server may be
@@ -82,33 +82,16 @@ class InFlight:
         do not count for limits.
     late_at : float
         When an attempt may be overdue.
+    by_model : Counter
+        How many requests for a model are in flight, without overdue ones.
     taken : int
         Requests since the start: endpoints with equal load take turns by it.
     """
 
-    __slots__ = (
-        "_answered_from",
-        "_by_model",
-        "_caution",
-        "_hangs_until",
-        "_limits",
-        "_looked_at",
-        "_max_in_flight",
-        "_patient_s",
-        "_quotas",
-        "_rtt",
-        "attempts",
-        "channels",
-        "late_at",
-        "overdue",
-        "taken",
-    )
-
     def __init__(self, max_in_flight: int, channels: int | str = "auto") -> None:
-        self._max_in_flight = max_in_flight
         self.channels = Channels(channels)
-        self._by_model: Counter[ModelKey] = Counter()
-        self._limits: dict[ModelKey, AdaptiveLimit] = {}
+        self.by_model: Counter[ModelKey] = Counter()
+        self._limits = defaultdict[ModelKey, AdaptiveLimit](lambda: AdaptiveLimit(max_in_flight))
         self._quotas: dict[ModelKey, Quota] = {}
         self._rtt: defaultdict[ModelKey, RttStatistics] = defaultdict(RttStatistics)
         self._answered_from = 0.0
@@ -130,25 +113,18 @@ class InFlight:
 
     def limit(self, key: ModelKey) -> AdaptiveLimit:
         """Return the adaptive limit of a model."""
-        limit = self._limits.get(key)
-        if limit is None:
-            limit = self._limits[key] = AdaptiveLimit(self._max_in_flight)
-        return limit
-
-    def number(self, key: ModelKey) -> int:
-        """Return how many requests for a model are in flight, without overdue ones."""
-        return self._by_model[key]
+        return self._limits[key]
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent now."""
-        in_flight, limit = self._by_model[key], self.limit(key)
+        in_flight, limit = self.by_model[key], self.limit(key)
         if (quota := self.quota(key, now)) is None:
             return limit.room(in_flight, now)
         return min(quota.room(in_flight, now), limit.room_beside_refusals(in_flight, now))
 
     def load(self, key: ModelKey) -> float:
         """Return the part of its limit that is in flight."""
-        return self._by_model[key] / self.limit(key).value
+        return self.by_model[key] / self.limit(key).value
 
     def begin(
         self, request: RequestSlice, url: str, now: float, channel: int | None = None
@@ -157,11 +133,11 @@ class InFlight:
         key = request.key
         used = {attempt.channel for attempt in request.attempts if attempt.url == url}
         channel = self.channels.take(used, now, request.nbytes, channel)
-        self._by_model[key] += 1
+        self.by_model[key] += 1
         self.taken += 1
         if (quota := self.quota(key, now)) is not None:
             quota.sent(now)
-        attempt = Attempt(request, url, channel, now, self._by_model[key], sent_at=now)
+        attempt = Attempt(request, url, channel, now, self.by_model[key], sent_at=now)
         self.attempts[attempt] = None
         self.late_at = min(self.late_at, now + self._least_patience_s(now))
         return attempt
@@ -173,7 +149,7 @@ class InFlight:
             del self.overdue[attempt]
         else:
             del self.attempts[attempt]
-            self._by_model[attempt.key] -= 1
+            self.by_model[attempt.key] -= 1
 
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
         """Learn from a response."""
@@ -195,7 +171,7 @@ class InFlight:
         self, key: ModelKey, now: float, rng: Random, retry_after_s: float | None = None
     ) -> None:
         """Learn from a refusal for lack of capacity."""
-        self.limit(key).refused(self._by_model[key], now, rng, retry_after_s)
+        self.limit(key).refused(self.by_model[key], now, rng, retry_after_s)
         self._rtt[key].refused += 1
 
     def overtaken(self, attempt: Attempt) -> bool:
@@ -252,7 +228,7 @@ class InFlight:
             attempt.overdue = True
             del self.attempts[attempt]
             self.overdue[attempt] = None
-            self._by_model[attempt.key] -= 1
+            self.by_model[attempt.key] -= 1
             self.channels.silent(attempt.channel, now)
             self._hangs_until = now + HANGING_S
             self._caution = max(self._caution * 0.95, 1.0)
@@ -272,14 +248,10 @@ class InFlight:
         """Start slowly again: another server may answer at the same URL."""
         self._limits.clear()
 
-    def models(self) -> Iterable[ModelKey]:
-        """Return the models that it has had requests for."""
-        return self._by_model
-
     def report(self, also: Iterable[ModelKey]) -> dict[ModelKey, tuple[int, RttStatistics]]:
         """Return what is in flight and the RTT statistics, by model, and begin anew."""
-        keys = {**self._by_model, **dict.fromkeys(also)}
-        models = {key: (self._by_model[key], self._rtt[key]) for key in keys}
+        keys = {**self.by_model, **dict.fromkeys(also)}
+        models = {key: (self.by_model[key], self._rtt[key]) for key in keys}
         self._rtt.clear()
         return models
 

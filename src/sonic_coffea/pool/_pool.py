@@ -23,7 +23,6 @@ from sonic_coffea.transport import connect_transport
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Collection, Mapping, Sequence
-    from types import TracebackType
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._check import Declaration
@@ -60,20 +59,12 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _repr_html_(self) -> str:
         header = ("server", "circuit", "in flight", "last error")
-        rows: list[tuple[str, str, int, str]] = [
-            (state.url, state.circuit, state.in_flight, state.last_error or "")
-            for state in self.servers
-        ]
+        rows = [(s.url, s.circuit, s.in_flight, s.last_error or "") for s in self.servers]
         rows = rows or [(url, "not used yet", 0, "") for url in self.settings.servers]
         total = self.statistics.total()
         note = (
@@ -104,7 +95,8 @@ class Pool:
     @property
     def servers(self) -> list[ServerState]:
         """The state of each server."""
-        return self._engine.states()
+        engine = self._engine
+        return engine.ask(lambda: engine.core.states(time.monotonic()) if engine.started else [])
 
     def set_servers(self, servers: Any) -> None:
         """Replace the servers, while calls are in flight.
@@ -221,12 +213,14 @@ class Pool:
         The last are the requests that wait or are in flight, by model and share; empty if there is
         only one share.
         """
-        return self._engine.telemetry()
+        engine = self._engine
+        return engine.ask(
+            lambda: (engine.core.report(), engine.core.waiting(), engine.core.shares())
+        )
 
     def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
         """Return the servers' own statistics of the models in use, by server and model."""
         asked = [(url, c, key) for url, c, keys in self._engine.served() for key in keys]
-
         answers: dict[tuple[str, ModelKey], ModelStatistics] = {}
 
         def ask(url: str, connection: Connection, key: ModelKey) -> None:
@@ -235,9 +229,7 @@ class Pool:
             except SonicError as error:
                 logger.debug("%s gives no statistics: %s", url, error)
 
-        with ThreadPoolExecutor(
-            max(1, len(asked)), thread_name_prefix="sonic-statistics"
-        ) as threads:
+        with ThreadPoolExecutor(len(asked) or 1, thread_name_prefix="sonic-statistics") as threads:
             list(threads.map(lambda question: ask(*question), asked))
         return answers
 

@@ -12,38 +12,43 @@ import atexit
 import os
 import threading
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool._pool import Pool
 from sonic_coffea.pool._settings import Settings
 
+
+@dataclass(slots=True)
+class _Here:
+    """The pool of this process, and its settings.
+
+    ``connection`` says which `connect` they are of, ``adopted`` whether a pickle has brought them.
+    """
+
+    pool: Pool | None = None
+    settings: Settings | None = None
+    connection: str = ""
+    adopted: bool = False
+
+
 _lock = threading.Lock()
-_pool: Pool | None = None
-_settings: Settings | None = None
-# Which `connect` the settings are of, and whether a pickle has brought them.
-_connection = ""
-_adopted = False
+_here = _Here()
 _others: list[Pool] = []
 _of_parents: list[Pool | None] = []
 
 
-def install(settings: Settings) -> Pool:
+def install(settings: Settings, *, adopted: bool = False) -> Pool:
     """Make a pool the one of this process; the same settings keep the pool that is there."""
-    return _install(settings, adopted=False)
-
-
-def _install(settings: Settings, *, adopted: bool) -> Pool:
-    global _pool, _settings, _connection, _adopted  # noqa: PLW0603
     with _lock:
-        old, pool = _pool, _pool
+        old = pool = _here.pool
         if pool is None or pool.closed or pool.settings != settings:
-            pool = _pool = Pool(settings)
-            _settings = settings
+            pool = _here.pool = Pool(settings)
+            _here.settings = settings
             if not adopted:
-                _connection = uuid.uuid4().hex
-        _adopted = adopted
+                _here.connection = uuid.uuid4().hex
+        _here.adopted = adopted
     # Not under the lock: it waits for the pool's threads, which may ask for the pool themselves.
     if old is not None and old is not pool:
         old.close()
@@ -62,11 +67,10 @@ def current() -> Pool:
 
 def _named() -> Pool | None:
     with _lock:
-        settings, adopted = _settings, _adopted
-        if _pool is not None and not _pool.closed:
-            return _pool
-        if _pool is not None:
-            settings = None
+        pool, adopted = _here.pool, _here.adopted
+        settings = _here.settings if pool is None else None
+    if pool is not None and not pool.closed:
+        return pool
     if settings is None:
         settings, adopted = Settings.from_config(), False
     if settings is None:
@@ -79,7 +83,7 @@ def _named() -> Pool | None:
             "pickled; use token_file= with a path that this process can read, or name the servers "
             "in dask's configuration, with 'token: $VARIABLE'"
         )
-    return _install(settings, adopted=adopted)
+    return install(settings, adopted=adopted)
 
 
 def shared(settings: Settings) -> Pool:
@@ -123,11 +127,10 @@ class Carrier:
 def carried() -> Luggage | None:
     """Return what a pickle takes along."""
     with _lock:
-        closed = _pool is not None and _pool.closed
-        settings, connection = _settings, _connection
-    if closed or settings is None:
+        here = replace(_here)
+    if here.settings is None or (here.pool is not None and here.pool.closed):
         return None
-    return Luggage(settings.without_secrets(), _public(_configured()), connection)
+    return Luggage(here.settings.without_secrets(), _public(_configured()), here.connection)
 
 
 def _adopt(luggage: Luggage) -> None:
@@ -136,21 +139,21 @@ def _adopt(luggage: Luggage) -> None:
     Its own settings come from a `connect` in this process, or from a configuration that differs
     from that of the pickle's process, and so was written for this one.
     """
-    global _pool, _settings, _connection, _adopted  # noqa: PLW0603
     with _lock:
-        own = _settings is not None and not _adopted
-        if own or _connection == luggage.connection:
+        own = _here.settings is not None and not _here.adopted
+        if own or _here.connection == luggage.connection:
             return
     configured = _configured()
     if configured is not None and _public(configured) != luggage.configured:
         return
     settings = _with_secrets(luggage.settings)
     with _lock:
-        if _pool is not None and (_pool.closed or _pool.settings != settings):
-            if not _pool.closed:
-                _others.append(_pool)  # other threads may still wait for it
-            _pool = None
-        _settings, _connection, _adopted = settings, luggage.connection, True
+        pool = _here.pool
+        if pool is not None and (pool.closed or pool.settings != settings):
+            if not pool.closed:
+                _others.append(pool)  # other threads may still wait for it
+            _here.pool = None
+        _here.settings, _here.connection, _here.adopted = settings, luggage.connection, True
 
 
 def _with_secrets(settings: Settings) -> Settings:
@@ -181,13 +184,12 @@ def forget(pool: Pool | None = None) -> None:
 
     Without `pool`, those that are shared by URL are closed, too.
     """
-    global _pool, _settings, _connection, _adopted  # noqa: PLW0603
+    global _here  # noqa: PLW0603
     with _lock:
         closing = [] if pool is not None else list(_others)
-        if _pool is not None and pool in (None, _pool):
-            closing.append(_pool)
-            _pool = _settings = None
-            _connection, _adopted = "", False
+        if _here.pool is not None and pool in (None, _here.pool):
+            closing.append(_here.pool)
+            _here = _Here()
         _others[:] = [other for other in _others if other not in closing]
     for other in closing:
         other.close()
@@ -195,11 +197,11 @@ def forget(pool: Pool | None = None) -> None:
 
 def _after_fork() -> None:
     """Leave a pool alone whose threads and sockets are the parent's: neither closed nor freed."""
-    global _lock, _pool  # noqa: PLW0603
+    global _lock  # noqa: PLW0603
     _lock = threading.Lock()
-    _of_parents.extend([_pool, *_others])
+    _of_parents.extend([_here.pool, *_others])
     _others.clear()
-    _pool = None
+    _here.pool = None
 
 
 if hasattr(os, "register_at_fork"):  # Windows does not fork

@@ -18,19 +18,19 @@ class ModelKey(NamedTuple):
 
 
 class Request(Protocol):
-    """What the core has to know of a call."""
+    """What the core has to know of a call.
 
-    @property
-    def key(self) -> ModelKey:
-        """The model."""
+    Attributes
+    ----------
+    contract : Contract
+        What the model takes and gives, as the rows are packed for it.
+    share : Share
+        The share that the rows count for.
+    """
 
-    @property
-    def contract(self) -> Contract:
-        """What the model takes and gives, as its rows are packed for it."""
-
-    @property
-    def share(self) -> Share:
-        """The share that its rows count for."""
+    key: ModelKey
+    contract: Contract
+    share: Share
 
     @property
     def over(self) -> bool:

@@ -1,4 +1,4 @@
-"""Shares of the servers: the share of a call, and which share sends next."""
+"""Shares of the servers: which one a call counts for."""
 
 from __future__ import annotations
 
@@ -64,29 +64,3 @@ def share(name: str, weight: float = 1.0) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
-
-
-class FairOrder:
-    """Chooses the share that sends next, by start-time fair queueing: Goyal, Vin and Cheng (1997).
-
-    A share pays for a slice when the slice is sent. So a cancelled slice costs nothing, and an idle
-    share saves nothing up.
-    """
-
-    def __init__(self) -> None:
-        self._now = 0.0
-        self._next: dict[str, float] = {}
-
-    @property
-    def shared(self) -> bool:
-        """Whether there has been any share but the default."""
-        return any(self._next)
-
-    def place(self, share: Share) -> float:
-        """Return the place of a share in the order; the lowest place sends next."""
-        return max(self._now, self._next.get(share.name, 0.0))
-
-    def leave(self, share: Share) -> None:
-        """Record that a slice of the share was sent."""
-        self._now = self.place(share)
-        self._next[share.name] = self._now + 1.0 / share.weight

@@ -59,8 +59,6 @@ class Signatures:
         The models that it is being asked for, with the contract that is expected.
     """
 
-    __slots__ = ("_misses", "_missing", "_rejected", "_rng", "valid", "validating")
-
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._misses: dict[ModelKey, int] = {}
@@ -129,7 +127,7 @@ class Signatures:
 
 def serves(actual: Contract, expected: Contract) -> bool:
     """Return whether a server has the model that requests are made for."""
-    if not _same_tensors(actual, expected) or _other_file(actual, expected):
+    if _differ(actual, expected):
         return False
     if actual.max_rows is None:
         return True
@@ -145,7 +143,7 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
     ordered = sorted(contracts.items(), key=lambda item: not item[1].lists_tensors)
     (first, expected), *others = ordered
     for url, actual in others:
-        if not _same_tensors(actual, expected) or _other_file(actual, expected):
+        if _differ(actual, expected):
             raise ContractError(
                 f"{first} and {url} have different models of this name; pin a version, or connect "
                 "to one of them",
@@ -173,13 +171,10 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
     )
 
 
-def _same_tensors(actual: Contract, expected: Contract) -> bool:
-    """Whether two descriptions list the same tensors, or one of them lists none."""
+def _differ(actual: Contract, expected: Contract) -> bool:
+    """Whether servers list other tensors, or say that they have other files of one version."""
     pairs = (actual.inputs, expected.inputs), (actual.outputs, expected.outputs)
-    return all(not ours or not theirs or ours == theirs for ours, theirs in pairs)
-
-
-def _other_file(actual: Contract, expected: Contract) -> bool:
-    """Whether two servers say that they have other files of the same version."""
+    if any(ours and theirs and ours != theirs for ours, theirs in pairs):
+        return True
     known = actual.version == expected.version and actual.digest and expected.digest
     return bool(known) and actual.digest != expected.digest

@@ -7,12 +7,11 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from sonic_coffea.pool._shares import FairOrder
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sonic_coffea.pool._request import ModelKey, RequestSlice
+    from sonic_coffea.pool._shares import Share
 
 _Order = tuple[int, int]
 _Queue = list[tuple[_Order, "RequestSlice"]]
@@ -29,12 +28,7 @@ class WaitingSlices:
         self._queues: dict[ModelKey, dict[str, _Queue]] = {}
         self._backing_off: list[tuple[float, _Order, RequestSlice]] = []
         self._numbers = itertools.count()
-        self._fair_order = FairOrder()
-
-    @property
-    def shared(self) -> bool:
-        """Whether there has been any share but the default."""
-        return self._fair_order.shared
+        self.fair_order = FairOrder()
 
     @property
     def wakes_at(self) -> float:
@@ -96,7 +90,7 @@ class WaitingSlices:
             if (head := _head(queues, name)) is not None
         ]
         if len(heads) > 1:
-            heads.sort(key=lambda head: (self._fair_order.place(head.call.share), head.order))
+            heads.sort(key=lambda head: (self.fair_order.place(head.call.share), head.order))
         return heads
 
     def take(self, head: RequestSlice) -> None:
@@ -107,10 +101,6 @@ class WaitingSlices:
         if not queues[name]:
             del queues[name]
         head.queued = False
-
-    def leave(self, request: RequestSlice) -> None:
-        """Take note that a slice is sent."""
-        self._fair_order.leave(request.call.share)
 
     def take_all(self, key: ModelKey) -> list[RequestSlice]:
         """Take out all slices of a model, and return those that somebody waits for."""
@@ -133,3 +123,29 @@ def _head(queues: dict[str, _Queue], name: str) -> RequestSlice | None:
         return queue[0][1]
     del queues[name]
     return None
+
+
+class FairOrder:
+    """Chooses the share that sends next, by start-time fair queueing: Goyal, Vin and Cheng (1997).
+
+    A share pays for a slice when the slice is sent. So a cancelled slice costs nothing, and an idle
+    share saves nothing up.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._next: dict[str, float] = {}
+
+    @property
+    def shared(self) -> bool:
+        """Whether there has been any share but the default."""
+        return any(self._next)
+
+    def place(self, share: Share) -> float:
+        """Return the place of a share in the order; the lowest place sends next."""
+        return max(self._now, self._next.get(share.name, 0.0))
+
+    def leave(self, share: Share) -> None:
+        """Record that a slice of the share was sent."""
+        self._now = self.place(share)
+        self._next[share.name] = self._now + 1.0 / share.weight

@@ -46,16 +46,16 @@ def wake(
     with ThreadPoolExecutor(len(connections), thread_name_prefix="sonic-wake") as threads:
         while True:
             reasons = list(threads.map(lambda c: _ask(c, models), connections))
-            waited_s = time.monotonic() - begun
-            if None in reasons:
-                return waited_s
             failures = [reason for reason in reasons if reason is not None]
-            passing = [str(failure) for failure in failures if not _final(failure)]
-            if not passing:
+            waited_s = time.monotonic() - begun
+            if len(failures) < len(reasons):
+                return waited_s
+            reason = next((str(failure) for failure in failures if not _final(failure)), None)
+            if reason is None:
                 raise failures[0]
-            reason = passing[0]
-            logger.info("no server is ready after %.0f s of %g s: %s", waited_s, timeout_s, reason)
-            tell(f"no server is ready after {waited_s:.0f} s of {timeout_s:g} s: {reason}")
+            state = f"no server is ready after {waited_s:.0f} s of {timeout_s:g} s: {reason}"
+            logger.info("%s", state)
+            tell(state)
             if waited_s + INTERVAL_S > timeout_s:
                 error = DeadlineError(f"no server was ready within {timeout_s:g} s")
                 raise error.because(reason)

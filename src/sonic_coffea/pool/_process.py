@@ -1,14 +1,21 @@
-"""The memory that this process may use, as the system limits it."""
+"""What a pool takes from its process: the wait for an event, memory, and how threads take turns.
+
+What runs this process's tasks, such as a dask worker, installs its own wait and memory limit.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+Wait = Callable[[threading.Event, float | None], bool]
+
+_wait: Wait = threading.Event.wait
+_memory_bytes: float | None = None
 
 # By version of control groups: the controller in /proc/self/cgroup, where its groups are, and the
 # file with a group's limit.
@@ -16,6 +23,33 @@ _CGROUPS = {
     "": (PurePosixPath("sys/fs/cgroup"), "memory.max"),
     "memory": (PurePosixPath("sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
 }
+
+# A request that is answered, and the next that leaves, take turns on four threads. Beside Python
+# code that computes, each thread waits until the interpreter interrupts that code, after 5 ms by
+# default: a server would wait for the client much of its time.
+_DEFAULT_S, _SOON_S = 0.005, 0.0005
+
+# No lock: a child that is forked meanwhile would find it taken for ever.
+_users: set[object] = set()
+
+
+def take_part(wait: Wait, memory_bytes: float | None = None) -> None:
+    """Install what waits for an event in threads of this process, up to a number of seconds.
+
+    ``memory_bytes`` is the memory that the tasks of this process may use.
+    """
+    global _wait, _memory_bytes
+    _wait, _memory_bytes = wait, memory_bytes
+
+
+def memory_bytes() -> float | None:
+    """Return the memory that tasks of this process may use; None if nothing limits it."""
+    return memory_limit_bytes() if _memory_bytes is None else _memory_bytes
+
+
+def wait_for(event: threading.Event, timeout_s: float | None) -> bool:
+    """Wait for an event; False if the time is over first."""
+    return event.is_set() or _wait(event, timeout_s)
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
@@ -63,3 +97,17 @@ def _resource_limits() -> Iterator[int]:
         limit, _ = resource.getrlimit(kind)
         if limit != resource.RLIM_INFINITY:
             yield limit
+
+
+def switch_sooner(user: object) -> None:
+    """Have threads take turns sooner, unless somebody has set when."""
+    _users.add(user)
+    if sys.getswitchinterval() == _DEFAULT_S:
+        sys.setswitchinterval(_SOON_S)
+
+
+def switch_as_before(user: object) -> None:
+    """Undo `switch_sooner` for the last user, unless somebody has set something else meanwhile."""
+    _users.discard(user)
+    if not _users and sys.getswitchinterval() == _SOON_S:
+        sys.setswitchinterval(_DEFAULT_S)
