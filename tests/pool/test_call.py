@@ -13,7 +13,7 @@ from tests.pool.scenario import LOST, contract
 from sonic_coffea import errors
 from sonic_coffea.pool._call import Call
 from sonic_coffea.pool._request import Attempt, RequestSlice
-from sonic_coffea.pool._sender import Sender, Transmission
+from sonic_coffea.pool._servers import Sender, Transmission
 from sonic_coffea.transport import Response
 
 RESPONSE = Response(outputs={}, version="2", sent_bytes=0, received_bytes=0)

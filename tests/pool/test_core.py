@@ -25,7 +25,7 @@ PURE = (
 )
 
 
-IMPURE = ("_engine", "_servers", "_sender", "_call", "_pool")
+IMPURE = ("_engine", "_servers", "_call", "_pool")
 UNLOADED = errors.ModelNotFoundError("unloaded")
 
 

@@ -51,6 +51,11 @@ class Channel:
         """Return a sort key: a request takes the connection of the lowest."""
         return self.silent_since is not None, self.renew_at <= now, self.in_flight
 
+    def renews(self, now: float) -> bool:
+        """Whether it is to be made anew now."""
+        silent = self.silent_since is not None and now - self.silent_since >= SILENT_S
+        return self.in_flight == 0 and (silent or self.renew_at <= now)
+
 
 class Channels:
     """As many connections as are wanted, and one more while requests are sent again.
@@ -90,8 +95,11 @@ class Channels:
         return number
 
     def _choose(self, used: Collection[int], now: float) -> int:
-        if self._chooses and self.round_trip_s >= FAR_S and self._wanted < MAX_CHANNELS:
-            self._widen()
+        far = self.round_trip_s >= FAR_S and self._wanted < MAX_CHANNELS
+        if self._chooses and far and all(c.nbytes >= FULL_BYTES for c in self._all):
+            self._wanted += 1
+            if len(self._all) < self._wanted:
+                self._all.append(Channel())
         free = [n for n in range(len(self._all)) if n not in used]
         if not free and len(self._all) == self._wanted:
             free = [self._wanted]
@@ -100,13 +108,6 @@ class Channels:
         return min(
             free or range(len(channels)), key=lambda n: (channels[n].cost(now), n == self._wanted)
         )
-
-    def _widen(self) -> None:
-        """Want one more, if each connection carries at least `FULL_BYTES`."""
-        if all(channel.nbytes >= FULL_BYTES for channel in self._all):
-            self._wanted += 1
-            if len(self._all) < self._wanted:
-                self._all.append(Channel())
 
     def leave(self, number: int, nbytes: int = 0) -> None:
         """Record that a request has ended."""
@@ -145,7 +146,7 @@ class Channels:
         """Return the connections that are to be made anew now; they carry nothing."""
         if not self._to_renew:
             return []
-        due = [n for n, channel in enumerate(self._all) if self._renews(channel, now)]
+        due = [n for n, channel in enumerate(self._all) if channel.renews(now)]
         for number in due:
             channel = self._all[number]
             channel.silent_since = None
@@ -153,8 +154,3 @@ class Channels:
                 channel.renew_at = now + channel.renew_after_s
                 channel.renew_after_s = min(2 * channel.renew_after_s, LAST_RENEWAL_S)
         return due
-
-    @staticmethod
-    def _renews(channel: Channel, now: float) -> bool:
-        silent = channel.silent_since is not None and now - channel.silent_since >= SILENT_S
-        return channel.in_flight == 0 and (silent or channel.renew_at <= now)

@@ -39,15 +39,18 @@ _REMEDIES: dict[type[errors.SonicError], str] = {
 
 
 class Declaration(Protocol):
-    """What is declared of a model, such as by `sonic_coffea.Model`."""
+    """What is declared of a model, such as by `sonic_coffea.Model`.
 
-    @property
-    def name(self) -> str:
-        """The model's name on the servers."""
+    Attributes
+    ----------
+    name : str
+        The model's name on the servers.
+    version : str or None
+        Its version; None for the latest.
+    """
 
-    @property
-    def version(self) -> str | None:
-        """Its version; None for the latest."""
+    name: str
+    version: str | None
 
     def compare(self, contract: Contract, *, server: str) -> Any:
         """Raise `ContractError` unless the declaration fits what a server says."""

@@ -163,11 +163,11 @@ class PoolCore:
 
     def _answered(self, event: e.Answered, now: float) -> None:
         attempt = event.attempt
-        request, endpoint = attempt.slice, self.endpoints.get(attempt.url)
-        if attempt.settled or endpoint is None:  # given up meanwhile; its rows are elsewhere
+        request = attempt.slice
+        if attempt.settled:  # given up meanwhile; its rows are elsewhere
             return
-        endpoint.answered(attempt, event.received_at - event.sent_at, now)
-        self.models.answered(attempt.key, now)
+        self.endpoints[attempt.url].answered(attempt, event.received_at - event.sent_at, now)
+        self.models.answered_at[attempt.key] = now
         request.delivered = True
         self._dispatcher.settle(attempt)
         self._drop_attempts(request, now)
@@ -180,12 +180,9 @@ class PoolCore:
         """
         for attempt in list(request.attempts):
             self._dispatcher.settle(attempt)
-            endpoint, old_at = self.endpoints.get(attempt.url), attempt.begun_at + OLD_S
-            if (
-                old_at <= now
-                or endpoint is None
-                or endpoint.in_flight.channels.resets(attempt.channel)
-            ):
+            channels = self.endpoints[attempt.url].in_flight.channels
+            old_at = attempt.begun_at + OLD_S
+            if old_at <= now or channels.resets(attempt.channel):
                 self._instructions.append(e.Cancel(attempt))
             else:
                 self._to_cancel.append((old_at, attempt))
@@ -208,7 +205,7 @@ class PoolCore:
 
     def _send_again(self, attempt: Attempt, error: SonicError, now: float) -> None:
         """Queue rows once more, if they do not wait already, and count it."""
-        request, endpoint = attempt.slice, self.endpoints.get(attempt.url)
+        request = attempt.slice
         request.last_url = attempt.url
         if not request.queued:
             request.retries += 1
@@ -216,8 +213,7 @@ class PoolCore:
                 self._dispatcher.split(request, now)
             else:
                 self._waiting.put_back(request, now)
-        if endpoint is not None:
-            endpoint.losses.count(error, now)
+        self.endpoints[attempt.url].losses.count(error, now)
         self._instructions.append(e.Count(attempt, error, retried=True))
 
     def _unsendable(self, attempt: Attempt, error: SonicError) -> None:
@@ -255,8 +251,7 @@ class PoolCore:
 
     def _retries(self, attempt: Attempt, error: SonicError, now: float) -> bool:  # noqa: C901, PLR0911  a table
         """Learn from a failed attempt, and return whether its rows are sent again."""
-        request, endpoint = attempt.slice, self.endpoints.get(attempt.url)
-        assert endpoint is not None  # noqa: S101  it is removed when nothing is in flight to it
+        request, endpoint = attempt.slice, self.endpoints[attempt.url]
         if request.first_failed_at is None:
             request.first_failed_at = now
         failing_s = now - request.first_failed_at
@@ -311,7 +306,14 @@ class PoolCore:
     def _advance(self, now: float) -> None:
         self.models.advance(now)
         for endpoint in self.endpoints:
-            self._attend(endpoint, now)
+            if endpoint.probe_due_at() <= now:
+                endpoint.probed_at = now
+                self._instructions.append(e.Probe(endpoint.url))
+            if endpoint.in_flight.late_at <= now:
+                self._send_late_again(endpoint, now)
+            endpoint.losses.tell(now)
+            for channel in endpoint.in_flight.channels.take_renewals(now):
+                self._instructions.append(e.Reconnect(endpoint.url, channel))
         self.models.validate_waiting(now)
         self._waiting.put_back_due(now)
         self._dispatcher.send_all(now)
@@ -320,17 +322,6 @@ class PoolCore:
             self._instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
         self.models.fail_unroutable(now)
         self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
-
-    def _attend(self, endpoint: Endpoint, now: float) -> None:
-        """Do what is due at an endpoint."""
-        if endpoint.probe_due_at() <= now:
-            endpoint.probed_at = now
-            self._instructions.append(e.Probe(endpoint.url))
-        if endpoint.in_flight.late_at <= now:
-            self._send_late_again(endpoint, now)
-        endpoint.losses.tell(now)
-        for channel in endpoint.in_flight.channels.take_renewals(now):
-            self._instructions.append(e.Reconnect(endpoint.url, channel))
 
     def _send_late_again(self, endpoint: Endpoint, now: float) -> None:
         """Send again, over another connection, what a server that hangs seems to have."""

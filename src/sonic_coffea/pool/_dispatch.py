@@ -68,7 +68,7 @@ class Dispatcher:
             in_flight = sum(x.in_flight.by_model[request.key] for x in self.endpoints)
             if self.joining.holds_back(request.key, in_flight, now):
                 continue
-            endpoint = self.endpoints.choose(request, now, but=self._failed_on(request, now))
+            endpoint = self.endpoints.choose(request, now)
             while endpoint is not None:
                 self.waiting.take(request)
                 if endpoint.takes(request, now) or request.rows == 1 or request.attempts:
@@ -77,14 +77,6 @@ class Dispatcher:
                 request = self.split(request, now)
             self.start_fallback(head.key, now)
         return None
-
-    def _failed_on(self, request: RequestSlice, now: float) -> list[str]:
-        """Return the server that failed on these rows, if there is another one for them."""
-        url = request.last_url
-        if request.inference_failures == 0 or url is None:
-            return []
-        others = (x for x in self.endpoints if x.url != url and x.usable(request.key, now))
-        return [url] if any(others) else []
 
     def _send(self, attempt: Attempt) -> None:
         self._in_flight_bytes += attempt.slice.nbytes
@@ -95,11 +87,11 @@ class Dispatcher:
 
         A round-robin balancer leads one of the two to another server; no other rows pay for it.
         """
-        request, endpoint = attempt.slice, self.endpoints.get(attempt.url)
+        request, endpoint = attempt.slice, self.endpoints[attempt.url]
         hung = sum(other.overdue for other in request.attempts) >= TWIN_FROM
         if not hung or self.waiting.first(request.key) is not None or not self._fits(request):
             return None
-        if endpoint is None or endpoint.room(request.key, now) <= 0:
+        if endpoint.room(request.key, now) <= 0:
             return None
         endpoint.breaker.spend()
         return endpoint.begin(request, now, attempt.channel)
@@ -111,7 +103,7 @@ class Dispatcher:
         for attempt in self.attempts():
             request = attempt.slice
             if self.hedged_at(attempt, now) <= now and self._fits(request):
-                other = self.endpoints.choose(request, now, but=[attempt.url])
+                other = self.endpoints.choose(request, now, but=attempt.url)
                 other = other or self.endpoints.choose(request, now)
                 if other is not None:
                     return other.begin(request, now)
@@ -144,12 +136,11 @@ class Dispatcher:
 
     def settle(self, attempt: Attempt) -> bool:
         """End an attempt and make room for others; False if it has ended before."""
-        endpoint = self.endpoints.get(attempt.url)
-        if attempt.settled or endpoint is None:
+        if attempt.settled:
             return False
         attempt.settled = True
         attempt.slice.attempts.remove(attempt)
-        endpoint.in_flight.settle(attempt)
+        self.endpoints[attempt.url].in_flight.settle(attempt)
         self._in_flight_bytes -= attempt.slice.nbytes
         return True
 

@@ -13,7 +13,7 @@ from sonic_coffea.pool._in_flight import InFlight
 from sonic_coffea.pool._signature import VALID_S, Signatures
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from random import Random
 
     from sonic_coffea.errors import OverloadError, SonicError
@@ -269,6 +269,10 @@ class EndpointRegistry:
     def __iter__(self) -> Iterator[Endpoint]:
         return iter(self._by_url.values())
 
+    def __getitem__(self, url: str) -> Endpoint:
+        """Return the endpoint of an attempt: it is there while the attempt is in flight."""
+        return self._by_url[url]
+
     def get(self, url: str) -> Endpoint | None:
         """Return an endpoint, or None if it has gone."""
         return self._by_url.get(url)
@@ -313,11 +317,13 @@ class EndpointRegistry:
         return max(lost, default=-math.inf) if len(lost) == len(since) else None
 
     def choose(
-        self, request: RequestSlice, now: float, *, but: Collection[str] = ()
+        self, request: RequestSlice, now: float, *, but: str | None = None
     ) -> Endpoint | None:
         """Return the endpoint that is to get a slice, if one has room for it."""
         key = request.key
-        usable = [e for e in self if e.usable(key, now) and e.url not in but]
+        usable = [e for e in self if e.usable(key, now) and e.url != but]
+        if request.inference_failures:  # one that failed on these rows gets them if it is alone
+            usable = [e for e in usable if e.url != request.last_url] or usable
         if not usable:
             return None
         first = min([e.priority for e in usable])

@@ -31,8 +31,7 @@ from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._deadline import fulfil
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
-from sonic_coffea.pool._sender import Transmission
-from sonic_coffea.pool._servers import Servers
+from sonic_coffea.pool._servers import Servers, Transmission
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:

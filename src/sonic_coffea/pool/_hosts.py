@@ -17,7 +17,6 @@ from sonic_coffea.reporting import tables
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sonic_coffea.pool._check import Declaration
     from sonic_coffea.pool._settings import Settings
 
 _PACKAGES = (
@@ -68,7 +67,7 @@ class HostCheck:
         return tried and not (self.error or self.unreadable or None in self.versions.values())
 
 
-class Checks(Sequence[HostCheck]):
+class Checks(list[HostCheck]):
     """What works from each host, as a table.
 
     Parameters
@@ -89,14 +88,8 @@ class Checks(Sequence[HostCheck]):
     def __init__(
         self, hosts: Sequence[HostCheck], expected: Mapping[str, str | None] | None = None
     ) -> None:
-        self._hosts = tuple(hosts)
+        super().__init__(hosts)
         self._expected = versions() if expected is None else expected
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._hosts[index]
-
-    def __len__(self) -> int:
-        return len(self._hosts)
 
     @property
     def ok(self) -> bool:
@@ -135,21 +128,14 @@ class Checks(Sequence[HostCheck]):
         return tables.table("Servers, as hosts see them", self.rows(), header=self.header)
 
 
-def check_here(
-    settings: Settings,
-    model: str | None = None,
-    version: str | None = None,
-    declared: Sequence[Declaration] = (),
-    *,
-    process: str = "this process",
-) -> HostCheck:
-    """Try all servers from this process, at the same time; see `check`."""
+def check_here(settings: Settings, *tried: Any, process: str = "this process") -> HostCheck:
+    """Try all servers from this process, at the same time; `tried` is what `check` takes."""
 
-    def tried(url: str) -> tuple[Step, ...]:
-        return tuple(check(replace(settings, servers=(url,)), model, version, declared))
+    def steps_of(url: str) -> tuple[Step, ...]:
+        return tuple(check(replace(settings, servers=(url,)), *tried))
 
     with ThreadPoolExecutor(len(settings.servers), thread_name_prefix="sonic-check") as threads:
-        steps = dict(zip(settings.servers, threads.map(tried, settings.servers), strict=True))
+        steps = dict(zip(settings.servers, threads.map(steps_of, settings.servers), strict=True))
     return HostCheck(
         host=socket.gethostname(),
         process=process,

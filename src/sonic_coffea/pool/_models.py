@@ -143,6 +143,8 @@ class ServedModels:
     ----------
     starts_at : float
         Before it, no discovery begins.
+    answered_at : dict
+        When rows of each model were last scored.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -152,7 +154,7 @@ class ServedModels:
         self._waiting = dispatcher.waiting
         self._timeout_s = dispatcher.settings.retry.timeout_s
         self._known: dict[ModelKey, Known] = {}
-        self._answered_at: dict[ModelKey, float] = {}
+        self.answered_at: dict[ModelKey, float] = {}
         self._seen: set[ModelKey] = set()
         self._discoveries: dict[ModelKey, Discovery] = {}
         self._not_compared: set[str] = set()
@@ -167,16 +169,12 @@ class ServedModels:
         for discovery in list(self._discoveries.values()):
             self._go_on(discovery, now)
 
-    def answered(self, key: ModelKey, now: float) -> None:
-        """Record that rows of a model have been scored."""
-        self._answered_at[key] = now
-
     def known(self, key: ModelKey, now: float) -> Contract | None:
         """Return a model's contract if servers gave it lately; any thread may ask."""
         if (known := self._known.get(key)) is None:
             return None
         used = self._waiting or any(x.in_flight for x in list(self._endpoints))
-        if not used and now - self._answered_at.get(key, -math.inf) >= QUIET_S:
+        if not used and now - self.answered_at.get(key, -math.inf) >= QUIET_S:
             valid_s = QUIET_S
         else:
             valid_s = VALID_S if known.in_doubt else FRESH_S
@@ -288,22 +286,19 @@ class ServedModels:
             if self._fallback.starting:
                 discovery.wakes_at = math.inf
             elif discovery.wakes_at <= now or discovery.wakes_at == math.inf:
-                self._begin_round(discovery, now)
+                endpoints = self._endpoints.active
+                # A contract that is known serves, if no server answers now.
+                until = now + OTHERS_S if key in self._known else math.inf
+                discovery.begin_round((endpoint.url for endpoint in endpoints), until)
+                for endpoint in endpoints:
+                    if key not in endpoint.signatures.validating:
+                        self._validate(endpoint, key)
         elif not discovery.awaited or now >= discovery.wakes_at:
             if discovery.contracts:
                 self._conclude(discovery, now)
             else:
                 discovery.asking = False
                 self._ask_again(discovery, now)
-
-    def _begin_round(self, discovery: Discovery, now: float) -> None:
-        endpoints = self._endpoints.active
-        # A contract that is known serves, if no server answers now.
-        until = now + OTHERS_S if discovery.key in self._known else math.inf
-        discovery.begin_round((endpoint.url for endpoint in endpoints), until)
-        for endpoint in endpoints:
-            if discovery.key not in endpoint.signatures.validating:
-                self._validate(endpoint, discovery.key)
 
     def _conclude(self, discovery: Discovery, now: float) -> None:
         key = discovery.key

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # Autoscalers look at rates over 30 s or more.
 INTERVAL_S = 5.0
+# Waiting does not mend the former, of which the latter are a kind: their models are being loaded.
+_FINAL, _COMING = (AccessError, ModelNotFoundError), ModelNotReadyError
 
 
 def wake(
@@ -50,9 +52,10 @@ def wake(
             waited_s = time.monotonic() - begun
             if len(failures) < len(reasons):
                 return waited_s
-            reason = next((str(failure) for failure in failures if not _final(failure)), None)
-            if reason is None:
+            passing = [f for f in failures if not isinstance(f, _FINAL) or isinstance(f, _COMING)]
+            if not passing:
                 raise failures[0]
+            reason = str(passing[0])
             state = f"no server is ready after {waited_s:.0f} s of {timeout_s:g} s: {reason}"
             logger.info("%s", state)
             tell(state)
@@ -61,12 +64,6 @@ def wake(
                 raise error.because(reason)
             if closing.wait(INTERVAL_S):
                 raise CancelledError("the pool was closed while it waited for a server")
-
-
-def _final(failure: SonicError) -> bool:
-    """Whether waiting changes nothing about a failure."""
-    comes = isinstance(failure, ModelNotReadyError)
-    return not comes and isinstance(failure, (AccessError, ModelNotFoundError))
 
 
 def _ask(connection: Connection, models: Sequence[ModelKey]) -> SonicError | None:
