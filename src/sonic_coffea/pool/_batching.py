@@ -103,42 +103,35 @@ def plan(
     [(0, 2, 600), (2, 4, 800)]
     """
     for segment in segments:
-        if segment.cuts is not None:
-            yield from _as_given(segment, segment.cuts, max_bytes)
-            continue
-        if isinstance(segment.row_bytes, np.ndarray):
-            yield from _by_weight(segment, segment.row_bytes, max_rows, max_bytes)
-            continue
-        size = rows_per_request(
-            segment.row_bytes, max_rows=max_rows, preferred_rows=preferred_rows, max_bytes=max_bytes
-        )
-        for start in range(segment.start, segment.stop, size):
-            stop = min(start + size, segment.stop)
-            yield start, stop, (stop - start) * segment.row_bytes
+        rows, row_bytes, cuts = segment.stop - segment.start, segment.row_bytes, segment.cuts
+        if isinstance(row_bytes, np.ndarray):
+            if cuts is None:
+                cuts = _cuts_by_bytes(row_bytes, max_rows, max_bytes)
+            sizes = np.add.reduceat(row_bytes, cuts[:-1])
+        else:
+            if cuts is None:
+                size = rows_per_request(
+                    row_bytes, max_rows=max_rows, preferred_rows=preferred_rows, max_bytes=max_bytes
+                )
+                cuts = np.append(np.arange(0, rows, size), rows)
+            sizes = np.diff(cuts) * row_bytes
+        _refuse_large(int(sizes.max(initial=0)), max_bytes)
+        starts = (cuts + segment.start).tolist()
+        yield from zip(starts[:-1], starts[1:], sizes.tolist(), strict=True)
 
 
-def _as_given(
-    segment: Segment, cuts: NDArray[np.int64], max_bytes: int
-) -> Iterator[tuple[int, int, int]]:
-    row_bytes = np.broadcast_to(segment.row_bytes, segment.stop - segment.start)
-    sizes = np.add.reduceat(row_bytes, cuts[:-1])
-    _refuse_large(int(sizes.max(initial=0)), max_bytes)
-    starts = (cuts + segment.start).tolist()
-    yield from zip(starts[:-1], starts[1:], sizes.tolist(), strict=True)
-
-
-def _by_weight(
-    segment: Segment, row_bytes: NDArray[np.int64], max_rows: int | None, max_bytes: int
-) -> Iterator[tuple[int, int, int]]:
+def _cuts_by_bytes(
+    row_bytes: NDArray[np.int64], max_rows: int | None, max_bytes: int
+) -> NDArray[np.int64]:
+    """Return the first row of each request, and the end, for rows of different sizes."""
     _refuse_large(int(row_bytes.max(initial=0)), max_bytes)
     before = np.concatenate((np.zeros(1, np.int64), np.cumsum(row_bytes)))
-    rows = segment.stop - segment.start
-    start = 0
-    while start < rows:
-        fits = int(np.searchsorted(before, before[start] + max_bytes, side="right")) - 1
-        stop = min(fits, start + (UNLIMITED_ROWS if max_rows is None else max_rows), rows)
-        yield segment.start + start, segment.start + stop, int(before[stop] - before[start])
-        start = stop
+    limit = UNLIMITED_ROWS if max_rows is None else max_rows
+    cuts = [0]
+    while cuts[-1] < len(row_bytes):
+        fits = int(np.searchsorted(before, before[cuts[-1]] + max_bytes, side="right")) - 1
+        cuts.append(min(fits, cuts[-1] + limit, len(row_bytes)))
+    return np.array(cuts)
 
 
 def _refuse_large(row_bytes: int, max_bytes: int) -> None:

@@ -240,15 +240,15 @@ class Engine:
         while self._events or at_least_once:
             at_least_once = False
             events, self._events = self._events, []
-            known = [event for event in events if self._concerns_us(event)]
+            # A core that began anew does not know the attempts of the one before.
+            known = [
+                event
+                for event in events
+                if not isinstance(event, e.Ended)
+                or self._transmissions.pop(event.attempt, None) is not None
+            ]
             for instruction in self.core.handle(time.monotonic(), *known):
                 self._carry_out(instruction)
-
-    def _concerns_us(self, event: e.Event) -> bool:
-        """Whether the core knows an event's attempt: a core that began anew does not."""
-        if isinstance(event, (e.Answered, e.Failed, e.Unsendable)):
-            return self._transmissions.pop(event.attempt, None) is not None
-        return True
 
     def _carry_out(self, instruction: e.Instruction) -> None:  # noqa: C901, PLR0912  a table
         match instruction:

@@ -49,14 +49,20 @@ class CallEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered(Event):
+class Ended(Event):
+    """An attempt has ended."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Ended):
     """A response has come.
 
     ``packing_at``, ``sent_at`` and ``received_at`` are when packing began, when the request left,
     and when the response came.
     """
 
-    attempt: Attempt
     response: Response
     packing_at: float
     sent_at: float
@@ -64,18 +70,16 @@ class Answered(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(Event):
+class Failed(Ended):
     """A request has failed after it left."""
 
-    attempt: Attempt
     error: SonicError
 
 
 @dataclass(frozen=True, slots=True)
-class Unsendable(Event):
+class Unsendable(Ended):
     """A request could not be made; no other endpoint helps."""
 
-    attempt: Attempt
     error: SonicError
 
 

@@ -157,15 +157,10 @@ def versions() -> dict[str, str | None]:
 
 
 def _unreadable(settings: Settings) -> Iterator[tuple[str, str]]:
-    files = {
-        "servers_file": settings.servers_file,
-        "token_file": settings.token if isinstance(settings.token, Path) else None,
-        "tls_root": settings.tls.root,
-        "tls_cert": settings.tls.cert,
-        "tls_key": settings.tls.key,
-    }
-    for option, path in files.items():
-        if path is not None:
+    token_file = settings.token if isinstance(settings.token, Path) else None
+    files = {**settings.options(), "token_file": token_file}
+    for option in ("servers_file", "token_file", "tls_root", "tls_cert", "tls_key"):
+        if (path := files[option]) is not None:
             try:
                 Path(path).expanduser().open("rb").close()
             except OSError as error:

@@ -131,12 +131,11 @@ class Sender:
             handle = self._send(call, transmission)
         except ServerLostError as error:
             self._post(e.Failed(attempt, error))
-        except SonicError as error:
-            self._post(e.Unsendable(attempt, error))
         except Exception as error:
             logger.debug("a request could not be made", exc_info=True)
-            failure = RequestError(f"the request could not be made: {error!r}")
-            self._post(e.Unsendable(attempt, failure))
+            if not isinstance(error, SonicError):
+                error = RequestError(f"the request could not be made: {error!r}")
+            self._post(e.Unsendable(attempt, error))
         else:
             transmission.sent(handle)
 
@@ -250,7 +249,7 @@ class Servers:
             was_awaited, awaited = awaited, awaited - 1 if error else 0
             return e.Probed(url, error) if was_awaited and not awaited else None
 
-        def ended(error: Exception | None) -> None:
+        def ended(error: BaseException | None) -> None:
             if not isinstance(error, SonicError | None):
                 error = ServerLostError(f"the server cannot be probed: {error!r}", server=url)
             self._post(partial(count, error))
@@ -266,7 +265,7 @@ class Servers:
             contract, round_trip_s = connection.contract(*key), connection.round_trip_s
             self._post(e.Validated(url, key, contract, round_trip_s))
 
-        def failed(error: Exception) -> None:
+        def failed(error: BaseException) -> None:
             if not isinstance(error, SonicError):
                 error = RequestError(f"the server cannot be asked: {error!r}")
             self._post(e.Validated(url, key, error))
@@ -284,40 +283,36 @@ class Servers:
         source = settings.fallback.source
 
         def start() -> None:
-            try:
-                if callable(source):
-                    url = source()
-                else:
-                    from sonic_coffea.server.launch import serve_for_machine
-
-                    url = serve_for_machine(str(source))
-                url = Address.parse(url).url
-                connected = self.connect([url], settings)
-            except SystemExit as error:  # a user's function, and rows that wait for it
-                failed(ConfigError(repr(error)))
+            if callable(source):
+                url = source()
             else:
-                self._post(partial(started, url, connected))
-                if closing.is_set():
-                    _close_all(connected.values())
+                from sonic_coffea.server.launch import serve_for_machine
+
+                url = serve_for_machine(str(source))
+            url = Address.parse(url).url
+            connected = self.connect([url], settings)
+            self._post(partial(started, url, connected))
+            if closing.is_set():
+                _close_all(connected.values())
 
         def started(url: str, connected: Mapping[str, Sender]) -> e.Event:
             self.add(connected, settings, connected)
             return e.FallbackStarted(url)
 
-        def failed(error: Exception) -> None:
+        def failed(error: BaseException) -> None:
             failure = error if isinstance(error, SonicError) else ConfigError(repr(error))
             self._post(e.FallbackStarted(None, failure))
 
         _apart("sonic-fallback", start, failed)
 
 
-def _apart(name: str, work: Callable[[], Any], failed: Callable[[Exception], Any]) -> None:
+def _apart(name: str, work: Callable[[], Any], failed: Callable[[BaseException], Any]) -> None:
     """Run work that may block on a new thread; `failed` takes the error that it raises."""
 
     def run() -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001  rows would wait for ever
+        except (Exception, SystemExit) as error:  # noqa: BLE001  rows would wait for ever
             failed(error)
 
     try:
