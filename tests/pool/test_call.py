@@ -13,7 +13,7 @@ from tests.pool.scenario import LOST, contract
 from sonic_coffea import errors
 from sonic_coffea.pool._call import Call
 from sonic_coffea.pool._request import Attempt, RequestSlice
-from sonic_coffea.pool._servers import Sender, Transmission
+from sonic_coffea.pool._servers import Sender
 from sonic_coffea.transport import Response
 
 RESPONSE = Response(outputs={}, version="2", sent_bytes=0, received_bytes=0)
@@ -83,8 +83,7 @@ def test_an_attempt_is_cancelled_whether_it_has_left_or_not() -> None:
     cancelled: list[str] = []
     handle = SimpleNamespace(cancel=lambda: cancelled.append("handle"))
     _, (request, _) = call_of(8, [])
-    attempt = Attempt(request, "grpc://s1:8001", 0, 0.0, 1)
-    late, early = Transmission(attempt, "1"), Transmission(attempt, "2")
+    late, early = (Attempt(request, "grpc://s1:8001", 0, 0.0, 1) for _ in range(2))
     late.sent(handle)
     late.cancel()
     assert cancelled == ["handle"]
@@ -106,7 +105,7 @@ def test_an_attempt_is_sent_when_it_is_packed() -> None:
 
     connection: Any = SimpleNamespace(infer=infer, close=lambda: None)
     sender = Sender(connection, [].append)
-    sender.send(call, Transmission(attempt, "1"))
+    sender.send(call, attempt, "1")
     sender.close()
     assert sender._thread is not None
     sender._thread.join()
@@ -120,10 +119,10 @@ def test_what_nobody_waits_for_is_neither_packed_nor_sent() -> None:
         infer=lambda *_, **__: pytest.fail("sent"), close=lambda: None
     )
     call, (request, _) = call_of(8, [])
-    transmission = Transmission(Attempt(request, "grpc://s1:8001", 0, 0.0, 1), "1")
-    transmission.cancel()
+    attempt = Attempt(request, "grpc://s1:8001", 0, 0.0, 1)
+    attempt.cancel()
     sender = Sender(connection, posted.append)
-    sender.send(call, transmission)
+    sender.send(call, attempt, "1")
     sender.close()
     assert sender._thread is not None
     sender._thread.join()

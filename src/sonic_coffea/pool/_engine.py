@@ -31,7 +31,7 @@ from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._deadline import fulfil
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
-from sonic_coffea.pool._servers import Servers, Transmission
+from sonic_coffea.pool._servers import Servers
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class Engine:
         self.statistics = Statistics()
         self.closing = threading.Event()
         self.core = PoolCore(settings, memory_bytes=memory_bytes())
-        self._transmissions: dict[Attempt, Transmission] = {}
         self._calls: set[Call] = set()
         self._waiters: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
@@ -240,14 +239,7 @@ class Engine:
         while self._events or at_least_once:
             at_least_once = False
             events, self._events = self._events, []
-            # A core that began anew does not know the attempts of the one before.
-            known = [
-                event
-                for event in events
-                if not isinstance(event, e.Ended)
-                or self._transmissions.pop(event.attempt, None) is not None
-            ]
-            for instruction in self.core.handle(time.monotonic(), *known):
+            for instruction in self.core.handle(time.monotonic(), *events):
                 self._carry_out(instruction)
 
     def _carry_out(self, instruction: e.Instruction) -> None:  # noqa: C901, PLR0912  a table
@@ -257,8 +249,7 @@ class Engine:
             case e.Deliver(answered):
                 self._deliver(answered)
             case e.Cancel(attempt):
-                if (transmission := self._transmissions.get(attempt)) is not None:
-                    transmission.cancel()
+                attempt.cancel()
             case e.Count(attempt, error, retried):
                 logger.debug("%s; its rows are sent again, or are elsewhere", error)
                 tally = Tally(retries=1) if retried else Tally(failures=1)
@@ -283,10 +274,9 @@ class Engine:
                 self._servers.remove(url)
 
     def _send(self, attempt: Attempt) -> None:
-        transmission = Transmission(attempt, f"{self._name}-{next(self._numbers)}")
-        self._transmissions[attempt] = transmission
+        request_id = f"{self._name}-{next(self._numbers)}"
         try:
-            self._servers[attempt.url].send(_call_of(attempt.slice), transmission)
+            self._servers[attempt.url].send(_call_of(attempt.slice), attempt, request_id)
         except RuntimeError as error:  # no more threads
             failure = RequestError(f"the request could not be made: {error!r}")
             self._events.append(e.Unsendable(attempt, failure))
@@ -369,13 +359,14 @@ class Engine:
 
     def _drop(self, error: SonicError, asked: SonicError | None = None) -> None:
         """End all calls, and all waits for a contract."""
-        for transmission in self._transmissions.values():
-            transmission.cancel()
+        for endpoint in self.core.endpoints:
+            for attempt in endpoint.in_flight.all():
+                attempt.settled = True  # a new core would not know it
+                attempt.cancel()
         for call in self._calls:
             call.end(error)
         for future in self._waiters.values():
             future.set_result(asked or error)
-        self._transmissions.clear()
         self._calls.clear()
         self._waiters.clear()
         self._events.clear()

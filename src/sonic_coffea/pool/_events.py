@@ -49,20 +49,14 @@ class CallEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended(Event):
-    """An attempt has ended."""
-
-    attempt: Attempt
-
-
-@dataclass(frozen=True, slots=True)
-class Answered(Ended):
+class Answered(Event):
     """A response has come.
 
     ``packing_at``, ``sent_at`` and ``received_at`` are when packing began, when the request left,
     and when the response came.
     """
 
+    attempt: Attempt
     response: Response
     packing_at: float
     sent_at: float
@@ -70,16 +64,18 @@ class Answered(Ended):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(Ended):
+class Failed(Event):
     """A request has failed after it left."""
 
+    attempt: Attempt
     error: SonicError
 
 
 @dataclass(frozen=True, slots=True)
-class Unsendable(Ended):
+class Unsendable(Event):
     """A request could not be made; no other endpoint helps."""
 
+    attempt: Attempt
     error: SonicError
 
 

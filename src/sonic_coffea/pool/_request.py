@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from sonic_coffea.pool._shares import Share
-    from sonic_coffea.transport import Contract
+    from sonic_coffea.transport import Contract, RpcHandle
 
 
 class ModelKey(NamedTuple):
@@ -111,15 +111,17 @@ class RequestSlice:
 class Attempt:
     """One attempt to have a slice answered by an endpoint.
 
+    The core neither cancels an attempt nor looks at its RPC: it has its owner do so.
+
     Attributes
     ----------
     channel : int
         Which of the endpoint's connections it takes.
     in_flight : int
         Requests for the model that are in flight to the endpoint, itself included.
-    sent_at : float
-        When it left this process, infinity until then: the only thing that the sender's thread
-        writes here. Packing comes before, and takes seconds where the code that packs is compiled.
+    packing_at, sent_at : float
+        When packing began, and when it left this process, infinity until then: the sender's thread
+        writes both. Packing takes seconds where the code that packs is compiled.
     settled : bool
         Whether it has ended, however that was.
     overdue : bool
@@ -131,11 +133,29 @@ class Attempt:
     channel: int
     begun_at: float
     in_flight: int
+    packing_at: float = 0.0
     sent_at: float = 0.0
     settled: bool = False
     overdue: bool = False
+    cancelled: bool = False
+    _rpc: RpcHandle | None = None
 
     @property
     def key(self) -> ModelKey:
         """The model."""
         return self.slice.call.key
+
+    # The sender sets the RPC and then looks whether the attempt was cancelled; who cancels says so
+    # first and then looks for the RPC. So one of them cancels it, without a lock.
+
+    def sent(self, rpc: RpcHandle) -> None:
+        """Record that it has left, as this RPC."""
+        self._rpc = rpc
+        if self.cancelled:
+            rpc.cancel()
+
+    def cancel(self) -> None:
+        """Cancel it, now or as soon as it is sent."""
+        self.cancelled = True
+        if self._rpc is not None:
+            self._rpc.cancel()

@@ -47,35 +47,6 @@ logger = logging.getLogger(__name__)
 PROBES = 4
 
 
-class Transmission:
-    """An attempt as it is packed, sent and cancelled.
-
-    The sender sets the handle and then looks whether it was cancelled; who cancels says so first
-    and then looks for the handle. So one of them cancels it, without a lock.
-    """
-
-    __slots__ = ("_handle", "attempt", "cancelled", "packing_at", "request_id")
-
-    def __init__(self, attempt: Attempt, request_id: str) -> None:
-        self.attempt = attempt
-        self.request_id = request_id
-        self.packing_at = 0.0
-        self._handle: RpcHandle | None = None
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        """Cancel it, now or as soon as it is sent."""
-        self.cancelled = True
-        if self._handle is not None:
-            self._handle.cancel()
-
-    def sent(self, handle: RpcHandle) -> None:
-        """Record that it has left."""
-        self._handle = handle
-        if self.cancelled:
-            handle.cancel()
-
-
 class Sender:
     """The connections to an endpoint, and the thread that packs and sends requests.
 
@@ -90,17 +61,17 @@ class Sender:
     def __init__(self, connection: Connection, post: Post) -> None:
         self.connections = [connection]
         self._post = post
-        self._inbox: SimpleQueue[tuple[Call, Transmission] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[Call, Attempt, str] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def send(self, call: Call, transmission: Transmission) -> None:
+    def send(self, call: Call, attempt: Attempt, request_id: str) -> None:
         """Have an attempt be packed and sent; a RuntimeError if the system has no more threads."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="sonic-send", daemon=True)
             thread.start()
             self._thread = thread
-        transmission.attempt.sent_at = math.inf
-        self._inbox.put((call, transmission))
+        attempt.sent_at = math.inf
+        self._inbox.put((call, attempt, request_id))
 
     def renew(self, channel: int) -> Connection | None:
         """Make a connection anew, and return the old one, which is to be closed."""
@@ -122,13 +93,12 @@ class Sender:
             # It would keep the tensors until the next request.
             del work
 
-    def _transmit(self, call: Call, transmission: Transmission) -> None:
-        attempt = transmission.attempt
-        if transmission.cancelled or call.over:
+    def _transmit(self, call: Call, attempt: Attempt, request_id: str) -> None:
+        if attempt.cancelled or call.over:
             self._post(e.Failed(attempt, CancelledError("cancelled before it was sent")))
             return
         try:
-            handle = self._send(call, transmission)
+            attempt.sent(self._send(call, attempt, request_id))
         except ServerLostError as error:
             self._post(e.Failed(attempt, error))
         except Exception as error:
@@ -136,16 +106,13 @@ class Sender:
             if not isinstance(error, SonicError):
                 error = RequestError(f"the request could not be made: {error!r}")
             self._post(e.Unsendable(attempt, error))
-        else:
-            transmission.sent(handle)
 
-    def _send(self, call: Call, transmission: Transmission) -> RpcHandle:
-        attempt = transmission.attempt
+    def _send(self, call: Call, attempt: Attempt, request_id: str) -> RpcHandle:
         request = attempt.slice
         version = call.pin.wanted
 
         def pack(lend: Lend | None) -> Mapping[str, NDArray[Any]]:
-            transmission.packing_at = time.monotonic()
+            attempt.packing_at = time.monotonic()
             inputs = call.inputs.pack(request.start, request.stop, lend)
             attempt.sent_at = time.monotonic()
             return inputs
@@ -158,8 +125,8 @@ class Sender:
             if isinstance(outcome, SonicError):
                 self._post(e.Failed(attempt, outcome))
             else:
-                times = transmission.packing_at, attempt.sent_at
-                self._post(e.Answered(attempt, outcome, *times, time.monotonic()))
+                times = attempt.packing_at, attempt.sent_at, time.monotonic()
+                self._post(e.Answered(attempt, outcome, *times))
 
         while attempt.channel >= len(self.connections):
             self.connections.append(self.connections[0].another())
@@ -169,7 +136,7 @@ class Sender:
             call.asked,
             nbytes=request.nbytes,
             version=version,
-            request_id=transmission.request_id,
+            request_id=request_id,
             done=done,
         )
 

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 # Autoscalers look at rates over 30 s or more.
 INTERVAL_S = 5.0
-# Waiting does not mend the former, of which the latter are a kind: their models are being loaded.
-_FINAL, _COMING = (AccessError, ModelNotFoundError), ModelNotReadyError
+# What waiting does not mend; but a model that is not ready is being loaded.
+_FINAL = (AccessError, ModelNotFoundError)
 
 
 def wake(
@@ -52,7 +52,11 @@ def wake(
             waited_s = time.monotonic() - begun
             if len(failures) < len(reasons):
                 return waited_s
-            passing = [f for f in failures if not isinstance(f, _FINAL) or isinstance(f, _COMING)]
+            passing = [
+                f
+                for f in failures
+                if isinstance(f, ModelNotReadyError) or not isinstance(f, _FINAL)
+            ]
             if not passing:
                 raise failures[0]
             reason = str(passing[0])
