@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 # Autoscalers look at rates over 30 s or more.
 INTERVAL_S = 5.0
-# What waiting does not mend; but a model that is not ready is being loaded.
-_FINAL = (AccessError, ModelNotFoundError)
 
 
 def wake(
@@ -52,14 +50,10 @@ def wake(
             waited_s = time.monotonic() - begun
             if len(failures) < len(reasons):
                 return waited_s
-            passing = [
-                f
-                for f in failures
-                if isinstance(f, ModelNotReadyError) or not isinstance(f, _FINAL)
-            ]
+            passing = [str(failure) for failure in failures if not _final(failure)]
             if not passing:
                 raise failures[0]
-            reason = str(passing[0])
+            reason = passing[0]
             state = f"no server is ready after {waited_s:.0f} s of {timeout_s:g} s: {reason}"
             logger.info("%s", state)
             tell(state)
@@ -68,6 +62,12 @@ def wake(
                 raise error.because(reason)
             if closing.wait(INTERVAL_S):
                 raise CancelledError("the pool was closed while it waited for a server")
+
+
+def _final(failure: SonicError) -> bool:
+    """Whether waiting changes nothing about a failure."""
+    comes = isinstance(failure, ModelNotReadyError)
+    return not comes and isinstance(failure, (AccessError, ModelNotFoundError))
 
 
 def _ask(connection: Connection, models: Sequence[ModelKey]) -> SonicError | None:
