@@ -80,7 +80,7 @@ class PoolCore:
         dispatcher = self._dispatcher
         times = [*self.models.wakes_at(), self._waiting.wakes_at]
         for x in self.endpoints:
-            times += x.probe_due_at(), x.in_flight.late_at, x.losses.wakes_at()
+            times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at, x.losses.wakes_at()
         if self._to_cancel:
             times.append(self._to_cancel[0][0])
         waiting = self._waiting.models()
@@ -257,7 +257,7 @@ class PoolCore:
         failing_s = now - request.first_failed_at
         match error:
             case ModelNotFoundError():
-                endpoint.heard_at = now
+                endpoint.liveness.hear(now)
                 endpoint.signatures.miss(attempt.key, now)
                 if attempt.key not in endpoint.signatures.valid:
                     self.models.forget(attempt.key)
@@ -272,15 +272,15 @@ class PoolCore:
             case DeadlineError() if endpoint.in_flight.overtaken(attempt):
                 return self._retries_lost(attempt, endpoint, error, failing_s, now)
             case RequestTooLargeError() if request.rows > 1:
-                endpoint.heard_at = now
+                endpoint.liveness.hear(now)
                 endpoint.too_large(error, request, now)
                 return True
             case RequestTooLargeError() | InferenceError():
-                endpoint.heard_at = now
+                endpoint.liveness.hear(now)
                 request.inference_failures += 1
                 return request.inference_failures == 1
             case TokenExpiredError():
-                endpoint.heard_at = now
+                endpoint.liveness.hear(now)
                 endpoint.in_flight.limit(attempt.key).pause(now, self._dispatcher.rng)
                 return failing_s < self._timeout_s
         return False
@@ -306,8 +306,8 @@ class PoolCore:
     def _advance(self, now: float) -> None:
         self.models.advance(now)
         for endpoint in self.endpoints:
-            if endpoint.probe_due_at() <= now:
-                endpoint.probed_at = now
+            if endpoint.liveness.due_at(len(endpoint.in_flight)) <= now:
+                endpoint.liveness.probe(now)
                 self._instructions.append(e.Probe(endpoint.url))
             if endpoint.in_flight.late_at <= now:
                 self._send_late_again(endpoint, now)
@@ -325,7 +325,7 @@ class PoolCore:
 
     def _send_late_again(self, endpoint: Endpoint, now: float) -> None:
         """Send again, over another connection, what a server that hangs seems to have."""
-        for attempt in endpoint.in_flight.take_overdue(endpoint.heard_at, now):
+        for attempt in endpoint.in_flight.take_overdue(endpoint.liveness.heard_at, now):
             if not attempt.slice.call.over:
                 endpoint.breaker.spend()
                 seconds = now - attempt.sent_at

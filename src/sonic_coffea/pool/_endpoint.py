@@ -68,10 +68,6 @@ class Endpoint:
         Requests go to it while no endpoint of a lower number can take them.
     draining : bool
         Whether it gets no more requests, and is closed when the last one has ended.
-    heard_at : float
-        When it last answered anything, or was sent a request while it owed no response.
-    probed_at : float or None
-        Since when a probe is under way.
     """
 
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
@@ -82,8 +78,7 @@ class Endpoint:
         self.draining = False
         self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
         self.breaker = CircuitBreaker(rng)
-        self.heard_at = 0.0
-        self.probed_at: float | None = None
+        self.liveness = Liveness()
         self.losses = LossLog(settings.retry.timeout_s)
         self.signatures = Signatures(rng)
         self.in_flight = InFlight(settings.limits.max_in_flight, settings.channels)
@@ -109,7 +104,7 @@ class Endpoint:
     def begin(self, request: RequestSlice, now: float, channel: int | None = None) -> Attempt:
         """Begin an attempt to send a slice, over connection `channel` unless that is None."""
         if not self.in_flight:
-            self.heard_at = now
+            self.liveness.hear(now)
         attempt = self.in_flight.begin(request, self.url, now, channel)
         request.begun_at = now
         request.attempts.append(attempt)
@@ -117,7 +112,7 @@ class Endpoint:
 
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
         """Learn from a response."""
-        self.heard_at = now
+        self.liveness.hear(now)
         if self.breaker.succeed():
             self.losses.found(self.url)
         self.signatures.answered(attempt.key)
@@ -134,24 +129,12 @@ class Endpoint:
             self.signatures.doubt()
         self.in_flight.channels.plan_renewals(now)
 
-    def probe_due_at(self) -> float:
-        """Return when it is to be probed, if nothing is heard before."""
-        waits = self.in_flight and self.probed_at is None
-        return self.heard_at + SILENCE_S if waits else math.inf
-
     def probed(self, error: SonicError | None, now: float) -> bool:
-        """Take a probe's result, and return whether it is silent.
-
-        An answer since the probe began counts more than the probe.
-        """
-        probed_at, self.probed_at = self.probed_at, None
-        if error is None:
-            self.heard_at = now
-        elif probed_at is None or self.heard_at <= probed_at:
-            if self.breaker.open(error, now):
-                self._lost(error, now)
-            return True
-        return False
+        """Take a probe's result, and return whether the server is silent."""
+        silent = self.liveness.end(now, lives=error is None)
+        if silent and error is not None and self.breaker.open(error, now):
+            self._lost(error, now)
+        return silent
 
     def _lost(self, error: SonicError, now: float) -> None:
         self.losses.lost(error, now)
@@ -160,7 +143,7 @@ class Endpoint:
 
     def overloaded(self, error: OverloadError, key: ModelKey, now: float) -> None:
         """Learn from a refusal for lack of capacity: fewer requests, perhaps after a back-off."""
-        self.heard_at = now
+        self.liveness.hear(now)
         self.breaker.last_error = error
         if isinstance(error, RouteTimeoutError):
             self.in_flight.limit(key).halve(now)
@@ -205,6 +188,44 @@ class Endpoint:
         return EndpointReport(
             url=self.url, circuit_open=self.breaker.lost, models=self.in_flight.report(known)
         )
+
+
+class Liveness:
+    """Probing: whether a server that owes responses is silent.
+
+    Attributes
+    ----------
+    heard_at : float
+        When it last answered anything, or was sent a request while it owed no response.
+    """
+
+    def __init__(self) -> None:
+        self.heard_at = 0.0
+        self._probed_at: float | None = None
+
+    def hear(self, now: float) -> None:
+        """Record a sign of life."""
+        self.heard_at = now
+
+    def due_at(self, in_flight: int) -> float:
+        """Return when it is to be probed, if nothing is heard before."""
+        waits = in_flight and self._probed_at is None
+        return self.heard_at + SILENCE_S if waits else math.inf
+
+    def probe(self, now: float) -> None:
+        """Record that a probe is under way."""
+        self._probed_at = now
+
+    def end(self, now: float, *, lives: bool) -> bool:
+        """Take the probe's result, and return whether it is silent.
+
+        An answer since the probe began counts more than the probe.
+        """
+        probed_at, self._probed_at = self._probed_at, None
+        if lives:
+            self.hear(now)
+            return False
+        return probed_at is None or self.heard_at <= probed_at
 
 
 class LossLog:

@@ -170,20 +170,15 @@ class ServedModels:
             self._go_on(discovery, now)
 
     def known(self, key: ModelKey, now: float) -> Contract | None:
-        """Return a model's contract if servers gave it lately; any thread may ask."""
+        """Return a model's contract if servers gave it lately."""
         if (known := self._known.get(key)) is None:
             return None
-        used = self._waiting or any(x.in_flight for x in list(self._endpoints))
+        used = self._waiting or any(x.in_flight for x in self._endpoints)
         if not used and now - self.answered_at.get(key, -math.inf) >= QUIET_S:
             valid_s = QUIET_S
         else:
             valid_s = VALID_S if known.in_doubt else FRESH_S
         return known.contract if now - known.said_at < valid_s else None
-
-    def last(self, key: ModelKey) -> Contract | None:
-        """Return the contract that servers gave last; None if it is in doubt; for any thread."""
-        known = self._known.get(key)
-        return None if known is None or known.in_doubt else known.contract
 
     def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
         """Give a caller a model's contract, or ask the servers for it."""
@@ -227,18 +222,18 @@ class ServedModels:
         if not isinstance(outcome, SonicError):
             endpoint.in_flight.channels.round_trip_s = event.round_trip_s
             self._seen.add(key)
-            endpoint.heard_at = now
+            endpoint.liveness.hear(now)
             if expected is None or serves(outcome, expected):
                 endpoint.signatures.accept(key, now)
                 self._compare_files(endpoint, outcome, expected)
             else:
                 self._reject(endpoint, key, outcome, expected, now)
         elif isinstance(outcome, ModelNotFoundError):
-            endpoint.heard_at = now
+            endpoint.liveness.hear(now)
             endpoint.signatures.lack(key, now)
             self._give_up_if_hopeless(key, event.url, outcome, now)
         elif isinstance(outcome, OverloadError):
-            endpoint.heard_at = now
+            endpoint.liveness.hear(now)
             endpoint.in_flight.limit(key).pause(now, self._dispatcher.rng, outcome.retry_after_s)
         elif not isinstance(outcome, CancelledError):  # as its connection was made anew
             if isinstance(outcome, DeadlineError):
@@ -316,6 +311,7 @@ class ServedModels:
                 if (endpoint := self._endpoints.get(url)) is not None:
                     self._reject(endpoint, key, contracts[url], known, now)
         self._known[key] = Known(contract, now)
+        self._dispatcher.instructions.append(e.Publish(key, contract))
         for url in as_before or contracts:
             if (endpoint := self._endpoints.get(url)) is not None:
                 endpoint.signatures.accept(key, now)
@@ -367,7 +363,8 @@ class ServedModels:
 
     def forget(self, key: ModelKey) -> None:
         """Have the servers asked for a contract anew."""
-        self._known.pop(key, None)
+        if self._known.pop(key, None) is not None:
+            self._dispatcher.instructions.append(e.Publish(key, None))
 
     def _contract(self, key: ModelKey) -> Contract | None:
         """Return the contract that servers gave last, however old it is."""
@@ -375,8 +372,10 @@ class ServedModels:
 
     def doubt(self) -> None:
         """Ask again sooner, as the server that was lost may come back with other models."""
-        for known in self._known.values():
-            known.in_doubt = True
+        for key, known in self._known.items():
+            if not known.in_doubt:
+                known.in_doubt = True
+                self._dispatcher.instructions.append(e.Publish(key, None))
 
     def _give_up_if_hopeless(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""

@@ -279,16 +279,16 @@ class Pool:
             If no server could be reached.
         """
         key = ModelKey(model, version)
-        if not anew and not self.closed:
-            known = self._engine.core.models.known(key, time.monotonic())
-            if known is not None:
-                return known
+        known = None if anew or self.closed else self._engine.known(key)
+        if known is not None:
+            return known
         self._open()
         return self._engine.contract(key, deadline, anew=anew)
 
     def last_contract(self, model: str, version: str | None) -> Contract | None:
         """Return the contract that servers gave last, without asking; None if it is in doubt."""
-        return self._engine.core.models.last(ModelKey(model, version))
+        contract, _ = self._engine.contracts.get(ModelKey(model, version), (None, 0.0))
+        return contract
 
     def submit(self, call: Call) -> None:
         """Queue a call; its requests leave as soon as there is room for them.
