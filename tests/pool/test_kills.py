@@ -30,9 +30,15 @@ def small_batches(tagger_path: Path, tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
+# On a busy machine, a server must end when it is killed, not as its model's process stood still.
+PATIENT = {"SONIC_COFFEA_STALL_S": "30"}
+
+
 @pytest.fixture
 def doomed(small_batches: Path, installation: Any) -> Iterator[sonic.LocalServer]:
-    with sonic.LocalServer(small_batches, stop_timeout_s=1.0, restart=False) as running:
+    with sonic.LocalServer(
+        small_batches, stop_timeout_s=1.0, restart=False, env=PATIENT
+    ) as running:
         yield running
 
 
@@ -136,7 +142,7 @@ def test_a_server_that_is_started_again_is_used_again(
 ) -> None:
     with held_port() as port:
         with sonic.LocalServer(
-            small_batches, port=port, restart=False, stop_timeout_s=0.0
+            small_batches, port=port, restart=False, stop_timeout_s=0.0, env=PATIENT
         ) as first:
             pool = Pool(Settings.make(first, retry_timeout_s=60.0))
             compare(tagger(jets[:20], pool=pool).top, direct[:20])
