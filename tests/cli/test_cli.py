@@ -110,11 +110,11 @@ def test_tables_are_whole_in_files_and_on_narrow_terminals(
     long = "a" * 100
     for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
-    print_table("models", ["model", "inputs"], [[Text("tagger"), Text(f"{long}\nb")]])
+    print_table("models", ["model", "inputs"], [["tagger", Text(f"{long}\nb")]])
     (row,) = (line for line in capsys.readouterr().out.splitlines() if "tagger" in line)
     assert long in row
     monkeypatch.setenv("COLUMNS", "80")
-    print_table("models", ["model", "inputs"], [[Text("tagger"), Text(f"{long}\nb")]])
+    print_table("models", ["model", "inputs"], [["tagger", Text(f"{long}\nb")]])
     assert capsys.readouterr().out.splitlines() == [
         "models",
         "tagger",

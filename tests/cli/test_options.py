@@ -84,14 +84,15 @@ def test_certificates_reach_the_connection(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("root.pem", "cert.pem", "key.pem")]
     for file in files:
         file.write_text("PEM")
-    settings = settings_of("grpcs://triton.example:443", None, ["a=b=c"], *files)
+    named = dict(zip(("tls_root", "tls_cert", "tls_key"), files, strict=True))
+    settings = settings_of("grpcs://triton.example:443", header=["a=b=c"], **named)
     found = [settings.tls.root, settings.tls.cert, settings.tls.key]
     assert found == [str(file) for file in files]
     assert settings.headers == {"a": "b=c"}
 
 
 def test_a_header_may_be_empty_and_its_name_not() -> None:
-    settings = settings_of("grpc://s:1", None, ["a=", "b=c"], None, None, None)
+    settings = settings_of("grpc://s:1", header=["a=", "b=c"])
     assert settings.headers == {"a": "", "b": "c"}
     for wrong in ("=c", "=", "a"):
         done = run("models", "grpc://s:1", "--header", wrong)

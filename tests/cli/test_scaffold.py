@@ -124,7 +124,9 @@ def test_a_declaration_is_used_as_it_is(tmp_path: Path) -> None:
         done = run("score", *arguments, "--json", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         wrong = run("score", *arguments, "--declare", "analysis:sonic", cwd=tmp_path)
-        assert wrong.stderr == "error: expected a Model as --declare, got module\n"
+        assert wrong.stderr == (
+            "error: expected a Model or a processor's models as --declare, got module\n"
+        )
         (tmp_path / "m.yaml").write_text(
             "{model: m, inputs: {x: {layout: Row, fields: [pt]}}, outputs: {y: [a]}}"
         )

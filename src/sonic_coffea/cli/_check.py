@@ -1,35 +1,33 @@
-"""``sonic-coffea check``, ``wake`` and ``models``: try a server, and list its models."""
+"""``sonic-coffea check``, ``wake``, ``models`` and ``scaffold``: what a server has, and answers."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
-from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sonic_coffea.cli._options import (
     AsJson,
+    Declaration,
     Labels,
     SettingsOf,
     Url,
     Version,
+    Weaver,
     connected,
-    load_declared,
+    declarations,
+    option,
 )
-from sonic_coffea.cli._output import literal, print_table, stdout, tensors
+from sonic_coffea.cli._output import literal, print_table, tensors
 from sonic_coffea.errors import SonicError
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
-    from sonic_coffea.model import Model
-    from sonic_coffea.tools import Checks, Step
-    from sonic_coffea.transport import Contract, ModelEntry
+    from rich.text import Text
 
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}
 
@@ -40,26 +38,14 @@ def check(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="The model to try.")] = None,
     *,
     version: Version = None,
-    weaver: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", exists=True, help="Compare MODEL with weaver's preprocess.json."
-        ),
-    ] = None,
+    weaver: Weaver = None,
     labels: Labels = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE",
-            help="Compare with a YAML file, or with a Model or a processor's models, as "
-            "MODULE:NAME.",
-        ),
-    ] = None,
+    against: Declaration = None,
     scheduler: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Try from one worker of each host of this dask scheduler's cluster, such as "
+        option(
+            "ADDRESS",
+            "Try from one worker of each host of this dask scheduler's cluster, such as "
             "tcp://host:8786.",
         ),
     ] = None,
@@ -70,65 +56,32 @@ def check(
     from sonic_coffea import tools
 
     settings = settings_of(url)
-    declared = _declared(model, weaver, labels, against)
+    declared = declarations(model, version, weaver, labels, against, "--against")
     console = Console(quiet=as_json, soft_wrap=True)
-    if scheduler is not None:
-        from sonic_coffea.dask import check_cluster
-
-        with console.status("trying"):
-            checks = check_cluster(scheduler, settings, model, version, declared)
-        if as_json:
-            typer.echo(json.dumps(checks.to_dict()))
-        else:
-            stdout().print(_table(checks))
-        raise typer.Exit(0 if checks.ok else 1)
-    steps: list[Step] = []
+    result: dict[str, Any]
     with console.status("trying"):
-        for step in tools.check(settings, model, version, declared):
-            steps.append(step)
-            # As one, since the status takes the place of a line that has not ended.
-            detail = literal(step.detail or "not tried", lines=True)
-            console.print(_MARKS[step.ok], literal(f"{step.name}: ") + detail)
-            if step.remedy:
-                console.print(literal(f"  → {step.remedy}"))
-    ok = all(step.ok for step in steps)
+        if scheduler is not None:
+            from sonic_coffea.dask import check_cluster
+
+            checks = check_cluster(scheduler, settings, model, version, declared)
+            result = checks.to_dict()
+        else:
+            steps = []
+            for step in tools.check(settings, model, version, declared):
+                steps.append(step)
+                # As one, since the status takes the place of a line that has not ended.
+                detail = literal(step.detail or "not tried", lines=True)
+                console.print(_MARKS[step.ok], literal(f"{step.name}: ") + detail)
+                if step.remedy:
+                    console.print(literal(f"  → {step.remedy}"))
+            ok = all(step.ok for step in steps)
+            result = {"url": settings.servers[0], "ok": ok, "steps": [*map(asdict, steps)]}
     if as_json:
-        tried = [dataclasses.asdict(step) for step in steps]
-        typer.echo(json.dumps({"url": settings.servers[0], "ok": ok, "steps": tried}))
-    raise typer.Exit(0 if ok else 1)
-
-
-def _table(checks: Checks) -> Table:
-    table = Table(title="the server, as hosts see it", title_justify="left", show_lines=True)
-    for column in checks.header:
-        table.add_column(column, overflow="fold")
-    for row in checks.rows():
-        table.add_row(*(literal(cell, lines=True) for cell in row))
-    return table
-
-
-def _declared(
-    model: str | None, weaver: Path | None, labels: Path | None, against: str | None
-) -> list[Model]:
-    """Return the declarations to compare with."""
-    from sonic_coffea.model import Model
-
-    declared: list[Model] = []
-    if weaver is not None:
-        if model is None:
-            raise typer.BadParameter("--weaver needs a MODEL to compare with")
-        declared.append(Model.from_weaver(model, weaver, labels=labels))
-    elif labels is not None:
-        raise typer.BadParameter("--labels belongs to --weaver")
-    if against is not None:
-        named = load_declared(against, "--against", model)
-        models = getattr(named, "models", named)
-        models = list(models.values()) if isinstance(models, Mapping) else [models]
-        if not all(isinstance(declaration, Model) for declaration in models):
-            problem = f"{against} is neither a Model nor has models"
-            raise typer.BadParameter(problem, param_hint="--against")
-        declared += models
-    return declared
+        typer.echo(json.dumps(result))
+    elif scheduler is not None:
+        rows = ([literal(cell, lines=True) for cell in row] for row in checks.rows())
+        print_table("the server, as hosts see it", checks.header, rows)
+    raise typer.Exit(0 if result["ok"] else 1)
 
 
 @connected
@@ -138,9 +91,7 @@ def wake(
         str | None, typer.Argument(metavar="MODEL", help="Also wait for this model.")
     ] = None,
     *,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Longest time to wait.")
-    ] = 600.0,
+    timeout: Annotated[float, option("SECONDS", "Longest time to wait.")] = 600.0,
     settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
@@ -153,49 +104,60 @@ def wake(
     if as_json:
         typer.echo(json.dumps({"url": settings.servers[0], "seconds": seconds}))
     else:
-        Console(soft_wrap=True).print(
-            literal(f"{settings.servers[0]} is ready, after {seconds:.0f} s")
-        )
+        typer.echo(f"{settings.servers[0]} is ready, after {seconds:.0f} s")
 
 
 @connected
-def models(
-    url: Url,
-    *,
-    settings_of: SettingsOf,
-    as_json: AsJson = False,
-) -> None:
+def models(url: Url, *, settings_of: SettingsOf, as_json: AsJson = False) -> None:
     """List the models of a server: versions, inputs and outputs."""
     settings = settings_of(url)
     connection = connect_transport(url, options=settings.connection_options())
-    listed: list[tuple[ModelEntry, Contract | None]] = []
+    described, rows = [], []
     with contextlib.closing(connection):
         for entry in connection.models():
-            contract = None
+            plain = asdict(entry)
+            plain = {"model": plain.pop("name"), **plain}
+            row: list[str | Text] = [entry.name, entry.version, entry.reason or entry.state]
             with contextlib.suppress(SonicError):
                 contract = connection.contract(entry.name, entry.version or None)
-            listed.append((entry, contract))
+                specs = asdict(contract)
+                plain |= {name: specs[name] for name in ("max_rows", "inputs", "outputs")}
+                row += [
+                    tensors((s.name, s.datatype, s.shape) for s in side)
+                    for side in (contract.inputs, contract.outputs)
+                ]
+                row.append(str(contract.max_rows or "any"))
+            described.append(plain)
+            rows.append(row)
     if as_json:
-        typer.echo(json.dumps([_described(entry, contract) for entry, contract in listed]))
+        typer.echo(json.dumps(described))
         return
-    rows = []
-    for entry, contract in listed:
-        described = [literal(t) for t in (entry.name, entry.version, entry.reason or entry.state)]
-        if contract is not None:
-            described += [
-                tensors((s.name, s.datatype, s.shape) for s in specs)
-                for specs in (contract.inputs, contract.outputs)
-            ]
-            described.append(literal(str(contract.max_rows or "any")))
-        rows.append(described)
     columns = ("model", "version", "state", "inputs", "outputs", "most rows")
     print_table(f"models of {settings.servers[0]}", columns, rows)
 
 
-def _described(entry: ModelEntry, contract: Contract | None) -> dict[str, Any]:
-    described = dataclasses.asdict(entry)
-    described = {"model": described.pop("name"), **described}
-    if contract is not None:
-        of_contract = dataclasses.asdict(contract)
-        described |= {name: of_contract[name] for name in ("max_rows", "inputs", "outputs")}
-    return described
+@connected
+def scaffold(
+    url: Url,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to declare.")],
+    *,
+    version: Version = None,
+    settings_of: SettingsOf,
+    as_json: AsJson = False,
+) -> None:
+    """Print a declaration that fits a served model; you fill in the names of fields."""
+    from sonic_coffea import tools
+
+    settings = settings_of(url)
+    made = tools.scaffold(settings, model, version)
+    if not as_json:
+        typer.echo(made.text, nl=False)
+        return
+    contract = asdict(made.contract)
+    for spec in contract["inputs"]:
+        spec["layout"] = made.layouts[spec["name"]]
+    for spec in contract["outputs"]:
+        spec["labels"] = made.labels.get(spec["name"])
+    names = ("model", "version", "max_rows", "inputs", "outputs")
+    described = {name: contract[name] for name in names}
+    typer.echo(json.dumps({"url": settings.servers[0], **described, "declaration": made.text}))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sonic_coffea.cli._options import AsJson
+from sonic_coffea.cli._options import AsJson, Chunksize, Workers, option
 from sonic_coffea.cli._output import literal, stdout
 
 
@@ -16,23 +16,19 @@ def demo(
     *,
     file: Annotated[
         list[Path] | None,
-        typer.Option(
+        option(
+            "FILE",
+            "Your NanoAOD file, v9 to v15, simulation or data; may be repeated. By default, "
+            "the package's sample.",
             "--file",
             "-f",
-            metavar="FILE",
-            help="Your NanoAOD file, v9 to v15, simulation or data; may be repeated. By default, "
-            "the package's sample.",
         ),
     ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results.")
-    ] = Path("sonic-demo"),
-    workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of worker processes.")
-    ] = 2,
-    chunksize: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of events per chunk.")
-    ] = 500,
+    output: Annotated[Path, option("DIR", "Folder for the results.", "--output", "-o")] = Path(
+        "sonic-demo"
+    ),
+    workers: Workers = 2,
+    chunksize: Chunksize = 500,
     as_json: AsJson = False,
 ) -> None:
     """Score the large-radius jets of NanoAOD files, with a Triton and a dask cluster it starts."""
@@ -65,7 +61,5 @@ def demo(
 
 
 def _shown(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -10,23 +10,20 @@ import typer
 from rich.console import Console
 
 from sonic_coffea import __version__
-from sonic_coffea.cli._check import check, models, wake
+from sonic_coffea.cli._check import check, models, scaffold, wake
 from sonic_coffea.cli._demo import demo
+from sonic_coffea.cli._local import precompile, serve, server_app, status
 from sonic_coffea.cli._options import Command, Group
 from sonic_coffea.cli._output import UsageError
 from sonic_coffea.cli._plan import bench, plan
-from sonic_coffea.cli._precompile import precompile
 from sonic_coffea.cli._repository import repository_app
-from sonic_coffea.cli._scaffold import scaffold
 from sonic_coffea.cli._score import score
-from sonic_coffea.cli._serve import serve, server_app
-from sonic_coffea.cli._status import status
 from sonic_coffea.errors import SonicError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A command is registered here, and written in a module of its own.
+# A command is registered here, and written in a module of this folder.
 COMMANDS: tuple[Callable[..., None], ...] = (
     demo,
     score,

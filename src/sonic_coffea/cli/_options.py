@@ -6,49 +6,67 @@ import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from sonic_coffea.cli._output import usage
+from sonic_coffea.cli._output import UsageError, usage
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
-Url = Annotated[str, typer.Argument(metavar="URL", help="grpc://host:port, or grpcs:// for TLS.")]
-Version = Annotated[
-    str | None, typer.Option(metavar="V", help="Version of the model; by default, the latest.")
-]
+    from sonic_coffea.model import Model
 
+
+def option(metavar: str, text: str, *names: str, **rules: Any) -> Any:
+    """Return an option that help shows with what it takes, not with a type of Python."""
+    return typer.Option(*names, metavar=metavar, help=text, **rules)
+
+
+def flag(name: str, text: str) -> Any:
+    """Return an option without a value, and without an opposite if none is named."""
+    return typer.Option(name, help=text)
+
+
+AsJson = Annotated[bool, flag("--json", "Print the result as JSON, and nothing else.")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="grpc://host:port, or grpcs:// for TLS.")]
+Version = Annotated[str | None, option("V", "Version of the model; by default, the latest.")]
+Workers = Annotated[int, option("N", "Number of worker processes on this machine.", min=1)]
+Chunksize = Annotated[int, option("N", "Number of events per chunk.", min=1)]
+Weaver = Annotated[
+    Path | None, option("FILE", "Declaration of the model: weaver's preprocessing.", exists=True)
+]
 Labels = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE",
+    option(
+        "FILE",
+        "Labels of the output, one a line, if weaver's file names none.",
         exists=True,
         dir_okay=False,
-        help="Labels of the output, one a line, if weaver's file names none.",
+    ),
+]
+Declaration = Annotated[
+    str | None,
+    option(
+        "PLACE",
+        "Declaration of the model: a YAML file, or, as MODULE:NAME, a Model or a processor.",
     ),
 ]
 
 
 def _file(text: str) -> Any:
-    option = typer.Option(metavar="FILE", exists=True, dir_okay=False, help=text)
-    return Annotated[Path | None, option]
+    return Annotated[Path | None, option("FILE", text, exists=True, dir_okay=False)]
 
 
 _CONNECTION = {
     "token_file": _file("File with a bearer token."),
     "header": Annotated[
-        list[str] | None,
-        typer.Option(
-            "--header", metavar="NAME=VALUE", help="Header of each call; may be repeated."
-        ),
+        list[str] | None, option("NAME=VALUE", "Header of each call; may be repeated.")
     ],
     "tls_root": _file("Certificate authorities of the server (PEM)."),
     "tls_cert": _file("Certificate of this client (PEM)."),
@@ -80,19 +98,19 @@ class Group(_Plain, TyperGroup):
 
 
 def settings_of(
-    url: str | Sequence[str],
-    token_file: Path | None,
-    header: list[str] | None,
-    tls_root: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
+    servers: str | Sequence[str] | None, *, header: list[str] | None, **files: Path | None
 ) -> Settings:
-    """Return a server, or several, and how they are connected."""
-    files = {"tls_root": tls_root, "tls_cert": tls_cert, "tls_key": tls_key}
-    pem = {name: str(path) for name, path in files.items() if path is not None}
-    headers = pairs(header, "NAME=VALUE", "--header", empty=True)
+    """Return servers, by default those of dask's configuration, and how they are connected."""
+    options: dict[str, Any] = {name: str(path) for name, path in files.items() if path}
+    if header:
+        options["headers"] = pairs(header, "NAME=VALUE", "--header", empty=True)
     with usage():
-        return Settings.make(url, token=token_file, headers=headers, **pem)
+        if servers:
+            return Settings.make(servers, **options)
+        settings = Settings.from_config()
+        if settings is None:
+            raise UsageError("no server is named: expected --server URL")
+        return settings.with_options(**options)
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
@@ -100,48 +118,44 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
 
     The command gets `settings_of` with these options filled in; it adds the servers.
     """
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if parameter.name == "settings_of":
-            parameters += [
-                inspect.Parameter(
-                    name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
-                )
-                for name, kind in _CONNECTION.items()
-            ]
-        else:
-            parameters.append(parameter)
+    parameters = dict(inspect.signature(command, eval_str=True).parameters)
+    place = parameters.pop("settings_of")
+    options = [place.replace(name=n, default=None, annotation=a) for n, a in _CONNECTION.items()]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        options = {name: given.pop(name) for name in _CONNECTION}
-        command(settings_of=functools.partial(settings_of, **options), **given)
+        connection = {name: given.pop(name) for name in _CONNECTION}
+        command(settings_of=functools.partial(settings_of, **connection), **given)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    signature = inspect.Signature([*parameters.values(), *options])
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
     return run
 
 
 def pairs(
-    texts: Sequence[str] | None, form: str, option: str | None = None, *, empty: bool = False
+    texts: Sequence[str] | None, form: str, option: str = "", *, empty: bool = False
 ) -> dict[str, str]:
     """Return the names and values of ``NAME=VALUE``; with `empty`, a value may be empty."""
     named: dict[str, str] = {}
+    where = f"{option}: " if option else ""
     for text in texts or ():
         name, separator, value = text.partition("=")
         if not (name and separator and (value or empty)):
-            raise typer.BadParameter(f"expected {form}, got {text!r}", param_hint=option)
+            raise UsageError(f"{where}expected {form}, got {text!r}")
         if name in named:
-            raise typer.BadParameter(f"{name!r} is given twice", param_hint=option)
+            raise UsageError(f"{where}{name!r} is given twice")
         named[name] = value
     return named
 
 
 def load(path: str, option: str) -> Any:
     """Return what ``MODULE:NAME`` names; the module is in the current folder, or installed."""
+    import cloudpickle
+
     module, _, name = path.partition(":")
     if not module or not name:
-        raise typer.BadParameter(f"expected MODULE:NAME, got {path!r}", param_hint=option)
+        raise UsageError(f"{option}: expected MODULE:NAME, got {path!r}")
     sys.path.insert(0, str(Path.cwd()))
     file = module
     try:
@@ -149,20 +163,42 @@ def load(path: str, option: str) -> Any:
         loaded = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's own code raises
         raise ConfigError(f"cannot import {file}: {type(error).__name__}: {error}") from None
+    # Workers on other machines do not have its file.
+    cloudpickle.register_pickle_by_value(loaded)
     try:
         return getattr(loaded, name)
     except AttributeError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
+        raise UsageError(f"{option}: {error}") from None
 
 
-def load_declared(place: str, option: str, model: str | None = None) -> Any:
-    """Return the declaration in a YAML file, that of `model` if given, or in a Python module."""
+def declarations(
+    model: str | None,
+    version: str | None,
+    weaver: Path | None,
+    labels: Path | None,
+    place: str | None,
+    option: str,
+) -> list[Model]:
+    """Return what weaver's file and a YAML file, or a Python module, declare."""
     from sonic_coffea.model import Model
 
+    if labels is not None and weaver is None:
+        raise UsageError("--labels belongs to --weaver; a declaration has labels of its own")
+    declared: list[Any] = []
+    if weaver is not None:
+        if model is None:
+            raise UsageError("--weaver needs the name of the model on the server")
+        declared.append(Model.from_weaver(model, weaver, version=version, labels=labels))
+    if place is None:
+        return declared
     if Path(place).is_file():
-        return Model.from_yaml(place, model)
+        return [*declared, Model.from_yaml(place, model)]
     if ":" not in place:
-        raise typer.BadParameter(
-            f"expected a YAML file or MODULE:NAME, got {place!r}", param_hint=option
-        )
-    return load(place, option)
+        raise UsageError(f"{option}: expected a YAML file or MODULE:NAME, got {place!r}")
+    loaded = load(place, option)
+    models = getattr(loaded, "models", loaded)
+    declared += models.values() if isinstance(models, Mapping) else [models]
+    if not all(isinstance(declaration, Model) for declaration in declared):
+        got = type(loaded).__name__
+        raise UsageError(f"expected a Model or a processor's models as {option}, got {got}")
+    return declared

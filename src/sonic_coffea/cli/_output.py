@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -14,8 +15,7 @@ from rich.text import Text
 from sonic_coffea.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 # Where there is no terminal, as in a file or a pipe, no line is cut.
@@ -42,14 +42,34 @@ def stdout() -> Console:
     return console if named else Console(width=_ANY_WIDTH)
 
 
+@contextlib.contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Say on standard error what is being done; yield a function that changes the text."""
+    with Console(stderr=True).status(text) as status:
+        yield lambda text: status.update(literal(text))
+
+
 def print_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[Text]], styles: Sequence[str] = ()
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    right: Sequence[str] = (),
+    styles: Sequence[str] = (),
 ) -> None:
-    """Print a table, or, on a terminal that is too narrow for it, each row as lines of its own."""
+    """Print a table, or, on a terminal that is too narrow for it, each row as lines of its own.
+
+    Without names of columns, there is no header. Columns in `right` hold numbers. Only cells that
+    are a `Text` may have several lines.
+    """
     console = stdout()
-    styles = styles or [""] * len(rows)
-    table = Table(*columns, title=literal(title) if title else None, title_justify="left")
-    for row, style in zip(rows, styles, strict=True):
+    texts = [[cell if isinstance(cell, Text) else literal(cell) for cell in row] for row in rows]
+    styles = styles or [""] * len(texts)
+    table = Table(title=literal(title) if title else None, title_justify="left")
+    table.show_header = any(columns)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    for row, style in zip(texts, styles, strict=True):
         table.add_row(*row, style=style)
     unlimited = console.options.update(max_width=_ANY_WIDTH)
     if console.measure(table, options=unlimited).maximum <= console.width:
@@ -58,7 +78,7 @@ def print_table(
     if title:
         console.print(literal(title), style="italic", soft_wrap=True)
     indent = 2 + max(map(len, columns))
-    for (name, *cells), style in zip(rows, styles, strict=True):
+    for (name, *cells), style in zip(texts, styles, strict=True):
         console.print(name, style=f"bold {style}", soft_wrap=True)
         for column, cell in zip(columns[1:], cells, strict=False):
             for place, line in enumerate(cell.split()):
@@ -73,12 +93,11 @@ def literal(text: str, *, lines: bool = False) -> Text:
 
 def tensors(specs: Iterable[tuple[str, str, Sequence[int | str]]]) -> Text:
     """Return names, types and shapes of tensors, a line each; ``?`` is any length."""
-    return Text(
-        "\n".join(
-            printable(f"{name} {dtype} [{', '.join('?' if n == -1 else str(n) for n in shape)}]")
-            for name, dtype, shape in specs
-        )
+    lines = (
+        printable(f"{name} {dtype} [{', '.join('?' if n == -1 else str(n) for n in shape)}]")
+        for name, dtype, shape in specs
     )
+    return Text("\n".join(lines))
 
 
 @contextlib.contextmanager
@@ -90,11 +109,13 @@ def writing(path: Path) -> Iterator[None]:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def make_place(path: Path) -> None:
-    """Make a file's folder, and try whether the file can be written; its content stays."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            path.open("ab").close()
-        else:
-            tempfile.TemporaryFile(dir=path.parent).close()
+def writable(path: Path | None) -> Path | None:
+    """Make the folder of an option's file, and try whether the file can be written: it stays."""
+    if path is not None:
+        with usage(), writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                path.open("ab").close()
+            else:
+                tempfile.TemporaryFile(dir=path.parent).close()
+    return path

@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from dask.utils import format_time
-from rich.console import Console
-from rich.table import Table
 
-from sonic_coffea.cli._options import AsJson, SettingsOf, Url, Version, connected
-from sonic_coffea.cli._output import literal, make_place, stdout, usage, writing
-from sonic_coffea.errors import ConfigError
+from sonic_coffea.cli._options import AsJson, SettingsOf, Url, Version, connected, flag, option
+from sonic_coffea.cli._output import (
+    UsageError,
+    literal,
+    print_table,
+    stdout,
+    usage,
+    working,
+    writable,
+    writing,
+)
 
 if TYPE_CHECKING:
     from sonic_coffea.tools import Formats
 
 
-def _finite(value: float | None) -> float | None:
-    if value is not None and not 0 < value < math.inf:
-        raise typer.BadParameter(f"expected a finite number above 0, got {value:g}")
-    return value
+def _drawable(path: Path | None) -> Path | None:
+    """Refuse a name that no plot can have, and a file that cannot be written, before the work."""
+    if path is not None:
+        from sonic_coffea.reporting.plots import check_name
+
+        with usage():
+            check_name(path)
+    return writable(path)
+
+
+Plot = Annotated[
+    Path | None, option("FILE", "Draw the result: PNG, PDF or SVG.", callback=_drawable)
+]
 
 
 @connected
@@ -35,112 +49,95 @@ def bench(
     version: Version = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the curve as JSON, for `plan`."),
+        option("FILE", "Write the curve as JSON, for `plan`.", "--output", "-o", callback=writable),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the curve: PNG, PDF or SVG.")
-    ] = None,
+    plot: Plot = None,
     length: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="Length of axes of variable length, such as constituents."
-        ),
+        int, option("N", "Length of axes of variable length, such as constituents.", min=1)
     ] = 64,
-    seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.01, help="Duration of each point.")
-    ] = 1.0,
+    seconds: Annotated[float, option("SECONDS", "Duration of each point.", min=0.01)] = 1.0,
     formats: Annotated[
-        bool,
-        typer.Option(
-            "--formats", help="Also measure what is best for the link, such as compression."
-        ),
+        bool, flag("--formats", "Also measure what is best for the link, such as compression.")
     ] = False,
     filled: Annotated[
         float | None,
-        typer.Option(
-            metavar="PART",
+        option(
+            "PART",
+            "With --formats: the part of the tensors that is not padding.",
             min=0.01,
             max=1.0,
             show_default="0.5",
-            help="With --formats: the part of the tensors that is not padding.",
         ),
     ] = None,
     settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
     """Measure how a server serves a model: the time of requests, and the greatest rate."""
-    from sonic_coffea.reporting.plots import check_name, save
     from sonic_coffea.tools import compare_formats, measure
 
     if filled is not None and not formats:
-        raise typer.BadParameter("it needs --formats", param_hint="--filled")
-    settings = settings_of(url)
-    # Now, and not when there is a measurement to lose.
-    with usage():
-        if output is not None:
-            make_place(output)
-        if plot is not None:
-            check_name(plot)
-            make_place(plot)
-    with Console(stderr=True).status("measuring") as status:
-        curve = measure(
-            settings, model, version, length=length, seconds=seconds, progress=status.update
-        )
-        found = (
-            compare_formats(
-                settings, curve, filled=filled or 0.5, seconds=seconds, progress=status.update
+        raise UsageError("--filled needs --formats")
+    settings, compared = settings_of(url), None
+    with working("measuring") as progress:
+        curve = measure(settings, model, version, length=length, seconds=seconds, progress=progress)
+        if formats:
+            compared = compare_formats(
+                settings, curve, filled=filled or 0.5, seconds=seconds, progress=progress
             )
-            if formats
-            else None
-        )
     if output is not None:
         with writing(output):
             curve.save(output)
     if plot is not None:
-        with writing(plot):
-            save(curve.plot(), plot)
+        _save(curve.plot(), plot)
     if as_json:
-        typer.echo(json.dumps(asdict(curve) | ({"formats": asdict(found)} if found else {})))
+        both = {"formats": asdict(compared)} if compared else {}
+        typer.echo(json.dumps(asdict(curve) | both))
         return
-    table = Table("rows", "time, ms", "rows/s")
-    for column in table.columns:
-        column.justify = "right"
-    for rows, took_s in zip(curve.rows, curve.seconds, strict=True):
-        table.add_row(f"{rows:,}", f"{took_s * 1e3:.2f}", f"{rows / took_s:,.0f}")
-    console = stdout()
-    title = literal(f"{curve.model} v{curve.version} on {curve.server}")
-    console.print(title, style="italic", soft_wrap=True)
-    console.print(table)
+    columns, console = ("rows", "time, ms", "rows/s"), stdout()
+    points = zip(curve.rows, curve.seconds, strict=True)
+    rows = [(f"{n:,}", f"{took_s * 1e3:.2f}", f"{n / took_s:,.0f}") for n, took_s in points]
+    title = f"{curve.model} v{curve.version} on {curve.server}"
+    console.print(literal(title), style="italic", soft_wrap=True)
+    print_table("", columns, rows, right=columns)
     console.print(
         f"saturated with {curve.in_flight} in flight: {curve.rows_per_s:,.0f} rows/s, "
         f"{curve.rows_per_s * curve.row_bytes / 1e6:,.1f} MB/s"
     )
-    if found is not None:
-        _show(found, console)
+    if compared is not None:
+        _show(compared)
 
 
-def _show(found: Formats, console: Console) -> None:
+def _save(figure: Any, path: Path) -> None:
+    with writing(path):
+        figure.savefig(path)
+
+
+def _show(formats: Formats) -> None:
     """Print the ways to send rows, and which is best."""
-    table = Table(title="formats on this link", title_justify="left")
-    for column in ("way", "option", "bytes/row", "rows/s", ""):
-        table.add_column(column, justify="right" if column.endswith(("row", "/s")) else "left")
-    for way in found.ways:
-        how = "measured" if way.measured else "estimated by the bytes"
-        table.add_row(
-            way.name, literal(way.option), f"{way.row_bytes:,.0f}", f"{way.rows_per_s:,.0f}", how
+    columns = ("way", "option", "bytes/row", "rows/s", "")
+    rows = [
+        (
+            way.name,
+            way.option,
+            f"{way.row_bytes:,.0f}",
+            f"{way.rows_per_s:,.0f}",
+            "measured" if way.measured else "estimated by the bytes",
         )
-    console.print(table)
-    factor = found.server_rows_per_s / found.ways[0].rows_per_s
-    if not found.link_limits:
-        console.print("no format sends more rows: not the link is the limit, but server or client")
-    elif found.best is found.ways[0]:
-        console.print(f"the server would score {factor:.1f} times as many rows; no format helps")
+        for way in formats.ways
+    ]
+    print_table("formats on this link", columns, rows, right=columns[2:4])
+    plain, best = formats.ways[0], formats.best
+    factor = formats.server_rows_per_s / plain.rows_per_s
+    if not formats.link_limits:
+        verdict = "no format sends more rows: not the link is the limit, but server or client"
+    elif best is plain:
+        verdict = f"the server would score {factor:.1f} times as many rows; no format helps"
     else:
-        gain = found.best.rows_per_s / found.ways[0].rows_per_s
-        console.print(
+        verdict = (
             f"the link is the limit, as the server would score {factor:.1f} times as many rows. "
-            f"Best: {literal(found.best.option)}, {gain:.1f} times as many"
+            f"Best: {best.option}, {best.rows_per_s / plain.rows_per_s:.1f} times as many"
         )
+    stdout().print(verdict)
 
 
 def plan(
@@ -149,63 +146,21 @@ def plan(
         typer.Argument(metavar="CURVE", exists=True, help="The file that bench --output wrote."),
     ],
     *,
-    cores: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of workers with one thread each.")
-    ],
-    cpu_ms: Annotated[
-        float,
-        typer.Option(
-            metavar="MS", callback=_finite, help="CPU time of an event without inference, in ms."
-        ),
-    ],
-    rows_per_event: Annotated[
-        float,
-        typer.Option(
-            metavar="N", callback=_finite, help="Mean number of scored objects per event."
-        ),
-    ],
-    events: Annotated[
-        float,
-        typer.Option(
-            metavar="N",
-            callback=_finite,
-            show_default="1e9",
-            help="Number of events of the run.",
-        ),
-    ] = 1e9,
+    cores: Annotated[int, option("N", "Number of workers with one thread each.", min=1)],
+    cpu_ms: Annotated[float, option("MS", "CPU time of an event without inference, in ms.")],
+    rows_per_event: Annotated[float, option("N", "Mean number of scored objects per event.")],
+    events: Annotated[float, option("N", "Number of events of the run.", show_default="1e9")] = 1e9,
     servers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="Number of servers; by default, as many as are needed."
-        ),
+        int | None, option("N", "Number of servers; by default, as many as needed.", min=1)
     ] = None,
-    gbps: Annotated[
-        float | None,
-        typer.Option(metavar="G", callback=_finite, help="Capacity of the network, in Gb/s."),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Draw the plan for fewer and more servers: PNG, PDF or SVG."
-        ),
-    ] = None,
+    gbps: Annotated[float | None, option("G", "Capacity of the network, in Gb/s.")] = None,
+    plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan how many servers a run needs, with network traffic and bottleneck."""
     from sonic_coffea import tools
-    from sonic_coffea.reporting.plots import check_name, save
-    from sonic_coffea.tools import Curve
 
-    measured = Curve.load(Path(curve))
-    # They are as the file has them, which may be anything.
-    points: list[Any] = [measured.rows_per_s, measured.row_bytes, *measured.rows]
-    points += measured.seconds
-    if not all(isinstance(n, int | float) and 0 < n < math.inf for n in points):
-        raise ConfigError(f"expected finite numbers above 0 in the curve {curve}, got {points}")
-    with usage():
-        if plot is not None:
-            check_name(plot)
-            make_place(plot)
+    measured = tools.Curve.load(curve)
     numbers: dict[str, Any] = {
         "cores": cores,
         "cpu_s": cpu_ms / 1e3,
@@ -213,17 +168,14 @@ def plan(
         "events": events,
         "bytes_per_s": None if gbps is None else gbps * 1e9 / 8,
     }
-    planned = tools.plan(measured, servers=servers, **numbers)
+    with usage():
+        planned = tools.plan(measured, servers=servers, **numbers)
     if plot is not None:
-        with writing(plot):
-            save(tools.plot(planned, measured, **numbers), plot)
+        _save(tools.plot(planned, measured, **numbers), plot)
     if as_json:
         typer.echo(json.dumps(planned.to_dict()))
         return
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    for label, value in (
+    rows = [
         ("servers", f"{planned.servers:,}"),
         ("cores a server", f"{planned.cores / planned.servers:,.0f}"),
         ("utilisation of a server", f"{planned.utilisation:.0%}"),
@@ -231,13 +183,10 @@ def plan(
         ("events/s", f"{planned.events_per_s:,.0f}"),
         ("time to solution", format_time(planned.seconds)),
         ("bottleneck", planned.bottleneck),
-        *(
-            (f"  capacity of the {name}", f"{rate:,.0f} events/s")
-            for name, rate in planned.capacities.items()
-        ),
-    ):
-        table.add_row(label, value)
+    ]
+    for name, rate in planned.capacities.items():
+        rows.append((f"  capacity of the {name}", f"{rate:,.0f} events/s"))
     if planned.request_s is not None:
-        table.add_row("mean time of a request", f"{planned.request_s * 1e3:,.1f} ms")
-        table.add_row("requests in flight", f"{planned.in_flight:,.1f}")
-    stdout().print(table)
+        rows.append(("mean time of a request", f"{planned.request_s * 1e3:,.1f} ms"))
+        rows.append(("requests in flight", f"{planned.in_flight:,.1f}"))
+    print_table("", ("", ""), rows)

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
-from sonic_coffea.cli._options import AsJson, Command, Group, pairs
-from sonic_coffea.cli._output import literal, print_table, tensors
+from sonic_coffea.cli._options import AsJson, Command, Group, flag, option, pairs
+from sonic_coffea.cli._output import print_table, tensors
 from sonic_coffea.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from sonic_coffea.server import ModelVersion
+    from rich.text import Text
+
+    from sonic_coffea.server import ModelVersion, Served
 
 repository_app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Build and list model repositories for Triton."
@@ -38,59 +39,45 @@ def build(
     ],
     *,
     version: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Write this version, and keep all others."),
+        int | None, option("N", "Write this version, and keep all others.", min=1)
     ] = None,
     add_version: Annotated[
-        bool,
-        typer.Option("--add-version", help="Write the version after the latest."),
+        bool, flag("--add-version", "Write the version after the latest.")
     ] = False,
     max_batch_size: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=0, help="Greatest number of rows in a batch; 0: no batching."
-        ),
+        int, option("N", "Greatest number of rows in a batch; 0: no batching.", min=0)
     ] = 1024,
     platform: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="python, onnxruntime or pytorch; by default, onnxruntime for ONNX files.",
-        ),
+        option("NAME", "python, onnxruntime or pytorch; by default, onnxruntime for ONNX."),
     ] = None,
     labels: Annotated[
-        list[str] | None,
-        typer.Option("--labels", metavar="NAME=A,B", help="Labels of a model's only output."),
+        list[str] | None, option("NAME=A,B", "Labels of a model's only output.")
     ] = None,
     declare: Annotated[
         Path | None,
-        typer.Option(
-            metavar="JSON",
-            help="File with what cannot be read from a model file, as "
+        option(
+            "JSON",
+            "File with what cannot be read from a model file, as "
             '{"NAME": {"inputs": {"x": ["float32", [-1, 8]]}, "outputs": ..., "files": [...]}}.',
         ),
     ] = None,
     metadata: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Entry for the manifest; may be repeated."),
+        list[str] | None, option("KEY=VALUE", "Entry for the manifest; may be repeated.")
     ] = None,
-    user: Annotated[
-        bool, typer.Option("--user/--no-user", help="Whether the manifest names you.")
-    ] = True,
+    user: Annotated[bool, flag("--user/--no-user", "Whether the manifest names you.")] = True,
     overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace models, or versions, of the same name."),
+        bool, flag("--overwrite", "Replace models, or versions, of the same name.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write models into a repository, and create the repository if it does not exist."""
-    from sonic_coffea.server import Served, build_repository, read_repository
+    from sonic_coffea.server import build_repository, read_repository
 
     sources = pairs(models, "NAME=FILE")
-    declared = {} if declare is None else _declarations(declare, sources)
     build_repository(
         path,
-        {name: Served(source, **declared.get(name, {})) for name, source in sources.items()},
+        _served(sources, declare),
         version=version,
         add_version=add_version,
         max_batch_size=max_batch_size,
@@ -116,19 +103,22 @@ def show(path: Root, *, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def _declarations(path: Path, models: Iterable[str]) -> dict[str, dict[str, Any]]:
-    known = {"inputs", "outputs", "files", "max_batch_size", "platform", "warmup"}
+def _served(sources: Mapping[str, str], declare: Path | None) -> dict[str, Served]:
+    """Return what is built of each file, with what a JSON file declares of it."""
+    from sonic_coffea.server import Served
+
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        unknown = set(content) - set(models) | {k for v in content.values() for k in set(v) - known}
+        text = "{}" if declare is None else declare.read_text(encoding="utf-8")
+        declared = json.loads(text)
+        served = {
+            name: Served(source, **declared.pop(name, {})) for name, source in sources.items()
+        }
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"expected declarations as JSON in {path}: {error}") from None
-    if unknown:
-        raise ConfigError(
-            f"expected models of this build with {', '.join(sorted(known))} in {path}, "
-            f"got {', '.join(map(repr, sorted(unknown)))}"
-        )
-    return dict(content)
+        raise ConfigError(f"expected declarations as JSON in {declare}: {error}") from None
+    if declared:
+        got = ", ".join(map(repr, sorted(declared)))
+        raise ConfigError(f"expected models of this build in {declare}, got {got}")
+    return served
 
 
 def _print(entries: Sequence[ModelVersion], *, as_json: bool) -> None:
@@ -137,25 +127,20 @@ def _print(entries: Sequence[ModelVersion], *, as_json: bool) -> None:
         return
     rows = []
     for entry in entries:
-        manifest, name = entry.manifest, literal(entry.model)
-        if manifest is None:
-            unknown = [*["?"] * 4, "no manifest"]
-            rows.append([name, Text(str(entry.version)), *map(Text, unknown)])
-            continue
-        built = f"{manifest['built'][:16].replace('T', ' ')} {manifest.get('user') or ''}".strip()
-        rows.append(
-            [
-                name,
-                Text(str(entry.version)),
-                literal(manifest["kind"]),
+        cells: list[str | Text] = [*["?"] * 4, "no manifest"]
+        if (manifest := entry.manifest) is not None:
+            built = f"{manifest['built'][:16].replace('T', ' ')} {manifest.get('user') or ''}"
+            cells = [
+                manifest["kind"],
                 _tensors(manifest["inputs"]),
                 _tensors(manifest["outputs"]),
-                literal(built),
-                Text(f"{len(entry.changes)} changed" if entry.changes else "as built"),
+                built.strip(),
+                f"{len(entry.changes)} changed" if entry.changes else "as built",
             ]
-        )
+        rows.append([entry.model, str(entry.version), *cells])
     columns = ("model", "version", "kind", "inputs", "outputs", "built", "files")
-    print_table("", columns, rows, ["red" if entry.changes else "" for entry in entries])
+    styles = ["red" if entry.changes else "" for entry in entries]
+    print_table("", columns, rows, styles=styles)
 
 
 def _tensors(declared: Sequence[Mapping[str, Any]]) -> Text:

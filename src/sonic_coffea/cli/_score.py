@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,19 +11,23 @@ import typer
 
 from sonic_coffea.cli._options import (
     AsJson,
+    Chunksize,
+    Declaration,
     Labels,
     SettingsOf,
     Version,
+    Weaver,
+    Workers,
     connected,
+    declarations,
+    flag,
     load,
-    load_declared,
+    option,
 )
 from sonic_coffea.cli._output import UsageError, literal, stdout, usage
 from sonic_coffea.errors import SonicError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sonic_coffea.model import Model
 
 
@@ -32,79 +35,41 @@ if TYPE_CHECKING:
 def score(
     *,
     file: Annotated[
-        list[str],
-        typer.Option(
-            "--file", "-f", metavar="FILE", help="NanoAOD file, or its URL; may be repeated."
-        ),
+        list[str], option("FILE", "NanoAOD file, or its URL; may be repeated.", "--file", "-f")
     ],
     output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="File for the scores: .parquet or .root."
-        ),
+        Path, option("FILE", "File for the scores: .parquet or .root.", "--output", "-o")
     ],
     server: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "URL",
+            "Server; may be repeated. By default, the servers in dask's configuration.",
             "--server",
             "-s",
-            metavar="URL",
-            help="Server; may be repeated. By default, the servers in dask's configuration.",
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the model on the server.")
-    ] = None,
+    model: Annotated[str | None, option("NAME", "Name of the model on the server.")] = None,
     version: Version = None,
-    weaver: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", exists=True, help="Declare the model by weaver's preprocess.json."
-        ),
-    ] = None,
+    weaver: Weaver = None,
     labels: Labels = None,
-    declare: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE",
-            help="Declare the model by a YAML file, or by a Model in Python, as MODULE:NAME.",
-        ),
-    ] = None,
+    declare: Declaration = None,
     collection: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Collection to score, such as FatJet; by default, the events."
-        ),
+        str | None, option("NAME", "Collection to score, such as FatJet; by default, the events.")
     ] = None,
     features: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:NAME", help="Function of the events that returns the model's inputs."
-        ),
+        str | None, option("MODULE:NAME", "Function of the events that returns the model's inputs.")
     ] = None,
     keep: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FIELD", help="Also write this field of the objects; may be repeated."
-        ),
+        list[str] | None, option("FIELD", "Also write this field of the objects; may be repeated.")
     ] = None,
-    workers: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Number of worker processes on this machine."),
-    ] = 1,
+    workers: Workers = 1,
     scheduler: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Run on the dask cluster with this scheduler."),
+        str | None, option("ADDRESS", "Run on the dask cluster with this scheduler.")
     ] = None,
-    chunksize: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of events per chunk.")
-    ] = 20_000,
-    mask: Annotated[
-        bool, typer.Option("--mask", help="Write None for rows that no server scores.")
-    ] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Do not resume: score everything again.")
-    ] = False,
+    chunksize: Chunksize = 20_000,
+    mask: Annotated[bool, flag("--mask", "Write None for rows that no server scores.")] = False,
+    restart: Annotated[bool, flag("--restart", "Do not resume: score everything again.")] = False,
     settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
@@ -115,19 +80,20 @@ def score(
     with usage():
         check_output(output)
     declared = _declared(model, version, weaver, labels, declare)
-    function = None
-    if features is not None:
-        function = load(features, "--features")
-        _send(features)
-    settings = settings_of(server) if server else _configured()
+    function = None if features is None else load(features, "--features")
+    settings = settings_of(server)
+    if scheduler is not None and workers > 1:
+        raise UsageError("--workers are of this machine, and --scheduler has its own; choose one")
+    client: Any = None
     try:
-        with _cluster(workers, scheduler) as client:
-            if client is not None:
-                from sonic_coffea.dask import register
-
-                client.sync(register, client, settings)
-            else:
+        with contextlib.ExitStack() as stack:
+            if scheduler is None and workers == 1:
                 install(settings)
+            else:
+                from sonic_coffea.dask import cluster, register
+
+                client = stack.enter_context(cluster(workers, scheduler))
+                client.sync(register, client, settings)
             scored = score_files(
                 declared,
                 file,
@@ -142,8 +108,7 @@ def score(
                 progress=not as_json,
             )
     except (SonicError, KeyboardInterrupt):
-        kept = kept_chunks(output)
-        if kept:
+        if kept := kept_chunks(output):
             typer.echo(
                 f"chunks that are scored: {kept}; the same command scores the others", err=True
             )
@@ -170,52 +135,12 @@ def _declared(
     labels: Path | None,
     declare: str | None,
 ) -> Model:
-    from sonic_coffea.model import Model
-
     if (weaver is None) == (declare is None):
         raise UsageError("expected either --weaver or --declare, which say what the model takes")
-    if weaver is None:
-        if labels is not None:
-            raise UsageError("--labels belongs to --weaver; a declaration has labels of its own")
-        assert declare is not None  # noqa: S101  one of the two
-        declared = load_declared(declare, "--declare", model)
-        if not isinstance(declared, Model):
-            raise UsageError(f"expected a Model as --declare, got {type(declared).__name__}")
-        if not Path(declare).is_file():
-            _send(declare)
-        declared.name = model or declared.name
-        declared.version = version or declared.version
-        return declared
-    if model is None:
-        raise UsageError("--weaver needs --model, the name that the server knows")
-    return Model.from_weaver(model, weaver, version=version, labels=labels)
-
-
-def _send(place: str) -> None:
-    """Pickle a module by value: workers on other machines do not have its file."""
-    import cloudpickle
-
-    cloudpickle.register_pickle_by_value(sys.modules[place.partition(":")[0]])
-
-
-def _configured() -> Any:
-    from sonic_coffea.pool import Settings
-
-    settings = Settings.from_config()
-    if settings is None:
-        raise UsageError("no server is named: expected --server URL")
-    return settings
-
-
-@contextlib.contextmanager
-def _cluster(workers: int, scheduler: str | None) -> Iterator[Any]:
-    """Yield the client of a cluster; None if this process works alone."""
-    if scheduler is None and workers == 1:
-        yield None
-        return
-    from sonic_coffea.dask import cluster
-
-    if scheduler is not None and workers > 1:
-        raise UsageError("--workers are of this machine, and --scheduler has its own; choose one")
-    with cluster(workers, scheduler) as client:
-        yield client
+    models = declarations(model, version, weaver, labels, declare, "--declare")
+    if len(models) != 1:
+        raise UsageError(f"expected one Model as --declare, got {len(models)}")
+    declared = models[0]
+    declared.name = model or declared.name
+    declared.version = version or declared.version
+    return declared

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.reporting._tally import Statistics, Tally
 
-__all__ = ["draw", "draw_curve", "draw_plans", "panels", "save"]
+__all__ = ["check_name", "draw", "draw_curve", "draw_plans", "panels"]
 
 _STAGES = {
     "wait_s": "waiting for a place in flight",
@@ -110,20 +110,14 @@ def draw_plans(plans: Sequence[Any]) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure to a file.
+def check_name(path: Path) -> None:
+    """Refuse, before there is something to draw, a name that ends in nothing a figure can be.
 
     Raises
     ------
     ConfigError
-        If the name ends in nothing that a figure can be.
+        If no figure has a name that ends so.
     """
-    check_name(path)
-    figure.savefig(path)
-
-
-def check_name(path: Path) -> None:
-    """Raise what `save` would, before there is something to draw."""
     known = _figure(1.0, 1.0).canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in known:
         raise ConfigError(f"expected a name that ends in .png, .pdf or .svg, got {path.name}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
+import math
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,25 +100,21 @@ class Curve:
         Raises
         ------
         ConfigError
-            If the file holds no curve.
+            If the file holds no curve, or one with numbers that cannot be.
         """
-        names = [field.name for field in dataclasses.fields(cls)]
         try:
-            known = json.loads(Path(path).read_text(encoding="utf-8"))
-            lacking = [name for name in names if name not in (*known, "length")]
-            reason = f"it has no {', '.join(lacking)}"
-            if not lacking:
-                lists = {"rows": tuple(known["rows"]), "seconds": tuple(known["seconds"])}
-                return cls(**{name: known[name] for name in names if name in known} | lists)
-        except OSError as error:
-            reason = error.strerror or str(error)
-        except ValueError:
-            reason = "it is no JSON"
-        except TypeError:
-            reason = f"it is not an object with {', '.join(names)}"
-        raise ConfigError(
-            f"expected a curve as `sonic-coffea bench` writes it, got {path}: {reason}"
-        )
+            found = dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            known = {f.name: found[f.name] for f in fields(cls) if f.name in found}
+            known |= {name: tuple(known[name]) for name in ("rows", "seconds") if name in known}
+            curve = cls(**known)
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"expected a curve as `sonic-coffea bench` writes it, got {path}: {error}"
+            ) from None
+        points: list[Any] = [curve.rows_per_s, curve.row_bytes, *curve.rows, *curve.seconds]
+        if not all(isinstance(n, int | float) and 0 < n < math.inf for n in points):
+            raise ConfigError(f"expected finite numbers above 0 in the curve {path}, got {points}")
+        return curve
 
 
 def measure(

@@ -1,0 +1,181 @@
+"""``sonic-coffea serve``, ``status``, ``server install`` and ``precompile``: on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import dask.config
+import typer
+
+from sonic_coffea.cli._options import AsJson, Command, Group, option
+from sonic_coffea.cli._output import working
+from sonic_coffea.errors import ServerError, SonicError, nearest, printable
+from sonic_coffea.transport import ConnectionOptions, Timeouts, connect_transport, local_state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sonic_coffea.transport import ServerRecord
+
+_ENDS_WITHIN_S = 30.0
+_NONE = "no local server of yours runs on this machine"
+
+server_app = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Install the Triton that local servers run."
+)
+
+
+def serve(
+    repository: Annotated[
+        Path, typer.Argument(metavar="REPOSITORY", help="A Triton model repository.")
+    ],
+    *,
+    port: Annotated[int | None, option("PORT", "Port of gRPC; by default, a free port.")] = None,
+    threads: Annotated[int | None, option("N", "CPU threads of the models.", min=1)] = None,
+    runtime: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "auto, pip, apptainer, singularity, podman or docker; in-process runs onnxruntime "
+            "instead of a Triton.",
+        ),
+    ] = None,
+    image: Annotated[
+        str | None, option("IMAGE", "Image of the container: a name, file or folder.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a model repository on loopback, until Ctrl-C or `status --stop`."""
+    from sonic_coffea.server import InProcessServer, LocalServer
+
+    options: dict[str, Any] = {"port": port, "threads": threads}
+    server: LocalServer | InProcessServer
+    with working("starting Triton") as progress:
+        if (runtime or dask.config.get("sonic.local.runtime", None)) == "in-process":
+            server = InProcessServer(repository, **options)
+        else:
+            options |= {"runtime": runtime, "image": image, "progress": progress}
+            server = LocalServer(repository, **options)
+        server.start()
+    with server:
+        models = [f"{m.name} v{m.version}" for m in server.metadata.models]
+        if as_json:
+            typer.echo(json.dumps({"url": server.url, "models": models}))
+        else:
+            shown = printable(", ".join(models)) or "no model"
+            typer.echo(f"{shown} at {server.url}; Ctrl-C stops it")
+        if isinstance(server, InProcessServer):
+            while True:  # Ctrl-C that is pressed as a wait begins is heard when that ends
+                time.sleep(0.2)
+        server.wait()
+        if not server.ended_on_request:
+            raise ServerError(f"the server ended again and again; its log: {server.log_path}")
+        typer.echo(f"{server.url} was stopped on request", err=True)
+
+
+def status(
+    *,
+    stop: Annotated[str | None, option("URL|all", "Stop this server, or all of them.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List, or stop, your local servers on this machine."""
+    records = local_state.records()
+    if stop is not None:
+        stopped = _stop(records, stop)
+        shown = "\n".join(f"stopped {url}" for url in stopped) or _NONE
+        typer.echo(json.dumps({"stopped": stopped}) if as_json else shown)
+        return
+    servers = [_described(record) for record in records]
+    if as_json:
+        typer.echo(json.dumps(servers))
+        return
+    for server in servers:
+        # Not a table: paths are to be copied, and a terminal is narrow.
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(server["started"]))
+        models = ", ".join(server["models"]) if server["ready"] else "(not ready)"
+        typer.echo(f"{server['url']}  pid {server['pid']}, since {since}")
+        typer.echo(f"  models      {printable(models)}")
+        typer.echo(f"  repository  {printable(server['repository'])}")
+        typer.echo(f"  log         {printable(server['log'])}")
+    if not servers:
+        typer.echo(_NONE)
+
+
+def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
+    if which != "all":
+        urls = [record.url for record in records]
+        if which not in urls:
+            raise ServerError(f"no local server of yours at {which!r}; {nearest(which, urls)}")
+        records = [records[urls.index(which)]]
+        if records[0].supervisor_pid is None:
+            raise ServerError(f"{which} is a part of process {records[0].pid}, and ends with it")
+    chosen = []
+    for record in records:
+        # Its supervisor ends it, and removes what it leaves.
+        if record.supervisor_pid is not None:
+            chosen.append(record)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(record.supervisor_pid, signal.SIGTERM)
+    until = time.monotonic() + _ENDS_WITHIN_S
+    while any(record.alive for record in chosen):
+        if time.monotonic() > until:
+            alive = ", ".join(record.url for record in chosen if record.alive)
+            raise ServerError(f"{alive} did not end within {_ENDS_WITHIN_S:g} s")
+        time.sleep(0.05)
+    return [record.url for record in chosen]
+
+
+def _described(record: ServerRecord) -> dict[str, Any]:
+    """Return what a server's record and the server itself say; never its secret."""
+    options, models, ready = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0)), [], False
+    connection = connect_transport(record.url, options=options)
+    with contextlib.closing(connection), contextlib.suppress(SonicError):
+        models = [f"{m.name} v{m.version}" for m in connection.models() if m.state == "READY"]
+        ready = connection.ready()
+    names = ("url", "pid", "repository", "log", "started")
+    return {**{name: getattr(record, name) for name in names}, "models": models, "ready": ready}
+
+
+@server_app.command(cls=Command)
+def install(
+    *,
+    extras: Annotated[
+        list[str] | None,
+        option(
+            "PACKAGE",
+            "Also install a package that models need, such as xgboost; may be repeated.",
+            "--with",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Install Triton in an environment of its own, so that your packages stay as they are."""
+    from sonic_coffea.server import ensure
+
+    with working("installing Triton") as progress:
+        installed = ensure(progress=progress, extras=extras or ())
+    added = list(installed.extras)
+    if as_json:
+        result = {"version": installed.version, "root": str(installed.root), "extras": added}
+        typer.echo(json.dumps(result))
+    else:
+        beside = f" with {', '.join(added)}" if added else ""
+        typer.echo(printable(f"Triton {installed.version}{beside} is in {installed.root}"))
+
+
+def precompile(*, as_json: AsJson = False) -> None:
+    """Compile the code that packs common inputs, for this and similar processors.
+
+    For images and shared installations: processes that find the code do not compile it.
+    """
+    from sonic_coffea.layouts import compile_ahead
+
+    with working("compiling; this takes a minute or two"):
+        kernels = compile_ahead()
+    typer.echo(json.dumps({"kernels": kernels}) if as_json else f"{kernels} kernels are compiled")
