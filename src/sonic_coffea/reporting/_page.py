@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
-import re
 from html import escape
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import printable
-from sonic_coffea.reporting.plots import INK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from matplotlib.figure import Figure
+
+INK = "#012345"
+"""Colour of texts and lines in plots, which the page replaces by that of its text."""
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1f2328; --line: #d0d7de; --soft: #59636e; }
@@ -34,50 +35,29 @@ table { border-collapse: collapse; }
 td:first-child { min-width: 8.5rem; }
 tr { border-bottom: 1px solid var(--line); }
 caption { font-size: 1.1rem; }
-.plots { display: grid; gap: 2rem; margin-top: 2rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }
-figure { margin: 0; max-width: 42rem; }
-figcaption { color: var(--soft); font-size: .9rem; }
-svg { display: block; height: auto; width: 100%; }
+svg { display: block; height: auto; margin-top: 2rem; max-width: 50rem; width: 100%; }
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dd { margin-bottom: .5rem; } }
-@media print { .plots { grid-template-columns: 1fr 1fr; } }
 """
 
 
-def page(
-    title: str,
-    context: Iterable[tuple[str, str]],
-    tables: str,
-    plots: Iterable[tuple[str, str, Figure]],
-) -> str:
-    """Return the page: its heading, names and values, tables as HTML, and plots below.
-
-    A plot is its title, an explanation and the figure.
-    """
+def page(title: str, context: Iterable[tuple[str, str]], tables: str, plots: Figure | None) -> str:
+    """Return the page: its heading, names and values, tables as HTML, and plots below."""
     heading = escape(printable(title))
     terms = "".join(
         f"<dt>{escape(name)}</dt><dd>{escape(printable(value))}</dd>" for name, value in context
     )
-    figures = "".join(
-        f"<figure><h2>{escape(name)}</h2><figcaption>{escape(explanation)}</figcaption>"
-        f"{_drawing(figure, name)}</figure>"
-        for name, explanation, figure in plots
-    )
+    drawing = ""
+    if plots is not None:
+        written = io.StringIO()
+        plots.savefig(written, format="svg", transparent=True)
+        drawing = written.getvalue().replace(INK, "currentColor")
+        drawing = drawing[drawing.index("<svg") :].replace(
+            "<svg", '<svg role="img" aria-label="times of requests"', 1
+        )
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{heading}</title><style>{_STYLE}</style></head>"
         f'<body><h1>{heading}</h1><dl>{terms}</dl><div class="tables">{tables}</div>'
-        f'<div class="plots">{figures}</div></body></html>\n'
+        f"{drawing}</body></html>\n"
     )
-
-
-def _drawing(figure: Figure, name: str) -> str:
-    """Return a figure as SVG, whose ink has the colour of the page's text."""
-    written = io.StringIO()
-    figure.savefig(written, format="svg", transparent=True)
-    drawing = written.getvalue()
-    drawing = drawing[drawing.index("<svg") :].replace(INK, "currentColor")
-    # Several figures on one page: no two elements have one name.
-    drawing = re.sub(r'<g id="[^"]*"', "<g", drawing)
-    return drawing.replace("<svg", f'<svg role="img" aria-label="{escape(name)}"', 1)

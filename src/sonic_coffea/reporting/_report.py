@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dask.utils import format_time
+from rich.filesize import decimal
+
 from sonic_coffea import provenance
 from sonic_coffea.errors import ConfigError, printable
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._advice import advise
-from sonic_coffea.reporting._tally import STATISTICS_KEY, Statistics, Tally
+from sonic_coffea.reporting._page import INK, page
+from sonic_coffea.reporting._tally import STAGES, STATISTICS_KEY, Statistics, Tally
+from sonic_coffea.reporting.plots import draw
 
 if TYPE_CHECKING:
     import os
@@ -86,8 +91,6 @@ class Report:
         ImportError
             If there is no matplotlib.
         """
-        from sonic_coffea.reporting.plots import draw
-
         return draw(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -107,24 +110,20 @@ class Report:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
 
     def _page(self) -> str:
-        from sonic_coffea.reporting._page import page
-        from sonic_coffea.reporting.plots import panels
-
-        plots = panels(self) if self.statistics.tallies else ()
+        plots = draw(self, ink=INK) if self.statistics.tallies else None
         return page(self.title, self._context_rows(), self._repr_html_(), plots)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
-        header, rows, own = self._server_rows()
+        header, rows = self._server_rows()
         yield _rich_table("Scoring", ["", ""], self._summary_rows())
-        servers = _rich_table(_SERVERS_TITLE, header, rows, section=own)
+        servers = _rich_table(_SERVERS_TITLE, header, rows)
         unlimited = options.update(max_width=_ANY_WIDTH)
         if console.measure(servers, options=unlimited).maximum > options.max_width:
             for place in range(1, len(header)):
                 one = [(row[0], row[place]) for row in rows]
-                names = ["", header[place]]
-                yield _rich_table(_SERVERS_TITLE, names, one, section=own)
+                yield _rich_table(_SERVERS_TITLE, ["", header[place]], one)
         else:
             yield servers
         for advice in self.advice:
@@ -132,7 +131,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         page = tables.table("Scoring", self._summary_rows(), numbers=True)
-        header, rows, _ = self._server_rows()
+        header, rows = self._server_rows()
         if len(header) > 1:
             page += tables.table(_SERVERS_TITLE, rows, header=header, numbers=True)
         return page + tables.notes_below(self.advice)
@@ -151,7 +150,7 @@ class Report:
         models = sorted({f"{model} v{version}" for (_, model, version), _ in s})
         rows = [
             ("Date", f"{self.date:%Y-%m-%d %H:%M %Z}"),
-            ("Duration", _duration(self.wall_s) if self.wall_s else ""),
+            ("Duration", format_time(self.wall_s) if self.wall_s else ""),
             ("Datasets", ", ".join(datasets)),
             ("Models", ", ".join(models)),
             ("Servers", ", ".join(servers)),
@@ -176,26 +175,23 @@ class Report:
             ("rows/s", f"{total.rows / self.wall_s:,.0f}" if self.wall_s else None),
             ("padding", _share(s.padding, s.padding + s.elements)),
             ("truncated", _share(s.truncated, s.truncated + s.elements)),
-            ("sent, received", f"{_size(total.sent_bytes)}, {_size(total.received_bytes)}"),
+            ("sent, received", f"{decimal(total.sent_bytes)}, {decimal(total.received_bytes)}"),
             ("retries", f"{total.retries:,}"),
         ]
         return [(label, value) for label, value in rows if value is not None]
 
-    def _server_rows(self) -> tuple[list[str], list[list[str]], int]:
-        """Return a header, rows with a column for each model and server, and how many are ours."""
+    def _server_rows(self) -> tuple[list[str], list[list[str]]]:
+        """Return a header, and rows with a column for each model and server."""
         served = sorted(self.statistics)
         names = (map(printable, key) for key, _ in served)
         header = ["", *(f"{model} v{version}\n{server}" for server, model, version in names)]
-        rows = [[label, *(value(tally) for _, tally in served)] for label, value in _STAGES]
-        rows = [row for row in rows if any(row[1:])]
-        own = len(rows)
-        accounts = [self.timings.get((server, model)) for (server, model, _), _ in served]
-        if any(accounts):
-            rows += [
-                [label, *("" if t is None else account(t) for t in accounts)]
-                for label, account in _ACCOUNTS
-            ]
-        return header, rows, own
+        columns = [
+            _column(tally, self.timings.get((server, model)))
+            for (server, model, _), tally in served
+        ]
+        labels = dict.fromkeys(label for column in columns for label in column)
+        rows = [[label, *(column.get(label, "") for column in columns)] for label in labels]
+        return header, [row for row in rows if any(row[1:])]
 
 
 def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Report:
@@ -244,9 +240,7 @@ def _statistics_of(source: Any) -> Statistics | None:
     return statistics.copy() if isinstance(statistics, Statistics) else None
 
 
-def _rich_table(
-    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, section: int | None = None
-) -> Table:
+def _rich_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -254,31 +248,34 @@ def _rich_table(
     table.add_column(style="bold")
     for name in header[1:]:
         table.add_column(Text(name), justify="right", overflow="fold")
-    for place, row in enumerate(rows, 1):
-        table.add_row(*row, end_section=place == section)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
+def _column(tally: Tally, theirs: ModelStatistics | None) -> dict[str, str]:
+    """Return what a model did on a server, and, of all clients, what the server says."""
+    column = {}
+    for stage, label in STAGES.items():
+        mean_s = getattr(tally, stage) / max(tally.requests, 1)
+        column[label] = format_time(mean_s) if tally.requests else ""
+        if stage == "trip_s":
+            for name, quantile in (("  p50", 0.5), ("  p99", 0.99)):
+                shown = format_time(tally.latency_s(quantile)) if tally.has_quantiles else ""
+                column[name] = shown
+    column |= {name: f"{getattr(tally, name):,}" for name in ("rows", "requests", "retries")}
+    if theirs is not None:
+        requests = max(theirs.requests, 1)
+        work_s = theirs.input_s + theirs.compute_s + theirs.output_s
+        column["the server says, of all clients: queue"] = format_time(theirs.queue_s / requests)
+        column["  inference"] = format_time(work_s / requests)
+        column["  mean batch size"] = f"{theirs.rows / max(theirs.executions, 1):.1f}"
+    return column
+
+
 _ANY_WIDTH = 10_000
-_MINUTES_FROM_S = 600.0
-_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1))
 _SERVERS_TITLE = "A request's time, by model and server (mean)"
-
-
 _MANY = 3
-
-
-def _duration(seconds: float) -> str:
-    """Return a time in the unit that it is read in."""
-    if seconds >= _MINUTES_FROM_S:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes} min {rest} s"
-    return f"{seconds:.2f} s" if seconds >= 1.0 else f"{seconds * 1e3:.2f} ms"
-
-
-def _size(nbytes: float) -> str:
-    unit, number = next((u, n) for u, n in _UNITS if nbytes >= n or n == 1)
-    return f"{nbytes / number:.1f} {unit}" if number > 1 else f"{nbytes:.0f} {unit}"
 
 
 def _listed(names: Sequence[str], noun: str) -> str:
@@ -291,34 +288,3 @@ def _listed(names: Sequence[str], noun: str) -> str:
 
 def _share(part: int, whole: int) -> str | None:
     return f"{part / whole:.1%}" if whole else None
-
-
-def _mean(stage: str) -> Callable[[Tally], str]:
-    return lambda tally: _duration(getattr(tally, stage) / tally.requests) if tally.requests else ""
-
-
-def _quantile(quantile: float) -> Callable[[Tally], str]:
-    return lambda tally: _duration(tally.latency_s(quantile)) if tally.has_quantiles else ""
-
-
-def _their(*names: str) -> Callable[[ModelStatistics], str]:
-    return lambda t: _duration(sum(getattr(t, name) for name in names) / max(t.requests, 1))
-
-
-# Of the servers, which count all of their clients.
-_ACCOUNTS: tuple[tuple[str, Callable[[ModelStatistics], str]], ...] = (
-    ("the server says, of all clients: queue", _their("queue_s")),
-    ("  inference", _their("input_s", "compute_s", "output_s")),
-    ("  mean batch size", lambda t: f"{t.rows / max(t.executions, 1):.1f}"),
-)
-_STAGES: tuple[tuple[str, Callable[[Tally], str]], ...] = (
-    ("waiting for a place in flight", _mean("wait_s")),
-    ("packing", _mean("pack_s")),
-    ("network, queue and inference", _mean("trip_s")),
-    ("  p50", _quantile(0.5)),
-    ("  p99", _quantile(0.99)),
-    ("unpacking", _mean("unpack_s")),
-    ("rows", lambda tally: f"{tally.rows:,}"),
-    ("requests", lambda tally: f"{tally.requests:,}"),
-    ("retries", lambda tally: f"{tally.retries:,}"),
-)

@@ -24,6 +24,14 @@ STATISTICS_KEY = "sonic_statistics"
 LATENCY_EDGES_S: NDArray[np.float64] = np.logspace(-4, 3, 281)
 """Edges of the bins of round trips, forty a decade; there is a bin below and a bin above."""
 
+STAGES = {
+    "wait_s": "waiting for a place in flight",
+    "pack_s": "packing",
+    "trip_s": "network, queue and inference",
+    "unpack_s": "unpacking",
+}
+"""Where a request's time goes."""
+
 _MAX_SPANS = 500
 _QUANTILES_OF = 20
 # A span in the plain form: 24 bytes.
@@ -96,10 +104,6 @@ class Tally:
                 setattr(self, name, getattr(self, name) + more)
         self.latencies += other.latencies
         return self
-
-    def copy(self) -> Tally:
-        """Return a tally that counts on by itself."""
-        return replace(self, latencies=self.latencies.copy())
 
     def record_trip(self, seconds: float) -> None:
         """Count one round trip."""
@@ -215,12 +219,14 @@ class Statistics:
     def copy(self) -> Statistics:
         """Return a snapshot, which does not change while requests go on."""
         with self._lock:
-            return Statistics(
-                **{name: getattr(self, name) for name in _COUNTS},
+            return replace(
+                self,
                 datasets=self.datasets.copy(),
                 spans=self.spans.copy(),
-                spans_share=self.spans_share,
-                tallies={key: tally.copy() for key, tally in self.tallies.items()},
+                tallies={
+                    key: replace(tally, latencies=tally.latencies.copy())
+                    for key, tally in self.tallies.items()
+                },
             )
 
     def __iadd__(self, other: Statistics) -> Statistics:

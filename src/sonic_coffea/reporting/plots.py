@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, printable
-from sonic_coffea.reporting._tally import LATENCY_EDGES_S
+from sonic_coffea.reporting._tally import LATENCY_EDGES_S, STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,51 +19,31 @@ if TYPE_CHECKING:
 
     from sonic_coffea.reporting._tally import Statistics, Tally
 
-__all__ = ["check_name", "draw", "draw_curve", "draw_plans", "panels"]
+__all__ = ["check_name", "draw", "draw_curve", "draw_plans"]
 
-_STAGES = {
-    "wait_s": "waiting for a place in flight",
-    "pack_s": "packing",
-    "trip_s": "network, queue, inference",
-    "unpack_s": "unpacking",
-}
 _COLORS = ("#999999", "#4477aa", "#ee6677", "#228833")
 _MOST_WORKERS = 40
 _WIDEST = 75
 # Bins of the statistics in a bin of a plot.
 _MERGED = 4
 _SECONDS_FROM_S = 2.0
-INK = "#012345"
-"""Colour of texts and lines in the figures of `panels`."""
+# What has the ink of a page.
 _INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 
 
-def draw(report: Any) -> Figure:
-    """Draw a `sonic_coffea.Report`."""
-    figure = _figure(7.5, 3 * _height(report.statistics))
-    parts: Any = figure.subfigures(len(_PANELS))
-    for part, (title, _, fill) in zip(parts, _PANELS, strict=True):
-        part.suptitle(title, weight="bold")
-        fill(part.subplots(), report.statistics)
-    return figure
-
-
-def panels(report: Any) -> list[tuple[str, str, Figure]]:
-    """Draw a report's plots one by one, for a page: with their titles, and what they show.
-
-    Texts and lines have the colour `INK`, which the page replaces by its own.
-    """
+def draw(report: Any, *, ink: str | None = None) -> Figure:
+    """Draw a `sonic_coffea.Report`; texts and lines have the colour `ink`, if one is named."""
+    statistics = report.statistics
+    figure = _figure(7.5, 3 * (3.6 + 0.35 * max(len(statistics.tallies) - 2, 0)))
     import matplotlib as mpl
 
-    drawn = []
-    height = _height(report.statistics)
-    inked: Any = dict.fromkeys(_INKED, INK)
-    with mpl.rc_context(inked):
-        for title, explanation, fill in _PANELS:
-            figure = _figure(5.6, height)
-            fill(figure.add_subplot(), report.statistics)
-            drawn.append((title, explanation, figure))
-    return drawn
+    colors: Any = {} if ink is None else dict.fromkeys(_INKED, ink)
+    parts: Any = figure.subfigures(len(_PANELS))
+    with mpl.rc_context(colors):
+        for part, (title, fill) in zip(parts, _PANELS.items(), strict=True):
+            part.suptitle(title, weight="bold")
+            fill(part.subplots(), statistics)
+    return figure
 
 
 def draw_curve(curve: Any) -> Figure:
@@ -143,11 +123,6 @@ def _unit(longest_s: float) -> tuple[str, float]:
     return ("s", 1.0) if longest_s >= _SECONDS_FROM_S else ("ms", 1e3)
 
 
-def _height(statistics: Statistics) -> float:
-    """Return the inches of a plot whose legend has a line for each server."""
-    return 3.6 + 0.35 * max(len(statistics.tallies) - 2, 0)
-
-
 def _folded(name: str) -> str:
     """Return a name in lines that leave room for a plot beside them."""
     return "\n".join(textwrap.wrap(name, _WIDEST, drop_whitespace=False))
@@ -157,10 +132,10 @@ def _time(axes: Any, statistics: Statistics) -> None:
     served = sorted(statistics)
     places, left = np.arange(len(served)), np.zeros(len(served))
     longest_s = max(
-        (sum(getattr(t, s) for s in _STAGES) / max(t.requests, 1) for _, t in served), default=0.0
+        (sum(getattr(t, s) for s in STAGES) / max(t.requests, 1) for _, t in served), default=0.0
     )
     unit, scale = _unit(longest_s)
-    for (stage, label), color in zip(_STAGES.items(), _COLORS, strict=True):
+    for (stage, label), color in zip(STAGES.items(), _COLORS, strict=True):
         means = [scale * getattr(t, stage) / max(t.requests, 1) for _, t in served]
         axes.barh(places, means, left=left, label=label, color=color, height=0.45)
         left += means
@@ -250,16 +225,8 @@ def _plain_ticks(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-_PANELS = (
-    (
-        "Where the time of a request goes",
-        "The mean over all requests, for each model and server.",
-        _time,
-    ),
-    (
-        "How long requests take",
-        "From sending a request to its answer: network, queue and inference.",
-        _latency,
-    ),
-    ("When requests were in flight", "Each bar is a request; they overlap.", _timeline),
-)
+_PANELS = {
+    "Where the mean time of a request goes": _time,
+    "How long requests take: network, queue and inference": _latency,
+    "When requests were in flight, each a bar": _timeline,
+}
