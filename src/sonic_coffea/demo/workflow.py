@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import logging
 import re
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -18,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import sonic_coffea as sonic
 from sonic_coffea import provenance
 from sonic_coffea.demo.samples import DATA, sample_files
-from sonic_coffea.errors import ConfigError, FieldError, SonicError, find, nearest, printable
+from sonic_coffea.errors import ConfigError, FieldError, nearest, printable
+from sonic_coffea.processor import run_files
 
 if TYPE_CHECKING:
     import os
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
     from sonic_coffea.reporting import Report
 
-
-logger = logging.getLogger(__name__)
 
 # What the extra `demo` adds to the package's own requirements.
 _PACKAGES = ("bokeh", "hist", "matplotlib", "mplhep", "onnx", "pyarrow", "uproot")
@@ -117,11 +114,23 @@ def run(
     from rich.console import Console
 
     console = console or Console(stderr=True)
-    _require_packages()
-    fileset, with_constituents = _fileset(files)
-    network = "toptagger" if with_constituents else "substructure"
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the demo needs {', '.join(missing)}: pip install 'sonic-coffea[demo]' installs all "
+            "that it needs"
+        )
+    from sonic_coffea.demo.analysis import SCORE_CUT, TopTagging
+    from sonic_coffea.demo.plots import draw
+
+    datasets, with_constituents = _datasets(files)
+    network, how = "toptagger", "constituents"
+    if not with_constituents:
+        network = "substructure"
+        how = "substructure, as these files have no constituents (NanoAOD has them since v15)"
     directory = _made(output)
-    console.print(_description(fileset, network))
+    names = ", ".join(f"{name} ({len(paths)} files)" for name, paths in datasets.items())
+    console.print(f"scoring every FatJet of {names} by their {how}")
     with contextlib.ExitStack() as stack:
         parts = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix=".jets-", dir=directory))
@@ -131,13 +140,12 @@ def run(
         pool = stack.enter_context(sonic.connect(server, client=client))
         console.print(f"connected to {pool.settings.servers[0]} from {workers} workers")
         started = time.monotonic()
-        out = _process(fileset, parts, chunksize, client)
+        out = run_files(
+            TopTagging(parts), datasets, client=client, chunksize=chunksize, progress=True
+        )
         wall_s = time.monotonic() - started
         console.print("drawing")
         jets = _gather(parts, directory / "jets.parquet")
-    from sonic_coffea.demo.analysis import SCORE_CUT
-    from sonic_coffea.demo.plots import draw
-
     plots, roc = draw(out, jets, directory, cut=SCORE_CUT, network=network)
     result = DemoResult(
         directory=directory,
@@ -157,16 +165,6 @@ def run(
     return result
 
 
-def _require_packages() -> None:
-    """Refuse to begin without what the extra ``demo`` installs."""
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"the demo needs {', '.join(missing)}: pip install 'sonic-coffea[demo]' installs all "
-            "that it needs"
-        )
-
-
 def _made(output: str | os.PathLike[str]) -> Path:
     """Make a directory, and try whether it can be written in."""
     directory = Path(output).absolute()
@@ -179,8 +177,8 @@ def _made(output: str | os.PathLike[str]) -> Path:
     return directory
 
 
-def _fileset(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Any], bool]:
-    """Return coffea's fileset, and whether the files have constituents; look before computing."""
+def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[str]], bool]:
+    """Return datasets with their files, and whether the files have constituents: look first."""
     datasets: dict[str, list[Path]] = {} if files else sample_files()
     paths = [Path(f).expanduser().absolute() for f in files]
     times = Counter(path.resolve() for path in paths)
@@ -195,11 +193,8 @@ def _fileset(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Any], b
         raise ConfigError(
             f"some files have constituents of FatJet and {bare.name} has none; score them apart"
         )
-    fileset = {
-        name: {"treename": "Events", "files": [str(p) for p in paths]}
-        for name, paths in datasets.items()
-    }
-    return fileset, next(iter(kinds.values()))
+    listed = {name: [str(path) for path in paths] for name, paths in datasets.items()}
+    return listed, next(iter(kinds.values()))
 
 
 def branches_of(path: Path) -> set[str]:
@@ -245,14 +240,6 @@ def _inspect(path: Path) -> bool:
     return has_constituents
 
 
-def _description(fileset: dict[str, Any], network: str) -> str:
-    names = ", ".join(f"{n} ({len(s['files'])} files)" for n, s in fileset.items())
-    how = "constituents"
-    if network == "substructure":
-        how = "substructure, as these files have no constituents (NanoAOD has them since v15)"
-    return f"scoring every FatJet of {names} by their {how}"
-
-
 @contextlib.contextmanager
 def _server(console: Console) -> Iterator[sonic.LocalServer]:
     from rich.markup import escape
@@ -279,33 +266,6 @@ def _cluster(workers: int, console: Console) -> Iterator[Any]:
         where = client.dashboard_link
         console.print(f"dask cluster of {workers} workers; dashboard at {where}")
         yield client
-
-
-def _process(fileset: dict[str, Any], parts: Path, chunksize: int, client: Any) -> Any:
-    from coffea.processor import DaskExecutor, Runner
-
-    from sonic_coffea.demo.analysis import Schema, TopTagging
-
-    runner = Runner(
-        executor=DaskExecutor(client=client, status=True, retries=1),
-        schema=Schema,
-        chunksize=chunksize,
-    )
-    try:
-        # coffea's progress bars go to standard output, which is for results.
-        with contextlib.redirect_stdout(sys.stderr):
-            return runner(fileset, TopTagging(parts))
-    except Exception as error:
-        # coffea wraps what a processor raises in an Exception that names the chunk.
-        cause = find(error)
-        if cause is not None:
-            raise cause from None
-        logger.debug("the analysis failed", exc_info=error)
-        root: BaseException = error
-        while root.__cause__ is not None:
-            root = root.__cause__
-        reason = str(root).strip().splitlines() or [type(root).__name__]
-        raise SonicError(f"the analysis of a chunk failed: {reason[0]}") from None
 
 
 def _gather(parts: Path, target: Path) -> ak.Array:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.errors import SonicError
+from sonic_coffea.errors import ConfigError, SonicError, find
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 def run_files(
-    processor: Any, paths: Sequence[str], *, client: Any, chunksize: int, progress: bool
+    processor: Any,
+    datasets: Mapping[str, Sequence[str]],
+    *,
+    client: Any,
+    chunksize: int,
+    progress: bool,
 ) -> Any:
-    """Return a processor's result over NanoAOD files, which may hold any part of NanoAOD."""
+    """Return a processor's result over datasets, whose files may hold any part of NanoAOD.
+
+    An error of this package, and one of where workers run, is raised without coffea's around it.
+    """
     from coffea.nanoevents import NanoAODSchema
     from coffea.processor import DaskExecutor, IterativeExecutor, Runner
 
@@ -26,13 +37,37 @@ def run_files(
     else:
         executor = DaskExecutor(client=client, status=progress, retries=1)
     runner = Runner(executor=executor, schema=Schema, chunksize=chunksize)
-    fileset = {"files": {"treename": "Events", "files": list(paths)}}
-    if client is not None:  # through which only an `Exception` comes
-        return runner(fileset, processor.process)
+    fileset = {
+        name: {"treename": "Events", "files": list(paths)} for name, paths in datasets.items()
+    }
     try:
-        return runner(fileset, partial(_once, processor.process))
+        # coffea's progress bars go to standard output, which is for results.
+        with contextlib.redirect_stdout(sys.stderr if progress else io.StringIO()):
+            if client is not None:  # through which only an `Exception` comes
+                return runner(fileset, processor.process)
+            return runner(fileset, partial(_once, processor.process))
     except _FinalError as final:
         raise final.error from None
+    except Exception as error:
+        # coffea wraps what a processor raises in an Exception that names the chunk.
+        cause = find(error) or _of_workers(error)
+        if cause is None:
+            raise
+        raise cause from None
+
+
+def _of_workers(error: BaseException | None) -> ConfigError | None:
+    """Return what is wrong with where workers run, if an exception says that."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError):
+            return ConfigError(
+                f"the workers have no module {error.name!r}; install it where they run"
+            )
+        if isinstance(error, OSError):
+            said = " ".join(str(error).split()).partition(" Files may be")[0]
+            return ConfigError(f"a file cannot be read where it is scored: {said}")
+        error = error.__cause__
+    return None
 
 
 class _FinalError(BaseException):

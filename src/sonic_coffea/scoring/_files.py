@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -18,9 +16,10 @@ import awkward as ak
 
 from sonic_coffea import provenance
 from sonic_coffea.demo.workflow import branches_of
-from sonic_coffea.errors import ConfigError, SonicError, find
+from sonic_coffea.errors import ConfigError, SonicError
 from sonic_coffea.pool import current
-from sonic_coffea.reporting import Report, report
+from sonic_coffea.processor import run_files
+from sonic_coffea.reporting import STATISTICS_KEY, Report, Statistics, report
 from sonic_coffea.scoring._processor import Scoring
 
 if TYPE_CHECKING:
@@ -141,7 +140,9 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     )
     began = time.monotonic()
     try:
-        out = _run(processor, paths, client=client, chunksize=chunksize, progress=progress)
+        out = run_files(
+            processor, {"files": paths}, client=client, chunksize=chunksize, progress=progress
+        )
     finally:
         with contextlib.suppress(OSError):  # where there is something to resume
             parts.rmdir()
@@ -149,11 +150,17 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     order = {path: place for place, path in enumerate(paths)}
     chunks = sorted(out["parts"], key=lambda part: (order[part["file"]], part["start"]))
     joined = [Path(chunk["path"]) for chunk in chunks]
-    if out["resumed"]:
-        _refuse_another_version(joined)
-    rows, scored = _join(joined, target)
+    made_by = provenance.of_scores(*map(provenance.read, joined))
+    versions = {(record["version"], record["digest"]) for record in made_by["models"]}
+    if out["resumed"] and len(versions) > 1:
+        named = " and ".join(sorted(f"version {version}" for version, _ in versions))
+        raise ConfigError(
+            f"an interrupted run was scored by {named} of the model; to score all of it anew, use "
+            "--restart (resume=False)"
+        )
+    rows, scored = _join(joined, target, made_by)
     shutil.rmtree(parts, ignore_errors=True)
-    statistics = out if "sonic_statistics" in out else _no_requests()
+    statistics = out if STATISTICS_KEY in out else Statistics()
     return ScoredFiles(
         path=target,
         events=out["events"],
@@ -184,12 +191,6 @@ def kept_chunks(output: str | os.PathLike[str]) -> int:
     return len(list(_parts(check_output(output)).glob("*.parquet")))
 
 
-def _no_requests() -> Any:
-    from sonic_coffea.reporting import Statistics
-
-    return Statistics()
-
-
 def _located(file: str | os.PathLike[str]) -> str:
     """Return an absolute path, or a URL as it is; look into files that are here."""
     text = str(file)
@@ -200,57 +201,12 @@ def _located(file: str | os.PathLike[str]) -> str:
     return str(path)
 
 
-def _run(
-    processor: Scoring, paths: Sequence[str], *, client: Any, chunksize: int, progress: bool
-) -> dict[str, Any]:
-    from sonic_coffea.processor import run_files
-
-    try:
-        # coffea's progress bars go to standard output, which is for results.
-        with contextlib.redirect_stdout(sys.stderr if progress else io.StringIO()):
-            out: dict[str, Any] = run_files(
-                processor, paths, client=client, chunksize=chunksize, progress=progress
-            )
-    except Exception as error:
-        # coffea wraps what a processor raises in an Exception that names the chunk.
-        cause = find(error) or _of_workers(error)
-        if cause is None:
-            raise
-        raise cause from None
-    return out
-
-
-def _of_workers(error: BaseException | None) -> ConfigError | None:
-    """Return what is wrong with where workers run, if an exception says that."""
-    while error is not None:
-        if isinstance(error, ModuleNotFoundError):
-            return ConfigError(
-                f"the workers have no module {error.name!r}; install it where they run"
-            )
-        if isinstance(error, OSError):
-            said = " ".join(str(error).split()).partition(" Files may be")[0]
-            return ConfigError(f"a file cannot be read where it is scored: {said}")
-        error = error.__cause__
-    return None
-
-
-def _refuse_another_version(parts: Sequence[Path]) -> None:
-    """Raise if an earlier run had its scores of another version than this one."""
-    made_by = provenance.of_scores(*map(provenance.read, parts))["models"]
-    versions = {(record["version"], record["digest"]) for record in made_by}
-    if len(versions) > 1:
-        named = " and ".join(sorted(f"version {version}" for version, _ in versions))
-        raise ConfigError(
-            f"an interrupted run was scored by {named} of the model; to score all of it anew, use "
-            "--restart (resume=False)"
-        )
-
-
-def _join(parts: Sequence[Path], target: Path) -> tuple[int, int]:
+def _join(parts: Sequence[Path], target: Path, made_by: dict[str, Any]) -> tuple[int, int]:
     """Write the chunks' rows into one file, whole or not at all; return rows, and those scored."""
     half = target.with_name(f".{target.name}.{secrets.token_hex(8)}{target.suffix}")
     try:
-        counts = (_join_parquet if target.suffix == ".parquet" else _join_root)(parts, half)
+        join = _join_parquet if target.suffix == ".parquet" else _join_root
+        counts = join(parts, half, made_by)
         half.replace(target)
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
@@ -259,13 +215,13 @@ def _join(parts: Sequence[Path], target: Path) -> tuple[int, int]:
     return counts
 
 
-def _join_parquet(parts: Sequence[Path], half: Path) -> tuple[int, int]:
+def _join_parquet(parts: Sequence[Path], half: Path, made_by: Any) -> tuple[int, int]:
     import pyarrow.parquet as pq
 
     rows = scored = 0
     schema = pq.read_schema(parts[0])
-    made_by = json.dumps(provenance.of_scores(*map(provenance.read, parts)))
-    schema = schema.with_metadata({**(schema.metadata or {}), provenance.KEY: made_by})
+    metadata = {**(schema.metadata or {}), provenance.KEY: json.dumps(made_by)}
+    schema = schema.with_metadata(metadata)
     with pq.ParquetWriter(half, schema) as writer:
         for part in parts:
             table = pq.read_table(part).cast(schema)
@@ -275,7 +231,7 @@ def _join_parquet(parts: Sequence[Path], half: Path) -> tuple[int, int]:
     return rows, scored
 
 
-def _join_root(parts: Sequence[Path], half: Path) -> tuple[int, int]:
+def _join_root(parts: Sequence[Path], half: Path, made_by: Any) -> tuple[int, int]:
     import pyarrow.parquet as pq
     import uproot
 
@@ -297,5 +253,5 @@ def _join_root(parts: Sequence[Path], half: Path) -> tuple[int, int]:
             if tree is None:
                 tree = file.mktree("Scores", {name: n.dtype for name, n in numbers.items()})
             tree.extend(numbers)
-        provenance.to_root(file, *map(provenance.read, parts))
+        provenance.to_root(file, made_by)
     return rows, scored
