@@ -56,7 +56,7 @@ def test_score_keeps_masks_and_restarts(fake: FakeServer, tmp_path: Path) -> Non
     small = ("--chunksize", "400")
     fake.fail(*REFUSED, every=18)
     kept, error = score(fake, tmp_path, *small)[0]["error"].splitlines()
-    assert kept == "chunks that are scored: 1; the same command scores the others"
+    assert kept == "WARNING: chunks that are scored: 1; the same call scores the others"
     assert "unexpected shape" in error
     said, _ = score(fake, tmp_path, *small, "--restart")
     assert said["resumed"] == 0

@@ -14,8 +14,7 @@ from sonic_coffea.cli._options import (
     AsJson,
     Declaration,
     Labels,
-    SettingsOf,
-    Url,
+    ServerSettings,
     Version,
     Weaver,
     connected,
@@ -34,7 +33,7 @@ _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}
 
 @connected
 def check(
-    url: Url,
+    settings: ServerSettings,
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="The model to try.")] = None,
     *,
     version: Version = None,
@@ -49,13 +48,11 @@ def check(
             "tcp://host:8786.",
         ),
     ] = None,
-    settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
     """Try a server step by step, from its name to an inference, and say what helps."""
     from sonic_coffea import tools
 
-    settings = settings_of(url)
     declared = declarations(model, version, weaver, labels, against, "--against")
     console = Console(quiet=as_json, soft_wrap=True)
     result: dict[str, Any]
@@ -86,19 +83,17 @@ def check(
 
 @connected
 def wake(
-    url: Url,
+    settings: ServerSettings,
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Also wait for this model.")
     ] = None,
     *,
     timeout: Annotated[float, option("SECONDS", "Longest time to wait.")] = 600.0,
-    settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
     """Start a service that sleeps, and wait until a server is ready."""
     from sonic_coffea.pool import Pool
 
-    settings = settings_of(url)
     with Pool(settings) as pool:
         seconds = pool.wake(*([model] if model else []), timeout_s=timeout, progress=not as_json)
     if as_json:
@@ -108,10 +103,9 @@ def wake(
 
 
 @connected
-def models(url: Url, *, settings_of: SettingsOf, as_json: AsJson = False) -> None:
+def models(settings: ServerSettings, *, as_json: AsJson = False) -> None:
     """List the models of a server: versions, inputs and outputs."""
-    settings = settings_of(url)
-    connection = connect_transport(url, options=settings.connection_options())
+    connection = connect_transport(settings.servers[0], options=settings.connection_options())
     described, rows = [], []
     with contextlib.closing(connection):
         for entry in connection.models():
@@ -138,17 +132,15 @@ def models(url: Url, *, settings_of: SettingsOf, as_json: AsJson = False) -> Non
 
 @connected
 def scaffold(
-    url: Url,
+    settings: ServerSettings,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to declare.")],
     *,
     version: Version = None,
-    settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
     """Print a declaration that fits a served model; you fill in the names of fields."""
     from sonic_coffea import tools
 
-    settings = settings_of(url)
     made = tools.scaffold(settings, model, version)
     if not as_json:
         typer.echo(made.text, nl=False)

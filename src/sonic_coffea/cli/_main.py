@@ -13,7 +13,7 @@ from sonic_coffea import __version__
 from sonic_coffea.cli._check import check, models, scaffold, wake
 from sonic_coffea.cli._demo import demo
 from sonic_coffea.cli._local import precompile, serve, server_app, status
-from sonic_coffea.cli._options import Command, Group
+from sonic_coffea.cli._options import Command, Group, flag
 from sonic_coffea.cli._output import UsageError
 from sonic_coffea.cli._plan import bench, plan
 from sonic_coffea.cli._repository import repository_app
@@ -78,22 +78,17 @@ def _options(
     *,
     version: Annotated[
         bool,
-        typer.Option(
-            "--version",
-            callback=_show_version,
-            is_eager=True,
-            help="Show the version and exit.",
-        ),
+        flag("--version", "Show the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
     verbose: Annotated[
         int,
-        typer.Option(
+        flag(
             "--verbose",
+            "Log more; -vv for debugging.",
             "-v",
             metavar="",
             count=True,
             show_default=False,
-            help="Log more; -vv for debugging.",
         ),
     ] = 0,
 ) -> None:
@@ -106,11 +101,9 @@ def _options(
     logger.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG))
 
 
-class _Echo(logging.Handler):
+class _Echo(logging.StreamHandler[Any]):
     """Writes to what is standard error at that moment, so that a progress bar stays below it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            typer.echo(self.format(record), err=True)
-        except Exception:  # noqa: BLE001  as all handlers do
-            self.handleError(record)
+        self.setStream(sys.stderr)
+        super().emit(record)

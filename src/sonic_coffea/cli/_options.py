@@ -28,51 +28,49 @@ def option(metavar: str, text: str, *names: str, **rules: Any) -> Any:
     return typer.Option(*names, metavar=metavar, help=text, **rules)
 
 
-def flag(name: str, text: str) -> Any:
+def flag(name: str, text: str, *names: str, **rules: Any) -> Any:
     """Return an option without a value, and without an opposite if none is named."""
-    return typer.Option(name, help=text)
+    return typer.Option(name, *names, help=text, **rules)
+
+
+def existing(text: str) -> Any:
+    """Return an option for a file that is there."""
+    return option("FILE", text, exists=True, dir_okay=False)
 
 
 AsJson = Annotated[bool, flag("--json", "Print the result as JSON, and nothing else.")]
 Url = Annotated[str, typer.Argument(metavar="URL", help="grpc://host:port, or grpcs:// for TLS.")]
 Version = Annotated[str | None, option("V", "Version of the model; by default, the latest.")]
+Servers = Annotated[
+    list[str] | None,
+    option(
+        "URL",
+        "Server; may be repeated. By default, the servers in dask's configuration.",
+        "--server",
+        "-s",
+    ),
+]
 Workers = Annotated[int, option("N", "Number of worker processes on this machine.", min=1)]
 Chunksize = Annotated[int, option("N", "Number of events per chunk.", min=1)]
-Weaver = Annotated[
-    Path | None, option("FILE", "Declaration of the model: weaver's preprocessing.", exists=True)
-]
+Weaver = Annotated[Path | None, existing("Declaration of the model: weaver's preprocessing.")]
 Labels = Annotated[
-    Path | None,
-    option(
-        "FILE",
-        "Labels of the output, one a line, if weaver's file names none.",
-        exists=True,
-        dir_okay=False,
-    ),
+    Path | None, existing("Labels of the output, one a line, if weaver's file names none.")
 ]
 Declaration = Annotated[
     str | None,
-    option(
-        "PLACE",
-        "Declaration of the model: a YAML file, or, as MODULE:NAME, a Model or a processor.",
-    ),
+    option("PLACE", "Declaration: a YAML file, or, as MODULE:NAME, a Model or a processor."),
 ]
-
-
-def _file(text: str) -> Any:
-    return Annotated[Path | None, option("FILE", text, exists=True, dir_okay=False)]
-
-
+# What a command gets that is `connected`.
+ServerSettings = Settings
 _CONNECTION = {
-    "token_file": _file("File with a bearer token."),
+    "token_file": Annotated[Path | None, existing("File with a bearer token.")],
     "header": Annotated[
         list[str] | None, option("NAME=VALUE", "Header of each call; may be repeated.")
     ],
-    "tls_root": _file("Certificate authorities of the server (PEM)."),
-    "tls_cert": _file("Certificate of this client (PEM)."),
-    "tls_key": _file("Key of this client's certificate (PEM)."),
+    "tls_root": Annotated[Path | None, existing("Certificate authorities of the server (PEM).")],
+    "tls_cert": Annotated[Path | None, existing("Certificate of this client (PEM).")],
+    "tls_key": Annotated[Path | None, existing("Key of this client's certificate (PEM).")],
 }
-SettingsOf = Callable[..., Settings]
 
 
 class _Plain:
@@ -114,22 +112,29 @@ def settings_of(
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter ``settings_of`` with the options of a connection.
+    """Replace a command's parameter ``settings`` with the options of a connection.
 
-    The command gets `settings_of` with these options filled in; it adds the servers.
+    They name the server by an argument, or, where ``settings`` is keyword-only, by ``--server``.
     """
-    parameters = dict(inspect.signature(command, eval_str=True).parameters)
-    place = parameters.pop("settings_of")
-    options = [place.replace(name=n, default=None, annotation=a) for n, a in _CONNECTION.items()]
+    parameters = inspect.signature(command, eval_str=True).parameters.copy()
+    place = parameters["settings"]
+    if place.kind is place.KEYWORD_ONLY:
+        servers = place.replace(name="server", annotation=Servers, default=None)
+    else:
+        servers = place.replace(name="url", annotation=Url)
+    options = [
+        inspect.Parameter(option, place.KEYWORD_ONLY, default=None, annotation=kind)
+        for option, kind in _CONNECTION.items()
+    ]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        connection = {name: given.pop(name) for name in _CONNECTION}
-        command(settings_of=functools.partial(settings_of, **connection), **given)
+        connection = {option: given.pop(option) for option in _CONNECTION}
+        command(settings=settings_of(given.pop(servers.name), **connection), **given)
 
-    signature = inspect.Signature([*parameters.values(), *options])
-    run.__signature__ = signature  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    own = [servers if parameter is place else parameter for parameter in parameters.values()]
+    run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *options)}
     return run
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from dask.utils import format_time
 
-from sonic_coffea.cli._options import AsJson, SettingsOf, Url, Version, connected, flag, option
+from sonic_coffea.cli._options import AsJson, ServerSettings, Version, connected, flag, option
 from sonic_coffea.cli._output import (
     UsageError,
     literal,
@@ -43,7 +43,7 @@ Plot = Annotated[
 
 @connected
 def bench(
-    url: Url,
+    settings: ServerSettings,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to measure.")],
     *,
     version: Version = None,
@@ -69,7 +69,6 @@ def bench(
             show_default="0.5",
         ),
     ] = None,
-    settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
     """Measure how a server serves a model: the time of requests, and the greatest rate."""
@@ -77,7 +76,7 @@ def bench(
 
     if filled is not None and not formats:
         raise UsageError("--filled needs --formats")
-    settings, compared = settings_of(url), None
+    compared = None
     with working("measuring") as progress:
         curve = measure(settings, model, version, length=length, seconds=seconds, progress=progress)
         if formats:

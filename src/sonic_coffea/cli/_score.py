@@ -14,7 +14,7 @@ from sonic_coffea.cli._options import (
     Chunksize,
     Declaration,
     Labels,
-    SettingsOf,
+    ServerSettings,
     Version,
     Weaver,
     Workers,
@@ -25,7 +25,6 @@ from sonic_coffea.cli._options import (
     option,
 )
 from sonic_coffea.cli._output import UsageError, literal, stdout, usage
-from sonic_coffea.errors import SonicError
 
 if TYPE_CHECKING:
     from sonic_coffea.model import Model
@@ -40,15 +39,7 @@ def score(
     output: Annotated[
         Path, option("FILE", "File for the scores: .parquet or .root.", "--output", "-o")
     ],
-    server: Annotated[
-        list[str] | None,
-        option(
-            "URL",
-            "Server; may be repeated. By default, the servers in dask's configuration.",
-            "--server",
-            "-s",
-        ),
-    ] = None,
+    settings: ServerSettings,
     model: Annotated[str | None, option("NAME", "Name of the model on the server.")] = None,
     version: Version = None,
     weaver: Weaver = None,
@@ -70,49 +61,40 @@ def score(
     chunksize: Chunksize = 20_000,
     mask: Annotated[bool, flag("--mask", "Write None for rows that no server scores.")] = False,
     restart: Annotated[bool, flag("--restart", "Do not resume: score everything again.")] = False,
-    settings_of: SettingsOf,
     as_json: AsJson = False,
 ) -> None:
     """Score NanoAOD files: one row for each object, with run, block, event and index."""
     from sonic_coffea.pool import install
-    from sonic_coffea.scoring import check_output, kept_chunks, score_files
+    from sonic_coffea.scoring import check_output, score_files
 
     with usage():
         check_output(output)
     declared = _declared(model, version, weaver, labels, declare)
     function = None if features is None else load(features, "--features")
-    settings = settings_of(server)
     if scheduler is not None and workers > 1:
         raise UsageError("--workers are of this machine, and --scheduler has its own; choose one")
     client: Any = None
-    try:
-        with contextlib.ExitStack() as stack:
-            if scheduler is None and workers == 1:
-                install(settings)
-            else:
-                from sonic_coffea.dask import cluster, register
+    with contextlib.ExitStack() as stack:
+        if scheduler is None and workers == 1:
+            install(settings)
+        else:
+            from sonic_coffea.dask import cluster, register
 
-                client = stack.enter_context(cluster(workers, scheduler))
-                client.sync(register, client, settings)
-            scored = score_files(
-                declared,
-                file,
-                output,
-                collection=collection,
-                features=function,
-                keep=keep or (),
-                client=client,
-                chunksize=chunksize,
-                on_error="mask" if mask else "raise",
-                resume=not restart,
-                progress=not as_json,
-            )
-    except (SonicError, KeyboardInterrupt):
-        if kept := kept_chunks(output):
-            typer.echo(
-                f"chunks that are scored: {kept}; the same command scores the others", err=True
-            )
-        raise
+            client = stack.enter_context(cluster(workers, scheduler))
+            client.sync(register, client, settings)
+        scored = score_files(
+            declared,
+            file,
+            output,
+            collection=collection,
+            features=function,
+            keep=keep or (),
+            client=client,
+            chunksize=chunksize,
+            on_error="mask" if mask else "raise",
+            resume=not restart,
+            progress=not as_json,
+        )
     if as_json:
         typer.echo(json.dumps(scored.to_dict()))
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import secrets
 import shutil
 import time
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     import os
 
     from sonic_coffea.model import Model
+
+logger = logging.getLogger(__name__)
 
 _FORMATS = (".parquet", ".root")
 
@@ -128,7 +131,7 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     paths = [_located(file) for file in listed]
     if not paths or len(set(paths)) < len(paths):
         raise ConfigError(f"expected files, each of them once, got {', '.join(paths) or 'none'}")
-    parts = _parts(target)
+    parts = target.with_name(f".{target.name}.parts")
     try:
         if not resume:
             shutil.rmtree(parts, ignore_errors=True)
@@ -143,9 +146,12 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
         out = run_files(
             processor, {"files": paths}, client=client, chunksize=chunksize, progress=progress
         )
-    finally:
+    except BaseException:
+        if kept := len(list(parts.glob("*.parquet"))):
+            logger.warning("chunks that are scored: %d; the same call scores the others", kept)
         with contextlib.suppress(OSError):  # where there is something to resume
             parts.rmdir()
+        raise
     wall_s = time.monotonic() - began
     order = {path: place for place, path in enumerate(paths)}
     chunks = sorted(out["parts"], key=lambda part: (order[part["file"]], part["start"]))
@@ -179,16 +185,6 @@ def check_output(output: str | os.PathLike[str]) -> Path:
             f"expected an output that ends in {' or '.join(_FORMATS)}, got {target.name}"
         )
     return target
-
-
-def _parts(target: Path) -> Path:
-    """Return the folder of the scored chunks."""
-    return target.with_name(f".{target.name}.parts")
-
-
-def kept_chunks(output: str | os.PathLike[str]) -> int:
-    """Return the number of chunks that runs without an end have scored, for the next to resume."""
-    return len(list(_parts(check_output(output)).glob("*.parquet")))
 
 
 def _located(file: str | os.PathLike[str]) -> str:
