@@ -13,6 +13,7 @@ import uproot
 from rich.console import Console
 from tests.commands import run
 
+from sonic_coffea.dask import cluster
 from sonic_coffea.demo import workflow
 from sonic_coffea.demo.samples import DATA
 
@@ -71,7 +72,7 @@ def rewrite(
 def standing() -> Iterator[tuple[Any, Any]]:
     """A server and a cluster of the demo, which last for several runs."""
     console = Console(stderr=True)
-    with workflow._server(console) as server, workflow._cluster(2, console) as client:
+    with workflow._server(console) as server, cluster(2) as client:
         yield server, client
 
 
@@ -81,7 +82,7 @@ def _uses_standing(standing: tuple[Any, Any]) -> Iterator[None]:
     server, client = standing
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workflow, "_server", lambda _: contextlib.nullcontext(server))
-        patch.setattr(workflow, "_cluster", lambda *_: contextlib.nullcontext(client))
+        patch.setattr("sonic_coffea.dask.cluster", lambda _: contextlib.nullcontext(client))
         yield
 
 

@@ -120,6 +120,7 @@ def run(
             f"the demo needs {', '.join(missing)}: pip install 'sonic-coffea[demo]' installs all "
             "that it needs"
         )
+    from sonic_coffea.dask import cluster
     from sonic_coffea.demo.analysis import SCORE_CUT, TopTagging
     from sonic_coffea.demo.plots import draw
 
@@ -136,7 +137,9 @@ def run(
             stack.enter_context(tempfile.TemporaryDirectory(prefix=".jets-", dir=directory))
         )
         server = stack.enter_context(_server(console))
-        client = stack.enter_context(_cluster(workers, console))
+        client = stack.enter_context(cluster(workers))
+        where = client.dashboard_link
+        console.print(f"dask cluster of {workers} workers; dashboard at {where}")
         pool = stack.enter_context(sonic.connect(server, client=client))
         console.print(f"connected to {pool.settings.servers[0]} from {workers} workers")
         started = time.monotonic()
@@ -256,16 +259,6 @@ def _server(console: Console) -> Iterator[sonic.LocalServer]:
         with server:
             console.print(f"Triton {server.metadata.version} is ready at {server.url}")
             yield server
-
-
-@contextlib.contextmanager
-def _cluster(workers: int, console: Console) -> Iterator[Any]:
-    from sonic_coffea.dask import cluster
-
-    with cluster(workers) as client:
-        where = client.dashboard_link
-        console.print(f"dask cluster of {workers} workers; dashboard at {where}")
-        yield client
 
 
 def _gather(parts: Path, target: Path) -> ak.Array:

@@ -212,32 +212,26 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     ConfigError
         If `source` carries no statistics.
     """
-    statistics = _statistics_of(source)
-    if statistics is not None:
-        asked = source if pool is None else pool
-        timings: dict[tuple[str, str], ModelStatistics] = {}
-        for (server, (model, _)), of_version in getattr(asked, "timings", dict)().items():
-            before = timings.get((server, model))
-            timings[server, model] = of_version if before is None else before + of_version
-        return Report(statistics, wall_s=wall_s, timings=timings)
     if isinstance(source, tuple) and source:  # with savemetrics
-        return report(source[0], wall_s=wall_s, pool=pool)
-    if isinstance(source, Mapping) and "out" in source:
-        return report(source["out"], wall_s=wall_s, pool=pool)
-    raise ConfigError(
-        f"a {type(source).__name__} carries no statistics; expected the output of a Runner with a "
-        "SonicProcessor that returns a dict, a pool, or a pending call"
-    )
-
-
-def _statistics_of(source: Any) -> Statistics | None:
-    """Return a snapshot of what a source carries, by itself or in the plain form."""
-    if isinstance(source, Mapping) and STATISTICS_KEY in source:
-        source = source[STATISTICS_KEY]
-    if isinstance(source, Mapping) and {"served", "spans"} <= source.keys():
-        return Statistics.from_plain(source)
+        source = source[0]
+    if isinstance(source, Mapping) and "out" in source and STATISTICS_KEY not in source:
+        source = source["out"]
+    if isinstance(source, Mapping):
+        source = source.get(STATISTICS_KEY, source)
     statistics = source if isinstance(source, Statistics) else getattr(source, "statistics", None)
-    return statistics.copy() if isinstance(statistics, Statistics) else None
+    if isinstance(source, Mapping) and {"served", "spans"} <= source.keys():
+        statistics = Statistics.from_plain(source)
+    if not isinstance(statistics, Statistics):
+        raise ConfigError(
+            f"a {type(source).__name__} carries no statistics; expected the output of a Runner "
+            "with a SonicProcessor that returns a dict, a pool, or a pending call"
+        )
+    timings: dict[tuple[str, str], ModelStatistics] = {}
+    asked = source if pool is None else pool
+    for (server, (model, _)), of_version in getattr(asked, "timings", dict)().items():
+        before = timings.get((server, model))
+        timings[server, model] = of_version if before is None else before + of_version
+    return Report(statistics.copy(), wall_s=wall_s, timings=timings)
 
 
 def _rich_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError
+from sonic_coffea.reporting.plots import draw_curve
 from sonic_coffea.transport import ask, connect_transport
 
 if TYPE_CHECKING:
@@ -85,8 +86,6 @@ class Curve:
         ImportError
             If there is no matplotlib.
         """
-        from sonic_coffea.reporting.plots import draw_curve
-
         return draw_curve(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:

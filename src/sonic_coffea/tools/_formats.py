@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sonic_coffea.tools._bench import Curve
     from sonic_coffea.transport import Connection, ConnectionOptions, Contract
 
-PLAIN, SEVERAL, GZIP = "as declared", "several connections", "compression"
-HALF, DENSE = "half precision", "no padding"
 # What the pool opens to a server that is far away.
 _CONNECTIONS = 4
 # A way is worth its costs if it multiplies the rate by this.
@@ -151,13 +149,14 @@ def compare_formats(
     carried = max(several, curve.rows_per_s) * whole
     half, dense = whole - floats / 2, filled * whole
     channels = f"channels={_CONNECTIONS}"
-    with_channels = f"{channels}, " if far else ""
+    also = f"{channels}, " if far else ""
+    half_rate, dense_rate = min(server, carried / half), min(server, carried / dense)
     ways = [
-        (PLAIN, "", whole, curve.rows_per_s, True),
-        (SEVERAL, channels, whole, several, True),
-        (GZIP, f'{with_channels}compression="gzip"', whole, gzip, True),
-        (HALF, f'{with_channels}dtype="float16"', half, min(server, carried / half), False),
-        (DENSE, f"{with_channels}Bucketed or Flat", dense, min(server, carried / dense), False),
+        ("as declared", "", whole, curve.rows_per_s, True),
+        ("several connections", channels, whole, several, True),
+        ("compression", f'{also}compression="gzip"', whole, gzip, True),
+        ("half precision", f'{also}dtype="float16"', half, half_rate, False),
+        ("no padding", f"{also}Bucketed or Flat", dense, dense_rate, False),
     ]
     return Formats(ways=tuple(Format(*way) for way in ways), server_rows_per_s=server)
 
