@@ -97,7 +97,7 @@ def test_a_header_may_be_empty_and_its_name_not() -> None:
     for wrong in ("=c", "=", "a"):
         done = run("models", "grpc://s:1", "--header", wrong)
         assert done.returncode == 2
-        assert f"expected NAME=VALUE, got '{wrong}'" in " ".join(done.stderr.split())
+        assert f"expected --header NAME=VALUE, got '{wrong}'" in " ".join(done.stderr.split())
 
 
 def test_bench_takes_the_length_of_open_axes() -> None:

@@ -48,18 +48,13 @@ def demo(
             f"Merged top quarks against other jets: AUC {result.area_under_roc:.3f} ± "
             f"{result.area_error:.3f} ({result.network})."
         )
-    plots = ", ".join(_shown(p) for p in result.plots)
+    plots = ", ".join(map(str, result.plots))
     console.print(
         literal(
             f"{result.n_scored:,} jets of {result.events:,} events were scored in "
-            f"{result.wall_s:.1f} s. The scored jets are in {_shown(result.jets)}, "
+            f"{result.wall_s:.1f} s. The scored jets are in {result.jets}, "
             f"{f'the plots are {plots}' if plots else 'there is nothing to plot'}, the report is "
-            f"{_shown(result.directory / 'report.html')}."
+            f"{result.directory / 'report.html'}."
         ),
         soft_wrap=True,
     )
-
-
-def _shown(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -101,7 +101,7 @@ def settings_of(
     """Return servers, by default those of dask's configuration, and how they are connected."""
     options: dict[str, Any] = {name: str(path) for name, path in files.items() if path}
     if header:
-        options["headers"] = pairs(header, "NAME=VALUE", "--header", empty=True)
+        options["headers"] = pairs(header, "--header NAME=VALUE", empty=True)
     with usage():
         if servers:
             return Settings.make(servers, **options)
@@ -138,18 +138,15 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def pairs(
-    texts: Sequence[str] | None, form: str, option: str = "", *, empty: bool = False
-) -> dict[str, str]:
+def pairs(texts: Sequence[str] | None, form: str, *, empty: bool = False) -> dict[str, str]:
     """Return the names and values of ``NAME=VALUE``; with `empty`, a value may be empty."""
     named: dict[str, str] = {}
-    where = f"{option}: " if option else ""
     for text in texts or ():
         name, separator, value = text.partition("=")
         if not (name and separator and (value or empty)):
-            raise UsageError(f"{where}expected {form}, got {text!r}")
+            raise UsageError(f"expected {form}, got {text!r}")
         if name in named:
-            raise UsageError(f"{where}{name!r} is given twice")
+            raise UsageError(f"{form}: {name!r} is given twice")
         named[name] = value
     return named
 

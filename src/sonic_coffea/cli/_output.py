@@ -55,7 +55,6 @@ def print_table(
     rows: Iterable[Sequence[str | Text]],
     *,
     right: Sequence[str] = (),
-    styles: Sequence[str] = (),
 ) -> None:
     """Print a table, or, on a terminal that is too narrow for it, each row as lines of its own.
 
@@ -64,13 +63,12 @@ def print_table(
     """
     console = stdout()
     texts = [[cell if isinstance(cell, Text) else literal(cell) for cell in row] for row in rows]
-    styles = styles or [""] * len(texts)
     table = Table(title=literal(title) if title else None, title_justify="left")
     table.show_header = any(columns)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left")
-    for row, style in zip(texts, styles, strict=True):
-        table.add_row(*row, style=style)
+    for row in texts:
+        table.add_row(*row)
     unlimited = console.options.update(max_width=_ANY_WIDTH)
     if console.measure(table, options=unlimited).maximum <= console.width:
         console.print(table)
@@ -78,12 +76,12 @@ def print_table(
     if title:
         console.print(literal(title), style="italic", soft_wrap=True)
     indent = 2 + max(map(len, columns))
-    for (name, *cells), style in zip(texts, styles, strict=True):
-        console.print(name, style=f"bold {style}", soft_wrap=True)
+    for name, *cells in texts:
+        console.print(name, style="bold", soft_wrap=True)
         for column, cell in zip(columns[1:], cells, strict=False):
             for place, line in enumerate(cell.split()):
                 label = f"  {column if place == 0 else '':<{indent}}"
-                console.print(Text(label) + line, style=style, soft_wrap=True)
+                console.print(Text(label) + line, soft_wrap=True)
 
 
 def literal(text: str, *, lines: bool = False) -> Text:

@@ -13,7 +13,6 @@ from dask.utils import format_time
 from sonic_coffea.cli._options import AsJson, ServerSettings, Version, connected, flag, option
 from sonic_coffea.cli._output import (
     UsageError,
-    literal,
     print_table,
     stdout,
     usage,
@@ -87,28 +86,23 @@ def bench(
         with writing(output):
             curve.save(output)
     if plot is not None:
-        _save(curve.plot(), plot)
+        with writing(plot):
+            curve.plot().savefig(plot)
     if as_json:
         both = {"formats": asdict(compared)} if compared else {}
         typer.echo(json.dumps(asdict(curve) | both))
         return
-    columns, console = ("rows", "time, ms", "rows/s"), stdout()
+    columns = ("rows", "time, ms", "rows/s")
     points = zip(curve.rows, curve.seconds, strict=True)
     rows = [(f"{n:,}", f"{took_s * 1e3:.2f}", f"{n / took_s:,.0f}") for n, took_s in points]
     title = f"{curve.model} v{curve.version} on {curve.server}"
-    console.print(literal(title), style="italic", soft_wrap=True)
-    print_table("", columns, rows, right=columns)
-    console.print(
+    print_table(title, columns, rows, right=columns)
+    stdout().print(
         f"saturated with {curve.in_flight} in flight: {curve.rows_per_s:,.0f} rows/s, "
         f"{curve.rows_per_s * curve.row_bytes / 1e6:,.1f} MB/s"
     )
     if compared is not None:
         _show(compared)
-
-
-def _save(figure: Any, path: Path) -> None:
-    with writing(path):
-        figure.savefig(path)
 
 
 def _show(formats: Formats) -> None:
@@ -170,7 +164,8 @@ def plan(
     with usage():
         planned = tools.plan(measured, servers=servers, **numbers)
     if plot is not None:
-        _save(tools.plot(planned, measured, **numbers), plot)
+        with writing(plot):
+            tools.plot(planned, measured, **numbers).savefig(plot)
     if as_json:
         typer.echo(json.dumps(planned.to_dict()))
         return

@@ -139,8 +139,7 @@ def _print(entries: Sequence[ModelVersion], *, as_json: bool) -> None:
             ]
         rows.append([entry.model, str(entry.version), *cells])
     columns = ("model", "version", "kind", "inputs", "outputs", "built", "files")
-    styles = ["red" if entry.changes else "" for entry in entries]
-    print_table("", columns, rows, styles=styles)
+    print_table("", columns, rows)
 
 
 def _tensors(declared: Sequence[Mapping[str, Any]]) -> Text:

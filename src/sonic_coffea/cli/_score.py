@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -25,9 +25,6 @@ from sonic_coffea.cli._options import (
     option,
 )
 from sonic_coffea.cli._output import UsageError, literal, stdout, usage
-
-if TYPE_CHECKING:
-    from sonic_coffea.model import Model
 
 
 @connected
@@ -69,7 +66,14 @@ def score(
 
     with usage():
         check_output(output)
-    declared = _declared(model, version, weaver, labels, declare)
+    if (weaver is None) == (declare is None):
+        raise UsageError("expected either --weaver or --declare, which say what the model takes")
+    models = declarations(model, version, weaver, labels, declare, "--declare")
+    if len(models) != 1:
+        raise UsageError(f"expected one Model as --declare, got {len(models)}")
+    declared = models[0]
+    declared.name = model or declared.name
+    declared.version = version or declared.version
     function = None if features is None else load(features, "--features")
     if scheduler is not None and workers > 1:
         raise UsageError("--workers are of this machine, and --scheduler has its own; choose one")
@@ -108,21 +112,3 @@ def score(
         ),
         soft_wrap=True,
     )
-
-
-def _declared(
-    model: str | None,
-    version: str | None,
-    weaver: Path | None,
-    labels: Path | None,
-    declare: str | None,
-) -> Model:
-    if (weaver is None) == (declare is None):
-        raise UsageError("expected either --weaver or --declare, which say what the model takes")
-    models = declarations(model, version, weaver, labels, declare, "--declare")
-    if len(models) != 1:
-        raise UsageError(f"expected one Model as --declare, got {len(models)}")
-    declared = models[0]
-    declared.name = model or declared.name
-    declared.version = version or declared.version
-    return declared

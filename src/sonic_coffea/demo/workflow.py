@@ -133,9 +133,8 @@ def run(
     names = ", ".join(f"{name} ({len(paths)} files)" for name, paths in datasets.items())
     console.print(f"scoring every FatJet of {names} by their {how}")
     with contextlib.ExitStack() as stack:
-        parts = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix=".jets-", dir=directory))
-        )
+        scratch = tempfile.TemporaryDirectory(prefix=".jets-", dir=directory)
+        parts = Path(stack.enter_context(scratch)).absolute()
         server = stack.enter_context(_server(console))
         client = stack.enter_context(cluster(workers))
         where = client.dashboard_link
@@ -170,7 +169,7 @@ def run(
 
 def _made(output: str | os.PathLike[str]) -> Path:
     """Make a directory, and try whether it can be written in."""
-    directory = Path(output).absolute()
+    directory = Path(output)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()

@@ -105,13 +105,11 @@ class Report:
         if target.suffix == ".json":
             target.write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
         elif target.suffix == ".html":
-            target.write_text(self._page(), encoding="utf-8")
+            plots = draw(self, ink=INK) if self.statistics.tallies else None
+            text = page(self.title, self._context_rows(), self._repr_html_(), plots)
+            target.write_text(text, encoding="utf-8")
         else:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
-
-    def _page(self) -> str:
-        plots = draw(self, ink=INK) if self.statistics.tallies else None
-        return page(self.title, self._context_rows(), self._repr_html_(), plots)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text

@@ -115,13 +115,9 @@ class Tally:
         counts = np.cumsum(self.latencies)
         if counts[-1] == 0:
             return float("nan")
-        wanted = quantile * counts[-1]
-        place = int(np.searchsorted(counts, wanted))
-        if place in (0, len(LATENCY_EDGES_S)):  # the bins below and above have one edge
-            return float(LATENCY_EDGES_S[min(place, len(LATENCY_EDGES_S) - 1)])
-        below, above = np.log(LATENCY_EDGES_S[place - 1 : place + 1])
-        part = (wanted - counts[place - 1]) / self.latencies[place]
-        return float(np.exp(below + part * (above - below)))
+        # A little less, for the lower end of a gap. The bins below and above have one edge.
+        wanted = quantile * counts[-1] - 1e-6
+        return float(np.exp(np.interp(wanted, counts[:-1], np.log(LATENCY_EDGES_S))))
 
     @property
     def has_quantiles(self) -> bool:
@@ -255,21 +251,18 @@ class Statistics:
     def to_plain(self, *, max_spans: int = 32) -> dict[str, Any]:
         """Return a dict of dicts, numbers, NumPy arrays and bytes, which needs no class of ours.
 
-        ``served`` holds tallies by server, model and version; ``spans`` packed records by worker,
-        server and model. coffea's rules add two such dicts to the right sum. They drop no spans,
+        ``served`` holds tallies by (server, model, version); ``spans`` packed records by (worker,
+        server, model). coffea's rules add two such dicts to the right sum. They drop no spans,
         so that those of a chunk are few: 24 bytes each.
         """
         now = self.copy()
-        served: dict[str, Any] = {}
-        for (server, model, version), tally in now:
-            versions = served.setdefault(server, {}).setdefault(model, {})
-            versions[version] = {f.name: getattr(tally, f.name) for f in fields(tally)}
-        spans: dict[str, Any] = {}
+        spans: dict[tuple[str, str, str], bytes] = {}
         sample, share = _sample(now.spans, now.spans_share, max_spans)
         for span in sample:
-            models = spans.setdefault(span.worker, {}).setdefault(span.server, {})
+            key = (span.worker, span.server, span.model)
             record = np.array((span.begun, span.seconds, share, span.rows), _SPAN)
-            models[span.model] = models.get(span.model, b"") + record.tobytes()
+            spans[key] = spans.get(key, b"") + record.tobytes()
+        served = {key: asdict(tally) for key, tally in now}
         counts = {name: getattr(now, name) for name in _COUNTS}
         return {**counts, "datasets": now.datasets, "served": served, "spans": spans}
 
@@ -278,10 +271,10 @@ class Statistics:
         """Return the inverse of `to_plain`, or of a sum of such dicts."""
         counts = {name: plain.get(name, 0) for name in _COUNTS}
         statistics = cls(**counts, datasets=dict(plain.get("datasets", {})))
-        for server, model, version, numbers in _leaves(plain["served"]):
-            statistics._add((server, model, version), Tally(**numbers))
+        for key, numbers in plain["served"].items():
+            statistics._add(key, Tally(**numbers))
         spans, shares = [], [1.0]
-        for worker, server, model, packed in _leaves(plain["spans"]):
+        for (worker, server, model), packed in plain["spans"].items():
             for begun, seconds, share, rows in np.frombuffer(packed, _SPAN).tolist():
                 spans.append(Span(worker, model, server, begun, seconds, rows))
                 shares.append(share)
@@ -313,11 +306,3 @@ def _sample(
     """Return a random sample and its share of all spans; its members depend on no order."""
     drawn = [span for span in spans if span.lot < share]
     return (drawn, share) if len(drawn) <= most else _sample(drawn, share / 2, most)
-
-
-def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Any]]:
-    """Yield the leaves of three levels, each after its keys."""
-    for first, seconds in tree.items():
-        for second, thirds in seconds.items():
-            for third, leaf in thirds.items():
-                yield first, second, third, leaf

@@ -6,6 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from dask.utils import format_time
 
 from sonic_coffea.errors import ConfigError, printable
 from sonic_coffea.reporting._tally import LATENCY_EDGES_S, STAGES
@@ -26,7 +27,6 @@ _MOST_WORKERS = 40
 _WIDEST = 75
 # Bins of the statistics in a bin of a plot.
 _MERGED = 4
-_SECONDS_FROM_S = 2.0
 # What has the ink of a page.
 _INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 
@@ -118,32 +118,26 @@ def _literal(text: str) -> str:
     return f" {shown}" if shown.startswith("_") else shown
 
 
-def _unit(longest_s: float) -> tuple[str, float]:
-    """Return the unit in which times are read, and how many of it a second has."""
-    return ("s", 1.0) if longest_s >= _SECONDS_FROM_S else ("ms", 1e3)
-
-
 def _folded(name: str) -> str:
     """Return a name in lines that leave room for a plot beside them."""
     return "\n".join(textwrap.wrap(name, _WIDEST, drop_whitespace=False))
 
 
 def _time(axes: Any, statistics: Statistics) -> None:
+    from matplotlib.ticker import EngFormatter
+
     served = sorted(statistics)
     places, left = np.arange(len(served)), np.zeros(len(served))
-    longest_s = max(
-        (sum(getattr(t, s) for s in STAGES) / max(t.requests, 1) for _, t in served), default=0.0
-    )
-    unit, scale = _unit(longest_s)
     for (stage, label), color in zip(STAGES.items(), _COLORS, strict=True):
-        means = [scale * getattr(t, stage) / max(t.requests, 1) for _, t in served]
+        means = [getattr(t, stage) / max(t.requests, 1) for _, t in served]
         axes.barh(places, means, left=left, label=label, color=color, height=0.45)
         left += means
     # Above its bar, a long name takes no width from the bars.
     for place, ((server, model, version), _) in zip(places, served, strict=True):
         name = _folded(_literal(f"{model} v{version} on {server}"))
         axes.annotate(name, (0, place - 0.27), (3, 0), textcoords="offset points", size="small")
-    axes.set(xlabel=f"mean time of a request ({unit})", ylim=(max(len(served), 1) - 0.6, -0.6))
+    axes.xaxis.set_major_formatter(EngFormatter("s"))
+    axes.set(xlabel="mean time of a request", ylim=(max(len(served), 1) - 0.6, -0.6))
     axes.set_yticks([])
     if served:
         _legend(axes, columns=2)
@@ -152,17 +146,15 @@ def _time(axes: Any, statistics: Statistics) -> None:
 def _latency(axes: Any, statistics: Statistics) -> None:
     served = sorted(statistics)
     there = np.flatnonzero(_drawn_counts(statistics.total()))
-    edges_s = LATENCY_EDGES_S[::_MERGED]
-    unit, scale = _unit(edges_s[there[-1]] if len(there) else 0.0)
-    edges = scale * edges_s
+    edges = LATENCY_EDGES_S[::_MERGED]
     several = len({server for (server, _, _), _ in served}) > 1
     for number, ((server, model, version), tally) in enumerate(served):
         name, color = _literal(f"{model} v{version}"), f"C{number}"
         if several:
             name = _folded(f"{name} on {_literal(server)}")
         if tally.has_quantiles:
-            p50, p99 = (scale * tally.latency_s(quantile) for quantile in (0.5, 0.99))
-            name = f"{name}\np50 {p50:.3g} {unit} (dashed), p99 {p99:.3g} {unit} (dotted)"
+            p50, p99 = (tally.latency_s(quantile) for quantile in (0.5, 0.99))
+            name += f"\np50 {format_time(p50)} (dashed), p99 {format_time(p99)} (dotted)"
             axes.axvline(p50, color=color, linestyle="--", linewidth=1)
             axes.axvline(p99, color=color, linestyle=":", linewidth=1)
         axes.stairs(_drawn_counts(tally), edges, label=name, color=color, linewidth=1.5)
@@ -170,9 +162,9 @@ def _latency(axes: Any, statistics: Statistics) -> None:
     if len(there):
         low, high = edges[max(there[0] - 2, 0)], edges[min(there[-1] + 3, len(edges) - 1)]
         axes.set_xlim(low, high)
-        _plain_ticks(axes.xaxis)
+        _plain_ticks(axes.xaxis, unit="s")
         _legend(axes, columns=1)
-    axes.set(xlabel=f"round trip of a request ({unit})", ylabel="requests")
+    axes.set(xlabel="round trip of a request", ylabel="requests")
     axes.yaxis.get_major_locator().set_params(integer=True)
 
 
@@ -216,12 +208,12 @@ def _legend(axes: Any, *, columns: int) -> None:
     )
 
 
-def _plain_ticks(axis: Any) -> None:
-    """Write 30 and 100, not powers of ten."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+def _plain_ticks(axis: Any, unit: str = "") -> None:
+    """Write 30 and 100, or 30 ms and 100 ms, not powers of ten."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_major_formatter(EngFormatter(unit) if unit else StrMethodFormatter("{x:,g}"))
     axis.set_minor_formatter(NullFormatter())
 
 

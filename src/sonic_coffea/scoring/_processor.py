@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 
 from sonic_coffea import provenance
+from sonic_coffea.demo.features import CONSTITUENT_FEATURES, constituent_features
 from sonic_coffea.errors import ConfigError, FieldError, nearest
+from sonic_coffea.model import constituents, has_constituents
 from sonic_coffea.processor import SonicProcessor
-from sonic_coffea.scoring._objects import collection_of, objects_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,7 +68,7 @@ class Scoring(SonicProcessor):
                     raise FieldError(f"keep: there is no field {name!r}; {nearest(name, known)}")
         if self.features is not None:
             return {"scores": self.features(events)}
-        return {"scores": objects_of(events, self.collection, model)}
+        return {"scores": _sent(events, self.collection, model)}
 
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
         """Write a row for each object, with its place in the event, and its scores."""
@@ -97,7 +98,7 @@ class Scoring(SonicProcessor):
         return self._counted(events, path, resumed=0)
 
     def _objects(self, events: Any) -> Any:
-        return events if self.collection is None else collection_of(events, self.collection)
+        return events if self.collection is None else _collection(events, self.collection)
 
     def _path(self, metadata: Any) -> Path:
         """Return where a chunk goes; copies of a file have its uuid, and are others."""
@@ -130,3 +131,34 @@ def _flat(scores: Any, prefix: str = "") -> list[tuple[str, Any]]:
     for name in scores.fields:
         columns += _flat(scores[name], f"{prefix}_{name}" if prefix else name)
     return columns
+
+
+def _collection(events: Any, name: str) -> Any:
+    """Return a collection; if there is none, raise an error that names the nearest."""
+    if name not in events.fields:
+        raise FieldError(f"there is no collection {name!r}; {nearest(name, events.fields)}")
+    return events[name]
+
+
+def _sent(events: Any, collection: str | None, model: Model) -> Any:
+    """Return what a model reads: events, their objects, or the constituents of their jets.
+
+    Constituents come where the model reads what the objects do not have: under ``constituents``,
+    if it reads that; else with the features that the demo's network has, if it reads these; else as
+    the file has them. Where they lack it, too, the objects come, whose fields an error then names.
+    """
+    if collection is None:
+        return events
+    objects = _collection(events, collection)
+    columns = {column for layout in model.inputs.values() for column in layout.columns}
+    roots = {column.partition(".")[0].partition("[")[0] for column in columns}
+    elsewhere = roots - set(objects.fields)
+    if not elsewhere or not has_constituents(events, collection):
+        return objects
+    inner = constituents(events, collection)
+    if "constituents" in roots:
+        return ak.with_field(objects, inner, "constituents")
+    if not columns & set(CONSTITUENT_FEATURES):
+        return inner if elsewhere & set(inner.fields) else objects
+    # NanoAOD keeps no constituents of the softest jets: these have no score.
+    return ak.mask(constituent_features(objects, inner), ak.num(inner, axis=2) > 0)
