@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import re
 import socket
 import subprocess
 import sys
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,17 +73,6 @@ def test_help_lists_the_commands() -> None:
 )
 def test_bad_usage(arguments: tuple[str, ...]) -> None:
     assert run(*arguments).returncode == 2
-
-
-@pytest.mark.skipif(
-    tuple(map(int, version("typer").split(".")[:2])) < (0, 26),
-    reason="typer shows the types of arguments before 0.26",
-)
-def test_help_names_no_type_of_python() -> None:
-    for command in ("", *(c.__name__ for c in COMMANDS), "repository build", "server install"):
-        shown = run(*command.split(), "--help", COLUMNS="200").stdout
-        assert "--help" in shown
-        assert not re.search(r"<[a-z\[]|\b(BOOLEAN|INTEGER|FLOAT|TEXT)\b", shown), shown
 
 
 def test_shells_complete() -> None:

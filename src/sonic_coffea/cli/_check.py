@@ -42,11 +42,7 @@ def check(
     against: Declaration = None,
     scheduler: Annotated[
         str | None,
-        option(
-            "ADDRESS",
-            "Try from one worker of each host of this dask scheduler's cluster, such as "
-            "tcp://host:8786.",
-        ),
+        option("ADDRESS", "Try from one worker of each host of this dask scheduler's cluster."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -9,20 +9,15 @@ from typing import Annotated
 import typer
 
 from sonic_coffea.cli._options import AsJson, Chunksize, Workers, option
-from sonic_coffea.cli._output import literal, stdout
+from sonic_coffea.cli._output import stdout
+from sonic_coffea.errors import printable
 
 
 def demo(
     *,
     file: Annotated[
         list[Path] | None,
-        option(
-            "FILE",
-            "Your NanoAOD file, v9 to v15, simulation or data; may be repeated. By default, "
-            "the package's sample.",
-            "--file",
-            "-f",
-        ),
+        option("FILE", "NanoAOD file, v9 to v15; may be repeated; else a sample.", "--file", "-f"),
     ] = None,
     output: Annotated[Path, option("DIR", "Folder for the results.", "--output", "-o")] = Path(
         "sonic-demo"
@@ -38,23 +33,20 @@ def demo(
     if as_json:
         typer.echo(json.dumps(result.to_dict()))
         return
-    console = stdout()
-    console.print(result.report)
+    stdout().print(result.report)
     unscored = result.n_jets - result.n_scored
     if unscored:
-        console.print(f"{unscored:,} jets have no stored constituents, and so no score (None).")
+        typer.echo(f"{unscored:,} jets have no stored constituents, and so no score (None).")
     if result.area_under_roc is not None:
-        console.print(
+        typer.echo(
             f"Merged top quarks against other jets: AUC {result.area_under_roc:.3f} ± "
             f"{result.area_error:.3f} ({result.network})."
         )
     plots = ", ".join(map(str, result.plots))
-    console.print(
-        literal(
-            f"{result.n_scored:,} jets of {result.events:,} events were scored in "
-            f"{result.wall_s:.1f} s. The scored jets are in {result.jets}, "
-            f"{f'the plots are {plots}' if plots else 'there is nothing to plot'}, the report is "
-            f"{result.directory / 'report.html'}."
-        ),
-        soft_wrap=True,
+    said = (
+        f"{result.n_scored:,} jets of {result.events:,} events were scored in "
+        f"{result.wall_s:.1f} s. The scored jets are in {result.jets}, "
+        f"{f'the plots are {plots}' if plots else 'there is nothing to plot'}, the report is "
+        f"{result.directory / 'report.html'}."
     )
+    typer.echo(printable(said))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import dask.config
 import typer
 
-from sonic_coffea.cli._options import AsJson, Command, Group, option
+from sonic_coffea.cli._options import AsJson, option
 from sonic_coffea.cli._output import working
 from sonic_coffea.errors import ServerError, SonicError, nearest, printable
 from sonic_coffea.transport import ConnectionOptions, Timeouts, connect_transport, local_state
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 _ENDS_WITHIN_S = 30.0
 _NONE = "no local server of yours runs on this machine"
 
-server_app = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Install the Triton that local servers run."
-)
+server_app = typer.Typer(no_args_is_help=True, help="Install the Triton that local servers run.")
 
 
 def serve(
@@ -142,7 +140,7 @@ def _described(record: ServerRecord) -> dict[str, Any]:
     return {**{name: getattr(record, name) for name in names}, "models": models, "ready": ready}
 
 
-@server_app.command(cls=Command)
+@server_app.command()
 def install(
     *,
     extras: Annotated[

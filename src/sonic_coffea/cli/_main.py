@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from sonic_coffea import __version__
 from sonic_coffea.cli._check import check, models, scaffold, wake
 from sonic_coffea.cli._demo import demo
 from sonic_coffea.cli._local import precompile, serve, server_app, status
-from sonic_coffea.cli._options import Command, Group, flag
+from sonic_coffea.cli._options import flag
 from sonic_coffea.cli._output import UsageError
 from sonic_coffea.cli._plan import bench, plan
 from sonic_coffea.cli._repository import repository_app
@@ -40,7 +41,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 GROUPS = {"server": server_app, "repository": repository_app}
 
 
-class _Main(Group):
+class _Main(TyperGroup):
     """All commands; an error of this package is one message, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -62,7 +63,7 @@ app = typer.Typer(
     help="Score jagged awkward arrays on shared inference servers from coffea and dask.",
 )
 for command in COMMANDS:
-    app.command(cls=Command)(command)
+    app.command()(command)
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)
 
@@ -86,7 +87,6 @@ def _options(
             "--verbose",
             "Log more; -vv for debugging.",
             "-v",
-            metavar="",
             count=True,
             show_default=False,
         ),

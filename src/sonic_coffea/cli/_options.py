@@ -1,4 +1,4 @@
-"""Options that commands share, and the plain help of all commands."""
+"""Options that commands share: settings of servers, declarations of models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from sonic_coffea.cli._output import UsageError, usage
 from sonic_coffea.errors import ConfigError
@@ -30,7 +29,7 @@ def option(metavar: str, text: str, *names: str, **rules: Any) -> Any:
 
 def flag(name: str, text: str, *names: str, **rules: Any) -> Any:
     """Return an option without a value, and without an opposite if none is named."""
-    return typer.Option(name, *names, help=text, **rules)
+    return typer.Option(name, *names, metavar="", help=text, **rules)
 
 
 def existing(text: str) -> Any:
@@ -43,12 +42,7 @@ Url = Annotated[str, typer.Argument(metavar="URL", help="grpc://host:port, or gr
 Version = Annotated[str | None, option("V", "Version of the model; by default, the latest.")]
 Servers = Annotated[
     list[str] | None,
-    option(
-        "URL",
-        "Server; may be repeated. By default, the servers in dask's configuration.",
-        "--server",
-        "-s",
-    ),
+    option("URL", "Server; may be repeated. By default, that of dask's config.", "--server", "-s"),
 ]
 Workers = Annotated[int, option("N", "Number of worker processes on this machine.", min=1)]
 Chunksize = Annotated[int, option("N", "Number of events per chunk.", min=1)]
@@ -71,28 +65,6 @@ _CONNECTION = {
     "tls_cert": Annotated[Path | None, existing("Certificate of this client (PEM).")],
     "tls_key": Annotated[Path | None, existing("Key of this client's certificate (PEM).")],
 }
-
-
-class _Plain:
-    """A command whose help shows no Python types; its metavars say what it wants."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-            elif isinstance(param, TyperArgument):
-                # Newer versions of typer show a type beside an argument's metavar.
-                vars(param)["display_type_rich"] = lambda ctx: None  # noqa: ARG005
-        return params
-
-
-class Command(_Plain, TyperCommand):
-    """A command."""
-
-
-class Group(_Plain, TyperGroup):
-    """Several commands below one name."""
 
 
 def settings_of(

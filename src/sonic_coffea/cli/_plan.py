@@ -60,13 +60,7 @@ def bench(
     ] = False,
     filled: Annotated[
         float | None,
-        option(
-            "PART",
-            "With --formats: the part of the tensors that is not padding.",
-            min=0.01,
-            max=1.0,
-            show_default="0.5",
-        ),
+        option("PART", "With --formats: what is not padding; by default, 0.5.", min=0.01, max=1.0),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

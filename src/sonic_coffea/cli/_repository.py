@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sonic_coffea.cli._options import AsJson, Command, Group, flag, option, pairs
+from sonic_coffea.cli._options import AsJson, flag, option, pairs
 from sonic_coffea.cli._output import print_table, tensors
 from sonic_coffea.errors import ConfigError, printable
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from sonic_coffea.server import ModelVersion, Served
 
 repository_app = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Build and list model repositories for Triton."
+    no_args_is_help=True, help="Build and list model repositories for Triton."
 )
 
 Root = Annotated[Path, typer.Argument(metavar="PATH", help="The model repository.")]
 
 
-@repository_app.command(cls=Command)
+@repository_app.command()
 def build(
     path: Root,
     models: Annotated[
@@ -90,7 +90,7 @@ def build(
     _print([entry for entry in read_repository(path) if entry.model in sources], as_json=as_json)
 
 
-@repository_app.command(cls=Command)
+@repository_app.command()
 def show(path: Root, *, as_json: AsJson = False) -> None:
     """List models, versions and tensors, and verify that no file was changed."""
     from sonic_coffea.server import read_repository

@@ -24,7 +24,8 @@ from sonic_coffea.cli._options import (
     load,
     option,
 )
-from sonic_coffea.cli._output import UsageError, literal, stdout, usage
+from sonic_coffea.cli._output import UsageError, stdout, usage
+from sonic_coffea.errors import printable
 
 
 @connected
@@ -102,13 +103,9 @@ def score(
     if as_json:
         typer.echo(json.dumps(scored.to_dict()))
         return
-    console = stdout()
-    console.print(scored.report)
+    stdout().print(scored.report)
     again = f" ({scored.resumed:,} of an earlier run)" if scored.resumed else ""
-    console.print(
-        literal(
-            f"{scored.scored:,} of {scored.rows:,} rows of {scored.events:,} events{again} have "
-            f"scores; they are in {scored.path}"
-        ),
-        soft_wrap=True,
+    typer.echo(
+        f"{scored.scored:,} of {scored.rows:,} rows of {scored.events:,} events{again} have "
+        f"scores; they are in {printable(str(scored.path))}"
     )

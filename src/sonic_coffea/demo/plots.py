@@ -24,6 +24,7 @@ def draw(
     """
     if not list(output["score"].axes["dataset"]):
         return [], None
+    import awkward as ak
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -46,26 +47,17 @@ def draw(
         save("score")
         _masses(output["mass"], cut)
         save("mass")
-        curve = _curve(jets)
-        if curve is not None:
+        scored = jets[~ak.is_none(jets.top)]
+        is_top = scored.is_top if "is_top" in jets.fields else []
+        curve = None
+        if ak.any(is_top) and not ak.all(is_top):
+            curve = roc(scored.top, is_top)
             axes = draw_roc({network: curve})
             axes.set(xlabel="efficiency for merged tops", ylabel="efficiency for other jets")
             tops = f"{curve.n_signal:,} merged tops and {curve.n_background:,} other jets"
             axes.set_title(tops)
             save("roc")
     return paths, curve
-
-
-def _curve(jets: Any) -> Roc | None:
-    """Return the ROC curve; None for data, or if all jets are of one kind."""
-    import awkward as ak
-
-    if "is_top" not in jets.fields:
-        return None
-    scored = jets[~ak.is_none(jets.top)]
-    if ak.all(scored.is_top) or not ak.any(scored.is_top):
-        return None
-    return roc(scored.top, scored.is_top)
 
 
 def _masses(histogram: Any, cut: float) -> None:

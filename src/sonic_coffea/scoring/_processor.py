@@ -60,15 +60,14 @@ class Scoring(SonicProcessor):
 
     def acquire(self, events: Any) -> dict[str, Any]:
         """Send the objects of the collection, or what the user's function makes of the events."""
-        model = self.models["scores"]
-        if self.keep:
-            known = self._objects(events).fields
-            for name in self.keep:
-                if name not in known:
-                    raise FieldError(f"keep: there is no field {name!r}; {nearest(name, known)}")
+        objects = self._objects(events)
+        for name in self.keep:
+            if name not in objects.fields:
+                problem = f"keep: there is no field {name!r}; {nearest(name, objects.fields)}"
+                raise FieldError(problem)
         if self.features is not None:
             return {"scores": self.features(events)}
-        return {"scores": _sent(events, self.collection, model)}
+        return {"scores": _sent(events, objects, self.collection, self.models["scores"])}
 
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
         """Write a row for each object, with its place in the event, and its scores."""
@@ -98,7 +97,12 @@ class Scoring(SonicProcessor):
         return self._counted(events, path, resumed=0)
 
     def _objects(self, events: Any) -> Any:
-        return events if self.collection is None else _collection(events, self.collection)
+        name = self.collection
+        if name is None:
+            return events
+        if name not in events.fields:
+            raise FieldError(f"there is no collection {name!r}; {nearest(name, events.fields)}")
+        return events[name]
 
     def _path(self, metadata: Any) -> Path:
         """Return where a chunk goes; copies of a file have its uuid, and are others."""
@@ -133,27 +137,17 @@ def _flat(scores: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return columns
 
 
-def _collection(events: Any, name: str) -> Any:
-    """Return a collection; if there is none, raise an error that names the nearest."""
-    if name not in events.fields:
-        raise FieldError(f"there is no collection {name!r}; {nearest(name, events.fields)}")
-    return events[name]
-
-
-def _sent(events: Any, collection: str | None, model: Model) -> Any:
+def _sent(events: Any, objects: Any, collection: str | None, model: Model) -> Any:
     """Return what a model reads: events, their objects, or the constituents of their jets.
 
     Constituents come where the model reads what the objects do not have: under ``constituents``,
     if it reads that; else with the features that the demo's network has, if it reads these; else as
     the file has them. Where they lack it, too, the objects come, whose fields an error then names.
     """
-    if collection is None:
-        return events
-    objects = _collection(events, collection)
     columns = {column for layout in model.inputs.values() for column in layout.columns}
     roots = {column.partition(".")[0].partition("[")[0] for column in columns}
     elsewhere = roots - set(objects.fields)
-    if not elsewhere or not has_constituents(events, collection):
+    if collection is None or not elsewhere or not has_constituents(events, collection):
         return objects
     inner = constituents(events, collection)
     if "constituents" in roots:
