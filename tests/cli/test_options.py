@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
+import dask
 import grpc
 import pytest
 import uproot
@@ -98,6 +99,12 @@ def test_a_header_may_be_empty_and_its_name_not() -> None:
         done = run("models", "grpc://s:1", "--header", wrong)
         assert done.returncode == 2
         assert f"expected --header NAME=VALUE, got '{wrong}'" in " ".join(done.stderr.split())
+
+
+def test_options_are_for_configured_servers_too() -> None:
+    with dask.config.set({"sonic.servers": "grpc://s:1"}):
+        settings = settings_of(None, header=["a=b"])
+    assert (settings.servers, settings.headers) == (("grpc://s:1",), {"a": "b"})
 
 
 def test_bench_takes_the_length_of_open_axes() -> None:
