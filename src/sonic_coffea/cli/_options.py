@@ -95,13 +95,13 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     else:
         servers = place.replace(name="url", annotation=Url)
     options = [
-        inspect.Parameter(option, place.KEYWORD_ONLY, default=None, annotation=kind)
-        for option, kind in _CONNECTION.items()
+        inspect.Parameter(name, place.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in _CONNECTION.items()
     ]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        connection = {option: given.pop(option) for option in _CONNECTION}
+        connection = {name: given.pop(name) for name in _CONNECTION}
         command(settings=settings_of(given.pop(servers.name), **connection), **given)
 
     own = [servers if parameter is place else parameter for parameter in parameters.values()]

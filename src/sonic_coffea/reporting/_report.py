@@ -128,11 +128,11 @@ class Report:
             yield Text(f"• {advice}", style="yellow")
 
     def _repr_html_(self) -> str:
-        page = tables.table("Scoring", self._summary_rows(), numbers=True)
+        shown = tables.table("Scoring", self._summary_rows(), numbers=True)
         header, rows = self._server_rows()
         if len(header) > 1:
-            page += tables.table(_SERVERS_TITLE, rows, header=header, numbers=True)
-        return page + tables.notes_below(self.advice)
+            shown += tables.table(_SERVERS_TITLE, rows, header=header, numbers=True)
+        return shown + tables.notes_below(self.advice)
 
     def __repr__(self) -> str:
         total = self.statistics.total()
