@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,12 @@ from sonic_coffea.cli._output import (
 
 if TYPE_CHECKING:
     from sonic_coffea.tools import Formats
+
+
+def _positive(value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise typer.BadParameter(f"expected a finite number above 0, got {value:g}")
+    return value
 
 
 def _drawable(path: Path | None) -> Path | None:
@@ -134,13 +141,21 @@ def plan(
     ],
     *,
     cores: Annotated[int, option("N", "Number of workers with one thread each.", min=1)],
-    cpu_ms: Annotated[float, option("MS", "CPU time of an event without inference, in ms.")],
-    rows_per_event: Annotated[float, option("N", "Mean number of scored objects per event.")],
-    events: Annotated[float, option("N", "Number of events of the run.", show_default="1e9")] = 1e9,
+    cpu_ms: Annotated[
+        float, option("MS", "CPU time of an event without inference, in ms.", callback=_positive)
+    ],
+    rows_per_event: Annotated[
+        float, option("N", "Mean number of scored objects per event.", callback=_positive)
+    ],
+    events: Annotated[
+        float, option("N", "Number of events of the run.", show_default="1e9", callback=_positive)
+    ] = 1e9,
     servers: Annotated[
         int | None, option("N", "Number of servers; by default, as many as needed.", min=1)
     ] = None,
-    gbps: Annotated[float | None, option("G", "Capacity of the network, in Gb/s.")] = None,
+    gbps: Annotated[
+        float | None, option("G", "Capacity of the network, in Gb/s.", callback=_positive)
+    ] = None,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
@@ -155,8 +170,7 @@ def plan(
         "events": events,
         "bytes_per_s": None if gbps is None else gbps * 1e9 / 8,
     }
-    with usage():
-        planned = tools.plan(measured, servers=servers, **numbers)
+    planned = tools.plan(measured, servers=servers, **numbers)
     if plot is not None:
         with writing(plot):
             tools.plot(planned, measured, **numbers).savefig(plot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,18 +108,20 @@ def _served(sources: Mapping[str, str], declare: Path | None) -> dict[str, Serve
     """Return what is built of each file, with what a JSON file declares of it."""
     from sonic_coffea.server import Served
 
+    known = {field.name for field in dataclasses.fields(Served)} - {"source"}
     try:
         text = "{}" if declare is None else declare.read_text(encoding="utf-8")
         declared = json.loads(text)
-        served = {
-            name: Served(source, **declared.pop(name, {})) for name, source in sources.items()
-        }
+        unknown = set(declared) - set(sources)
+        unknown |= {key for one in declared.values() for key in one if key not in known}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"expected declarations as JSON in {declare}: {error}") from None
-    if declared:
-        got = ", ".join(map(repr, sorted(declared)))
-        raise ConfigError(f"expected models of this build in {declare}, got {got}")
-    return served
+    if unknown:
+        raise ConfigError(
+            f"expected models of this build with {', '.join(sorted(known))} in {declare}, "
+            f"got {', '.join(map(repr, sorted(unknown)))}"
+        )
+    return {name: Served(source, **declared.get(name, {})) for name, source in sources.items()}
 
 
 def _print(entries: Sequence[ModelVersion], *, as_json: bool) -> None:
