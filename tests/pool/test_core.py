@@ -188,6 +188,29 @@ def test_a_slow_server_that_lives_is_waited_for() -> None:
     assert scenario.delivered == {slow: ONE}
 
 
+def test_a_server_that_hangs_is_lost_though_each_call_ends_before_it_is_probed() -> None:
+    scenario = Scenario()
+    for number in range(200):
+        slices = scenario.submit(4)
+        # The first one answers some of the first call, and then nothing any more.
+        for attempt in scenario.at(ONE)[: 1 if number == 0 else 0]:
+            scenario.now += 0.01
+            scenario.answer(attempt)
+        for _ in range(200):
+            while scenario.at(TWO):
+                scenario.now += 0.01
+                scenario.answer(scenario.at(TWO)[0])
+            if not {*slices} - {*scenario.delivered}:
+                break
+            scenario.wait(0.05)
+        scenario.wait(0.5)
+        if scenario.endpoint(ONE).breaker.lost:
+            break
+    assert scenario.endpoint(ONE).breaker.lost
+    assert number < 10
+    assert not scenario.failed
+
+
 def test_a_server_that_answers_while_it_is_probed_is_not_lost() -> None:
     scenario = Scenario(ONE)
     scenario.lives[ONE] = None

@@ -103,8 +103,7 @@ class Endpoint:
 
     def begin(self, request: RequestSlice, now: float, channel: int | None = None) -> Attempt:
         """Begin an attempt to send a slice, over connection `channel` unless that is None."""
-        if not self.in_flight:
-            self.liveness.hear(now)
+        self.liveness.ask(len(self.in_flight), now)
         attempt = self.in_flight.begin(request, self.url, now, channel)
         request.begun_at = now
         request.attempts.append(attempt)
@@ -201,11 +200,21 @@ class Liveness:
 
     def __init__(self) -> None:
         self.heard_at = 0.0
+        self._owes = False
         self._probed_at: float | None = None
 
     def hear(self, now: float) -> None:
         """Record a sign of life."""
-        self.heard_at = now
+        self.heard_at, self._owes = now, False
+
+    def ask(self, in_flight: int, now: float) -> None:
+        """Record that it is sent a request, while others are in flight.
+
+        A request that was given up, as another server has answered, is owed a response, too.
+        """
+        if not in_flight and not self._owes:
+            self.heard_at = now
+        self._owes = True
 
     def due_at(self, in_flight: int) -> float:
         """Return when it is to be probed, if nothing is heard before."""
