@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._collection import of_one_collection, positions_of, taken_apart
+from sonic_coffea.layouts._collection import of_one_collection
 from sonic_coffea.layouts._columns import Columns
-from sonic_coffea.layouts._fields import Column, Feature, Source
+from sonic_coffea.layouts._fields import Feature, Source
 from sonic_coffea.layouts._gathering import Gathering
 from sonic_coffea.layouts._groups import grouped
-from sonic_coffea.layouts._numbers import (
-    Composed,
-    is_converted,
-    numbers_of,
-    order_of_elements,
-)
+from sonic_coffea.layouts._numbers import Composed, order_of_elements
 from sonic_coffea.layouts._range import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sonic_coffea.layouts._rows import Int64, Split
+    import numpy as np
 
 
 def bind_columns(
@@ -76,17 +68,9 @@ def bind_columns(
             if target is not None:
                 check_range(columns, first, target, longest)
             return Columns(first, tuple(columns), grouped(columns, missing))
-    gathering = Gathering(source, named, jagged=jagged, missing=missing)
-    if gathering.in_place:
-        first, columns = _in_place(
-            source,
-            named,
-            jagged=jagged,
-            compact=sort_by is not None,
-            missing=missing,
-        )
-    else:
-        first, columns = gathering.read()
+    sorts = sort_by is not None
+    gathering = Gathering(source, named, jagged=jagged, sorts=sorts, missing=missing)
+    first, columns = gathering.read()
     order = None
     if sort_by:
         if columns[-1].by_row:
@@ -99,35 +83,3 @@ def bind_columns(
     if target is not None:
         check_range(columns, first, target, longest)
     return Columns(first, tuple(columns), grouped(columns, missing), order)
-
-
-def _in_place(
-    source: Source,
-    named: Sequence[Feature],
-    *,
-    jagged: bool,
-    compact: bool,
-    missing: Sequence[float] | None,
-) -> tuple[Split, list[Column]]:
-    """Read columns of the same rows, and of the same elements, where they are if that is best."""
-    splits, leaves = taken_apart(source, named, jagged=jagged)
-    first = splits[0]
-    converted = [is_converted(leaf, f) for leaf, f in zip(leaves, named, strict=True)]
-    alike = all(one is first or np.array_equal(one.starts, first.starts) for one in splits)
-    indexes: list[Int64 | None] = [None] * len(splits)
-    if (
-        not alike
-        or ((compact or any(converted)) and not first.dense)
-        or any(
-            is_converted and leaf.length > first.stops.max(initial=0)
-            for leaf, is_converted in zip(leaves, converted, strict=True)
-        )
-    ):
-        indexes = positions_of(splits)
-        first = first.compacted
-    composed = Composed()
-    each = zip_longest(leaves, named, indexes, missing or ())
-    return first, [
-        numbers_of(leaf, feature, index, composed, missing=missing is not None, stands=stands)
-        for leaf, feature, index, stands in each
-    ]

@@ -14,6 +14,7 @@ from sonic_coffea.layouts._expressions import expression_of
 from sonic_coffea.layouts._fields import Column, Feature, Source
 from sonic_coffea.layouts._numbers import (
     Composed,
+    is_converted,
     numbers_of,
     read_through,
     readable,
@@ -41,6 +42,8 @@ class Gathering:
         What is read.
     jagged : bool
         Whether the innermost list belongs to the row.
+    sorts : bool
+        Whether the elements will be sorted.
     missing : sequence of float, optional
         What stands for numbers, and objects, that are missing.
     """
@@ -51,46 +54,20 @@ class Gathering:
         named: Sequence[Feature],
         *,
         jagged: bool,
+        sorts: bool,
         missing: Sequence[float] | None,
     ) -> None:
         self._source, self._named, self._jagged = source, named, jagged
+        computed = any(f.expression is not None or f.index is not None for f in named)
+        self._needs_dense = sorts or computed
         self._missing, self._stand = missing is not None, missing or ()
         self._paths = {text: path_of(text) for feature in named for text in feature.paths}
         self._composed = Composed()
         self._indexes: dict[Any, Int64] = {}
         self._own: dict[str, tuple[Content, Int64 | None]] = {}
 
-    @property
-    def in_place(self) -> bool:
-        """Whether all are plain fields with the same axes."""
-        if any(f.expression is not None or f.index is not None for f in self._named):
-            return False
-        if any(path.pick is not None for path in self._paths.values()):
-            return False
-        if len(self._paths) == 1:
-            return True
-        if self._missing and not self._jagged:
-            collections = {id(self._source.collection(text)[0]) for text in self._paths}
-            if len(collections) > 1 or self._source.collection(next(iter(self._paths)))[0] is None:
-                return False
-        return self._of_one_collection or len(set(self._depths().values()) - {None}) <= 1
-
-    @property
-    def _of_one_collection(self) -> bool:
-        """Whether all are numbers of the same records; what most are takes the least time."""
-        collections = [self._source.collection(text) for text in self._paths]
-        records = collections[0][0]
-        if records is None or any(other is not records for other, _ in collections):
-            return False
-        while records.is_list:
-            records = records.content
-        if not records.is_record or not all(records.has_field(name) for _, name in collections):
-            return False
-        fields = (records.contents[records.field_to_index(name)] for _, name in collections)
-        return all(field.is_numpy and not field.inner_shape for field in fields)
-
     def read(self) -> tuple[Split, list[Column]]:
-        """Return the rows, and the columns as numbers of their elements, one after the other."""
+        """Return the rows, and the columns, where they are if they lie alike."""
         depths = self._depths()
         known = {t: d - (self._paths[t].pick is not None) for t, d in depths.items() if d}
         top = max(known.values(), default=2 if self._jagged else 1)
@@ -129,10 +106,8 @@ class Gathering:
         splits, leaves = taken_apart(self._source, [Feature(t) for t in own], jagged=True)
         first = splits[0]
         self._rows = first.rows
-        size = int(first.stops[-1]) if first.dense and len(first.stops) else 0
-        alike = all(np.array_equal(s.starts, first.starts) for s in splits)
         indexes: list[Int64 | None] = [None] * len(splits)
-        if not alike or not first.dense or any(leaf.length != size for leaf in leaves):
+        if not self._lie_alike(own, splits, leaves):
             indexes = positions_of(splits)
             first = first.compacted
         self._own = dict(zip(own, zip(leaves, indexes, strict=True), strict=True))
@@ -140,11 +115,42 @@ class Gathering:
 
     def _own_rows(self, own: list[str], depth: int) -> Split:
         """Take rows without elements apart: those that any of the columns has."""
-        each = list(dict.fromkeys(self._apart[text][0].rows for text in own))
+        splits = [self._apart[text][0] for text in own]
+        leaves = [self._apart[text][1] for text in own]
+        each = list(dict.fromkeys(split.rows for split in splits))
         self._rows = united(each) if self._missing else each[0]
+        picks = any(self._paths[text].pick is not None for text in own)
+        if not picks and (len(each) == 1 or not self._missing):
+            for text, split in zip(own, splits, strict=True):
+                self._rows.check_same(split.rows, (f"field {own[0]!r}", f"field {text!r}"))
+            if self._lie_alike(own, splits, leaves):
+                self._own = {text: (leaf, None) for text, leaf in zip(own, leaves, strict=True)}
+                return splits[0]
         self._own = {text: (self._apart[text][1], self._aligned(text, depth)) for text in own}
         every = np.arange(len(self._rows))
-        return Split(self._rows, self._apart[own[0]][1], every, every + 1)
+        return Split(self._rows, leaves[0], every, every + 1)
+
+    def _lie_alike(
+        self, own: Sequence[str], splits: Sequence[Split], leaves: Sequence[Content]
+    ) -> bool:
+        """Whether columns of the same rows are best read where they are, without an index."""
+        first = splits[0]
+        if not all(s is first or np.array_equal(s.starts, first.starts) for s in splits):
+            return False
+        converted = [
+            leaf
+            for text, leaf in zip(own, leaves, strict=True)
+            if any(is_converted(leaf, f) for f in self._readers(text))
+        ]
+        # What is converted is converted whole.
+        if (converted or self._needs_dense) and not first.dense:
+            return False
+        return all(leaf.length <= first.stops.max(initial=0) for leaf in converted)
+
+    def _readers(self, text: str) -> list[Feature]:
+        """Return what reads a field."""
+        by_name = [f for f in self._named if f.name == text and f.paths == (text,)]
+        return by_name or [Feature(text)]
 
     def _take_apart(self, others: list[str]) -> None:
         """Take columns apart that have no elements of rows: each one's split, and its leaf."""

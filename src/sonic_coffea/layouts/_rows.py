@@ -289,6 +289,8 @@ def united(each: Sequence[Rows]) -> Rows:
 
     Columns that have not the same lists are left to `aligned`.
     """
+    if len(each) == 1:
+        return each[0]
     structure, present = each[0].opened()
     for other in each[1:]:
         theirs, more = other.opened()
