@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sonic_coffea.layouts._ahead import compile_ahead
-from sonic_coffea.layouts._assembly import Assembly, ByRow, assemble
+from sonic_coffea.layouts._answers import Assembly
+from sonic_coffea.layouts._assembly import ByRow, assemble
 from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._dense import Dense
 from sonic_coffea.layouts._fields import Feature, OneHot, Source

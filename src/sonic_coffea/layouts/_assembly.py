@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from awkward.contents import Content, ListArray, ListOffsetArray
 from awkward.index import Index64
 
 from sonic_coffea.errors import ResponseError
-from sonic_coffea.layouts._answers import check_kind, misshapen, tensor_of
+from sonic_coffea.layouts._answers import Assembly, check_kind, misshapen, tensor_of
 from sonic_coffea.layouts._choices import Choices
 from sonic_coffea.layouts._constituents import Constituents
 from sonic_coffea.layouts._layout import declare
@@ -38,36 +38,12 @@ def assemble(name: str, output: Output, inputs: Inputs) -> Assembly:
     return ByRow(name, output, len(inputs.rows))
 
 
-class Assembly(Protocol):
-    """One output of a call, as its answers come in, in any order."""
-
-    def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
-        """Put the answer for some rows in its place.
-
-        Raises
-        ------
-        ResponseError
-            If it is not what was declared.
-        """
-
-    def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of each number or array, from the shape of a row on the server."""
-
-    def expect(self, shape: Sequence[int]) -> None:
-        """Record the shape of a row that the server tells, for rows without an answer."""
-
-    def content(self) -> Content:
-        """Return one element, or list, for each row."""
-
-    def typed(self) -> Content:
-        """Return content of the type that other chunks have, for a call without answers."""
-
-
-class ByRow:
+class ByRow(Assembly):
     """One for each row."""
 
     def __init__(self, name: str, output: Output, rows: int) -> None:
-        self._name, self._output, self._rows = name, output, rows
+        super().__init__(name, output)
+        self._rows = rows
         self._whole: Tensor | None = None
 
     @property
@@ -85,23 +61,16 @@ class ByRow:
         check_kind(self._name, self._whole, tensor)
         self._whole[selection] = tensor
 
-    def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
-        return tuple(shape)
-
-    def expect(self, shape: Sequence[int]) -> None:
-        self._output = self._output.shaped(shape)
-
     def content(self) -> Content:
         return self._output.content(self.tensor)
 
-    typed = content
 
-
-class _Collections:
+class _Collections(Assembly):
     """A new collection for each row."""
 
     def __init__(self, name: str, output: Output, rows: int, splits: str) -> None:
-        self._name, self._output, self._splits = name, output, splits
+        super().__init__(name, output)
+        self._splits = splits
         self._starts = np.zeros(rows, np.int64)
         self._stops = np.zeros(rows, np.int64)
         self._parts: list[Tensor] = []
@@ -129,26 +98,19 @@ class _Collections:
         self._parts.append(tensor)
         self._length += len(tensor)
 
-    def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
-        return tuple(shape)
-
-    def expect(self, shape: Sequence[int]) -> None:
-        self._output = self._output.shaped(shape)
-
     def content(self) -> Content:
         whole = np.concatenate(self._parts) if self._parts else self._output.blank(0)
         lists = ListArray(Index64(self._starts), Index64(self._stops), self._output.content(whole))
         packed: ListOffsetArray = lists.to_ListOffsetArray64(start_at_zero=True)
         return packed
 
-    typed = content
 
-
-class _Strings:
+class _Strings(Assembly):
     """Strings; until the result is made, each has a number."""
 
     def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
-        self._name, self._texts = name, Texts([b""])
+        super().__init__(name, output)
+        self._texts = Texts([b""])
         numbers = declare(copy(output), dtype=np.dtype(np.int64))
         self._numbers = assemble(name, numbers, inputs)
 

@@ -67,8 +67,6 @@ class Choices(PerConstituent):
         flat = self._chosen.reshape(-1, self._chosen.shape[-1])
         return RegularArray(self._named(flat), self._width, len(self._chosen))
 
-    typed = content
-
     def _named(self, indices: Tensor) -> Content:
         """Return ``[n, K]`` as an index each; of several collections, as one in each of them."""
         each = [_optional(column) for column in indices.T]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
-from sonic_coffea.layouts._answers import misshapen, tensor_of
+from sonic_coffea.layouts._answers import Assembly, misshapen, tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._scatter import Scatter, Tensor
 
 
-class PerConstituent:
+class PerConstituent(Assembly):
     """An output with values for each element of the axis that the rows consume."""
 
     def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
@@ -35,7 +35,8 @@ class PerConstituent:
                 f"output {name!r} is per constituent of {output.of!r}; {nearest(output.of, jagged)}"
             )
         of = output.of or jagged[0]
-        self._name, self._output, self._inputs = name, output, inputs
+        super().__init__(name, output)
+        self._inputs = inputs
         self._bound = inputs.bound[of]
         self._is_padded = self._bound.layout.padded_length(0) > 0
         if not self._is_padded and (output.axes > 1 or output.choose == "slot"):
@@ -66,9 +67,6 @@ class PerConstituent:
     def inner(self, shape: Sequence[int]) -> tuple[int, ...]:
         # A server lists the axes of padded elements, not the axis of all elements of a request.
         return tuple(shape[self._output.axes * self._is_padded :])
-
-    def expect(self, shape: Sequence[int]) -> None:
-        self._output = self._output.shaped(self.inner(shape))
 
 
 class Constituents(PerConstituent):

@@ -6,7 +6,7 @@ import ast
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -132,11 +132,12 @@ class _Reader:
             sides = [self.read(n) for n in (node.left, *node.comparators)]
             pairs = zip(node.ops, sides, sides[1:], strict=False)
             each = [_called(_COMPARED[type(op)], one, other) for op, one, other in pairs]
-            return each[0] if len(each) == 1 else _called(_all_of, *each)
+            return _called(lambda *all_: reduce(operator.and_, all_), *each)
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-            return partial(_constant, node.value)
+            value = node.value
+            return lambda _: value
         return self._path(node)
 
     def _call(self, node: ast.Call) -> _Node:
@@ -152,7 +153,7 @@ class _Reader:
     def _path(self, node: ast.expr) -> _Node:
         path = self._dotted(node)
         if path == "np.pi":
-            return partial(_constant, np.pi)
+            return lambda _: np.pi
         path_of(path)
         self._paths[path] = None
         return operator.itemgetter(path)
@@ -175,17 +176,5 @@ class _Reader:
         )
 
 
-def _constant(value: float, values: Mapping[str, Any]) -> float:
-    del values
-    return value
-
-
 def _called(function: Callable[..., Any], *nodes: _Node) -> _Node:
     return lambda values: function(*(node(values) for node in nodes))
-
-
-def _all_of(*each: Any) -> Any:
-    result = each[0]
-    for one in each[1:]:
-        result = result & one
-    return result

@@ -110,12 +110,7 @@ class Flat(FieldsLayout):
             "missing": missing,
         }
         self._declare(fields, dtype, splits=splits, batch=batch, **options)
-        order_of(axis_order, self)
-        if axis_order == "L" and len(self.features) != 1:
-            raise ConfigError(
-                f"Flat: axis_order 'L' has no axis for {len(self.features)} fields; expected one "
-                "field, or axis_order 'LF' or 'FL'"
-            )
+        axis_order = order_of(axis_order, self, len(self.features))
         declare(self, axis_order=axis_order, merge_rows=bool(merge_rows))
         declare(self, refers_to=refers_to, referred=None)
         if refers_to is not None and self.dtype.name not in ("int32", "int64"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,38 +21,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-OPERATIONS = (
-    "constant",
-    "field",
-    "first",
-    "second",
-    "add",
-    "subtract",
-    "multiply",
-    "divide",
-    "power",
-    "min",
-    "max",
-    "difference",
-    "arctan2",
-    "square",
-    "negative",
-    "abs",
-    "sqrt",
-    "log",
-    "log1p",
-    "exp",
-    "tanh",
-    "sin",
-    "cos",
-    "sinh",
-    "cosh",
-    "wrap",
+Operation = IntEnum(
+    "Operation",
+    "constant field first second add subtract multiply divide power min max difference arctan2 "
+    "square negative abs sqrt log log1p exp tanh sin cos sinh cosh wrap",
+    start=0,
 )
-"""What an instruction may do; ``_loops/_pairs.py`` knows them by their places."""
+"""What an instruction may do."""
 
+_NAMES = [operation.name for operation in Operation]
 FUNCTIONS = {
-    **dict.fromkeys(OPERATIONS[OPERATIONS.index("abs") :], 1),
+    **dict.fromkeys(_NAMES[Operation["abs"] :], 1),
     **dict.fromkeys(("min", "max", "arctan2"), 2),
 }
 """Functions of a formula, and how many arguments each takes."""
@@ -193,7 +173,7 @@ class _Nodes(dict[Node, int]):
     def add(self, operation: str, a: int = 0, b: int = 0) -> int:
         if operation in _COMMUTATIVE and b < a:
             a, b = b, a
-        return self.setdefault((OPERATIONS.index(operation), a, b), len(self))
+        return self.setdefault((int(Operation[operation]), a, b), len(self))
 
 
 class _Elements(_Nodes):
@@ -231,7 +211,7 @@ class _Writer:
     def swapped(self, node: int) -> int:
         """Return the instruction that computes the same of (j, i)."""
         operation, a, b = list(self.pairs)[node]
-        name = OPERATIONS[operation]
+        name = _NAMES[operation]
         if name in {"constant", "field"}:
             return node
         if name in {"first", "second"}:
@@ -310,15 +290,15 @@ class _Writer:
 def _even(node: int, nodes: _Nodes) -> int:
     """Return what has the same magnitude, and is the same for (j, i) if that is."""
     operation, a, b = list(nodes)[node]
-    if OPERATIONS[operation] == "subtract":
+    if _NAMES[operation] == "subtract":
         return nodes.add("difference", a, b)
-    if OPERATIONS[operation] == "wrap" and _is(a, "subtract", nodes):
+    if _NAMES[operation] == "wrap" and _is(a, "subtract", nodes):
         return nodes.add("wrap", _even(a, nodes))
     return node
 
 
 def _is(node: int, operation: str, nodes: _Nodes) -> bool:
-    return OPERATIONS[list(nodes)[node][0]] == operation
+    return _NAMES[list(nodes)[node][0]] == operation
 
 
 def _parsed(text: str, formula: str) -> ast.expr:

@@ -145,10 +145,6 @@ class Layout(ABC):
         varies = level < 0 and len(self.lengths) > 1
         return -1 if varies else self.lengths[min(max(level, 0), len(self.lengths) - 1)]
 
-    def levels_of(self, columns: Columns, rows: RowSelection) -> Int64:
-        """Return the level that each of some rows needs."""
-        return np.searchsorted(self.lengths[:-1], columns.split.counts_of(rows))
-
     def row_bytes(self, columns: Columns, rows: Int64, level: int) -> int | Int64:
         """Return the bytes of a row in a request: all the same, or of each of the rows."""
         del rows
@@ -268,7 +264,7 @@ class Bound:
 
     def levels_of(self, rows: RowSelection) -> Int64:
         """Return the level that each of some rows needs."""
-        return self.layout.levels_of(self.columns, rows)
+        return np.searchsorted(self.layout.lengths[:-1], self.columns.split.counts_of(rows))
 
     def level_of(self, rows: RowSelection) -> int:
         """Return the level of rows that share a request: the level of the longest."""
@@ -296,14 +292,8 @@ class FieldsLayout(Layout):
         names += [self.sort_by] if self.sort_by else []
         return tuple(dict.fromkeys(path_of(name).column for name in names))
 
-    def _declare(
-        self,
-        fields: Fields,
-        dtype: DTypeLike,
-        *,
-        missing: Constants = None,
-        **values: Any,
-    ) -> None:
+    def _declare(self, fields: Fields, dtype: DTypeLike, **values: Any) -> None:
+        """Check the fields, the type and what stands for missing numbers; set all values."""
         features = as_features(fields, type(self).__name__)
         target = target_of(dtype, self)
         if target == TEXT:
@@ -315,11 +305,10 @@ class FieldsLayout(Layout):
                     f"{type(self).__name__}, feature {feature.name!r}: {target.name} cannot hold "
                     f"nonfinite={number}; declare a dtype of real numbers"
                 )
-        declare(self, features=features, dtype=target, **values)
-        if missing is not None:
-            missing = self._one_for_each("missing", missing, len(features))
-        if "missing" in getattr(self, "__slots__", ()):
-            declare(self, missing=missing)
+        declare(self, features=features, dtype=target)
+        if values.get("missing") is not None:
+            values["missing"] = self._one_for_each("missing", values["missing"], len(features))
+        declare(self, **values)
 
     def _one_for_each(
         self, what: str, value: Any, count: int, of: str = "fields"
@@ -424,15 +413,33 @@ def length_of(length: Any, layout: Layout) -> int:
     return int(length)
 
 
-AXIS_ORDERS = ("FL", "LF", "L")
+def lengths_of(lengths: Sequence[int], layout: Layout) -> tuple[int, ...]:
+    """Return the lengths to which rows are padded, refusing those that do not ascend."""
+    checked = tuple(length_of(n, layout) for n in lengths)
+    if not checked or list(checked) != sorted(set(checked)):
+        raise ConfigError(f"{type(layout).__name__}: expected ascending lengths, got {lengths}")
+    return checked
 
 
-def order_of(axis_order: Any, layout: Layout) -> str:
-    """Return the order of the axes of a padded tensor, refusing what is none."""
-    if axis_order not in AXIS_ORDERS:
-        name = type(layout).__name__
-        raise ConfigError(f"{name}: expected axis_order 'FL', 'LF' or 'L', got {axis_order!r}")
+def order_of(
+    axis_order: Any, layout: Layout, fields: int = 1, orders: Sequence[str] = ("FL", "LF", "L")
+) -> str:
+    """Return the order of a tensor's axes, refusing what is none, or lacks one that is needed."""
+    name = type(layout).__name__
+    if axis_order not in orders:
+        raise ConfigError(f"{name}: expected axis_order {_any_of(orders)}, got {axis_order!r}")
+    if fields != 1 and "F" not in axis_order:
+        able = _any_of([order for order in orders if "F" in order])
+        raise ConfigError(
+            f"{name}: axis_order {axis_order!r} has no axis for {fields} fields; expected one "
+            f"field, or axis_order {able}"
+        )
     return str(axis_order)
+
+
+def _any_of(choices: Sequence[str]) -> str:
+    *others, last = map(repr, choices)
+    return f"{', '.join(others)} or {last}"
 
 
 def ordered(axis_order: str, fields: int, length: int) -> tuple[int, ...]:

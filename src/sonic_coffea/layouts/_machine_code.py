@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from array import array
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from threading import RLock
@@ -40,7 +42,7 @@ class Call(NamedTuple):
     name: str
     function: Callable[..., int]
     where: int
-    memory: ctypes.Array[ctypes.c_int64]
+    memory: array[int]
     arguments: tuple[Any, ...]
 
     def __call__(self) -> int:
@@ -57,7 +59,7 @@ class Call(NamedTuple):
     @property
     def addresses(self) -> tuple[int, int]:
         """Where its arguments are, and where it returns something."""
-        at = ctypes.addressof(self.memory)
+        at, _ = self.memory.buffer_info()
         return at, at + 8 * (len(self.memory) - 2)
 
 
@@ -101,7 +103,7 @@ class Kernel:
                 ready = self._ready.get(key) or self._prepared(key)
                 self._ready[key] = ready
         # Behind the arguments is where what it returns, and an error, are written.
-        memory = (ctypes.c_int64 * (len(values) + 2))(*values)
+        memory = array("q", [*values, 0, 0])
         return Call(self._name, *ready, memory, arguments)
 
     def _prepared(self, kinds: Kinds) -> tuple[Callable[..., int], int]:
@@ -181,11 +183,8 @@ def load() -> Any:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    for library in ("libm.so.6",):
-        try:
-            llvm.load_library_permanently(library)
-        except RuntimeError:  # another system, whose programs have it anyway
-            break
+    with suppress(RuntimeError):  # another system, whose programs have it anyway
+        llvm.load_library_permanently("libm.so.6")
     # Of arrays that own memory, which kernels do not make: it is never called.
     destroy = "NRT_MemInfo_call_dtor"
     if llvm.address_of_symbol(destroy) is None:

@@ -15,6 +15,7 @@ from sonic_coffea.layouts._layout import (
     Tensor,
     declare,
     length_of,
+    lengths_of,
     order_of,
     ordered,
     with_axes,
@@ -33,36 +34,31 @@ if TYPE_CHECKING:
 PAD_MODES = ("constant", "wrap")
 
 
+@dataclass(frozen=True, slots=True, init=False)
 class PaddedLayout(FieldsLayout):
     """A jagged axis padded to the next of some lengths."""
 
-    __slots__ = ()
     jagged = True
-    lengths: tuple[int, ...]
+    holds_strings = True
+
+    features: tuple[Feature, ...]
     fill: tuple[Any, ...]
     axis_order: str
+    dtype: DType
+    sort_by: str | None
+    sort_ascending: bool
     pad_mode: str
     missing: tuple[Any, ...] | None
 
     def _declare_padding(self, fill: Constants, axis_order: str, pad_mode: str) -> None:
         """Check what is declared of the padding, after the fields and the type."""
         name, count = type(self).__name__, len(self.features)
-        order_of(axis_order, self)
-        if axis_order == "L" and count != 1:
-            raise ConfigError(
-                f"{name}: axis_order 'L' has no axis for {count} fields; expected one field, or "
-                "axis_order 'FL' or 'LF'"
-            )
+        declare(self, axis_order=order_of(axis_order, self, count), pad_mode=pad_mode)
         if pad_mode not in PAD_MODES:
             raise ConfigError(f"{name}: no pad_mode {pad_mode!r}; {nearest(pad_mode, PAD_MODES)}")
-        declare(self, axis_order=axis_order, pad_mode=pad_mode)
-        self._declare_fill(fill, count, "fields")
-
-    def _declare_fill(self, fill: Constants, count: int, what: str) -> None:
-        """Check what pads each of some channels."""
         if fill is None:
             fill = "" if self.dtype == TEXT else 0.0
-        declare(self, fill=self._one_for_each("fill", fill, count, what))
+        declare(self, fill=self._one_for_each("fill", fill, count))
 
     def row_shape(self, level: int) -> tuple[int, ...]:
         return ordered(self.axis_order, len(self.features), self.padded_length(level))
@@ -124,17 +120,7 @@ class Padded(PaddedLayout):
     [[[3.0, 2.0]], [[4.0, 0.0]]]
     """
 
-    holds_strings = True
-
-    features: tuple[Feature, ...]
     length: int
-    fill: tuple[Any, ...]
-    axis_order: str
-    dtype: DType
-    sort_by: str | None
-    sort_ascending: bool
-    pad_mode: str
-    missing: tuple[Any, ...] | None
 
     def __init__(
         self,
@@ -192,17 +178,7 @@ class Bucketed(PaddedLayout):
     (2, 1, 4)
     """
 
-    holds_strings = True
-
-    features: tuple[Feature, ...]
     lengths: tuple[int, ...]
-    fill: tuple[Any, ...]
-    axis_order: str
-    dtype: DType
-    sort_by: str | None
-    sort_ascending: bool
-    pad_mode: str
-    missing: tuple[Any, ...] | None
 
     def __init__(
         self,
@@ -217,13 +193,10 @@ class Bucketed(PaddedLayout):
         pad_mode: str = "constant",
         missing: Constants = None,
     ) -> None:
-        sizes = tuple(length_of(n, self) for n in lengths)
-        if not sizes or list(sizes) != sorted(set(sizes)):
-            raise ConfigError(f"Bucketed: expected ascending lengths, got {list(lengths)}")
         options: dict[str, Any] = {
             "sort_by": sort_by,
             "sort_ascending": sort_ascending,
             "missing": missing,
         }
-        self._declare(fields, dtype, lengths=sizes, **options)
+        self._declare(fields, dtype, lengths=lengths_of(lengths, self), **options)
         self._declare_padding(fill, axis_order, pad_mode)

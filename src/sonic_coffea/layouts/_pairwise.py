@@ -17,18 +17,18 @@ from sonic_coffea.layouts._layout import (
     Bound,
     DType,
     Fields,
-    Layout,
+    FieldsLayout,
     Tensor,
     declare,
-    length_of,
+    lengths_of,
+    order_of,
 )
 from sonic_coffea.layouts._memory import empty
-from sonic_coffea.layouts._padded import Padded, PaddedLayout
+from sonic_coffea.layouts._padded import Padded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from awkward.contents import Content
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._fields import Feature, Source
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Pairwise(PaddedLayout):
+class Pairwise(FieldsLayout):
     """Numbers of the pairs of a row's elements: ``[N, C, L, L]``, or ``[N, C, L, M]``.
 
     The numbers are computed from the elements, ``events * jets * var * {px, py, pz, energy}``,
@@ -105,6 +105,8 @@ class Pairwise(PaddedLayout):
     [[[[40.0], [20.0]]]]
     """
 
+    jagged = True
+
     features: tuple[Feature, ...]
     lengths: tuple[int, ...]
     formulae: tuple[str, ...] | None
@@ -129,20 +131,16 @@ class Pairwise(PaddedLayout):
         sort_by: str | None = None,
     ) -> None:
         sizes = length if isinstance(length, (list, tuple)) else (length,)
-        lengths = tuple(length_of(n, self) for n in sizes)
-        if not lengths or list(lengths) != sorted(set(lengths)):
-            raise ConfigError(f"Pairwise: expected a length, or ascending ones, got {length}")
-        self._declare(fields, dtype, lengths=lengths, eps=float(eps), sort_by=sort_by)
+        self._declare(fields, dtype, lengths=lengths_of(sizes, self), sort_by=sort_by)
+        declare(self, eps=float(eps), axis_order=order_of(axis_order, self, orders=("CLL", "LLC")))
         if not self.eps > 0:
             raise ConfigError(f"Pairwise: expected an eps above 0, got {eps}")
-        if axis_order not in ("CLL", "LLC"):
-            raise ConfigError(f"Pairwise: expected axis_order 'CLL' or 'LLC', got {axis_order!r}")
         declare(self, other=_other(other))
         if formulae is None and all(map(four_vector, self._names())):
             formulae = DEFAULT
         chosen = (formulae,) if isinstance(formulae, str) else formulae
-        declare(self, formulae=None if chosen is None else tuple(chosen), axis_order=axis_order)
-        self._declare_fill(fill, self.channels, "channels")
+        declare(self, formulae=None if chosen is None else tuple(chosen))
+        declare(self, fill=self._one_for_each("fill", fill, self.channels, "channels"))
         if self.formulae is None and sort_by is not None:
             raise ConfigError("Pairwise: pairs that are given are not sorted; sort them before")
         if isinstance(self.other, Padded if self.formulae is None else int):
@@ -212,12 +210,6 @@ class Pairwise(PaddedLayout):
         pairs, padded = counts * other_counts, length * other_length
         return int(sent.sum()), int((pairs - sent).sum()), int((padded - sent).sum())
 
-    def doubt(self, columns: Columns) -> None:
-        del columns
-
-    def content(self, tensor: Tensor, columns: Columns) -> Content:
-        return Layout.content(self, tensor, columns)
-
     def _names(self) -> list[list[str]]:
         """Return the fields' names, and those of the other elements if there are any."""
         layouts = [self, self.other] if isinstance(self.other, Padded) else [self]
@@ -263,7 +255,7 @@ class Pairwise(PaddedLayout):
         )
         if bad >= 0 and self.formulae is not None:
             place, channel = divmod(bad, self.channels)
-            row = int(np.arange(len(columns.split.rows))[rows][place])
+            row = columns.number(rows, place)
             raise InputError(
                 f"formula {self.formulae[channel]!r} is NaN, or larger than {self.dtype.name} can "
                 f"hold, for a pair of elements in event {columns.split.rows.event_of(row)}; limit "

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from awkward.contents import NumpyArray, RecordArray
 
-from sonic_coffea.errors import ConfigError
-from sonic_coffea.layouts._layout import Bound, Constants, DType, Fields, FieldsLayout, Tensor
+from sonic_coffea.layouts._layout import (
+    Bound,
+    Constants,
+    DType,
+    Fields,
+    FieldsLayout,
+    Tensor,
+    order_of,
+)
 from sonic_coffea.layouts._leading import leading_columns
 from sonic_coffea.layouts._range import check_range
 from sonic_coffea.layouts._texts import TEXT
@@ -20,9 +27,6 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._fields import Feature, Source
     from sonic_coffea.layouts._rows import RowSelection
-
-
-_AXIS_ORDERS = ("F", "FL", "LF", "")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -74,14 +78,8 @@ class Row(FieldsLayout):
         axis_order: str = "F",
         missing: Constants = None,
     ) -> None:
-        if axis_order not in _AXIS_ORDERS:
-            raise ConfigError(f"Row: expected axis_order 'F', 'FL', 'LF' or '', got {axis_order!r}")
         self._declare(fields, dtype, axis_order=axis_order, missing=missing)
-        if not axis_order and len(self.features) != 1:
-            raise ConfigError(
-                f"Row: axis_order '' has no axis for {len(self.features)} fields; expected one "
-                "field, or axis_order 'F'"
-            )
+        order_of(axis_order, self, len(self.features), ("F", "FL", "LF", ""))
 
     def bind(self, source: Source) -> Bound:
         leading = None

@@ -56,11 +56,11 @@ class Rows:
     @property
     def depth(self) -> int:
         """How many lists are above a row."""
-        return sum(not node.is_option for node in self._levels())
+        return sum(not node.is_option for node in levels_of(self.skeleton))
 
     def unflatten(self, content: Content, attrs: Mapping[str, Any] | None = None) -> ak.Array:
         """Return `content`, one element per row, in the structure that the rows came from."""
-        return ak.Array(_with_leaf(self.skeleton, content), attrs=attrs)
+        return ak.Array(_within(levels_of(self.skeleton), content), attrs=attrs)
 
     def without(self, content: Content, masked: Sequence[RowSelection]) -> Content:
         """Return `content` with None at the rows that are masked."""
@@ -82,7 +82,7 @@ class Rows:
 
         Thousands of requests of a call may fail, and each failure names its events.
         """
-        for node in reversed(self._levels()):
+        for node in reversed(levels_of(self.skeleton)):
             if node.is_option:
                 row = int(np.flatnonzero(np.asarray(node.index.data) >= 0)[row])
             else:
@@ -91,53 +91,27 @@ class Rows:
 
     def event_numbers(self) -> Int64:
         """Return the number of the event that each row belongs to."""
-        numbers = np.arange(self.events, dtype=np.int64)
-        for node in self._levels():
-            if node.is_option:
-                numbers = numbers[np.asarray(node.index.data) >= 0]
-            else:
-                numbers = np.repeat(numbers, np.diff(node.offsets.data))
-        return numbers
-
-    def _levels(self) -> list[Content]:
-        """Return the lists and options above the rows, from the outside in."""
-        levels = []
-        node = self.skeleton
-        while not node.is_numpy:
-            levels.append(node)
-            node = node.content
-        return levels
+        return _spread(levels_of(self.skeleton), self.events)
 
     def above(self, depth: int) -> tuple[Content, Int64]:
         """Return the structure of the first `depth` axes, and where in it each row is."""
-        levels = self._levels()
+        levels = levels_of(self.skeleton)
         lists = [i for i, node in enumerate(levels) if not node.is_option]
         upper = 0 if depth == 1 else lists[depth - 2] + 1
-        numbers = np.arange(levels[upper].length if upper < len(levels) else len(self))
-        for node in levels[upper:]:
-            if node.is_option:
-                numbers = numbers[np.asarray(node.index.data) >= 0]
-            else:
-                numbers = np.repeat(numbers, np.diff(node.offsets.data))
         below = levels[upper].length if upper < len(levels) else len(self)
-        structure: Content = NumpyArray(np.arange(below))
-        for node in reversed(levels[:upper]):
-            structure = _with_content(node, structure)
-        return structure, numbers
+        structure = _within(levels[:upper], NumpyArray(np.arange(below)))
+        return structure, _spread(levels[upper:], below)
 
     def opened(self) -> tuple[Content, Int64]:
         """Return the structure without the rows' own option, and the row at each of its places.
 
         The latter is -1 where there is None.
         """
-        levels = self._levels()
+        levels = levels_of(self.skeleton)
         if not levels or not levels[-1].is_option:
             return self.skeleton, np.arange(len(self))
         index = np.asarray(levels[-1].index.data)
-        structure: Content = NumpyArray(np.arange(len(index)))
-        for node in reversed(levels[:-1]):
-            structure = _with_content(node, structure)
-        return structure, index
+        return _within(levels[:-1], NumpyArray(np.arange(len(index)))), index
 
     def check_same(self, other: Rows, names: tuple[str, str]) -> None:
         """Raise unless another column, or input, has the same rows."""
@@ -209,7 +183,7 @@ class Split:
 
         A few lists, as in a chunk of few events, may be so by chance; that is not enough.
         """
-        levels = self.rows._levels()  # noqa: SLF001
+        levels = levels_of(self.rows.skeleton)
         if not levels or levels[-1].is_option:
             return False
         offsets = np.asarray(levels[-1].offsets.data)
@@ -242,20 +216,36 @@ def offsets_of(counts: Int64) -> Int64:
     return offsets
 
 
-def _with_leaf(node: Content, content: Content) -> Content:
-    """Return the packed structure with its innermost numbers replaced."""
-    if isinstance(node, NumpyArray):
-        return content
-    return _with_content(node, _with_leaf(node.content, content))
+def levels_of(skeleton: Content) -> list[Content]:
+    """Return the lists and options of a structure, from the outside in."""
+    levels = []
+    while not skeleton.is_numpy:
+        levels.append(skeleton)
+        skeleton = skeleton.content
+    return levels
 
 
-def _with_content(node: Content, inner: Content) -> Content:
-    """Return a list or option with another content."""
-    if isinstance(node, ListOffsetArray):
-        return ListOffsetArray(node.offsets, inner)
-    if isinstance(node, RegularArray):
-        return RegularArray(inner, node.size, zeros_length=node.length)
-    return IndexedOptionArray.simplified(node.index, inner)
+def _within(levels: Sequence[Content], content: Content) -> Content:
+    """Return a content in lists and options such as these."""
+    for node in reversed(levels):
+        if isinstance(node, ListOffsetArray):
+            content = ListOffsetArray(node.offsets, content)
+        elif isinstance(node, RegularArray):
+            content = RegularArray(content, node.size, zeros_length=node.length)
+        else:
+            content = IndexedOptionArray.simplified(node.index, content)
+    return content
+
+
+def _spread(levels: Sequence[Content], length: int) -> Int64:
+    """Return, for each of what lists and options hold, which of the outermost ones has it."""
+    numbers = np.arange(length)
+    for node in levels:
+        if node.is_option:
+            numbers = numbers[np.asarray(node.index.data) >= 0]
+        else:
+            numbers = np.repeat(numbers, np.diff(node.offsets.data))
+    return numbers
 
 
 def aligned(main: Rows, other: Rows, ids: Int64, depth: int) -> Int64 | None:
@@ -301,7 +291,7 @@ def united(each: Sequence[Rows]) -> Rows:
     leaf: Content = NumpyArray(np.arange(number))
     if number < len(present):
         leaf = IndexedOptionArray(Index64(np.where(there, np.cumsum(there) - 1, -1)), leaf)
-    return Rows(_with_leaf(structure, leaf), np.arange(number))
+    return Rows(_within(levels_of(structure), leaf), np.arange(number))
 
 
 def _same(a: Content, b: Content) -> bool:

@@ -23,6 +23,7 @@ from sonic_coffea.layouts._layout import (
     Tensor,
     check_held,
     declare,
+    order_of,
 )
 from sonic_coffea.layouts._padded import Padded
 from sonic_coffea.layouts._row import Row
@@ -100,8 +101,7 @@ class Tokens(Layout):
             raise ConfigError(f"Tokens: expected a dict of collections, got {parts!r}")
         for name, part in parts.items():
             _check_part(name, part)
-        if axis_order not in ("FL", "LF"):
-            raise ConfigError(f"Tokens: expected axis_order 'LF' or 'FL', got {axis_order!r}")
+        order_of(axis_order, self, orders=("LF", "FL"))
         first, *others = ((name, part.dtype) for name, part in parts.items())
         for name, dtype in others:
             if dtype != first[1]:
@@ -224,10 +224,8 @@ class _Part:
         The channel of each of its fields.
     fills : tuple of float
         What pads each channel.
-    constant : array of int64
-        The channels that it does not have, and those of the flags behind.
-    constants : (tuple of float, tuple of float)
-        What its tokens have there, and what stands where there is none.
+    stamp : Stamp or None
+        What its tokens have in the channels that it lacks, and in those of the flags behind.
     wraps : bool
         Whether its own tokens pad it.
     """

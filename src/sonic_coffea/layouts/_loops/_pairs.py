@@ -4,63 +4,34 @@ from __future__ import annotations
 
 import numpy as np
 
-from sonic_coffea.layouts._formulae import OPERATIONS
+from sonic_coffea.layouts._formulae import Operation
 from sonic_coffea.layouts._loops._compiler import compiled
-
-(
-    CONSTANT,
-    FIELD,
-    FIRST,
-    SECOND,
-    ADD,
-    SUBTRACT,
-    MULTIPLY,
-    DIVIDE,
-    POWER,
-    MIN,
-    MAX,
-    DIFFERENCE,
-    ARCTAN2,
-    SQUARE,
-    NEGATIVE,
-    ABS,
-    SQRT,
-    LOG,
-    LOG1P,
-    EXP,
-    TANH,
-    SIN,
-    COS,
-    SINH,
-    COSH,
-    WRAP,
-) = range(len(OPERATIONS))
 
 
 @compiled
 def _number(operation, x, y):
     """Return what an operation makes of one or two numbers."""
-    if operation == DIVIDE:
+    if operation == Operation.divide:
         return x / y
-    if operation == POWER:
+    if operation == Operation.power:
         return x**y
-    if operation == ARCTAN2:
+    if operation == Operation.arctan2:
         return np.arctan2(x, y)
-    if operation == NEGATIVE:
+    if operation == Operation.negative:
         return -x
-    if operation == ABS:
+    if operation == Operation.abs:
         return abs(x)
-    if operation == LOG1P:
+    if operation == Operation.log1p:
         return np.log1p(x)
-    if operation == EXP:
+    if operation == Operation.exp:
         return np.exp(x)
-    if operation == TANH:
+    if operation == Operation.tanh:
         return np.tanh(x)
-    if operation == SIN:
+    if operation == Operation.sin:
         return np.sin(x)
-    if operation == COS:
+    if operation == Operation.cos:
         return np.cos(x)
-    if operation == SINH:
+    if operation == Operation.sinh:
         return np.sinh(x)
     return np.cosh(x)
 
@@ -76,41 +47,41 @@ def _execute(program, constants, first, second, at, count, registers):
     for number in range(len(program)):
         operation, a, b = program[number, 0], program[number, 1], program[number, 2]
         to = registers[number]
-        if operation == CONSTANT:
+        if operation == Operation.constant:
             to[:count] = constants[a]
-        elif operation == FIRST:
+        elif operation == Operation.first:
             to[:count] = first[a, at]
-        elif operation in (FIELD, SECOND):
+        elif operation in (Operation.field, Operation.second):
             for k in range(count):
                 to[k] = second[a, k]
-        elif operation == ADD:
+        elif operation == Operation.add:
             for k in range(count):
                 to[k] = registers[a, k] + registers[b, k]
-        elif operation == SUBTRACT:
+        elif operation == Operation.subtract:
             for k in range(count):
                 to[k] = registers[a, k] - registers[b, k]
-        elif operation == DIFFERENCE:
+        elif operation == Operation.difference:
             for k in range(count):
                 to[k] = abs(registers[a, k] - registers[b, k])
-        elif operation == MULTIPLY:
+        elif operation == Operation.multiply:
             for k in range(count):
                 to[k] = registers[a, k] * registers[b, k]
-        elif operation == SQUARE:
+        elif operation == Operation.square:
             for k in range(count):
                 to[k] = registers[a, k] * registers[a, k]
-        elif operation in (MIN, MAX):
-            sign = 1.0 if operation == MIN else -1.0
+        elif operation in (Operation.min, Operation.max):
+            sign = 1.0 if operation == Operation.min else -1.0
             for k in range(count):
                 x, y = registers[a, k], registers[b, k]
                 # A NaN of either stays one.
                 to[k] = x if sign * x <= sign * y or np.isnan(x) else y
-        elif operation == SQRT:
+        elif operation == Operation.sqrt:
             for k in range(count):
                 to[k] = np.sqrt(registers[a, k])
-        elif operation == LOG:
+        elif operation == Operation.log:
             for k in range(count):
                 to[k] = np.log(registers[a, k])
-        elif operation == WRAP:
+        elif operation == Operation.wrap:
             for k in range(count):
                 x = registers[a, k]
                 to[k] = x - 2.0 * np.pi * np.rint(x / (2.0 * np.pi))
