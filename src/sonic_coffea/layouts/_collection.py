@@ -9,7 +9,7 @@ import numpy as np
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._fields import Column, Feature, Source
 from sonic_coffea.layouts._nodes import read, split
-from sonic_coffea.layouts._numbers import AS_THEY_ARE, is_readable
+from sonic_coffea.layouts._numbers import is_readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,10 +67,10 @@ def _names_of_one(named: Sequence[Feature]) -> list[str] | None:
 
 
 def _is_plain(field: Content, feature: Feature) -> bool:
-    """Whether a field is of numbers of a type that a kernel reads."""
+    """Whether a field is of numbers that a kernel may read as they are."""
     if not field.is_numpy or field.inner_shape:
         return False
-    return field.dtype in AS_THEY_ARE and (feature.plain or field.dtype.kind == "f")
+    return feature.plain or field.dtype.kind == "f"
 
 
 def taken_apart(

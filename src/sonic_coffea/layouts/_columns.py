@@ -98,7 +98,7 @@ class Columns:
                 gathered.append(group)
         each = []
         for group in gathered or [NOTHING]:
-            pads = np.asarray([fills[s] for s in group.slots]).astype(out.dtype)
+            pads = np.asarray(fills).astype(out.dtype)[group.slots]
             call = place.filling(group, starts, stops, pads, wrap=wrap, stamp=stamp)
             each.append(Filling(call, partial(self._check, group, out, rows)))
             stamp = None

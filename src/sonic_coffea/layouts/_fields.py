@@ -250,7 +250,7 @@ class OneHot:
         return tuple(Feature(self.name, categories={v: 1, None: 0}) for v in self.values)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # making a frozen one takes twice as long
 class Column:
     """The numbers of one field: ``values``, read through ``index`` if there is one.
 
