@@ -348,6 +348,9 @@ def test_declarations_nest(tmp_path: Path) -> None:
         outputs:
           y: {labels: [a, b], per: row}
           z:
+        version: 2
+        priority: 1
+        server_timeout_s: 0.5
         """
     )
     declared = sonic.Model.from_yaml(path, "m")
@@ -356,7 +359,8 @@ def test_declarations_nest(tmp_path: Path) -> None:
         "MET": sonic.Row(["pt", 0, 0]),
     }
     inputs = {"tokens": sonic.Tokens(parts), "mask": sonic.Mask(3, of="Jet.pt")}
-    by_hand = sonic.Model("m", inputs, {"y": sonic.Output(["a", "b"]), "z": None})
+    outputs = {"y": sonic.Output(["a", "b"]), "z": None}
+    by_hand = sonic.Model("m", inputs, outputs, version=2, priority=1, server_timeout_s=0.5)
     assert declared.config_hash == by_hand.config_hash
 
 

@@ -136,7 +136,7 @@ class Model(Declaration):
             The file has ``model``, ``inputs`` and ``outputs``. An input has ``layout``, the name of
             a layout, and the layout's arguments. A field is a name, a number, or the arguments of a
             `Feature` or a `OneHot`. An output is a list of labels, nothing, or the arguments of an
-            `Output`.
+            `Output`. Further keys are other arguments of `Model`, such as ``version``.
         name : str, optional
             The model's name, instead of the file's.
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts import Layout, Output
 
 _LAYOUTS = ("Bucketed", "Dense", "Flat", "Mask", "Padded", "Pairwise", "Row", "Tokens")
-_KEYS = ("inputs", "model", "outputs", "version", "one_request_per", "parameters", "priority")
+_OPTIONS = ("version", "one_request_per", "parameters", "priority", "server_timeout_s")
+_KEYS = ("inputs", "model", "outputs", *_OPTIONS)
 
 
 def read(path: Path, name: str | None) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def read(path: Path, name: str | None) -> dict[str, Any]:
         raise ConfigError(f"{path}: expected the model's name as `model`, got {name!r}")
     inputs = _mapping(known.get("inputs"), f"{path}, inputs")
     outputs = _mapping(known.get("outputs"), f"{path}, outputs")
-    others = {key: known[key] for key in _KEYS[3:] if key in known}
+    others = {key: known[key] for key in _OPTIONS if key in known}
     return {
         "name": name,
         "inputs": {key: _layout(one, f"{path}, input {key!r}") for key, one in inputs.items()},
