@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 from hypothesis import HealthCheck, settings
 from onnx import TensorProto, helper
+from tests.scored import Scored
 
 import sonic_coffea as sonic
 from sonic_coffea.server import ensure
@@ -209,20 +210,6 @@ def direct(tagger_path: Path, jets: ak.Array) -> list[Any]:
     return [[next(scores) if jet else None for jet in event] for event in there]
 
 
-def same_scores(found: Any, expected: list[Any]) -> None:
-    """Compare scores in lists, None in the same places, to 1e-6."""
-    found = ak.Array(found)
-    reference = ak.Array(expected)
-    assert ak.num(found).tolist() == ak.num(reference).tolist()
-    assert ak.all(ak.is_none(found, axis=1) == ak.is_none(reference, axis=1))
-    np.testing.assert_allclose(
-        np.asarray(ak.drop_none(ak.flatten(found))),
-        np.asarray(ak.drop_none(ak.flatten(reference))),
-        rtol=0,
-        atol=1e-6,
-    )
-
-
-@pytest.fixture
-def compare() -> Any:
-    return same_scores
+@pytest.fixture(scope="session")
+def scored(tagger: sonic.Model, jets: ak.Array, direct: list[Any]) -> Scored:
+    return Scored(tagger, jets, direct)

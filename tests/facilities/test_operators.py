@@ -21,6 +21,7 @@ from tests.network.nginx import NGINX, needs_nginx
 from tests.network.processes import Kept, accepts
 from tests.network.tritons import Triton, tritons
 from tests.ports import held_port
+from tests.scored import same_scores
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -133,10 +134,8 @@ def through_envoy(
         yield ports
 
 
-def test_envoy(
-    through_envoy: tuple[int, int], tagger: sonic.Model, jets: Any, direct: Any, compare: Any
-) -> None:
-    compare(score(through_envoy[0], tagger, jets), direct)
+def test_envoy(through_envoy: tuple[int, int], tagger: sonic.Model, jets: Any, direct: Any) -> None:
+    same_scores(score(through_envoy[0], tagger, jets), direct)
 
 
 @needs_nginx
@@ -146,7 +145,6 @@ def test_nginx(
     tagger: sonic.Model,
     jets: Any,
     direct: Any,
-    compare: Any,
 ) -> None:
     assert NGINX is not None
     log = str(tmp_path / "error.log")
@@ -159,8 +157,8 @@ def test_nginx(
     for certificate in issued.cert_chain_pems:
         certificate.write_to_path(tmp_path / "triton.pem", append=True)
     with proxy("nginx.conf", triton, tmp_path, argv) as (secure_port, port):
-        compare(score(port, tagger, jets), direct)
-        compare(score(secure_port, tagger, jets, tls_root=str(tmp_path / "root.pem")), direct)
+        same_scores(score(port, tagger, jets), direct)
+        same_scores(score(secure_port, tagger, jets, tls_root=str(tmp_path / "root.pem")), direct)
         with pytest.raises(sonic.errors.AccessError, match="certificate"):
             score(secure_port, tagger, jets, tls_root=certifi.where())
 

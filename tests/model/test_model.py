@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import xxhash
+from tests.scored import same_scores
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def test_scores_equal_direct_inference(
-    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any], compare: Any
+    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any]
 ) -> None:
     scores = tagger(jets)
     assert str(scores.type) == "2000 * var * ?{qcd: float32, top: float32}"
-    compare(scores.top, direct)
+    same_scores(scores.top, direct)
     np.testing.assert_allclose(ak.flatten(ak.drop_none(scores.top + scores.qcd)), 1, atol=1e-6)
     total = connected.statistics.total()
     assert total.rows == int(ak.sum(~ak.is_none(jets, axis=1)))
@@ -32,12 +33,12 @@ def test_scores_equal_direct_inference(
 
 
 def test_any_selection_scores_the_same(
-    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any], compare: Any
+    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any]
 ) -> None:
     chosen = [7, 3, 3, 1500, 0]
-    compare(tagger(jets[chosen]).top, [direct[i] for i in chosen])
+    same_scores(tagger(jets[chosen]).top, [direct[i] for i in chosen])
     one = next(i for i, event in enumerate(direct) if len(event) == 1)
-    compare(tagger(jets[one : one + 1]).top, direct[one : one + 1])
+    same_scores(tagger(jets[one : one + 1]).top, direct[one : one + 1])
 
 
 def test_depth_does_not_matter(
@@ -187,7 +188,7 @@ def test_pinned_version(connected: sonic.Pool, tagger: sonic.Model, jets: ak.Arr
 
 
 def test_calls_from_many_threads(
-    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any], compare: Any
+    connected: sonic.Pool, tagger: sonic.Model, jets: ak.Array, direct: list[Any]
 ) -> None:
     found: dict[int, Any] = {}
 
@@ -199,7 +200,7 @@ def test_calls_from_many_threads(
         thread.start()
     for thread in threads:
         thread.join()
-    compare(ak.concatenate([found[i] for i in range(8)]), direct)
+    same_scores(ak.concatenate([found[i] for i in range(8)]), direct)
 
 
 def test_without_servers_it_says_how_to_name_one(tagger: sonic.Model, jets: ak.Array) -> None:

@@ -12,6 +12,7 @@ from sonic_coffea.pool import Pool, Settings
 
 if TYPE_CHECKING:
     from tests.network.tritons import Triton
+    from tests.scored import Scored
 
     import sonic_coffea as sonic
 
@@ -20,14 +21,11 @@ if TYPE_CHECKING:
 def test_envoy(
     two_tritons: list[Triton],
     envoy: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
     policy: str,
 ) -> None:
     with envoy(two_tritons, policy=policy) as running, Pool(Settings.make(running.url)) as pool:
-        compare(tagger(jets, pool=pool).top, direct)
+        scored(pool)
         assert pool.statistics.total().failures == 0
         assert all(running.requests_of(triton) > 20 for triton in two_tritons)
 
@@ -38,9 +36,7 @@ def test_nginx(
     two_tritons: list[Triton],
     nginx: Any,
     tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
     channels: int,
 ) -> None:
     before = [triton.requests("tagger") for triton in two_tritons]
@@ -48,7 +44,7 @@ def test_nginx(
         nginx(two_tritons) as running,
         Pool(Settings.make(running.url, channels=channels)) as pool,
     ):
-        compare(tagger(jets, pool=pool).top, direct)
+        scored(pool)
         assert pool.statistics.total().failures == 0
     after = [triton.requests("tagger") for triton in two_tritons]
     assert all(now > then + 5 for then, now in zip(before, after, strict=True))
@@ -59,12 +55,9 @@ def test_nginx(
 def test_haproxy(
     two_tritons: list[Triton],
     haproxy: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
     mode: str,
 ) -> None:
     with haproxy(two_tritons, mode=mode) as running, Pool(Settings.make(running.url)) as pool:
-        compare(tagger(jets, pool=pool).top, direct)
+        scored(pool)
         assert pool.statistics.total().failures == 0

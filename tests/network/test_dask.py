@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Client
 from tests.dask.conftest import local_cluster
+from tests.scored import same_scores
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -23,7 +24,6 @@ def test_one_of_two_dies(
     tagger: sonic.Model,
     jets: Any,
     direct: list[Any],
-    compare: Any,
 ) -> None:
     def timed(number: int) -> tuple[float, Any]:
         begun = time.monotonic()
@@ -40,7 +40,7 @@ def test_one_of_two_dies(
         def longest_s(first: int) -> float:
             tasks = client.gather(client.map(timed, range(first, first + TASKS)))
             for _, scores in tasks:
-                compare(scores, direct)
+                same_scores(scores, direct)
             return max(took_s for took_s, _ in tasks)
 
         longest_s(0)  # compiles

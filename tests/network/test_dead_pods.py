@@ -14,8 +14,8 @@ from sonic_coffea.pool import Pool, Settings
 
 if TYPE_CHECKING:
     from tests.network.tritons import Triton
+    from tests.scored import Scored
 
-    import sonic_coffea as sonic
 
 OPEN = "open"
 
@@ -25,10 +25,7 @@ OPEN = "open"
 def test_one_of_several_is_dead(
     four_tritons: list[Triton],
     envoy: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
     policy: str,
     number: int,
 ) -> None:
@@ -36,12 +33,10 @@ def test_one_of_several_is_dead(
         envoy(four_tritons[:number], policy=policy) as running,
         Pool(Settings.make(running.url)) as pool,
     ):
-        compare(tagger(jets, pool=pool).top, direct)
+        scored(pool)
         four_tritons[0].kill()
         with circuits(pool) as seen:
-            pendings = [tagger.submit(jets, pool=pool) for _ in range(3)]
-            for pending in pendings:
-                compare(pending.result(timeout_s=60).top, direct)
+            scored(pool, calls=3)
         total = pool.statistics.total()
         assert total.failures == 0
         assert total.retries > 0
@@ -51,17 +46,14 @@ def test_one_of_several_is_dead(
 def test_a_pool_that_finds_one_of_several_dead(
     two_tritons: list[Triton],
     envoy: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     """Its first calls, of metadata, are refused as any others."""
     with envoy(two_tritons) as running:
         two_tritons[0].kill()
         for _ in range(4):
             with Pool(Settings.make(running.url)) as pool:
-                compare(tagger(jets, pool=pool).top, direct)
+                scored(pool)
                 assert pool.statistics.total().failures == 0
 
 
@@ -69,23 +61,19 @@ def test_a_pool_that_finds_one_of_several_dead(
 def test_nginx_before_a_dead_one(
     two_tritons: list[Triton],
     nginx: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     """It answers 502 for each request that it leads there, as it does not count failures."""
     with (
         nginx(two_tritons, upstream="max_fails=0") as running,
         Pool(Settings.make(running.url)) as pool,
     ):
-        compare(tagger(jets, pool=pool).top, direct)
+        scored(pool)
         with circuits(pool) as seen:
-            pendings = [tagger.submit(jets, pool=pool) for _ in range(2)]
+            pendings = scored.submit(*[pool] * 2)
             # What it has is answered by the other.
             two_tritons[0].kill()
-            for pending in pendings:
-                compare(pending.result(timeout_s=60).top, direct)
+            scored.check(*pendings)
         total = pool.statistics.total()
         assert (total.failures, total.retries > 0) == (0, True)
         assert OPEN not in seen
@@ -95,20 +83,17 @@ def test_nginx_before_a_dead_one(
 def test_haproxy_before_a_dead_one(
     two_tritons: list[Triton],
     haproxy: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     """It answers 503 for each request that it leads there, as it does not check."""
     with (
         haproxy(two_tritons, mode="http", check="", backend="retries 0") as running,
         Pool(Settings.make(running.url)) as pool,
     ):
-        compare(tagger(jets, pool=pool).top, direct)
+        scored(pool)
         two_tritons[0].kill()
         with circuits(pool) as seen:
-            compare(tagger(jets, pool=pool).top, direct)
+            scored(pool)
         total = pool.statistics.total()
         assert (total.failures, total.retries > 0) == (0, True)
         assert OPEN not in seen
@@ -117,27 +102,23 @@ def test_haproxy_before_a_dead_one(
 def test_all_of_them_die_and_one_comes_back(
     two_tritons: list[Triton],
     envoy: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     """While nothing gets through, the circuit is open, and few requests are spent on it."""
     with (
         envoy(two_tritons) as running,
         Pool(Settings.make(running.url, retry_timeout_s=200)) as pool,
     ):
-        compare(tagger(jets, pool=pool).top, direct)
+        scored(pool)
         # Submitted later, a call might ask for the model first, and wait for an answer.
-        pendings = [tagger.submit(jets, pool=pool) for _ in range(4)]
+        pendings = scored.submit(*[pool] * 4)
         for triton in two_tritons:
             triton.kill()
         until(lambda: pool.servers[0].circuit == OPEN, what="an open circuit")
         before = running.statistic("http.ingress.downstream_rq_total")
         two_tritons[1].start()
         spent = running.statistic("http.ingress.downstream_rq_total") - before
-        for pending in pendings:
-            compare(pending.result(timeout_s=200).top, direct)
+        scored.check(*pendings, timeout_s=200)
         assert pool.statistics.total().failures == 0
         # Triton has taken 2 s to start, or more.
         assert spent < 200

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.network.tritons import Triton
+    from tests.scored import Scored
 
     import sonic_coffea as sonic
 
@@ -32,21 +33,20 @@ def test_one_of_two_hangs_in_mid_run(
     tagger: sonic.Model,
     jets: Any,
     direct: list[Any],
-    compare: Any,
+    scored: Scored,
     policy: str,
 ) -> None:
     with envoy(two_tritons, policy=policy) as running, Pool(Settings.make(running.url)) as pool:
-        compare(tagger(jets, pool=pool).top, direct)
-        pendings = [tagger.submit(jets, pool=pool) for _ in range(2)]
+        scored(pool)
+        pendings = scored.submit(*[pool] * 2)
         two_tritons[0].stop()
         pendings.append(tagger.submit(jets, pool=pool))
-        for pending in pendings:
-            compare(pending.result(timeout_s=120).top, direct)
+        scored.check(*pendings, timeout_s=120)
         # It is known by now, and does not cost that much again.
-        compare(tagger.submit(jets, pool=pool).result(timeout_s=60).top, direct)
+        scored(pool)
         assert pool.statistics.total().failures == 0
         two_tritons[0].go_on()
-        compare(tagger.submit(jets, pool=pool).result(timeout_s=60).top, direct)
+        scored(pool)
         total = pool.statistics.total()
         assert total.failures == 0
         assert total.rows == 6 * sum(score is not None for event in direct for score in event)
@@ -55,16 +55,13 @@ def test_one_of_two_hangs_in_mid_run(
 def test_a_pool_that_finds_one_of_two_hanging(
     two_tritons: list[Triton],
     envoy: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     """Its first calls, of metadata, may be led to the one that hangs."""
     with envoy(two_tritons, policy="ROUND_ROBIN") as running:
         two_tritons[0].stop()
         with Pool(Settings.make(running.url)) as pool:
-            compare(tagger.submit(jets, pool=pool).result(timeout_s=120).top, direct)
+            scored(pool, timeout_s=120)
             assert pool.statistics.total().failures == 0
 
 
@@ -74,9 +71,7 @@ def test_the_one_at_the_end_of_a_connection_hangs(
     two_tritons: list[Triton],
     haproxy: Any,
     tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
     channels: int,
 ) -> None:
     """A balancer of connections leads all that is sent on one to the same Triton."""
@@ -86,9 +81,8 @@ def test_the_one_at_the_end_of_a_connection_hangs(
         Pool(Settings.make(running.url, channels=channels)) as pool,
     ):
         before = {triton: triton.requests("tagger") for triton in two_tritons}
-        compare(tagger(jets, pool=pool).top, direct)
+        scored(pool)
         max(two_tritons, key=lambda triton: triton.requests("tagger") - before[triton]).stop()
-        pendings = [tagger.submit(jets, pool=pool) for _ in range(2)]
-        for pending in pendings:
-            compare(pending.result(timeout_s=120).top, direct)
+        pendings = scored.submit(*[pool] * 2)
+        scored.check(*pendings, timeout_s=120)
         assert pool.statistics.total().failures == 0

@@ -10,6 +10,7 @@ import awkward as ak
 import grpc
 import pytest
 from tests.network.tritons import tritons
+from tests.scored import Scored, same_scores
 from tests.waiting import until
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -82,9 +83,9 @@ def calls(score: Callable[[], None]) -> Iterator[list[BaseException]]:
 
 
 @pytest.fixture
-def scored(tagger: sonic.Model, jets: Any, direct: list[Any], compare: Any) -> Any:
-    """What scores some jets by a pool, and compares."""
-    return lambda pool: compare(tagger(jets[:200], pool=pool).top, direct[:200])
+def scored(tagger: sonic.Model, jets: Any, direct: list[Any]) -> Scored:
+    """Score fewer jets than elsewhere."""
+    return Scored(tagger, jets[:200], direct[:200])
 
 
 def answered(pool: Pool, more: int = 100) -> None:
@@ -95,7 +96,7 @@ def answered(pool: Pool, more: int = 100) -> None:
 
 @pytest.mark.parametrize("policy", ["LEAST_REQUEST", "ROUND_ROBIN"])
 def test_one_of_two_is_terminated_and_comes_back(
-    two_tritons: list[Triton], envoy: Any, scored: Any, policy: str
+    two_tritons: list[Triton], envoy: Any, scored: Scored, policy: str
 ) -> None:
     """It unloads its models while it answers, then it is gone."""
     with (
@@ -115,7 +116,7 @@ def test_one_of_two_is_terminated_and_comes_back(
 
 
 def test_all_are_terminated_one_after_the_other(
-    two_tritons: list[Triton], envoy: Any, scored: Any
+    two_tritons: list[Triton], envoy: Any, scored: Scored
 ) -> None:
     with (
         envoy(two_tritons) as running,
@@ -131,7 +132,7 @@ def test_all_are_terminated_one_after_the_other(
     assert not failures
 
 
-def test_a_lone_server_is_started_anew(two_tritons: list[Triton], scored: Any) -> None:
+def test_a_lone_server_is_started_anew(two_tritons: list[Triton], scored: Scored) -> None:
     triton = two_tritons[0]
     triton.restore()
     with (
@@ -146,7 +147,7 @@ def test_a_lone_server_is_started_anew(two_tritons: list[Triton], scored: Any) -
     assert not failures
 
 
-def test_one_of_two_unloads_the_model(loaded: list[Triton], envoy: Any, scored: Any) -> None:
+def test_one_of_two_unloads_the_model(loaded: list[Triton], envoy: Any, scored: Scored) -> None:
     """It says NOT_FOUND to each second request; new pools find the model, too."""
     with (
         envoy(loaded, policy="ROUND_ROBIN") as running,
@@ -166,7 +167,9 @@ def test_one_of_two_unloads_the_model(loaded: list[Triton], envoy: Any, scored: 
     assert not failures
 
 
-def test_both_unload_the_model_for_a_while(loaded: list[Triton], envoy: Any, scored: Any) -> None:
+def test_both_unload_the_model_for_a_while(
+    loaded: list[Triton], envoy: Any, scored: Scored
+) -> None:
     with (
         envoy(loaded) as running,
         Pool(Settings.make(running.url, **PATIENT)) as pool,
@@ -185,7 +188,7 @@ def test_both_unload_the_model_for_a_while(loaded: list[Triton], envoy: Any, sco
     assert not failures
 
 
-def test_a_server_is_back_before_its_model(loaded: list[Triton], scored: Any) -> None:
+def test_a_server_is_back_before_its_model(loaded: list[Triton], scored: Scored) -> None:
     """In 30 s of failed calls, "no server has the model any more", it was loaded long ago."""
     triton = loaded[0]
     tell(triton, "Unload")
@@ -203,7 +206,7 @@ def test_a_server_is_back_before_its_model(loaded: list[Triton], scored: Any) ->
         loading.join()
 
 
-def test_a_model_that_stays_away_is_given_up_in_time(loaded: list[Triton], scored: Any) -> None:
+def test_a_model_that_stays_away_is_given_up_in_time(loaded: list[Triton], scored: Scored) -> None:
     triton = loaded[0]
     with Pool(Settings.make(triton.url, retry_timeout_s=2)) as pool:
         scored(pool)
@@ -283,7 +286,6 @@ def test_a_call_has_one_version_while_a_server_rolls_over(
     envoy: Any,
     tagger: sonic.Model,
     many: tuple[Any, list[Any]],
-    compare: Any,
 ) -> None:
     """Requests for version 1 that reach the other server are sent again."""
     write, running = versions
@@ -298,7 +300,7 @@ def test_a_call_has_one_version_while_a_server_rolls_over(
         tell(running[1], "Load")
         assert not pending.done()
         scores = pending.result(timeout_s=60)
-        compare(scores.top, expected)
+        same_scores(scores.top, expected)
         total = pool.statistics.total()
         assert (total.failures, total.retries > 0) == (0, True)
     assert scores.attrs["sonic"]["version"] == "1"
@@ -308,7 +310,6 @@ def test_a_version_that_all_servers_replace_is_said(
     versions: tuple[Callable[[], None], list[Triton]],
     tagger: sonic.Model,
     many: tuple[Any, list[Any]],
-    compare: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     write, (triton, _) = versions
@@ -320,7 +321,7 @@ def test_a_version_that_all_servers_replace_is_said(
         tell(triton, "Load")
         assert not pending.done()
         scores = pending.result(timeout_s=60)
-        compare(scores.top, expected)
+        same_scores(scores.top, expected)
     assert scores.attrs["sonic"]["version"] == "1, 2"
     said = [message for message in caplog.messages if "no server has version 1" in message]
     assert len(said) == 1

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.network.tritons import Triton
+    from tests.scored import Scored
 
 OPEN = "open"
 _SLOW = """
@@ -77,10 +78,7 @@ def slow_triton(installation: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_few_requests_at_a_time(
     two_tritons: list[Triton],
     envoy: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     """Envoy's circuit breaker is no failure of what is behind it."""
     with (
@@ -88,9 +86,7 @@ def test_few_requests_at_a_time(
         Pool(Settings.make(running.url)) as pool,
         circuits(pool) as seen,
     ):
-        pendings = [tagger.submit(jets, pool=pool) for _ in range(4)]
-        for pending in pendings:
-            compare(pending.result(timeout_s=60).top, direct)
+        scored(pool, calls=4)
         total = pool.statistics.total()
         assert total.failures == 0
         assert OPEN not in seen
@@ -103,10 +99,7 @@ def test_few_requests_at_a_time(
 def test_many_clients_share_few_requests(
     two_tritons: list[Triton],
     envoy: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     with (
         envoy(two_tritons, circuit_breakers={"max_requests": 4}) as running,
@@ -115,9 +108,8 @@ def test_many_clients_share_few_requests(
         settings = Settings.make(running.url)
         pools = [stack.enter_context(Pool(settings)) for _ in range(8)]
         seen = stack.enter_context(circuits(*pools))
-        pendings = [tagger.submit(jets, pool=pool) for pool in pools]
-        for pending in pendings:
-            compare(pending.result(timeout_s=60).top, direct)
+        pendings = scored.submit(*pools)
+        scored.check(*pendings)
         assert all(pool.statistics.total().failures == 0 for pool in pools)
         assert OPEN not in seen
 
@@ -125,10 +117,7 @@ def test_many_clients_share_few_requests(
 def test_a_local_rate_limit(
     two_tritons: list[Triton],
     envoy: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     """170 requests where 20 may come at a time, and 100 in a second."""
     with (
@@ -136,7 +125,7 @@ def test_a_local_rate_limit(
         Pool(Settings.make(running.url)) as pool,
         circuits(pool) as seen,
     ):
-        compare(tagger.submit(jets, pool=pool).result(timeout_s=60).top, direct)
+        scored(pool)
         assert pool.statistics.total().failures == 0
         assert OPEN not in seen
 
@@ -144,20 +133,17 @@ def test_a_local_rate_limit(
 def test_an_overloaded_envoy(
     two_tritons: list[Triton],
     envoy: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     """Nothing gets through while it is overloaded; then all does."""
     with envoy(two_tritons, pressure=True) as running, Pool(Settings.make(running.url)) as pool:
-        compare(tagger(jets, pool=pool).top, direct)
+        scored(pool)
         running.press(hard=True)
-        pending = tagger.submit(jets, pool=pool)
+        (pending,) = scored.submit(pool)
         refused = "http.ingress.downstream_rq_overload_close"
         until(lambda: running.statistic(refused) > 5, what="refused requests")
         running.press(hard=False)
-        compare(pending.result(timeout_s=60).top, direct)
+        scored.check(pending)
         total = pool.statistics.total()
         assert (total.failures, total.retries > 0) == (0, True)
 
@@ -166,10 +152,7 @@ def test_an_overloaded_envoy(
 def test_too_many_requests_by_an_ingress(
     two_tritons: list[Triton],
     nginx: Any,
-    tagger: sonic.Model,
-    jets: Any,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     """HTTP 429, which it gives for what is above 100 requests a second."""
     zone = "limit_req_zone $binary_remote_addr zone=all:1m rate=100r/s; limit_req_status 429;"
@@ -178,7 +161,7 @@ def test_too_many_requests_by_an_ingress(
         Pool(Settings.make(running.url)) as pool,
         circuits(pool) as seen,
     ):
-        compare(tagger.submit(jets, pool=pool).result(timeout_s=60).top, direct)
+        scored(pool)
         total = pool.statistics.total()
         assert (total.failures, total.retries > 0) == (0, True)
         assert OPEN not in seen

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.network.tritons import Triton
-
-    import sonic_coffea as sonic
+    from tests.scored import Scored
 
 
 @pytest.fixture
@@ -27,11 +26,9 @@ def url(two_tritons: list[Triton], envoy: Any) -> Iterator[str]:
         yield running.url
 
 
-def test_inference_goes_on(
-    url: str, tagger: sonic.Model, jets: Any, direct: list[Any], compare: Any
-) -> None:
+def test_inference_goes_on(url: str, scored: Scored) -> None:
     with Pool(Settings.make(url)) as pool:
-        compare(tagger(jets, pool=pool).top, direct)
+        scored(pool)
         assert pool.statistics.total().retries == 0
         with pytest.raises(errors.ModelNotFoundError, match="taggr"):
             pool.contract("taggr", None)

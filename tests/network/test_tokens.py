@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.scored import same_scores
 from tests.waiting import until
 
 from sonic_coffea import errors
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.network.tritons import Triton
+    from tests.scored import Scored
 
     import sonic_coffea as sonic
 
@@ -51,7 +53,7 @@ def test_an_expired_token_is_read_again(
     tagger: sonic.Model,
     jets: Any,
     direct: list[Any],
-    compare: Any,
+    scored: Scored,
     tmp_path: Path,
     first: bool,
 ) -> None:
@@ -63,7 +65,7 @@ def test_an_expired_token_is_read_again(
         Pool(Settings.make(running.url, token_file=path, retry_timeout_s=60.0)) as pool,
     ):
         if not first:
-            compare(tagger(jets, pool=pool).top, direct)
+            scored(pool)
             path.write_text(token(EXPIRED_S))
         scores: list[Any] = []
         scoring = threading.Thread(target=lambda: scores.append(tagger(jets, pool=pool)))
@@ -71,7 +73,7 @@ def test_an_expired_token_is_read_again(
         until(lambda: running.statistic("http.ingress.jwt_authn.denied") >= 3)
         path.write_text(token(1000.0))
         scoring.join(60)
-        compare(scores[0].top, direct)
+        same_scores(scores[0].top, direct)
         assert pool.statistics.total().failures == 0
 
 

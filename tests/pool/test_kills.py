@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import pytest
 from tests.ports import held_port
+from tests.scored import same_scores
 from tests.waiting import until
 
 import sonic_coffea as sonic
@@ -21,6 +22,8 @@ from sonic_coffea.transport import connect_transport
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.scored import Scored
 
 
 @pytest.fixture(scope="module")
@@ -112,17 +115,15 @@ def test_what_a_killed_server_had_is_scored_by_another(
     doomed: sonic.LocalServer,
     kill_after: int,
     server: sonic.LocalServer,
-    tagger: sonic.Model,
-    jets: ak.Array,
     direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     rows = sum(score is not None for event in direct for score in event)
     with Pool(Settings.make([doomed, server])) as pool:
         for _ in range(10):  # on a busy machine, it may have few requests of the first call
-            pending = tagger.submit(jets, pool=pool)
+            (pending,) = scored.submit(pool)
             scores = pending.result(timeout_s=100)
-            compare(scores.top, direct)
+            same_scores(scores.top, direct)
             total = pending.statistics.total()
             assert total.rows == rows
             used = {url for (url, _, _), tally in pending.statistics if tally.rows}
@@ -138,18 +139,18 @@ def test_what_a_killed_server_had_is_scored_by_another(
 
 @pytest.mark.server
 def test_a_server_that_is_started_again_is_used_again(
-    small_batches: Path, tagger: sonic.Model, jets: ak.Array, direct: list[Any], compare: Any
+    small_batches: Path, tagger: sonic.Model, jets: ak.Array, direct: list[Any]
 ) -> None:
     with held_port() as port:
         with sonic.LocalServer(
             small_batches, port=port, restart=False, stop_timeout_s=0.0, env=PATIENT
         ) as first:
             pool = Pool(Settings.make(first, retry_timeout_s=60.0))
-            compare(tagger(jets[:20], pool=pool).top, direct[:20])
+            same_scores(tagger(jets[:20], pool=pool).top, direct[:20])
         with ThreadPoolExecutor() as threads:
             scores = threads.submit(tagger, jets, pool=pool)
             with sonic.LocalServer(small_batches, port=port, stop_timeout_s=0.0):
-                compare(scores.result(timeout=100).top, direct)
+                same_scores(scores.result(timeout=100).top, direct)
                 pool.close()
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.scored import Scored
+
 Code = grpc.StatusCode
 MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["twice"]})
 
@@ -53,9 +55,7 @@ def test_it_is_like_a_real_server(
     server: sonic.LocalServer,
     tagger: sonic.Model,
     tagger_path: Path,
-    jets: ak.Array,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     session = onnxruntime.InferenceSession(tagger_path)
     function = lambda inputs: dict(  # noqa: E731
@@ -72,7 +72,7 @@ def test_it_is_like_a_real_server(
         assert (ours.inputs, ours.outputs) == (real.inputs, real.outputs)
         assert (ours.version, ours.max_rows) == (real.version, real.max_rows)
         with pool_of(fake) as pool:
-            compare(tagger(jets, pool=pool).top, direct)
+            scored(pool)
         for name, version in (("taggr", None), ("tagger", "7")):
             said = []
             for url in urls:

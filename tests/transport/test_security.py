@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import awkward as ak
+    from tests.scored import Scored
 
 
 @dataclass
@@ -123,14 +123,11 @@ def secured(
 
 def test_scores_over_tls(
     secured: Secured,
-    tagger: sonic.Model,
-    jets: ak.Array,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     options = {"tls_root": secured.root, "tls_cert": secured.cert, "tls_key": secured.key}
     with sonic.connect(secured.url, **options) as pool:
-        compare(tagger(jets, pool=pool).top, direct)
+        scored(pool)
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "authority", "name", "expired"])
@@ -200,13 +197,10 @@ def test_a_client_that_cannot_be_trusted(wrong: str, secured: Secured, tmp_path:
 def test_compressed_requests(
     compression: str,
     server: sonic.LocalServer,
-    tagger: sonic.Model,
-    jets: ak.Array,
-    direct: list[Any],
-    compare: Any,
+    scored: Scored,
 ) -> None:
     with sonic.connect(server, compression=compression) as pool:
-        compare(tagger(jets, pool=pool).top, direct)
+        scored(pool)
 
 
 def test_an_error_does_not_show_the_token() -> None:
