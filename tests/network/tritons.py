@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _STARTS = 5
+# By it, Triton's Python backend aborts now and then as models come and go.
+_ABORT = "boost::interprocess::lock_exception"
 
 
 class Triton:
@@ -90,13 +92,13 @@ class Triton:
         self._kept = Kept(argv, self.log, env=env, grace_s=0.0, leftovers=[f"{name}*"])
 
     def wait(self) -> None:
-        """Return when it is ready; one that may end of a stall is started again if it does."""
-        for left in reversed(range(_STARTS if self._ends_if_stalled else 1)):
+        """Return when it is ready; it is started again if it stalls, where it may, or aborts."""
+        for left in reversed(range(_STARTS)):
             assert self._kept is not None
             try:
                 self._kept.wait(lambda: is_ready(self.url, {}), timeout_s=120.0)
-            except RuntimeError:
-                if not left:
+            except RuntimeError as error:
+                if not left or not (self._ends_if_stalled or _ABORT in str(error)):
                     raise
                 self.launch()
             else:
