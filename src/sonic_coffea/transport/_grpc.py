@@ -13,12 +13,12 @@ from tritonclient.grpc import service_pb2
 from sonic_coffea.errors import CancelledError, ResponseError, ServerLostError, SonicError
 from sonic_coffea.transport._channel import call_metadata
 from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
+from sonic_coffea.transport._datatypes import to_wire, wire_bytes
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._heap import LARGE_BYTES, keep_memory
 from sonic_coffea.transport._link import NO_MESSAGE, Link
 from sonic_coffea.transport._metadata import Response
 from sonic_coffea.transport._model_queries import ModelQueries
-from sonic_coffea.transport._wire import to_wire, wire_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
