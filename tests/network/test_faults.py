@@ -23,7 +23,7 @@ from tritonclient.grpc import service_pb2
 import sonic_coffea as sonic
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import ConnectionOptions, Timeouts, _failures, connect_transport
-from sonic_coffea.transport._channel import _CHANNEL_OPTIONS
+from sonic_coffea.transport._link import _CHANNEL_OPTIONS
 from sonic_coffea.transport._failures import FAILURES, failure_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from sonic_coffea.transport._loopback import HeldPort
 from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, Response
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
 from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls
-from sonic_coffea.transport._requests import ask
 from sonic_coffea.transport._tokens import TokenFile
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ __all__ = [
     "Timeouts",
     "Tls",
     "TokenFile",
-    "ask",
     "connect_transport",
     "from_wire",
     "kserve_name",
