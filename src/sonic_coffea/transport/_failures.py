@@ -169,22 +169,6 @@ FAILURES: tuple[Failure, ...] = (
     Failure("server", RequestError),
 )
 
-# What the pool does, for the page of the documentation that shows the table.
-ACTIONS: Mapping[type[SonicError], str] = {
-    AccessError: "raises the error",
-    DeadlineError: "retries it if the URL answers other requests meanwhile; else raises the error",
-    InferenceError: "retries it once, on another server if there is one; then raises the error",
-    ModelNotFoundError: "tries other servers, and this server later",
-    ModelNotReadyError: "tries other servers, and this server later",
-    OverloadError: "lowers the in-flight limit, and retries after a back-off",
-    RequestError: "raises the error",
-    RequestTooLargeError: "splits it; retries a single row once, on another server if there is one",
-    RouteTimeoutError: "lowers the in-flight limit, and splits the request",
-    ServerLostError: "retries it on another server or the same one",
-    TokenExpiredError: "reads the token again, for up to `retry_timeout_s`; a token that is a "
-    "string raises the error",
-}
-
 _MEANING: dict[type[SonicError], str] = {
     AccessError: "the server and this client do not trust each other; check token and certificates",
     CancelledError: "the request was cancelled",
