@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,7 @@ _NUMBERED = re.compile(rf"{PREFIX}-[\d-]*-(\d+)")
 Call = Callable[[str, Any, float], Any]
 
 
+@dataclass(slots=True)
 class Usability:
     """Whether a server can use shared memory: what all connections to it have found.
 
@@ -83,36 +85,14 @@ class Usability:
         Why it cannot be used.
     servers : int
         How often a region has to be unregistered, as there may be several servers behind the URL.
+    connections : list
+        Those whose regions are discarded if the server cannot use them.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._connections: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
-        self.usable: bool | None = None
-        self.reason = ""
-        self.servers = 1
-
-    def join(self, connection: SharedMemory) -> None:
-        """Add a connection, whose regions are discarded if the server cannot use them."""
-        with self._lock:
-            self._connections.add(connection)
-
-    def confirm(self) -> bool:
-        """Record that the server sees the same files; whether that is news."""
-        with self._lock:
-            news = self.usable is None
-            self.usable = True if news else self.usable
-            return news
-
-    def deny(self, reason: str) -> bool:
-        """Record why it cannot be used from now on; whether that is news."""
-        with self._lock:
-            news = self.usable is not False
-            self.usable, self.reason = False, reason
-            connections = list(self._connections) if news else []
-        for connection in connections:
-            connection.forget()
-        return news
+    usable: bool | None = None
+    reason: str = ""
+    servers: int = 1
+    connections: list[SharedMemory] = field(default_factory=list)
 
 
 class SharedMemory:
@@ -142,7 +122,7 @@ class SharedMemory:
         self._unwanted: set[str] = set()
         self._unregistering = False
         self.known = known or Usability()
-        self.known.join(self)
+        self.known.connections.append(self)
         self._renewed = (-1, -math.inf)
         self._paths: set[Path] = set()
         self._registers = False
@@ -241,7 +221,6 @@ class SharedMemory:
             return f"the server was started anew: {details}"
         self._give_up("a region is known to one server behind the URL, and not to another")
         self._renewed = (sys.maxsize, now)
-        self.forget()
         return f"the server is not the one that has the tensors: {details}"
 
     def close(self, done: Callable[[], None]) -> None:
@@ -252,6 +231,7 @@ class SharedMemory:
         done : callable
             Called when the server has unregistered them, or has been asked for long enough.
         """
+        self.known.connections.remove(self)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -295,7 +275,8 @@ class SharedMemory:
             self.discard(region)
             raise
         # Only now is it known that the server sees the same files.
-        if self.known.confirm():
+        if self.known.usable is None:
+            self.known.usable = True
             # Clients that were killed left some, or did not wait until all were unregistered.
             _started(lambda: self._unregister(self._orphans(user_prefix(), math.inf)))
         return region
@@ -378,8 +359,12 @@ class SharedMemory:
     def _give_up(self, why: str) -> None:
         """Use messages from now on: a container or a tunnel does not see this machine's memory."""
         reason = f"{self._address} cannot use shared memory: {why}"
-        if self.known.deny(reason) and not self._demanded:
+        news = self.known.usable is not False
+        self.known.usable, self.known.reason = False, reason
+        if news and not self._demanded:
             logger.info("%s; tensors travel in messages", reason)
+        for connection in list(self.known.connections):
+            connection.forget()
 
 
 def shares(address: Address, *, wanted: bool | str) -> bool:
