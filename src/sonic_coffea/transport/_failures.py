@@ -78,6 +78,7 @@ STOOD_STILL = (
     "Triton may take what this process answers late for answers to other requests, so restart the "
     "server; local servers and models of build_repository end themselves then"
 )
+UNKNOWN_REGION = "unable to find shared memory region"
 _HTTP = "received http2 header with status: "
 _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.ABORTED)
 _FAILED = (Code.INTERNAL, Code.UNKNOWN)
@@ -157,7 +158,7 @@ FAILURES: tuple[Failure, ...] = (
     Failure("server", RequestTooLargeError, _FAILED, "out of memory", hint=_LARGE),
     Failure("server", RequestTooLargeError, _FAILED, "failed to allocate", hint=_LARGE),
     Failure("server", RequestTooLargeError, _FAILED, "unable to allocate", hint=_LARGE),
-    Failure("server", ServerLostError, (), "unable to find shared memory region", undelivered=True),
+    Failure("server", ServerLostError, (), UNKNOWN_REGION, undelivered=True),
     Failure("server", RequestError, _FAILED, "is not healthy", hint=STOOD_STILL),
     Failure("server", ServerLostError, (Code.UNAVAILABLE, Code.ABORTED, Code.DATA_LOSS)),
     Failure("server", ServerLostError, (Code.CANCELLED,)),

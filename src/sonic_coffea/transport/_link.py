@@ -21,9 +21,9 @@ from sonic_coffea.errors import (
     SonicError,
     TokenExpiredError,
 )
-from sonic_coffea.transport._failures import STOOD_STILL, failure_of, translate
+from sonic_coffea.transport._failures import STOOD_STILL, UNKNOWN_REGION, failure_of, translate
 from sonic_coffea.transport._loopback import LocalPeer
-from sonic_coffea.transport._shared_memory import SharedMemory, shares, unknown_region
+from sonic_coffea.transport._shared_memory import SharedMemory, shares
 from sonic_coffea.transport._tokens import token_of
 
 if TYPE_CHECKING:
@@ -260,15 +260,16 @@ class Link:
         if optional and code == grpc.StatusCode.UNIMPLEMENTED:
             details = details or "the server has no such method"
         trailers = dict(call.trailing_metadata() or ())
+        row = failure_of(code, details, trailers)
         error = translate(code, details, trailers, closing=self.closed, early=early, **context)
         if self.shared is not None:
-            if unknown_region(details):
+            if row.words == UNKNOWN_REGION:
                 meaning = self.shared.unknown(details)
                 error = ServerLostError(meaning, **context)
                 error.undelivered = True
             elif isinstance(error, ServerLostError):
                 self.shared.forget()
-        if secret and failure_of(code, details, trailers).hint is STOOD_STILL:  # so it ends itself
+        if secret and row.hint is STOOD_STILL:  # so it ends itself
             error = ServerLostError(error.message, **context)
         if isinstance(error, TokenExpiredError) and not callable(self.options.token):
             error = AccessError(f"{error.message}; token_file= reads a new one", **context)
