@@ -17,7 +17,12 @@ from sonic_coffea.transport._datatypes import (
 from sonic_coffea.transport._files import unreadable
 from sonic_coffea.transport._local_state import ServerRecord
 from sonic_coffea.transport._loopback import HeldPort
-from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, Response
+from sonic_coffea.transport._metadata import (
+    ModelEntry,
+    ModelStatistics,
+    Response,
+    ServerMetadata,
+)
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
 from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls
 from sonic_coffea.transport._tokens import TokenFile
@@ -38,6 +43,7 @@ __all__ = [
     "ModelEntry",
     "ModelStatistics",
     "Response",
+    "ServerMetadata",
     "ServerRecord",
     "TensorSpec",
     "Timeouts",
