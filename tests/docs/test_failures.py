@@ -6,10 +6,40 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from sonic_coffea.errors import SonicError
-from sonic_coffea.transport._failures import ACTIONS, FAILURES, SILENT, Failure
+from sonic_coffea.errors import (
+    AccessError,
+    DeadlineError,
+    InferenceError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    OverloadError,
+    RequestError,
+    RequestTooLargeError,
+    RouteTimeoutError,
+    ServerLostError,
+    SonicError,
+    TokenExpiredError,
+)
+from sonic_coffea.transport._failures import FAILURES, SILENT, Failure
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference.md"
+
+
+# What the pool does.
+ACTIONS: dict[type[SonicError], str] = {
+    AccessError: "raises the error",
+    DeadlineError: "retries it if the URL answers other requests meanwhile; else raises the error",
+    InferenceError: "retries it once, on another server if there is one; then raises the error",
+    ModelNotFoundError: "tries other servers, and this server later",
+    ModelNotReadyError: "tries other servers, and this server later",
+    OverloadError: "lowers the in-flight limit, and retries after a back-off",
+    RequestError: "raises the error",
+    RequestTooLargeError: "splits it; retries a single row once, on another server if there is one",
+    RouteTimeoutError: "lowers the in-flight limit, and splits the request",
+    ServerLostError: "retries it on another server or the same one",
+    TokenExpiredError: "reads the token again, for up to `retry_timeout_s`; a token that is a "
+    "string raises the error",
+}
 
 
 def kin(row: Failure) -> Any:

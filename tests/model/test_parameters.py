@@ -12,7 +12,7 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.server.in_process import _grpc_server
 from sonic_coffea.testing import FakeModel, FakeServer
-from sonic_coffea.transport._metadata import contract_of
+from sonic_coffea.transport._model_queries import contract_of
 
 EVENTS = ak.Array([[{"pt": 1.0, "eta": 0.5}], []])
 

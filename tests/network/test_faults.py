@@ -23,8 +23,8 @@ from tritonclient.grpc import service_pb2
 import sonic_coffea as sonic
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import ConnectionOptions, Timeouts, _failures, connect_transport
-from sonic_coffea.transport._channel import _CHANNEL_OPTIONS
 from sonic_coffea.transport._failures import FAILURES, failure_of
+from sonic_coffea.transport._link import _CHANNEL_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sonic_coffea import errors
-from sonic_coffea.transport import Address, Contract, Response, ask, connect_transport
+from sonic_coffea.transport import Address, Contract, Response, connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -293,7 +293,7 @@ class _Steps:
 
     def _ask(self, rows: int) -> tuple[Response, float]:
         tensors = self._contract.zeros(rows)
-        return ask(self._connection, self._contract, self._version, tensors)
+        return self._connection.ask(self._contract, self._version, tensors)
 
     @cached_property
     def _latencies_s(self) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sonic_coffea.server._install import ServerInstall, ensure
-from sonic_coffea.server._probe import ServerMetadata
 from sonic_coffea.server.in_process import InProcessServer
 from sonic_coffea.server.launch import LocalServer
 from sonic_coffea.server.repository import (
@@ -21,7 +20,6 @@ __all__ = [
     "ModelVersion",
     "Served",
     "ServerInstall",
-    "ServerMetadata",
     "build_repository",
     "ensure",
     "read_repository",

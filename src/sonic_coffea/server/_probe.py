@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sonic_coffea.transport import ConnectionOptions, ModelEntry, Timeouts, connect_transport
+from sonic_coffea.transport import ConnectionOptions, ServerMetadata, Timeouts, connect_transport
 
 if TYPE_CHECKING:
     from sonic_coffea.transport import Connection
 
 _TIMEOUTS = Timeouts(metadata_s=5.0)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ServerMetadata:
-    """Name, version and protocol extensions of a server, and its models with their states."""
-
-    name: str
-    version: str
-    extensions: tuple[str, ...]
-    models: tuple[ModelEntry, ...]
 
 
 def is_ready(url: str, headers: Mapping[str, str]) -> bool:
@@ -34,10 +24,7 @@ def is_ready(url: str, headers: Mapping[str, str]) -> bool:
 def fetch_metadata(url: str, headers: Mapping[str, str]) -> ServerMetadata:
     """Ask the server at `url` about itself."""
     with _connection(url, headers) as connection:
-        info, models = connection.info(), tuple(connection.models())
-    return ServerMetadata(
-        name=info.name, version=info.version, extensions=info.extensions, models=models
-    )
+        return replace(connection.info(), models=tuple(connection.models()))
 
 
 def _connection(url: str, headers: Mapping[str, str]) -> contextlib.closing[Connection]:

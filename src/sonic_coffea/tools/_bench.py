@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.reporting.plots import draw_curve
-from sonic_coffea.transport import ask, connect_transport
+from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
-
-    from matplotlib.figure import Figure
 
     from sonic_coffea.pool import Settings
     from sonic_coffea.transport import Response
@@ -77,16 +74,6 @@ class Curve:
     def _line(self) -> Any:
         # Of relative residuals: small requests count as much as large ones.
         return np.polyfit(self.rows, self.seconds, 1, w=1.0 / np.asarray(self.seconds))
-
-    def plot(self) -> Figure:
-        """Draw the time and the rate of requests by their rows.
-
-        Raises
-        ------
-        ImportError
-            If there is no matplotlib.
-        """
-        return draw_curve(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the curve as JSON."""
@@ -148,13 +135,13 @@ def measure(
         sent_bytes = sum(tensor.nbytes for tensor in row.values())
         most = min(contract.max_rows or _MOST_ROWS, _MOST_ROWS, max(1, _MOST_BYTES // sent_bytes))
         sizes = sorted({*(2**n for n in range(most.bit_length())), most})
-        answer, _ = ask(connection, contract, version, row)
+        answer, _ = connection.ask(contract, version, row)
         back_bytes = sum(tensor.nbytes for tensor in answer.outputs.values())
         times = []
         for rows in sizes:
             tell(f"requests of {rows} rows")
             tensors = contract.zeros(rows, length)
-            times.append(_median(partial(ask, connection, contract, version, tensors), seconds))
+            times.append(_median(partial(connection.ask, contract, version, tensors), seconds))
         best, best_in_flight, in_flight = 0.0, 1, 1
         while in_flight <= settings.limits.max_in_flight:
             tell(f"{in_flight} in flight, of {most} rows each")
@@ -162,8 +149,8 @@ def measure(
             requests = max(4, max(1, round(seconds / times[-1])) * in_flight)
             rate = 0.0
             for _ in range(_TRIES):
-                _, took_s = ask(
-                    connection, contract, version, tensors, requests=requests, in_flight=in_flight
+                _, took_s = connection.ask(
+                    contract, version, tensors, requests=requests, in_flight=in_flight
                 )
                 rate = max(rate, requests * most / took_s)
                 if rate >= best * _GAIN:

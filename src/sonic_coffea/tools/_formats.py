@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.transport import ask, connect_transport
+from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,8 +119,7 @@ def compare_formats(
             def send(link: Connection) -> float:
                 # TCP is slow at the beginning.
                 for _ in range(2):
-                    _, took_s = ask(
-                        link,
+                    _, took_s = link.ask(
                         contract,
                         curve.version,
                         tensors,

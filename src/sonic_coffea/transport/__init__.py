@@ -7,16 +7,25 @@ from typing import TYPE_CHECKING
 from sonic_coffea.transport import _local_state as local_state
 from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._contract import Contract, TensorSpec
-from sonic_coffea.transport._datatypes import DATATYPES, STRINGS, TYPED_CONTENTS, kserve_name
+from sonic_coffea.transport._datatypes import (
+    DATATYPES,
+    STRINGS,
+    from_wire,
+    kserve_name,
+    to_wire,
+)
 from sonic_coffea.transport._files import unreadable
 from sonic_coffea.transport._local_state import ServerRecord
 from sonic_coffea.transport._loopback import HeldPort
-from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, Response
+from sonic_coffea.transport._metadata import (
+    ModelEntry,
+    ModelStatistics,
+    Response,
+    ServerMetadata,
+)
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
 from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls
-from sonic_coffea.transport._requests import ask
 from sonic_coffea.transport._tokens import TokenFile
-from sonic_coffea.transport._wire import from_wire, to_wire
 
 if TYPE_CHECKING:
     # gRPC is loaded by the first connection.
@@ -27,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DATATYPES",
     "STRINGS",
-    "TYPED_CONTENTS",
     "Address",
     "ConnectionOptions",
     "Contract",
@@ -35,12 +43,12 @@ __all__ = [
     "ModelEntry",
     "ModelStatistics",
     "Response",
+    "ServerMetadata",
     "ServerRecord",
     "TensorSpec",
     "Timeouts",
     "Tls",
     "TokenFile",
-    "ask",
     "connect_transport",
     "from_wire",
     "kserve_name",

@@ -8,8 +8,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea.errors import ResponseError
-from sonic_coffea.transport._datatypes import DATATYPES, TYPED_CONTENTS, kserve_name
-from sonic_coffea.transport._wire import from_wire
+from sonic_coffea.transport._datatypes import DATATYPES, from_wire, kserve_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,7 +29,7 @@ def tensors_of(response: Any) -> dict[str, NDArray[Any]] | None:
         if raw:
             tensors[output.name] = from_wire(raw[index], dtype, shape)
             continue
-        numbers = getattr(output.contents, TYPED_CONTENTS.get(output.datatype, ""), ())
+        numbers = next((values for _, values in output.contents.ListFields()), ())
         if len(numbers) != np.prod(shape):
             return None
         tensors[output.name] = np.array(numbers, dtype).reshape(shape)

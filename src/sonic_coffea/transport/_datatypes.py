@@ -1,4 +1,4 @@
-"""KServe v2's data types and numpy's."""
+"""KServe v2's data types and numpy's, and tensors as bytes: strings have their lengths."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from numpy.typing import NDArray
 
 STRINGS = np.dtype(object)
 """The type of tensors of strings, BYTES: numpy has none of any length."""
@@ -30,21 +32,6 @@ DATATYPES: Mapping[str, str] = {
     "FP64": "float64",
     "BYTES": STRINGS.name,
 }
-# Where a message of KServe v2 has a tensor's numbers, if it does not have its bytes.
-TYPED_CONTENTS: Mapping[str, str] = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
 # Strings of a length that is not said are numpy's "bytes".
 _KSERVE_NAMES = {"bytes": "BYTES"} | {numpy_name: name for name, numpy_name in DATATYPES.items()}
 
@@ -53,3 +40,37 @@ _KSERVE_NAMES = {"bytes": "BYTES"} | {numpy_name: name for name, numpy_name in D
 def kserve_name(dtype: np.dtype[Any]) -> str:
     """Return what KServe v2 calls a numpy dtype."""
     return _KSERVE_NAMES[dtype.name]
+
+
+def to_wire(tensor: NDArray[Any]) -> NDArray[Any]:
+    """Return a tensor whose memory is what travels: of strings, bytes of one axis."""
+    if tensor.dtype != STRINGS:
+        return tensor
+    if not tensor.size:
+        return np.zeros(0, np.uint8)
+    from tritonclient.utils import serialize_byte_tensor
+
+    return np.frombuffer(serialize_byte_tensor(tensor).item(), np.uint8)
+
+
+def wire_bytes(tensor: NDArray[Any]) -> int:
+    """Return how many bytes of a message a tensor is."""
+    if tensor.dtype != STRINGS:
+        return tensor.nbytes
+    return sum(4 + len(string) for string in tensor.reshape(-1))
+
+
+def from_wire(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the tensor that bytes are of; of strings, each is of type bytes.
+
+    Raises
+    ------
+    ValueError
+        If they are not of this type and shape.
+    """
+    if dtype != STRINGS:
+        return np.frombuffer(raw, dtype).reshape(shape)
+    from tritonclient.utils import deserialize_bytes_tensor
+
+    strings: NDArray[Any] = deserialize_bytes_tensor(raw)
+    return strings.reshape(shape)

@@ -78,6 +78,7 @@ STOOD_STILL = (
     "Triton may take what this process answers late for answers to other requests, so restart the "
     "server; local servers and models of build_repository end themselves then"
 )
+UNKNOWN_REGION = "unable to find shared memory region"
 _HTTP = "received http2 header with status: "
 _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.ABORTED)
 _FAILED = (Code.INTERNAL, Code.UNKNOWN)
@@ -157,7 +158,7 @@ FAILURES: tuple[Failure, ...] = (
     Failure("server", RequestTooLargeError, _FAILED, "out of memory", hint=_LARGE),
     Failure("server", RequestTooLargeError, _FAILED, "failed to allocate", hint=_LARGE),
     Failure("server", RequestTooLargeError, _FAILED, "unable to allocate", hint=_LARGE),
-    Failure("server", ServerLostError, (), "unable to find shared memory region", undelivered=True),
+    Failure("server", ServerLostError, (), UNKNOWN_REGION, undelivered=True),
     Failure("server", RequestError, _FAILED, "is not healthy", hint=STOOD_STILL),
     Failure("server", ServerLostError, (Code.UNAVAILABLE, Code.ABORTED, Code.DATA_LOSS)),
     Failure("server", ServerLostError, (Code.CANCELLED,)),
@@ -168,22 +169,6 @@ FAILURES: tuple[Failure, ...] = (
     Failure("server", InferenceError, _FAILED),
     Failure("server", RequestError),
 )
-
-# What the pool does, for the page of the documentation that shows the table.
-ACTIONS: Mapping[type[SonicError], str] = {
-    AccessError: "raises the error",
-    DeadlineError: "retries it if the URL answers other requests meanwhile; else raises the error",
-    InferenceError: "retries it once, on another server if there is one; then raises the error",
-    ModelNotFoundError: "tries other servers, and this server later",
-    ModelNotReadyError: "tries other servers, and this server later",
-    OverloadError: "lowers the in-flight limit, and retries after a back-off",
-    RequestError: "raises the error",
-    RequestTooLargeError: "splits it; retries a single row once, on another server if there is one",
-    RouteTimeoutError: "lowers the in-flight limit, and splits the request",
-    ServerLostError: "retries it on another server or the same one",
-    TokenExpiredError: "reads the token again, for up to `retry_timeout_s`; a token that is a "
-    "string raises the error",
-}
 
 _MEANING: dict[type[SonicError], str] = {
     AccessError: "the server and this client do not trust each other; check token and certificates",

@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import time
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea.errors import CancelledError, ResponseError, ServerLostError, SonicError
-from sonic_coffea.transport._channel import call_metadata
 from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
+from sonic_coffea.transport._datatypes import to_wire, wire_bytes
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._heap import LARGE_BYTES, keep_memory
 from sonic_coffea.transport._link import NO_MESSAGE, Link
 from sonic_coffea.transport._metadata import Response
 from sonic_coffea.transport._model_queries import ModelQueries
-from sonic_coffea.transport._wire import to_wire, wire_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -112,7 +112,7 @@ class Connection(ModelQueries):
             future = channel.stub.ServerLive.future(
                 service_pb2.ServerLiveRequest(),
                 timeout=_LIVE_TIMEOUT_S,
-                metadata=call_metadata(self._link.options, secret),
+                metadata=self._link.metadata(secret),
             )
         except SonicError as error:
             done(error)
@@ -178,7 +178,7 @@ class Connection(ModelQueries):
             future = channel.infer.future(
                 message,
                 timeout=self._link.options.timeouts.request_s,
-                metadata=call_metadata(self._link.options, secret),
+                metadata=self._link.metadata(secret),
                 compression=_COMPRESSIONS[self._link.options.compression],
             )
         except BaseException as error:  # a token that cannot be had, a closed channel
@@ -219,6 +219,36 @@ class Connection(ModelQueries):
             future.cancel()
         handle: RpcHandle = future
         return handle
+
+    def ask(
+        self,
+        contract: Contract,
+        version: str | None,
+        tensors: Mapping[str, NDArray[Any]],
+        *,
+        requests: int = 1,
+        in_flight: int = 1,
+    ) -> tuple[Response, float]:
+        """Make requests, `in_flight` at a time; return the last response and the time of all."""
+        outputs = [spec.name for spec in contract.outputs]
+        outcomes: SimpleQueue[Response | SonicError] = SimpleQueue()
+        begun = time.perf_counter()
+        for number in range(in_flight + requests):
+            if number >= in_flight:
+                outcome = outcomes.get()
+                if isinstance(outcome, SonicError):
+                    raise outcome
+                answer = outcome
+            if number < requests:
+                self.infer(
+                    contract,
+                    lambda _: tensors,
+                    outputs,
+                    version=version,
+                    request_id=f"zeros-{number}",
+                    done=outcomes.put,
+                )
+        return answer, time.perf_counter() - begun
 
     def _packed(
         self,

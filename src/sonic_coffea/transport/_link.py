@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sonic_coffea.errors import (
     AccessError,
@@ -20,16 +21,16 @@ from sonic_coffea.errors import (
     SonicError,
     TokenExpiredError,
 )
-from sonic_coffea.transport._channel import Channel, call_metadata
-from sonic_coffea.transport._failures import STOOD_STILL, failure_of, translate
+from sonic_coffea.transport._failures import STOOD_STILL, UNKNOWN_REGION, failure_of, translate
 from sonic_coffea.transport._loopback import LocalPeer
-from sonic_coffea.transport._shared_memory import SharedMemory, shares, unknown_region
+from sonic_coffea.transport._shared_memory import SharedMemory, shares
+from sonic_coffea.transport._tokens import token_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sonic_coffea.transport._address import Address
-    from sonic_coffea.transport._options import ConnectionOptions
+    from sonic_coffea.transport._options import ConnectionOptions, Tls
     from sonic_coffea.transport._shared_memory import Usability
 
 # Triton's extensions, which other servers lack: gRPC's own servers say so without words.
@@ -41,6 +42,61 @@ NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
 # connection, if nothing has come over the first: it may be the connection that hangs.
 _READS = ("ServerMetadata", "RepositoryIndex", "ModelMetadata", "ModelConfig", "ModelStatistics")
 _ASK_AGAIN_S = (0.2, 1.0, 2.0)
+
+_CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # Connections of one process to one server must not share a socket behind our back.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Notices a dead peer within a minute; servers answer faster pings with too_many_pings.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # Also how long a connection may take to be made: far servers and busy balancers need seconds.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A name may have several addresses: requests take turns among them.
+    ("grpc.lb_policy_name", "round_robin"),
+    # Proxies of a cluster's web traffic are no way to an inference server.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Channel:
+    """A gRPC channel and its methods; opening it reads certificates, closing it cancels calls.
+
+    Attributes
+    ----------
+    in_flight : set
+        The inference requests that are in flight on it.
+    heard_at : float
+        When the last call was answered, by `time.monotonic`.
+    """
+
+    def __init__(self, address: Address, tls: Tls) -> None:
+        self.address = address
+        if address.tls:
+            root, cert, key = tls.read()
+            credentials = grpc.ssl_channel_credentials(root, key, cert)
+            self._grpc = grpc.secure_channel(address.target, credentials, options=_CHANNEL_OPTIONS)
+        else:
+            self._grpc = grpc.insecure_channel(address.target, options=_CHANNEL_OPTIONS)
+        self.close: Callable[[], None] = self._grpc.close
+        self.in_flight: set[Any] = set()
+        self.heard_at = -math.inf
+        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._grpc)
+        # Requests are serialized by `with_contents`, which saves three copies of every tensor.
+        self.infer = self._grpc.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            response_deserializer=service_pb2.ModelInferResponse.FromString,
+        )
+
+    def answered(self, call: Any) -> bool:
+        """Return whether a call that is over was answered, and take note of when."""
+        answered = not call.cancelled() and call.code() == grpc.StatusCode.OK
+        if answered:
+            self.heard_at = time.monotonic()
+        return answered
 
 
 class Link:
@@ -103,6 +159,19 @@ class Link:
                 self.channel = Channel(address, self.options.tls)
             return self.channel, secret
 
+    def metadata(self, secret: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+        """Return the headers of a call: a local server's secret, the user's headers and the token.
+
+        Raises
+        ------
+        ConfigError
+            If the token cannot be had.
+        """
+        headers = {**secret, **self.options.headers}
+        if self.options.token is not None:
+            headers["authorization"] = f"Bearer {token_of(self.options.token)}"
+        return tuple((name.lower(), value) for name, value in headers.items())
+
     @property
     def round_trip_s(self) -> float:
         """The shortest time of a call without tensors; 0 without any, or on this machine.
@@ -147,7 +216,7 @@ class Link:
         """Make a call without tensors, and wait for the response."""
         context["server"] = str(self.address)
         channel, secret = self.open()
-        metadata = call_metadata(self.options, secret)
+        metadata = self.metadata(secret)
         asked_at = time.monotonic()
         until = asked_at + (timeout_s or self.options.timeouts.metadata_s)
         tries = count(1)
@@ -191,15 +260,16 @@ class Link:
         if optional and code == grpc.StatusCode.UNIMPLEMENTED:
             details = details or "the server has no such method"
         trailers = dict(call.trailing_metadata() or ())
+        row = failure_of(code, details, trailers)
         error = translate(code, details, trailers, closing=self.closed, early=early, **context)
         if self.shared is not None:
-            if unknown_region(details):
+            if row.words == UNKNOWN_REGION:
                 meaning = self.shared.unknown(details)
                 error = ServerLostError(meaning, **context)
                 error.undelivered = True
             elif isinstance(error, ServerLostError):
                 self.shared.forget()
-        if secret and failure_of(code, details, trailers).hint is STOOD_STILL:  # so it ends itself
+        if secret and row.hint is STOOD_STILL:  # so it ends itself
             error = ServerLostError(error.message, **context)
         if isinstance(error, TokenExpiredError) and not callable(self.options.token):
             error = AccessError(f"{error.message}; token_file= reads a new one", **context)

@@ -161,18 +161,6 @@ def process_start_ticks(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def remove_shared_memory(prefix: str) -> int:
-    """Remove the shared memory regions that a dead server left, and return how many there were."""
-    if not prefix.startswith("sonic_"):
-        return 0
-    count = 0
-    for path in _SHARED_MEMORY.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
-            path.unlink()
-            count += 1
-    return count
-
-
 def _write_private(path: Path, content: bytes) -> None:
     # mkstemp makes the file 0600 whatever the umask, so it is private before it has content.
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=".record-")
@@ -227,12 +215,8 @@ def _is_private(path: Path) -> bool:
 
 
 def _local_port(url: str) -> int | None:
-    try:
-        parts = urlsplit(url if "://" in url else f"grpc://{url}")
-        port = parts.port
-    except ValueError:
-        return None
-    return port if parts.hostname in _LOOPBACK else None
+    parts = urlsplit(url)
+    return parts.port if parts.hostname in _LOOPBACK else None
 
 
 @functools.cache
@@ -287,6 +271,8 @@ def _read(path: Path) -> ServerRecord | None:
     except (ValueError, TypeError) as error:
         logger.warning("ignoring %s: %s", path, error)
         return None
-    if not record.alive:
-        remove_shared_memory(record.shm_prefix)
+    if not record.alive and record.shm_prefix.startswith("sonic_"):
+        for left in _SHARED_MEMORY.glob(f"{record.shm_prefix}*"):
+            with contextlib.suppress(OSError):
+                left.unlink()
     return record

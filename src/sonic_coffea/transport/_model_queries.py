@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2
 
 from sonic_coffea.errors import (
     AccessError,
@@ -19,25 +19,23 @@ from sonic_coffea.errors import (
     ServerLostError,
     SonicError,
     TokenExpiredError,
+    nearest,
 )
 from sonic_coffea.transport._contents import classes_of, describe
+from sonic_coffea.transport._contract import Contract, TensorSpec
 from sonic_coffea.transport._link import NO_MESSAGE
-from sonic_coffea.transport._metadata import (
-    ModelEntry,
-    ServerInfo,
-    agree,
-    contract_of,
-    newest_of,
-    not_found,
-    statistics_of,
-)
+from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, ServerMetadata
 
 if TYPE_CHECKING:
-    from sonic_coffea.transport._contract import Contract
+    from collections.abc import Sequence
+
     from sonic_coffea.transport._link import Link
-    from sonic_coffea.transport._metadata import ModelStatistics
 
 logger = logging.getLogger(__name__)
+
+# What the index says of a version that a server has, or will have again.
+_PASSING = ("READY", "LOADING", "UNLOADING")
+_UNLOADED = "unloaded"
 
 _TRIES = 3
 # Servers behind a balancer that are asked for a model before the model counts as missing.
@@ -49,10 +47,10 @@ class ModelQueries:
 
     _link: Link
 
-    def info(self) -> ServerInfo:
+    def info(self) -> ServerMetadata:
         """Ask the server for its metadata. Blocks for up to ``metadata_s``."""
         metadata = self._link.call("ServerMetadata", service_pb2.ServerMetadataRequest())
-        return ServerInfo(
+        return ServerMetadata(
             name=metadata.name, version=metadata.version, extensions=tuple(metadata.extensions)
         )
 
@@ -90,67 +88,60 @@ class ModelQueries:
         ModelNotFoundError
             If it has to be made, or mended, first.
         """
-        tries = 0
-        while True:
-            tries += 1
+        for left in reversed(range(_TRIES)):
             metadata = self._metadata(model, version)
             newest = version or newest_of(metadata.versions)
             try:
                 config = self._config(model, newest or None)
             except ModelNotFoundError:
-                if tries < _TRIES:
+                if left:
                     continue
                 raise
             if config is None or agree(metadata, config):
                 return contract_of(model, newest, metadata, config)
-            # A balancer has asked two servers, of which one has been updated.
-            if tries == _TRIES:
-                message = "its metadata and its configuration do not fit; is it being replaced?"
-                raise ModelNotReadyError(
-                    message, server=str(self._link.address), model=model, version=version
-                )
+        # A balancer has asked two servers, of which one has been updated.
+        raise ModelNotReadyError(
+            "its metadata and its configuration do not fit; is it being replaced?",
+            server=str(self._link.address),
+            model=model,
+            version=version,
+        )
 
     def _metadata(self, model: str, version: str | None) -> Any:
         """Return the model's metadata."""
         request = service_pb2.ModelMetadataRequest(name=model, version=version or "")
-        tries = 0
-        while True:
-            tries += 1
+        # Another server behind a balancer may have it.
+        for _ in range(_SERVERS):
             try:
                 return self._link.call("ModelMetadata", request, model=model, version=version)
             except ModelNotFoundError as error:
-                # Another server behind a balancer may have it.
-                if tries < _SERVERS:
-                    continue
-                try:
-                    index = self.models()
-                except SonicError:
-                    raise error from None
-                raise not_found(model, version, index, server=str(self._link.address)) from None
+                missing = error
+        try:
+            index = self.models()
+        except SonicError:
+            raise missing from None
+        raise not_found(model, version, index, server=str(self._link.address))
 
     def _config(self, model: str, version: str | None) -> Any:
         """Return the model's configuration, or None from a server that has none."""
         request = service_pb2.ModelConfigRequest(name=model, version=version or "")
-        tries = 0
-        while True:
-            tries += 1
+        for left in reversed(range(_TRIES)):
             try:
                 return self._link.call("ModelConfig", request, model=model).config
             except (InferenceError, ModelNotFoundError, ServerLostError) as error:
                 # A balancer may lead this call to another server than the one before, which is
                 # dead, or does not have the model.
-                if tries < _TRIES:
-                    continue
-                if not isinstance(error, InferenceError):
+                if not left and not isinstance(error, InferenceError):
                     raise
                 failure: SonicError = error
             except (AccessError, RequestError) as error:
                 if isinstance(error, TokenExpiredError):
                     raise
                 failure = error
-            # Of any other failure, nothing follows: there may be one, with the size of its batches.
-            logger.info("%s gives no configuration of %r: %s", self._link.address, model, failure)
-            return None
+                break
+        # Of any other failure, nothing follows: there may be one, with the size of its batches.
+        logger.info("%s gives no configuration of %r: %s", self._link.address, model, failure)
+        return None
 
     def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
         """Ask for the labels of outputs whose configuration names a file of them.
@@ -185,3 +176,121 @@ class ModelQueries:
         return statistics_of(
             self._link.call("ModelStatistics", request, model=model, version=version)
         )
+
+
+def newest_of(versions: Sequence[str]) -> str:
+    """Return the newest of some versions; an empty string if there are none."""
+    return max(versions, key=lambda v: (int(v) if v.isdigit() else -1, v), default="")
+
+
+def agree(metadata: Any, config: Any) -> bool:
+    """Whether metadata and configuration are of the same model."""
+    rows = [-1] if config.max_batch_size > 0 else []
+    kinds = model_config_pb2.DataType.Name
+    return all(
+        {t.name: (t.datatype, list(t.shape)) for t in said}
+        == {t.name: (_kserve(kinds(t.data_type)), rows + list(t.dims)) for t in configured}
+        for said, configured in ((metadata.inputs, config.input), (metadata.outputs, config.output))
+        if configured
+    )
+
+
+def _kserve(kind: str) -> str:
+    return "BYTES" if kind == "TYPE_STRING" else kind.removeprefix("TYPE_")
+
+
+def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contract:
+    """Return a model's contract.
+
+    Parameters
+    ----------
+    model, version : str
+        What was asked for, or the newest version.
+    metadata : ModelMetadataResponse
+        Its inputs, outputs and versions.
+    config : ModelConfig or None
+        Its configuration; None from a server that has none.
+    """
+    free = all(t.shape and t.shape[0] < 0 for t in metadata.inputs)
+    max_rows = None if free else 1
+    digest, preferred_rows, unsupported = "", (), ""
+    if config is not None:
+        unsupported = _unsupported(config)
+        max_rows = config.max_batch_size if config.max_batch_size > 0 else max_rows
+        digest = config.parameters[f"sha256.{version}"].string_value
+        preferred_rows = tuple(config.dynamic_batching.preferred_batch_size)
+    return Contract(
+        model=model,
+        version=version,
+        digest=digest,
+        inputs=tuple(_tensor_spec(t) for t in metadata.inputs),
+        outputs=tuple(_tensor_spec(t) for t in metadata.outputs),
+        max_rows=max_rows,
+        preferred_rows=preferred_rows,
+        platform=metadata.platform,
+        stacks=config is not None and config.max_batch_size > 0,
+        unsupported=unsupported,
+    )
+
+
+def _unsupported(config: Any) -> str:
+    """Return why a model cannot score rows; an empty string if it can."""
+    if config.model_transaction_policy.decoupled:
+        return (
+            "the model is decoupled: it gives any number of responses to a request, and a row has "
+            "one; serve it without model_transaction_policy { decoupled: true }"
+        )
+    if config.WhichOneof("scheduling_choice") == "sequence_batching":
+        return (
+            "the model has a sequence batcher: its requests belong together by a correlation id, "
+            "and rows are scored each by itself, in any order and on any server; serve it with "
+            "dynamic_batching"
+        )
+    return ""
+
+
+def _tensor_spec(tensor: Any) -> TensorSpec:
+    shape = tuple(int(n) for n in tensor.shape)
+    rows = shape[0] if shape else -1
+    return TensorSpec(name=tensor.name, datatype=tensor.datatype, shape=shape[1:], rows=rows)
+
+
+def statistics_of(response: Any) -> ModelStatistics:
+    """Return the sum over the versions in a ModelStatisticsResponse."""
+    total = ModelStatistics()
+    for stats in response.model_stats:
+        inference = stats.inference_stats
+        total += ModelStatistics(
+            rows=stats.inference_count,
+            executions=stats.execution_count,
+            requests=inference.success.count,
+            failures=inference.fail.count,
+            queue_s=inference.queue.ns * 1e-9,
+            input_s=inference.compute_input.ns * 1e-9,
+            compute_s=inference.compute_infer.ns * 1e-9,
+            output_s=inference.compute_output.ns * 1e-9,
+        )
+    return total
+
+
+def not_found(
+    model: str, version: str | None, index: Sequence[ModelEntry], *, server: str
+) -> ModelNotFoundError:
+    """Return the error for a model that a server does not have, with what it has instead."""
+    entries = [entry for entry in index if entry.name == model]
+    matching = [entry for entry in entries if version in (None, entry.version)]
+    kind = ModelNotFoundError
+    if not entries:
+        hint = nearest(model, {entry.name for entry in index})
+    elif any(entry.state in _PASSING or entry.reason == _UNLOADED for entry in matching):
+        kind = ModelNotReadyError
+        hint = "it is listed, so another server has it, or it is being loaded or replaced"
+    elif version is not None and not matching:
+        versions = sorted({entry.version for entry in entries if entry.state == "READY"})
+        hint = f"it has version {', '.join(versions) or '(none)'}"
+    else:
+        reasons = {entry.reason for entry in matching if entry.reason}
+        hint = f"it is there but not ready: {'; '.join(sorted(reasons)) or 'no reason given'}"
+    asked = f"model {model!r}" + (f" version {version}" if version else "")
+    message = f"the server does not have {asked}; {hint}"
+    return kind(message, server=server, model=model, version=version)

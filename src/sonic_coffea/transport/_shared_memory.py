@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,6 @@ EXTENSION = "system_shared_memory"
 WORTH_BYTES = 250_000
 _SMALLEST = 1 << 20
 _KEPT_BYTES = 256_000_000
-_UNKNOWN_REGION = "unable to find shared memory region"
 # Deadline of calls that delay requests.
 _CALL_TIMEOUT_S = 2.0
 # Back-off between calls that ask the server to unregister: it doubles from the first to the second.
@@ -72,6 +72,7 @@ _NUMBERED = re.compile(rf"{PREFIX}-[\d-]*-(\d+)")
 Call = Callable[[str, Any, float], Any]
 
 
+@dataclass(slots=True)
 class Usability:
     """Whether a server can use shared memory: what all connections to it have found.
 
@@ -83,36 +84,14 @@ class Usability:
         Why it cannot be used.
     servers : int
         How often a region has to be unregistered, as there may be several servers behind the URL.
+    connections : list
+        Those whose regions are discarded if the server cannot use them.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._connections: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
-        self.usable: bool | None = None
-        self.reason = ""
-        self.servers = 1
-
-    def join(self, connection: SharedMemory) -> None:
-        """Add a connection, whose regions are discarded if the server cannot use them."""
-        with self._lock:
-            self._connections.add(connection)
-
-    def confirm(self) -> bool:
-        """Record that the server sees the same files; whether that is news."""
-        with self._lock:
-            news = self.usable is None
-            self.usable = True if news else self.usable
-            return news
-
-    def deny(self, reason: str) -> bool:
-        """Record why it cannot be used from now on; whether that is news."""
-        with self._lock:
-            news = self.usable is not False
-            self.usable, self.reason = False, reason
-            connections = list(self._connections) if news else []
-        for connection in connections:
-            connection.forget()
-        return news
+    usable: bool | None = None
+    reason: str = ""
+    servers: int = 1
+    connections: list[SharedMemory] = field(default_factory=list)
 
 
 class SharedMemory:
@@ -142,7 +121,7 @@ class SharedMemory:
         self._unwanted: set[str] = set()
         self._unregistering = False
         self.known = known or Usability()
-        self.known.join(self)
+        self.known.connections.append(self)
         self._renewed = (-1, -math.inf)
         self._paths: set[Path] = set()
         self._registers = False
@@ -233,16 +212,14 @@ class SharedMemory:
         now = time.monotonic()
         # Only one of the servers that a balancer leads to has to unregister a region.
         self.known.servers = _ENOUGH_CALLS
-        if number < begun:  # in flight when the server was started anew
-            return f"the server was started anew: {details}"
-        if now - at > _SETTLED_S:
+        if number >= begun:  # else it was in flight when the server was started anew
+            if now - at <= _SETTLED_S:
+                self._renewed = (sys.maxsize, now)
+                self._give_up("a region is known to one server behind the URL, and not to another")
+                return f"the server is not the one that has the tensors: {details}"
             self._renewed = next(numbers), now
             self.forget()
-            return f"the server was started anew: {details}"
-        self._give_up("a region is known to one server behind the URL, and not to another")
-        self._renewed = (sys.maxsize, now)
-        self.forget()
-        return f"the server is not the one that has the tensors: {details}"
+        return f"the server was started anew: {details}"
 
     def close(self, done: Callable[[], None]) -> None:
         """Discard all regions, after the requests in flight have been cancelled.
@@ -252,20 +229,17 @@ class SharedMemory:
         done : callable
             Called when the server has unregistered them, or has been asked for long enough.
         """
+        self.known.connections.remove(self)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self.forget()
 
-        def settled() -> bool:
-            return not self._unwanted and not self._paths
-
         def linger() -> None:
-            self._unregister_until(settled, _LINGERS_S)
+            self._unregister_for(_LINGERS_S)
             done()
 
-        self._unregister_until(settled, _CLOSES_WITHIN_S)
-        if settled() or not _started(linger):
+        if self._unregister_for(_CLOSES_WITHIN_S) or not _started(linger):
             done()
 
     def _take(self, nbytes: int) -> Region | None:
@@ -295,7 +269,8 @@ class SharedMemory:
             self.discard(region)
             raise
         # Only now is it known that the server sees the same files.
-        if self.known.confirm():
+        if self.known.usable is None:
+            self.known.usable = True
             # Clients that were killed left some, or did not wait until all were unregistered.
             _started(lambda: self._unregister(self._orphans(user_prefix(), math.inf)))
         return region
@@ -306,10 +281,8 @@ class SharedMemory:
         registered: set[str] = set()
         for _ in range(_ENOUGH_CALLS):
             timeout_s = min(_CALL_TIMEOUT_S, until - time.monotonic())
-            if timeout_s <= 0:
-                break
             try:
-                registered |= set(
+                registered.update(
                     self._call("SystemSharedMemoryStatus", request, timeout_s).regions
                 )
             except SonicError as error:
@@ -324,25 +297,20 @@ class SharedMemory:
             if self._unregistering or self._closed or not self._unwanted:
                 return
             self._unregistering = True
-        if not _started(self._unregister_while_open):
+        if not _started(lambda: self._unregister_for(math.inf, closing=False)):
             self._unregistering = False
 
-    def _unregister_while_open(self) -> None:
-        def over() -> bool:
-            self._unregistering = not self._closed and bool(self._unwanted)
-            return not self._unregistering
-
-        self._unregister_until(over, math.inf)
-
-    def _unregister_until(self, over: Callable[[], bool], most_s: float) -> None:
-        """Ask the server to unregister, with back-off, until `over` or for `most_s`."""
+    def _unregister_for(self, most_s: float, *, closing: bool = True) -> bool:
+        """Ask the server to unregister, with back-off; return whether it has nothing left."""
         until, backoff_s = time.monotonic() + most_s, _MIN_BACKOFF_S
         while True:
             self._unregister_each(until)
             with self._changed:
                 left_s = until - time.monotonic()
-                if over() or left_s <= 0:
-                    return
+                settled = not self._unwanted and not (closing and self._paths)
+                if settled or left_s <= 0 or (self._closed and not closing):
+                    self._unregistering = False
+                    return settled
                 self._changed.wait(min(backoff_s, left_s))
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
@@ -351,8 +319,6 @@ class SharedMemory:
             names = list(self._unwanted)
         for name in names:
             timeout_s = min(_CALL_TIMEOUT_S, until - time.monotonic())
-            if timeout_s <= 0:
-                return
             request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
             try:
                 for _ in range(self.known.servers):
@@ -378,8 +344,12 @@ class SharedMemory:
     def _give_up(self, why: str) -> None:
         """Use messages from now on: a container or a tunnel does not see this machine's memory."""
         reason = f"{self._address} cannot use shared memory: {why}"
-        if self.known.deny(reason) and not self._demanded:
+        news = self.known.usable is not False
+        self.known.usable, self.known.reason = False, reason
+        if news and not self._demanded:
             logger.info("%s; tensors travel in messages", reason)
+        for connection in list(self.known.connections):
+            connection.forget()
 
 
 def shares(address: Address, *, wanted: bool | str) -> bool:
@@ -398,12 +368,7 @@ def shares(address: Address, *, wanted: bool | str) -> bool:
     return bool(wanted) and possible
 
 
-def unknown_region(details: str | None) -> bool:
-    """Whether a server does not know a region: it is not the server that registered it."""
-    return _UNKNOWN_REGION in (details or "").lower()
-
-
-def _started(target: Callable[[], None]) -> bool:
+def _started(target: Callable[[], object]) -> bool:
     """Start a thread; False if none can be, as when the interpreter ends."""
     try:
         threading.Thread(target=target, name="sonic-memory", daemon=True).start()

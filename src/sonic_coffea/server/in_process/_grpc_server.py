@@ -21,7 +21,6 @@ from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.transport import (
     DATATYPES,
     STRINGS,
-    TYPED_CONTENTS,
     HeldPort,
     from_wire,
     kserve_name,
@@ -357,6 +356,9 @@ def _typed(answer: Any) -> Any:
     """Put the numbers into the message one by one, in place of their bytes."""
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
         numbers = from_wire(raw, np.dtype(DATATYPES[output.datatype]), (-1,))
-        getattr(output.contents, TYPED_CONTENTS[output.datatype]).extend(numbers.tolist())
+        kind = output.datatype.lower()
+        if not hasattr(output.contents, f"{kind}_contents"):  # short integers share a field
+            kind = kind.rstrip("0123456789")
+        getattr(output.contents, f"{kind}_contents").extend(numbers.tolist())
     del answer.raw_output_contents[:]
     return answer

@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, ServerStartError
-from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
+from sonic_coffea.server._probe import fetch_metadata
 from sonic_coffea.server.in_process._grpc_server import KServeModel, KServeServer
 from sonic_coffea.server.repository import Served, _manifest, check_agents
 from sonic_coffea.server.repository._sources import read_source
 from sonic_coffea.server.repository.formats import _onnx
-from sonic_coffea.transport import DATATYPES, STRINGS, local_state, read_model_config
+from sonic_coffea.transport import (
+    DATATYPES,
+    STRINGS,
+    ServerMetadata,
+    local_state,
+    read_model_config,
+)
 
 if TYPE_CHECKING:
     from typing import Self

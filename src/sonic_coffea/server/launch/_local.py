@@ -16,12 +16,12 @@ import dask.config
 from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, ServerStartError
 from sonic_coffea.reporting import tables
 from sonic_coffea.server import _install as install
-from sonic_coffea.server._probe import ServerMetadata, fetch_metadata
+from sonic_coffea.server._probe import fetch_metadata
 from sonic_coffea.server.launch._logs import last_words, loaded_models, new_log
 from sonic_coffea.server.launch._run import Run
 from sonic_coffea.server.launch._watcher import Watcher
 from sonic_coffea.server.launch.runtimes import AUTO, Options, Runtime, Serving, choose
-from sonic_coffea.transport import HeldPort, local_state
+from sonic_coffea.transport import HeldPort, ServerMetadata, local_state
 
 if TYPE_CHECKING:
     from typing import Self
