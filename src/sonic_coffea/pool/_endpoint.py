@@ -119,6 +119,7 @@ class Endpoint:
 
     def failed(self, error: SonicError, now: float) -> None:
         """Learn from a lost request; the endpoint is lost only if all requests are."""
+        self.liveness.owes = False
         hopeless = not self.in_flight.attempts
         if self.breaker.fail(error, now, hopeless=hopeless):
             self._lost(error, now)
@@ -196,25 +197,24 @@ class Liveness:
     ----------
     heard_at : float
         When it last answered anything, or was sent a request while it owed no response.
+    owes : bool
+        Whether it was sent a request since, and nothing is known of that, also if it was given up.
     """
 
     def __init__(self) -> None:
         self.heard_at = 0.0
-        self._owes = False
+        self.owes = False
         self._probed_at: float | None = None
 
     def hear(self, now: float) -> None:
         """Record a sign of life."""
-        self.heard_at, self._owes = now, False
+        self.heard_at, self.owes = now, False
 
     def ask(self, in_flight: int, now: float) -> None:
-        """Record that it is sent a request, while others are in flight.
-
-        A request that was given up, as another server has answered, is owed a response, too.
-        """
-        if not in_flight and not self._owes:
+        """Record that it is sent a request, while others are in flight."""
+        if not in_flight and not self.owes:
             self.heard_at = now
-        self._owes = True
+        self.owes = True
 
     def due_at(self, in_flight: int) -> float:
         """Return when it is to be probed, if nothing is heard before."""
@@ -231,6 +231,7 @@ class Liveness:
         An answer since the probe began counts more than the probe.
         """
         probed_at, self._probed_at = self._probed_at, None
+        self.owes = False
         if lives:
             self.hear(now)
             return False
