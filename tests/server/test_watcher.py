@@ -93,7 +93,8 @@ def test_it_is_started_again_with_the_models_that_were_loaded(light, serve, tmp_
         until(lambda: "successfully unloaded 'unloaded'" in server.logs, what="the unloading")
         first = server.pid
         os.kill(first, signal.SIGKILL)
-        until(lambda: server.pid not in (None, first), 60.0, "a start by itself")
-        until(lambda: local_state.lookup(server.url) is not None, what="its record")
+        # So a model is waited for while the server is away.
+        server.wait_for("loaded")
+        assert server.pid not in (None, first)
         ready = {model.name for model in server.metadata.models if model.state == "READY"}
         assert ready == {"started", "loaded"}

@@ -264,6 +264,8 @@ class LocalServer:
     ) -> None:
         """Return when a model that was added to the repository is served.
 
+        A server that ends meanwhile, and is started again, is waited for, too.
+
         Parameters
         ----------
         model : str
@@ -283,9 +285,13 @@ class LocalServer:
         until = time.monotonic() + timeout_s
         wanted = None if version is None else str(version)
         while True:
-            versions = [
-                m for m in self.metadata.models if m.name == model and wanted in (None, m.version)
-            ]
+            try:
+                models = self.metadata.models
+            except ServerError:
+                if self._watcher is None or not self._watcher.watching:
+                    raise
+                models = ()
+            versions = [m for m in models if m.name == model and wanted in (None, m.version)]
             if any(m.state == "READY" for m in versions):
                 return
             if time.monotonic() > until:
