@@ -66,6 +66,7 @@ class Triton:
         ]
         self._ends_if_stalled = ends_if_stalled
         self._kept: Kept | None = None
+        self._hangs = False
 
     def launch(self) -> None:
         """Start it, and do not wait; harmless when it runs."""
@@ -125,10 +126,12 @@ class Triton:
 
     def stop(self) -> None:
         """Have it hang: it accepts connections, and answers nothing."""
+        self._hangs = True
         self.send(signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Let it go on where it was stopped."""
+        self._hangs = False
         self.send(signal.SIGCONT)
 
     def terminate(self) -> None:
@@ -158,6 +161,8 @@ class Triton:
 
     def restore(self) -> None:
         """Have it as it was at first, whatever a test has done to it."""
+        if self._hangs:  # one that hung for long may end itself a bit later
+            self.kill()
         self.go_on()
         self.start()
 
