@@ -15,8 +15,9 @@ from tests.ports import held_port
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.dask import _hosts, check_workers
-from sonic_coffea.pool import Checks, HostCheck, Settings, Step
+from sonic_coffea.pool import Settings
 from sonic_coffea.testing import FakeModel, FakeServer
+from sonic_coffea.tools import Checks, HostCheck, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

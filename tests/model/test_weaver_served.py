@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.pool import Settings, check
-from sonic_coffea.tools import scaffold
+from sonic_coffea.pool import Settings
+from sonic_coffea.tools import check, scaffold
 
 if TYPE_CHECKING:
     from pathlib import Path

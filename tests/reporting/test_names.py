@@ -20,7 +20,6 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.errors import printable
 from sonic_coffea.reporting import Span, Statistics, Tally
-from sonic_coffea.reporting.plots import draw_curve
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.tools import Curve
 from sonic_coffea.transport import ModelStatistics
@@ -117,7 +116,7 @@ def test_plots(name: str) -> None:
         in_flight=1,
         row_bytes=1.0,
     )
-    assert f"{text} v{text}" in drawn(draw_curve(curve))
+    assert f"{text} v{text}" in drawn(curve.plot())
 
 
 @named

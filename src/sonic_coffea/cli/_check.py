@@ -47,7 +47,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Try a server step by step, from its name to an inference, and say what helps."""
-    from sonic_coffea.pool import check as steps_of
+    from sonic_coffea import tools
 
     declared = declarations(model, version, weaver, labels, against, "--against")
     console = Console(quiet=as_json, soft_wrap=True)
@@ -60,7 +60,7 @@ def check(
             result = checks.to_dict()
         else:
             steps = []
-            for step in steps_of(settings, model, version, declared):
+            for step in tools.check(settings, model, version, declared):
                 steps.append(step)
                 # As one, since the status takes the place of a line that has not ended.
                 detail = literal(step.detail or "not tried", lines=True)

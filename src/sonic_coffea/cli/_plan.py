@@ -87,10 +87,8 @@ def bench(
         with writing(output):
             curve.save(output)
     if plot is not None:
-        from sonic_coffea.reporting.plots import draw_curve
-
         with writing(plot):
-            draw_curve(curve).savefig(plot)
+            curve.plot().savefig(plot)
     if as_json:
         both = {"formats": asdict(compared)} if compared else {}
         typer.echo(json.dumps(asdict(curve) | both))

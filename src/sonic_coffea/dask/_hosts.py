@@ -33,7 +33,7 @@ def check_workers(client: Client, settings: Settings, *tried: Any) -> list[HostC
     settings : Settings
         The servers, and how they are connected.
     *tried
-        Further arguments of `sonic_coffea.pool.check`.
+        Further arguments of `sonic_coffea.tools.check`.
 
     Raises
     ------

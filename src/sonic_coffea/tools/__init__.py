@@ -1,17 +1,22 @@
-"""tools: the command line's measurements, plans and scaffolds, as functions."""
+"""tools: the command line's checks, measurements, plans and scaffolds, as functions."""
 
 from __future__ import annotations
 
+from sonic_coffea.pool import Checks, HostCheck, Step, check
 from sonic_coffea.tools._bench import Curve, measure
 from sonic_coffea.tools._formats import Format, Formats, compare_formats
 from sonic_coffea.tools._plan import plan, plot
 from sonic_coffea.tools._scaffold import Scaffold, scaffold
 
 __all__ = [
+    "Checks",
     "Curve",
     "Format",
     "Formats",
+    "HostCheck",
     "Scaffold",
+    "Step",
+    "check",
     "compare_formats",
     "measure",
     "plan",

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError
+from sonic_coffea.reporting.plots import draw_curve
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+
+    from matplotlib.figure import Figure
 
     from sonic_coffea.pool import Settings
     from sonic_coffea.transport import Response
@@ -74,6 +77,16 @@ class Curve:
     def _line(self) -> Any:
         # Of relative residuals: small requests count as much as large ones.
         return np.polyfit(self.rows, self.seconds, 1, w=1.0 / np.asarray(self.seconds))
+
+    def plot(self) -> Figure:
+        """Draw the time and the rate of requests by their rows.
+
+        Raises
+        ------
+        ImportError
+            If there is no matplotlib.
+        """
+        return draw_curve(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the curve as JSON."""
