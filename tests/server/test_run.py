@@ -62,7 +62,7 @@ def test_a_server_that_crashes_while_it_starts_is_started_once_more(
         code.write_text(f"{future}from __future__ import annotations\n{crash}{rest}")
 
     path = broken(tmp_path, classifier, edit)
-    with serve(path, restart=True) as server:
+    with serve(path) as server:
         assert server.metadata.name == "triton"
     assert "was ended by SIGABRT" in caplog.text
     assert "starting it once more" in caplog.text

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
+_STARTS = 3
 
 
 class LocalServer:
@@ -65,9 +66,9 @@ class LocalServer:
         Longest time for requests in progress to finish before the server is killed.
     restart : bool
         Whether a server that ends by itself is started again at the same port: up to 5 times, with
-        a back-off that doubles from 0.5 s, with the models that it had loaded. A crash at the first
-        start is tried once more. A server that ``sonic-coffea status --stop`` ended is not started
-        again.
+        a back-off that doubles from 0.5 s, with the models that it had loaded. A server that
+        ``sonic-coffea status --stop`` ended is not started again. Whether or not, a start that
+        crashes is tried up to 3 times: Triton's Python backend aborts now and then as it loads.
     extra_args : sequence of str
         More arguments of ``tritonserver``.
     env : mapping, optional
@@ -180,13 +181,15 @@ class LocalServer:
             runtime = choose(self._runtime, self._options)
             runtime.prepare(self._progress)
             self._owner = os.getpid()
-            try:
-                self._launch(runtime)
-            except ServerStartError as error:
-                if not (self._restart and self._run is not None and self._run.crashed):
-                    raise
-                logger.warning("%s; starting it once more", error)
-                self._launch(runtime)
+            for left in reversed(range(_STARTS)):
+                try:
+                    self._launch(runtime)
+                except ServerStartError as error:
+                    if not (left and self._run is not None and self._run.crashed):
+                        raise
+                    logger.warning("%s; starting it once more", error)
+                else:
+                    break
             logger.info("%s is ready after %.1f s", self, time.monotonic() - begun)
 
     def reason_against(self) -> str | None:
