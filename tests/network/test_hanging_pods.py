@@ -10,20 +10,10 @@ from tests.network.haproxy import needs_haproxy
 from sonic_coffea.pool import Pool, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.network.tritons import Triton
     from tests.scored import Scored
 
     import sonic_coffea as sonic
-
-
-@pytest.fixture(autouse=True)
-def going_on(two_tritons: list[Triton]) -> Iterator[None]:
-    """Have what a test stops go on after it."""
-    yield
-    for triton in two_tritons:
-        triton.go_on()
 
 
 @pytest.mark.parametrize("policy", ["LEAST_REQUEST", "ROUND_ROBIN"])

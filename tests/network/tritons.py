@@ -66,13 +66,14 @@ class Triton:
         ]
         self._ends_if_stalled = ends_if_stalled
         self._kept: Kept | None = None
-        self._hangs = False
+        self._hung = False
 
     def launch(self) -> None:
         """Start it, and do not wait; harmless when it runs."""
         if self.running:
             return
         self.end()
+        self._hung = False
         installation = ensure()
         name = f"sonic_test_{secrets.token_hex(6)}_"
         argv = [
@@ -126,12 +127,11 @@ class Triton:
 
     def stop(self) -> None:
         """Have it hang: it accepts connections, and answers nothing."""
-        self._hangs = True
+        self._hung = True
         self.send(signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Let it go on where it was stopped."""
-        self._hangs = False
         self.send(signal.SIGCONT)
 
     def terminate(self) -> None:
@@ -161,9 +161,8 @@ class Triton:
 
     def restore(self) -> None:
         """Have it as it was at first, whatever a test has done to it."""
-        if self._hangs:  # one that hung for long may end itself a bit later
-            self.kill()
-        self.go_on()
+        if self._hung:  # it may end itself a bit later, though it went on
+            self.end()
         self.start()
 
 
