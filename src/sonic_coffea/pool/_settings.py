@@ -13,7 +13,7 @@ from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.pool._options import OPTIONS
-from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, TokenFile, unreadable
+from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, TokenFile, read_text
 
 # What is in flight is in memory two or three times: as tensors, in messages, and in gRPC's buffers.
 _IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 256_000_000
@@ -350,15 +350,9 @@ def _from_anywhere(option: str, value: Any) -> Any:
 
 def read_servers(path: str) -> tuple[str, ...]:
     """Return the URLs in a file; raise if it cannot be read, or a line cannot be used."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as caught:
-        reason = str(caught.strerror if isinstance(caught, OSError) else caught)
-        error = unreadable("file of servers", path, reason)
-    else:
-        lines = (line.partition("#")[0].strip() for line in text.splitlines())
-        return _urls([line for line in lines if line])
-    raise error
+    text = read_text("file of servers", path)
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return _urls([line for line in lines if line])
 
 
 def _underscored(options: Mapping[str, Any]) -> dict[str, Any]:

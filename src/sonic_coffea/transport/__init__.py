@@ -14,7 +14,6 @@ from sonic_coffea.transport._datatypes import (
     kserve_name,
     to_wire,
 )
-from sonic_coffea.transport._files import unreadable
 from sonic_coffea.transport._local_state import ServerRecord
 from sonic_coffea.transport._loopback import HeldPort
 from sonic_coffea.transport._metadata import (
@@ -25,7 +24,7 @@ from sonic_coffea.transport._metadata import (
 )
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
 from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls
-from sonic_coffea.transport._tokens import TokenFile
+from sonic_coffea.transport._tokens import TokenFile, read_text
 
 if TYPE_CHECKING:
     # gRPC is loaded by the first connection.
@@ -54,8 +53,8 @@ __all__ = [
     "kserve_name",
     "local_state",
     "read_model_config",
+    "read_text",
     "to_wire",
-    "unreadable",
     "write_model_config",
 ]
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sonic_coffea.transport._files import unreadable
-from sonic_coffea.transport._tokens import check_header, token_of
+from sonic_coffea.transport._tokens import check_header, read_text, token_of, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,15 +61,11 @@ class Tls:
 def _read_pem(path: str | None, role: str) -> bytes | None:
     if path is None:
         return None
-    try:
-        content = Path(path).expanduser().read_bytes()
-    except OSError as error:
-        problem = str(error.strerror)
-    else:
-        if b"-----BEGIN" in content:
-            return content
+    content = read_text(role, path, "latin-1")
+    if "-----BEGIN" not in content:
         problem = "expected a file in PEM format, which begins with -----BEGIN"
-    raise unreadable(role, path, problem)
+        raise unreadable(role, path, problem)
+    return content.encode("latin-1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

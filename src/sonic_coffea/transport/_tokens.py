@@ -1,15 +1,18 @@
-"""Tokens and headers that gRPC takes; others are refused before gRPC logs them."""
+"""Files that settings name, and tokens and headers that gRPC takes.
+
+Other tokens and headers are refused before gRPC logs them.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError, SonicError
-from sonic_coffea.transport._files import unreadable
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +20,29 @@ _NAME = re.compile(r"[0-9a-z_.-]+")
 # Who renews a token may write the file in two steps.
 _RENEWED_WITHIN_S = 1.0
 _LOOKS_AGAIN_S = 0.05
+
+
+def unreadable(role: str, path: str | Path, problem: str) -> ConfigError:
+    """Return the error of a file that cannot be used; it names the machine, one of many."""
+    return ConfigError(f"cannot read the {role} {str(path)!r} on {socket.gethostname()}: {problem}")
+
+
+def read_text(role: str, path: str | Path, encoding: str = "utf-8") -> str:
+    """Return the text of a file that has a role.
+
+    Raises
+    ------
+    ConfigError
+        Without the error of the system, which coffea takes for that of a broken file of events.
+    """
+    try:
+        return Path(path).expanduser().read_text(encoding)
+    except OSError as error:
+        problem = str(error.strerror)
+    except UnicodeDecodeError:
+        # Its own words quote the text, which may be a token.
+        problem = "expected text, got bytes that are not UTF-8"
+    raise unreadable(role, path, problem)
 
 
 class TokenFile:
@@ -44,34 +70,24 @@ class TokenFile:
             If the file has held none yet.
         """
         until = time.monotonic() + _RENEWED_WITHIN_S
-        while (problem := self._read()) is not None:
-            if self._last:
+        while True:
+            try:
+                self._last, self._told = self._read(), False
+            except ConfigError as problem:
+                if not self._last:
+                    if time.monotonic() >= until:
+                        raise
+                    time.sleep(_LOOKS_AGAIN_S)
+                    continue
                 if not self._told:
                     logger.warning("%s; the token that it had is used", problem)
                 self._told = True
-                break
-            if time.monotonic() >= until:
-                raise problem
-            time.sleep(_LOOKS_AGAIN_S)
-        else:
-            self._told = False
-        return self._last
+            return self._last
 
-    def _read(self) -> ConfigError | None:
-        """Read the token, or return why that cannot be done."""
-        try:
-            token = self.path.read_text(encoding="utf-8").strip()
-        except OSError as error:
-            reason = str(error.strerror)
-        except UnicodeDecodeError:
-            # Its own words quote the token.
-            reason = "expected text, got bytes that are not UTF-8"
-        else:
-            if token:
-                self._last = token
-                return None
-            reason = "it is empty"
-        return unreadable("token file", self.path, reason)
+    def _read(self) -> str:
+        if token := read_text("token file", self.path).strip():
+            return token
+        raise unreadable("token file", self.path, "it is empty")
 
 
 def token_of(source: Any) -> str:
