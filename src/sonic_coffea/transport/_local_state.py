@@ -191,8 +191,7 @@ def _make_private(folder: Path) -> bool:
     """Make a directory for this user alone, and return whether it is; one there stays as it is."""
     try:
         # The mode of one that exists is left alone: others may share it.
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700, parents=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         logger.debug("cannot use %s for state: %s", folder, error)
         return False

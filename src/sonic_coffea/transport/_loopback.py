@@ -145,10 +145,10 @@ class LocalPeer:
         # Where it listens.
         self.address = self._address = address
         self._lock = threading.Lock()
-        self._looked_up = not address.loopback
         self._record: local_state.ServerRecord | None = None
         self._held: HeldPort | None = None
-        self._running: Callable[[], bool] = lambda: True
+        # It is looked up by the first call.
+        self._running: Callable[[], bool] = lambda: not address.loopback
 
     def secret(self) -> Mapping[str, str]:
         """Return the headers that it demands, for one call; none of another server.
@@ -161,7 +161,7 @@ class LocalPeer:
             If it has ended, or another user has its port; once if it was started anew.
         """
         with self._lock:
-            if not self._looked_up or not self._running():
+            if not self._running():
                 self._look_up()
             return {} if self._record is None else self._record.headers
 
@@ -179,21 +179,19 @@ class LocalPeer:
             self._held.release()
 
     def _look_up(self) -> None:
-        self._looked_up = False
+        self._running = lambda: False
         record = local_state.find(self._address.url)
-        known = record or self._record
-        if known is not None:
-            if not self._is_own() or record is None or not record.alive:
-                raise self._refusal(known)
-            before = self._record
-            if record != before:
-                self._record, self._running = record, _watch(record)
-                self.address = replace(self._address, host=_HOST)
-                if before is not None:
-                    self._looked_up = True
-                    # It may have other models.
-                    raise ServerLostError("the local server was started anew", server=record.url)
-        self._looked_up = True
+        before, known = self._record, record or self._record
+        if known is None:
+            self._running = lambda: True
+            return
+        if not self._is_own() or record is None or not record.alive:
+            raise self._refusal(known)
+        self._record, self._running = record, _watch(record)
+        self.address = replace(self._address, host=_HOST)
+        if before not in (None, record):
+            # It may have other models.
+            raise ServerLostError("the local server was started anew", server=record.url)
 
     def _is_own(self) -> bool:
         """Hold the port, and return whether only this user listens there."""
