@@ -8,7 +8,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea.errors import ResponseError
-from sonic_coffea.transport._datatypes import DATATYPES, from_wire, kserve_name
+from sonic_coffea.transport._datatypes import DATATYPES, STRINGS, from_wire, kserve_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -65,12 +65,8 @@ def checked(
 def classes_of(contents: bytes) -> list[str]:
     """Return the labels in a tensor of classes, ``value:index:label`` each, by their index."""
     labels: dict[int, str] = {}
-    at = 0
-    while at < len(contents):
-        length = int.from_bytes(contents[at : at + 4], "little")
-        text = contents[at + 4 : at + 4 + length].decode("utf-8", "replace")
-        at += 4 + length
-        _, _, indexed = text.partition(":")
+    for text in from_wire(contents, STRINGS, (-1,)):
+        _, _, indexed = text.decode("utf-8", "replace").partition(":")
         index, _, label = indexed.partition(":")
         if index.isdigit():
             labels[int(index)] = label

@@ -44,13 +44,7 @@ class TensorSpec:
 
         A length that varies, -1, does not fit if the model has a fixed one.
         """
-        return datatype == self.datatype and (
-            shape is None
-            or (
-                len(shape) == len(self.shape)
-                and all(want in (-1, have) for want, have in zip(self.shape, shape, strict=True))
-            )
-        )
+        return datatype == self.datatype and (shape is None or _agree(self.shape, shape))
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
@@ -259,8 +253,13 @@ def _fits(shape: tuple[int, ...], inner: tuple[Any, ...]) -> bool:
         shape = shape[len(shape) - len(inner) :] if len(shape) >= len(inner) else shape
     if len(shape) == len(inner) + 1 and shape[-1] in (-1, 1):
         shape = shape[:-1]
-    return len(shape) == len(inner) and all(
-        have < 0 or have == want for have, want in zip(shape, inner, strict=True)
+    return _agree(shape, inner)
+
+
+def _agree(served: tuple[int, ...], declared: tuple[Any, ...]) -> bool:
+    """Whether two shapes are the same where the server's is not free."""
+    return len(served) == len(declared) and all(
+        n in (-1, m) for n, m in zip(served, declared, strict=True)
     )
 
 

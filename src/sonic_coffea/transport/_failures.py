@@ -85,8 +85,9 @@ _FAILED = (Code.INTERNAL, Code.UNKNOWN)
 _PUSHBACK = "grpc-retry-pushback-ms"
 
 
-def _unreached(phase: str, words: str) -> Failure:
-    return Failure(phase, ServerLostError, (Code.UNAVAILABLE,), words, undelivered=True)
+def _unreached(phase: str, words: str, hint: str = "") -> Failure:
+    codes = (Code.UNAVAILABLE,)
+    return Failure(phase, ServerLostError, codes, words, hint=hint, undelivered=True)
 
 
 # The first row that fits counts. Where a status has several meanings, only the words tell.
@@ -107,22 +108,16 @@ FAILURES: tuple[Failure, ...] = (
     # What the server has against this side's certificate: in TLS 1.2, and in TLS 1.3.
     Failure("connection", AccessError, (Code.UNAVAILABLE,), "_alert_"),
     Failure("connection", AccessError, (Code.UNAVAILABLE,), "unwrap failed"),
-    Failure(
+    _unreached(
         "connection",
-        ServerLostError,
-        (Code.UNAVAILABLE,),
         "trying to connect an http1.x server",
-        hint="the port does not speak gRPC, which Triton does at 8001 by default",
-        undelivered=True,
+        "the port does not speak gRPC, which Triton does at 8001 by default",
     ),
-    Failure(
+    _unreached(
         "connection",
-        ServerLostError,
-        (Code.UNAVAILABLE,),
         "expected settings frame as the first frame",
-        hint="what listens there speaks no gRPC, such as a dask nanny that was given the port "
+        "what listens there speaks no gRPC, such as a dask nanny that was given the port "
         "before the server; or it wants TLS, as grpcs:// has it",
-        undelivered=True,
     ),
     _unreached("connection", "connections to all backends failing"),
     _unreached("connection", "errors resolving"),

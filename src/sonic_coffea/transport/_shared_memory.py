@@ -31,23 +31,13 @@ from sonic_coffea.errors import (
     ServerLostError,
     SonicError,
 )
-from sonic_coffea.transport._regions import (
-    ALIGNED_BYTES,
-    FOLDER,
-    PREFIX,
-    Region,
-    create,
-    numbers,
-    process_prefix,
-    remove_stale,
-    unlink,
-    user_prefix,
-)
+from sonic_coffea.transport import _regions as regions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sonic_coffea.transport._address import Address
+    from sonic_coffea.transport._regions import Region
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +57,7 @@ _CLOSES_WITHIN_S, _LINGERS_S = 0.5, 60.0
 _SETTLED_S = 60.0
 # This number of calls reaches each of the few servers behind a balancer on this machine.
 _ENOUGH_CALLS = 16
-_NUMBERED = re.compile(rf"{PREFIX}-[\d-]*-(\d+)")
+_NUMBERED = re.compile(rf"{regions.PREFIX}-[\d-]*-(\d+)")
 
 Call = Callable[[str, Any, float], Any]
 
@@ -126,7 +116,7 @@ class SharedMemory:
         self._paths: set[Path] = set()
         self._registers = False
         # However this process ends, short of being killed, no file is left.
-        self._finalizer = weakref.finalize(self, unlink, self._paths, os.getpid())
+        self._finalizer = weakref.finalize(self, regions.unlink, self._paths, os.getpid())
 
     def room(self, nbytes: int, tensors: int) -> Region | None:
         """Return a region to pack a request's tensors in; None if the message is to have them.
@@ -147,7 +137,7 @@ class SharedMemory:
         """
         if nbytes < WORTH_BYTES:
             return None
-        nbytes += tensors * ALIGNED_BYTES
+        nbytes += tensors * regions.ALIGNED_BYTES
         if self.known.usable is not False:
             try:
                 region = self._take(nbytes) or self._new(nbytes)
@@ -217,7 +207,7 @@ class SharedMemory:
                 self._renewed = (sys.maxsize, now)
                 self._give_up("a region is known to one server behind the URL, and not to another")
                 return f"the server is not the one that has the tensors: {details}"
-            self._renewed = next(numbers), now
+            self._renewed = next(regions.numbers), now
             self.forget()
         return f"the server was started anew: {details}"
 
@@ -252,12 +242,12 @@ class SharedMemory:
 
     def _new(self, nbytes: int) -> Region:
         if self.known.usable is None:
-            remove_stale()
+            regions.remove_stale()
             request = service_pb2.ServerMetadataRequest()
             extensions = self._call("ServerMetadata", request, _CALL_TIMEOUT_S).extensions
             if EXTENSION not in extensions:
                 raise ConfigError(f"it does not have the extension {EXTENSION}")
-        region = create(max(_SMALLEST, 1 << (nbytes - 1).bit_length()))
+        region = regions.create(max(_SMALLEST, 1 << (nbytes - 1).bit_length()))
         self._paths.add(region.path)
         request = service_pb2.SystemSharedMemoryRegisterRequest(
             name=region.name, key=region.name, offset=0, byte_size=region.nbytes
@@ -272,7 +262,7 @@ class SharedMemory:
         if self.known.usable is None:
             self.known.usable = True
             # Clients that were killed left some, or did not wait until all were unregistered.
-            _started(lambda: self._unregister(self._orphans(user_prefix(), math.inf)))
+            _started(lambda: self._unregister(self._orphans(regions.user_prefix(), math.inf)))
         return region
 
     def _orphans(self, prefix: str, until: float) -> set[str]:
@@ -288,7 +278,7 @@ class SharedMemory:
             except SonicError as error:
                 logger.debug("%s does not tell its registered regions: %s", self._address, error)
                 break
-        return {n for n in registered if n.startswith(prefix) and not (FOLDER / n).exists()}
+        return {n for n in registered if n.startswith(prefix) and not (regions.FOLDER / n).exists()}
 
     def _unregister(self, names: Iterable[str]) -> None:
         """Have the server unregister regions when it can, without waiting for it."""
@@ -336,7 +326,7 @@ class SharedMemory:
                 self._unwanted.discard(name)
         if self._closed and self._registers and not self._unwanted:
             # Before it was known that there are several servers, only one of them was asked.
-            left = self._orphans(process_prefix(os.getpid()), until)
+            left = self._orphans(regions.process_prefix(os.getpid()), until)
             with self._changed:
                 self.known.servers = _ENOUGH_CALLS if left else self.known.servers
                 self._unwanted |= left
@@ -360,7 +350,7 @@ def shares(address: Address, *, wanted: bool | str) -> bool:
     ConfigError
         If it is demanded where it cannot be.
     """
-    possible = address.loopback and sys.platform == "linux" and FOLDER.is_dir()
+    possible = address.loopback and sys.platform == "linux" and regions.FOLDER.is_dir()
     if wanted is True and not possible:
         raise ConfigError(
             f"shared_memory=True, but {address} is not on this machine; use 'auto' or False"
