@@ -101,9 +101,9 @@ def wake(
 @connected
 def models(settings: ServerSettings, *, as_json: AsJson = False) -> None:
     """List the models of a server: versions, inputs and outputs."""
-    connection = connect_transport(settings.servers[0], options=settings.connection_options())
+    options = settings.connection_options()
     described, rows = [], []
-    with contextlib.closing(connection):
+    with connect_transport(settings.servers[0], options=options) as connection:
         for entry in connection.models():
             plain = asdict(entry)
             plain = {"model": plain.pop("name"), **plain}

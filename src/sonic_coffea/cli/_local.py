@@ -132,8 +132,8 @@ def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
 def _described(record: ServerRecord) -> dict[str, Any]:
     """Return what a server's record and the server itself say; never its secret."""
     options, models, ready = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0)), [], False
-    connection = connect_transport(record.url, options=options)
-    with contextlib.closing(connection), contextlib.suppress(SonicError):
+    connecting = connect_transport(record.url, options=options)
+    with connecting as connection, contextlib.suppress(SonicError):
         models = [f"{m.name} v{m.version}" for m in connection.models() if m.state == "READY"]
         ready = connection.ready()
     names = ("url", "pid", "repository", "log", "started")

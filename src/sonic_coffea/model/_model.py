@@ -162,8 +162,8 @@ class Model(Declaration):
         checked = self.compare(contract, server=", ".join(pool.settings.servers))
         for server in pool.settings.servers:
             with contextlib.suppress(ServerError, ConfigError, DeadlineError):
-                connection = connect_transport(server, options=pool.settings.connection_options())
-                with contextlib.closing(connection):
+                options = pool.settings.connection_options()
+                with connect_transport(server, options=options) as connection:
                     labels = connection.labels(contract, self.version)
                 for note in self.compare_labels(labels, contract, server=server):
                     logger.info("%s on %s: %s", self.name, server, note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -27,6 +26,6 @@ def fetch_metadata(url: str, headers: Mapping[str, str]) -> ServerMetadata:
         return replace(connection.info(), models=tuple(connection.models()))
 
 
-def _connection(url: str, headers: Mapping[str, str]) -> contextlib.closing[Connection]:
+def _connection(url: str, headers: Mapping[str, str]) -> Connection:
     options = ConnectionOptions(headers=headers, timeouts=_TIMEOUTS)
-    return contextlib.closing(connect_transport(url, options=options))
+    return connect_transport(url, options=options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import statistics
@@ -141,8 +140,8 @@ def measure(
         Called with a short text at each stage.
     """
     tell = progress or (lambda _: None)
-    connection = connect_transport(settings.servers[0], options=settings.connection_options())
-    with contextlib.closing(connection):
+    options = settings.connection_options()
+    with connect_transport(settings.servers[0], options=options) as connection:
         contract = connection.contract(model, version)
         row = contract.zeros(1, length)
         sent_bytes = sum(tensor.nbytes for tensor in row.values())

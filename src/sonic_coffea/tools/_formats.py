@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +110,7 @@ def compare_formats(
     def rate(connections: int, tensors: dict[str, Any], with_options: ConnectionOptions) -> float:
         with ExitStack() as stack:
             links = [
-                stack.enter_context(closing(connect_transport(curve.server, options=with_options)))
+                stack.enter_context(connect_transport(curve.server, options=with_options))
                 for _ in range(connections)
             ]
             requests = max(2 * curve.in_flight, round(seconds * curve.rows_per_s / rows))
@@ -131,7 +131,7 @@ def compare_formats(
             return sum(threads.map(send, links))
 
     rows = curve.rows[-1]
-    with closing(connect_transport(curve.server, options=options)) as connection:
+    with connect_transport(curve.server, options=options) as connection:
         contract = connection.contract(curve.model, curve.version)
     zeros = contract.zeros(rows, curve.length)
     tell("compressed zeros: what the server does")

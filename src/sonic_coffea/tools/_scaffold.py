@@ -56,8 +56,7 @@ def scaffold(settings: Settings, model: str, version: str | None = None) -> Scaf
         If the server lists no tensors, so that there is nothing to write it from.
     """
     server = settings.servers[0]
-    connection = connect_transport(server, options=settings.connection_options())
-    with contextlib.closing(connection):
+    with connect_transport(server, options=settings.connection_options()) as connection:
         contract = connection.contract(model, version)
         if not contract.lists_tensors:
             raise ContractError(

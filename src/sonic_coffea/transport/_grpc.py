@@ -16,12 +16,13 @@ from sonic_coffea.transport._contents import checked, describe, tensors_of, with
 from sonic_coffea.transport._datatypes import to_wire, wire_bytes
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._heap import LARGE_BYTES, keep_memory
-from sonic_coffea.transport._link import NO_MESSAGE, Link
+from sonic_coffea.transport._link import NO_MESSAGE, Channel, Link
 from sonic_coffea.transport._metadata import Response
 from sonic_coffea.transport._model_queries import ModelQueries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Self
 
     from numpy.typing import NDArray
 
@@ -173,31 +174,12 @@ class Connection(ModelQueries):
             model_name=contract.model, model_version=version or "", id=request_id
         )
         message, region, sent_bytes = self._packed(request, contract, pack, outputs, nbytes)
+        sent_at = time.monotonic()
         try:
-            sent_at = time.monotonic()
-            future = channel.infer.future(
-                message,
-                timeout=self._link.options.timeouts.request_s,
-                metadata=self._link.metadata(secret),
-                compression=_COMPRESSIONS[self._link.options.compression],
-            )
-        except BaseException as error:  # a token that cannot be had, a closed channel
+            channel, secret, future = self._begin(channel, secret, message, context)
+        except BaseException:  # such as a token that cannot be had
             self._release(region, reusable=True)
-            if not isinstance(error, ValueError):
-                raise
-            if self._link.closed:
-                raise CancelledError("the connection is closed", **context) from None
-            if channel is self._link.channel:
-                raise
-            return self.infer(
-                contract,
-                pack,
-                outputs,
-                nbytes=nbytes,
-                version=version,
-                request_id=request_id,
-                done=done,
-            )
+            raise
         channel.in_flight.add(future)
 
         def finished(call: Any) -> None:
@@ -219,6 +201,27 @@ class Connection(ModelQueries):
             future.cancel()
         handle: RpcHandle = future
         return handle
+
+    def _begin(
+        self, channel: Channel, secret: Mapping[str, str], message: bytes, context: dict[str, Any]
+    ) -> tuple[Channel, Mapping[str, str], Any]:
+        """Send a message, over another channel if this one was replaced meanwhile."""
+        while True:
+            try:
+                future = channel.infer.future(
+                    message,
+                    timeout=self._link.options.timeouts.request_s,
+                    metadata=self._link.metadata(secret),
+                    compression=_COMPRESSIONS[self._link.options.compression],
+                )
+            except ValueError:  # a closed channel
+                if self._link.closed:
+                    raise CancelledError("the connection is closed", **context) from None
+                if channel is self._link.channel:
+                    raise
+                channel, secret = self._link.open()
+            else:
+                return channel, secret, future
 
     def ask(
         self,
@@ -310,6 +313,12 @@ class Connection(ModelQueries):
             sent_bytes=sent_bytes,
             received_bytes=sum(map(wire_bytes, tensors.values())),
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Cancel what is in flight, and close the channel. May be called again.
