@@ -44,36 +44,21 @@ if TYPE_CHECKING:
     from sonic_coffea.server import LocalServer, build_repository
 
 _HOMES = {
-    "connect": "sonic_coffea._connect",
-    "Bucketed": "sonic_coffea.layouts",
-    "Dense": "sonic_coffea.layouts",
-    "Feature": "sonic_coffea.layouts",
-    "Flat": "sonic_coffea.layouts",
-    "Layout": "sonic_coffea.layouts",
-    "Mask": "sonic_coffea.layouts",
-    "OneHot": "sonic_coffea.layouts",
-    "Padded": "sonic_coffea.layouts",
-    "Pairwise": "sonic_coffea.layouts",
-    "Row": "sonic_coffea.layouts",
-    "Tokens": "sonic_coffea.layouts",
-    "Folds": "sonic_coffea.model",
-    "Model": "sonic_coffea.model",
-    "Output": "sonic_coffea.layouts",
-    "Pending": "sonic_coffea.model",
-    "constituents": "sonic_coffea.model",
-    "lost_tracks": "sonic_coffea.model",
-    "secondary_vertices": "sonic_coffea.model",
-    "within_cone": "sonic_coffea.model",
-    "Pool": "sonic_coffea.pool",
-    "share": "sonic_coffea.pool",
-    "SonicProcessor": "sonic_coffea.processor",
-    "Report": "sonic_coffea.reporting",
-    "report": "sonic_coffea.reporting",
-    "score_files": "sonic_coffea.scoring",
-    "SonicFilter": "sonic_coffea.processor",
-    "Variations": "sonic_coffea.reuse",
-    "LocalServer": "sonic_coffea.server",
-    "build_repository": "sonic_coffea.server",
+    "_connect": ("connect",),
+    "layouts": (
+        *("Bucketed", "Dense", "Feature", "Flat", "Layout", "Mask", "OneHot", "Output", "Padded"),
+        *("Pairwise", "Row", "Tokens"),
+    ),
+    "model": (
+        *("Folds", "Model", "Pending", "constituents", "lost_tracks", "secondary_vertices"),
+        "within_cone",
+    ),
+    "pool": ("Pool", "share"),
+    "processor": ("SonicFilter", "SonicProcessor"),
+    "reporting": ("Report", "report"),
+    "reuse": ("Variations",),
+    "scoring": ("score_files",),
+    "server": ("LocalServer", "build_repository"),
 }
 
 __all__ = [
@@ -113,13 +98,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(
-            f"module 'sonic_coffea' has no attribute {name!r}; {errors.nearest(name, __all__)}"
-        )
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(
+        f"module 'sonic_coffea' has no attribute {name!r}; {errors.nearest(name, __all__)}"
+    )
 
 
 def __dir__() -> list[str]:
