@@ -85,7 +85,7 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"# caf\xe9\ngrpc://s2:8001\n", "can't decode byte 0xe9"),
+        (b"# caf\xe9\ngrpc://s2:8001\n", "got bytes that are not UTF-8"),
         ("s2:8001\n", "did you mean 'grpc://s2:8001'"),
         ("grpc://s2:8001\ngrpc://s3:8001\n", "certificate is gone"),
     ],
