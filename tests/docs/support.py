@@ -42,8 +42,12 @@ for block in json.load(open(sys.argv[1])):
         said.write(open("said.txt").read())
     else:
         text = "\\n" * (block["line"] - 1) + block["text"]
-        with contextlib.redirect_stdout(said):
-            exec(compile(text, block["page"], "exec"), namespace)
+        try:
+            with contextlib.redirect_stdout(said):
+                exec(compile(text, block["page"], "exec"), namespace)
+        except BaseException:
+            sys.stderr.write(said.getvalue())
+            raise
         above += block["text"]
         if "def test_" in block["text"]:
             open("test_page.py", "w").write(above)
@@ -103,6 +107,8 @@ def clean_environment(state: Path) -> dict[str, str]:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "MPLBACKEND": "Agg",
         "SONIC_COFFEA_STATE_DIR": str(state),
+        # A model's process that stands still on a loaded machine would end its server.
+        "SONIC_COFFEA_STALL_S": "30",
     }
 
 
