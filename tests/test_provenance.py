@@ -10,6 +10,7 @@ import grpc
 import pyarrow.parquet as pq
 import pytest
 import uproot
+from tests.limits import without_room
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, provenance
@@ -108,20 +109,17 @@ def test_two_that_write_the_same_file(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_is_not_written_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(table: Any, path: Path) -> None:
-        path.write_text("half of it")
-        raise OSError("no space left")
-
+def test_a_file_that_is_not_written_leaves_nothing(tmp_path: Path) -> None:
     path, about = tmp_path / "x.parquet", {"models": [], "packages": {}}
     provenance.to_parquet(ak.Array({"x": [1]}), path, about)
-    monkeypatch.setattr(pq, "write_table", fail)
-    with pytest.raises(OSError, match="no space left"):
+    with without_room(), pytest.raises(OSError, match="File too large"):
         provenance.to_parquet(ak.Array({"x": [2]}), path, about)
     assert ak.from_parquet(path).x.tolist() == [1]
-    assert list(tmp_path.iterdir()) == [path]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(IsADirectoryError):
+        provenance.to_parquet(ak.Array({"x": [2]}), folder, about)
+    assert set(tmp_path.iterdir()) == {path, folder}
 
 
 def test_in_a_root_file(scores: Any, tmp_path: Path) -> None:

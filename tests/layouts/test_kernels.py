@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -10,11 +9,12 @@ import subprocess
 import sys
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import awkward as ak
 import numpy as np
 import pytest
+from tests.limits import without_room
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -151,14 +151,19 @@ def test_what_is_out_of_date_or_cut_short_is_not_loaded(
 
 
 def test_code_for_other_types_or_processors_is_not_loaded_whatever_the_file_is_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(_disk.Files, "_name", lambda *_: "the same")
-    files = _disk.Files("processor", [tmp_path])
-    files.save("one", "its code")
-    assert files.load("one") == "its code"
-    assert files.load("another") is None
-    assert _disk.Files("another", [tmp_path]).load("one") is None
+    files, others = (_disk.Files(processor, [tmp_path]) for processor in ("one", "another"))
+    files.save("key", "code")
+    (saved,) = tmp_path.iterdir()
+    for one, key in ((files, "another key"), (others, "key")):
+        one.save(key, "its code")
+        (its,) = set(tmp_path.iterdir()) - {saved}
+        assert one.load(key) == "its code"
+        its.write_bytes(saved.read_bytes())
+        assert one.load(key) is None
+        its.unlink()
+    assert files.load("key") == "code"
 
 
 @pytest.fixture
@@ -168,19 +173,14 @@ def warned(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_a_full_disk_costs_time_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(_disk.pickle, "dump", full)
+def test_a_full_disk_costs_time_only(tmp_path: Path, warned: pytest.LogCaptureFixture) -> None:
     files = _disk.Files("processor", [tmp_path])
-    files.save("key", "code")
+    with without_room():
+        files.save("key", "code")
     assert files.load("key") is None
     assert not list(tmp_path.iterdir())
     (message,) = warned.messages
-    assert "each process compiles its own: No space left on device" in message
+    assert "each process compiles its own: File too large" in message
 
 
 def test_without_a_folder_kernels_are_compiled(

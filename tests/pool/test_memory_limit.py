@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import resource
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.limits import limited
 
 from sonic_coffea.pool import _process
 from sonic_coffea.pool._process import memory_limit_bytes
@@ -39,22 +41,18 @@ def test_control_groups_limit_memory(tmp_path: Path, files: dict[str, str], limi
     assert memory_limit_bytes(tmp_path) == limit
 
 
-def test_a_process_goes_by_the_limit_of_its_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = {resource.RLIMIT_AS: 64_000_000}
-    monkeypatch.setattr(
-        resource,
-        "getrlimit",
-        lambda kind: (limits.get(kind, resource.RLIM_INFINITY), resource.RLIM_INFINITY),
-    )
-    monkeypatch.setattr(_process, "_memory_bytes", None)
-    assert Limits().in_flight_bytes(_process.memory_bytes()) == 2_000_000
-    # That of a dask worker counts, where there is one.
-    monkeypatch.setattr(_process, "_memory_bytes", 32_000_000)
-    assert Limits().in_flight_bytes(_process.memory_bytes()) == 1_000_000
-
-
-def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_process, "_machine", lambda: iter(()))
-    monkeypatch.setattr(_process, "_resource_limits", lambda: iter(()))
-    assert memory_limit_bytes(tmp_path) is None
+def test_a_process_goes_by_the_limit_of_its_shell() -> None:
+    # Linux does not enforce this one.
+    with limited(resource.RLIMIT_RSS, 64_000_000):
+        assert Limits().in_flight_bytes(memory_limit_bytes()) == 2_000_000
+    # Of a system that tells of no limit.
     assert Limits().in_flight_bytes(None) == 256_000_000
+
+
+def test_the_limit_of_a_dask_worker_counts() -> None:
+    _process.take_part(threading.Event.wait, 32_000_000)
+    try:
+        assert Limits().in_flight_bytes(_process.memory_bytes()) == 1_000_000
+    finally:
+        _process.take_part(threading.Event.wait)
+    assert _process.memory_bytes() == memory_limit_bytes()

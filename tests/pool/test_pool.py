@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import awkward as ak
@@ -85,20 +86,34 @@ def test_idle_servers_take_turns(servers: dict[str, ScriptedServer]) -> None:
     assert [len(s.requests) for s in servers.values()] == [3, 3]
 
 
+FailOnce = Callable[[type, str], None]
+
+
+@pytest.fixture
+def fail_once(monkeypatch: pytest.MonkeyPatch) -> FailOnce:
+    """Return what lets a method fail the next time, after it has done what it does."""
+
+    def fail(owner: type, name: str) -> None:
+        real, wrong = getattr(owner, name), iter([True])
+
+        def broken(*given: Any) -> Any:
+            result = real(*given)
+            if next(wrong, False):
+                raise ZeroDivisionError
+            return result
+
+        monkeypatch.setattr(owner, name, broken)
+
+    return fail
+
+
 def test_what_goes_wrong_in_the_pool_itself_fails_what_waits(
-    servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, ScriptedServer], fail_once: FailOnce
 ) -> None:
     """And nothing else: neither are rows lost without a word, nor does a later call hang."""
-    real, wrong = Dispatcher._next, iter([True])
-
-    def broken(*given: Any) -> Any:
-        if next(wrong, False):
-            raise ZeroDivisionError
-        return real(*given)
-
     with pool_of(*servers) as pool:
         MODEL.check(pool)
-        monkeypatch.setattr(Dispatcher, "_next", broken)
+        fail_once(Dispatcher, "_next")
         pending = MODEL.submit(objects(40), pool=pool, on_error="mask")
         with pytest.raises(errors.SonicError, match=r"ZeroDivisionError.*model m") as caught:
             pending.result(timeout_s=20)
@@ -107,18 +122,10 @@ def test_what_goes_wrong_in_the_pool_itself_fails_what_waits(
 
 
 def test_a_request_that_was_about_to_leave_fails_with_the_pool(
-    servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, ScriptedServer], fail_once: FailOnce
 ) -> None:
     with pool_of(*servers) as pool:
-        real, wrong = Endpoint.begin, iter([True])
-
-        def broken(*given: Any) -> Any:
-            attempt = real(*given)
-            if next(wrong, False):
-                raise ZeroDivisionError
-            return attempt
-
-        monkeypatch.setattr(Endpoint, "begin", broken)
+        fail_once(Endpoint, "begin")
         pending = MODEL.submit(objects(4), pool=pool)
         with pytest.raises(errors.SonicError, match="ZeroDivisionError"):
             pending.result(timeout_s=20)
@@ -127,21 +134,14 @@ def test_a_request_that_was_about_to_leave_fails_with_the_pool(
 
 
 def test_what_was_in_flight_when_the_pool_failed_is_not_taken_for_what_is_sent_then(
-    servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, ScriptedServer], fail_once: FailOnce
 ) -> None:
     one, _ = servers.values()
-    real, wrong = Dispatcher._next, iter([True])
-
-    def broken(*given: Any) -> Any:
-        if next(wrong, False):
-            raise ZeroDivisionError
-        return real(*given)
-
     with pool_of(str(one.address)) as pool:
         one.gate.clear()
         early = MODEL.submit(objects(4), pool=pool)
         until(lambda: one.out == 1)
-        monkeypatch.setattr(Dispatcher, "_next", broken)
+        fail_once(Dispatcher, "_next")
         late = MODEL.submit(objects(4), pool=pool)
         for pending in (early, late):
             with pytest.raises(errors.SonicError, match="ZeroDivisionError"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -15,7 +16,6 @@ from tests.waiting import until
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.server.in_process._grpc_server import Servicer
 from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import ConnectionOptions, connect_transport
 
@@ -390,21 +390,14 @@ def test_a_name_with_several_addresses(fake: FakeServer, monkeypatch: pytest.Mon
             assert all(now - then > 20 for now, then in zip(scored(), before, strict=True))
 
 
-def test_a_configuration_that_cannot_be_had_for_the_moment(
-    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_that_cannot_be_had_for_the_moment(fake: FakeServer) -> None:
     """The size of its batches must be known: it is asked again."""
-    answer = Servicer.ModelConfig
-    failures = iter([Code.UNAVAILABLE])
-
-    def failing(self: Any, request: Any, context: Any) -> Any:
-        for code in failures:
-            context.abort(code, "for the moment")
-        return answer(self, request, context)
-
-    monkeypatch.setattr(Servicer, "ModelConfig", failing)
-    with pool_of(fake) as pool:
-        assert twice(MODEL(objects(40), pool=pool)) == list(range(40))
+    fake.refuse("ModelConfig", Code.UNAVAILABLE, "for the moment")
+    with pool_of(fake) as pool, ThreadPoolExecutor(1) as thread:
+        scores = thread.submit(MODEL, objects(40), pool=pool)
+        until(lambda: "ModelConfig" in [method for method, _ in fake.calls])
+        fake.accept("ModelConfig")
+        assert twice(scores.result()) == list(range(40))
     assert max(r.rows for r in fake.requests) == 4
 
 

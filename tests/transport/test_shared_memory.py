@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import numpy as np
 import pytest
+from tests.limits import without_room
 from tests.ports import held_port
 from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient, service_pb2
@@ -513,12 +514,8 @@ def test_a_server_that_does_not_see_this_memory(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_room(wide_server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fd: int, start: int, size: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pool_of(wide_server) as pool:
+def test_no_room(wide_server: sonic.LocalServer) -> None:
+    with without_room(), pool_of(wide_server) as pool:
         check(model()(objects(4000), pool=pool), objects(4000))
 
 

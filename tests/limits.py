@@ -1,0 +1,26 @@
+"""Limits of this process, as a batch system or a full disk sets them."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def limited(kind: int, limit: int) -> Iterator[None]:
+    """Set a limit of this process, and afterwards the one that it had."""
+    before, most = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (before, most))
+
+
+def without_room() -> contextlib.AbstractContextManager[None]:
+    """Let no file have content: writing raises OSError, "File too large"."""
+    return limited(resource.RLIMIT_FSIZE, 0)
