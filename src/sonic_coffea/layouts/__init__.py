@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from sonic_coffea.layouts._ahead import compile_ahead
-from sonic_coffea.layouts._answers import Assembly
-from sonic_coffea.layouts._assembly import ByRow, assemble
+from sonic_coffea.layouts._assembly import ByRow, Outputs, assemble
 from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._dense import Dense
 from sonic_coffea.layouts._fields import Feature, OneHot, Source
@@ -23,7 +22,6 @@ from sonic_coffea.layouts._tokens import Tokens
 from sonic_coffea.layouts._tracing import is_tracer, trace
 
 __all__ = [
-    "Assembly",
     "Bound",
     "Bucketed",
     "ByRow",
@@ -36,6 +34,7 @@ __all__ = [
     "Mask",
     "OneHot",
     "Output",
+    "Outputs",
     "Padded",
     "Pairwise",
     "Row",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
-from awkward.contents import Content, ListArray, ListOffsetArray
+from awkward.contents import Content, ListArray, ListOffsetArray, RecordArray
 from awkward.index import Index64
 
 from sonic_coffea.errors import ResponseError
@@ -36,6 +38,56 @@ def assemble(name: str, output: Output, inputs: Inputs) -> Assembly:
     if output.per == "constituent":
         return Constituents(name, output, inputs)
     return ByRow(name, output, len(inputs.rows))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outputs:
+    """The outputs of a call; answers of several threads are put in their places one by one.
+
+    Attributes
+    ----------
+    each : mapping of str to Assembly
+        What puts each output together.
+    tensors : list of str
+        What servers are asked for: the outputs, and the splits of those that have some.
+    without_axis : frozenset of str
+        Outputs that come without the axis of the rows: each request has one.
+    """
+
+    each: Mapping[str, Assembly]
+    tensors: list[str]
+    without_axis: frozenset[str] = frozenset()
+    lock: Lock = field(default_factory=Lock)
+
+    @classmethod
+    def of(cls, declared: Mapping[str, Output], inputs: Inputs) -> Outputs:
+        """Return what puts the outputs of a call together, by their declarations."""
+        splits = [output.splits for output in declared.values() if output.splits is not None]
+        each = {name: assemble(name, output, inputs) for name, output in declared.items()}
+        return cls(each, list(dict.fromkeys([*declared, *splits])))
+
+    def of_rows(self, answer: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return an answer with the axis of the rows."""
+        if not self.without_axis:
+            return answer
+        return {n: t[np.newaxis] if n in self.without_axis else t for n, t in answer.items()}
+
+    def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
+        """Put the answer for some rows in its places; see `Assembly.place`."""
+        with self.lock:
+            for output in self.each.values():
+                output.place(selection, rows, answer)
+
+    def content(self) -> Content:
+        """Return the only output, or a record of all; see `Assembly.content`."""
+        return self._record([output.content() for output in self.each.values()])
+
+    def typed(self) -> Content:
+        """Return content of the type that other chunks have; see `Assembly.typed`."""
+        return self._record([output.typed() for output in self.each.values()])
+
+    def _record(self, contents: list[Content]) -> Content:
+        return contents[0] if len(contents) == 1 else RecordArray(contents, list(self.each))
 
 
 class ByRow(Assembly):

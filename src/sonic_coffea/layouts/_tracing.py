@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
-from awkward.contents import RecordArray
 
-from sonic_coffea.layouts._assembly import assemble
+from sonic_coffea.layouts._assembly import Outputs
 from sonic_coffea.layouts._fields import Source
 from sonic_coffea.layouts._inputs import arrays_by_input, bind_sources
 
@@ -49,9 +48,7 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
     """
     sources = arrays_by_input(layouts, arrays)
     inputs = bind_sources(layouts, {name: _Touched(source) for name, source in sources.items()})
-    contents = [assemble(name, output, inputs).typed() for name, output in outputs.items()]
-    content = contents[0] if len(contents) == 1 else RecordArray(contents, list(outputs))
-    scores = inputs.rows.unflatten(content)
+    scores = inputs.rows.unflatten(Outputs.of(outputs, inputs).typed())
     return ak.Array(scores.layout.to_typetracer(forget_length=True))
 
 

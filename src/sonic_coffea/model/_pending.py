@@ -9,8 +9,6 @@ from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from awkward.contents import RecordArray
-
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import DeadlineError, printable
 from sonic_coffea.pool import Deadline
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from sonic_coffea.layouts import Assembly, Rows
+    from sonic_coffea.layouts import Outputs, Rows
     from sonic_coffea.reuse import Part
 
 # After Ctrl-C, so that the same call again finds what is kept.
@@ -44,7 +42,7 @@ class Pending:
         self,
         model: str,
         rows: Rows,
-        outputs: Mapping[str, Assembly],
+        outputs: Outputs,
         *,
         version: str | None,
         config_hash: str,
@@ -177,13 +175,8 @@ class Pending:
                     f"were scored; {what}"
                 )
             raise
-        contents = {name: output.content() for name, output in self._outputs.items()}
-        if len(contents) == 1:
-            (content,) = contents.values()
-        else:
-            content = RecordArray(list(contents.values()), list(contents), length=len(self._rows))
         lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
-        there = self._rows.without(content, lost)
+        there = self._rows.without(self._outputs.content(), lost)
         scores = self._rows.unflatten(there, attrs=attributes(self.provenance()))
         if self.lengths is None:
             return scores

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from sonic_coffea.errors import (
     SonicError,
     nearest,
 )
-from sonic_coffea.layouts import assemble, is_lazy, is_tracer, over_partitions, trace
+from sonic_coffea.layouts import Outputs, is_lazy, is_tracer, over_partitions, trace
 from sonic_coffea.model._pending import Deferred, Pending
 from sonic_coffea.pool import MASKABLE, NEVER, Deadline, Pool, current
 from sonic_coffea.reuse import Part, ScoreCache, Variations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sonic_coffea.layouts import Assembly, Inputs
+    from sonic_coffea.layouts import Inputs
     from sonic_coffea.model._declaration import Declaration
     from sonic_coffea.pool import Settings
     from sonic_coffea.transport import Contract
@@ -93,7 +92,7 @@ class Submission:
 
     def _submit(self, objects: Any) -> Pending:
         inputs = self.model.bind(objects)
-        outputs = {name: assemble(name, o, inputs) for name, o in self.model.outputs.items()}
+        outputs = Outputs.of(self.model.outputs, inputs)
         pending = Pending(
             self.model.name,
             inputs.rows,
@@ -112,32 +111,25 @@ class Submission:
             self._expect(outputs)
             return pending
         inputs.load()
-        pool, lock = current() if self.pool is None else self.pool, threading.Lock()
+        pool = current() if self.pool is None else self.pool
         mask = self.on_error == "mask"
-        splits = [o.splits for o in self.model.outputs.values() if o.splits is not None]
-        asked = list(dict.fromkeys([*self.model.outputs, *splits]))
         try:
             for one, rows in self._by_version(inputs, self.version):
                 contract = self._contract(pool, one, rows, mask=mask, deadline=self.deadline)
                 if contract is None:
                     pending.lose(rows.selection(0, len(rows)), len(rows))
                     continue
-                some = replace(rows, without_axis=self.model.inputs_without_axis(contract))
                 self._tell(outputs, contract)
-                cache = self._cache(pool.settings, contract, deduplicate=self.deduplicate)
                 part = Part(
                     contract,
-                    some,
-                    outputs,
-                    lock,
-                    asked=asked,
+                    replace(rows, without_axis=self.model.inputs_without_axis(contract)),
+                    replace(outputs, without_axis=self.model.outputs_without_axis(contract)),
                     version=one,
                     mask=mask,
                     deduplicate=self.deduplicate,
-                    cache=cache,
+                    cache=self._cache(pool.settings, contract, deduplicate=self.deduplicate),
                     pool=pool,
                     deadline=self.deadline,
-                    without_axis=self.model.outputs_without_axis(contract),
                 )
                 pending.parts.append(part)
                 pool.submit(part.call)
@@ -146,7 +138,7 @@ class Submission:
             raise
         return pending
 
-    def _expect(self, outputs: Mapping[str, Assembly]) -> None:
+    def _expect(self, outputs: Outputs) -> None:
         """Find out the shape of outputs that declare none, where there is no object to score.
 
         So all chunks have the same type. Without servers, or if none tells, it is a number.
@@ -164,7 +156,7 @@ class Submission:
             contract = pool.contract(self.model.name, asked, deadline=self.deadline)
             self._tell(outputs, contract)
 
-    def _tell(self, outputs: Mapping[str, Assembly], contract: Contract) -> None:
+    def _tell(self, outputs: Outputs, contract: Contract) -> None:
         """Tell outputs their shapes; what a lazy array has to know beforehand must be declared."""
         whole = self.model.outputs_without_axis(contract)
         for spec in contract.outputs:
@@ -172,7 +164,7 @@ class Submission:
             if declaration is None:
                 continue
             shape = spec.whole_shape if spec.name in whole else spec.shape
-            inner = outputs[spec.name].inner(shape)
+            inner = outputs.each[spec.name].inner(shape)
             if self.lazily and not declaration.is_typed and inner not in ((), (1,)):
                 raise ContractError(
                     f"output {spec.name!r} has shape {list(inner)} a {declaration.per}, which the "
@@ -181,7 +173,7 @@ class Submission:
                     model=self.model.name,
                     version=contract.version,
                 )
-            outputs[spec.name].expect(shape)
+            outputs.each[spec.name].expect(shape)
 
     def _contract(
         self, pool: Pool, version: str | None, rows: Inputs, *, mask: bool, deadline: Deadline

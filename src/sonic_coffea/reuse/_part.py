@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,11 @@ from sonic_coffea.pool import Call, Deadline
 from sonic_coffea.reuse._deduplication import Duplicates, keys_of
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from sonic_coffea.layouts import Assembly, Inputs, Int64
+    from sonic_coffea.layouts import Inputs, Int64, Outputs
     from sonic_coffea.pool import Pool
     from sonic_coffea.reuse._cache import ScoreCache
     from sonic_coffea.transport import Contract
@@ -36,7 +36,7 @@ class Part:
     """The rows of a call that one version of a model scores, and the `call` that sends them.
 
     Answers go to all equal rows, in each output, and to the cache. Parts of a call share its
-    outputs, and the lock that guards them.
+    outputs.
 
     Parameters
     ----------
@@ -46,8 +46,6 @@ class Part:
         The cache that scores are read from, and kept in.
     deadline : Deadline
         How long the look-up may take.
-    without_axis : set of str
-        Outputs that come without the axis of the rows: each request has one.
 
     Raises
     ------
@@ -55,35 +53,32 @@ class Part:
         If the look-up takes longer.
     """
 
-    def __init__(  # noqa: PLR0913  those of the call, and what spares it rows
+    def __init__(
         self,
         contract: Contract,
         inputs: Inputs,
-        outputs: Mapping[str, Assembly],
-        lock: threading.Lock,
+        outputs: Outputs,
         *,
-        asked: Sequence[str],
         version: str | None,
         mask: bool,
         deduplicate: bool,
         cache: ScoreCache | None,
         pool: Pool,
         deadline: Deadline,
-        without_axis: Collection[str] = (),
     ) -> None:
         self.cache = cache
         self._contract, self._pool = contract, pool
         self._begun_at = time.monotonic()
-        self._outputs, self._lock = outputs, lock
-        self._without_axis = without_axis
+        self._outputs = outputs
         # By form: `keep` writes all answers of a form at once, which is faster.
         self._kept: dict[Any, list[tuple[Int64, Answer]]] = {}
+        self._keeping = threading.Lock()
         self._duplicates: Duplicates | None = None
         sent, different, lost_with = inputs, len(inputs), None
         if deduplicate or cache is not None:
             # Without a checksum, the same name may be another model elsewhere.
             which = contract.digest or pool.settings.servers
-            scope = (contract.model, contract.version, which, asked)
+            scope = (contract.model, contract.version, which, outputs.tensors)
             keys = keys_of(inputs, repr((*scope, *contract.scored_by)))
             duplicates = self._duplicates = Duplicates(keys)
             self._keys, lost_with = keys, lambda rows: duplicates.expand(rows)[0]
@@ -93,7 +88,13 @@ class Part:
                 misses = self._recall(cache, duplicates.sent, deadline)
             sent = inputs.only(misses)
         self.call = Call(
-            contract, sent, {"": self}, asked, version=version, mask=mask, lost_with=lost_with
+            contract,
+            sent,
+            {"": self},
+            outputs.tensors,
+            version=version,
+            mask=mask,
+            lost_with=lost_with,
         )
         statistics = self.call.statistics
         statistics.objects = len(inputs)
@@ -107,13 +108,12 @@ class Part:
 
     def place(self, selection: Any, rows: int, answer: Answer) -> None:
         """Put the answer for some rows in its places."""
-        if self._without_axis:
-            answer = {n: t[np.newaxis] if n in self._without_axis else t for n, t in answer.items()}
+        answer = self._outputs.of_rows(answer)
         self._spread(selection, rows, answer)
         if self.cache is not None:
             # A copy, as the answer may lie in memory that is used again.
             copied = {name: np.array(tensor) for name, tensor in answer.items()}
-            with self._lock:
+            with self._keeping:
                 self._kept.setdefault(_form(answer, 1), []).append((selection, copied))
 
     def _spread(self, selection: Any, rows: int, answer: Answer) -> None:
@@ -123,9 +123,7 @@ class Part:
             if len(members) > rows:
                 selection, rows = members, len(members)
                 answer = {name: tensor[places] for name, tensor in answer.items()}
-        with self._lock:
-            for output in self._outputs.values():
-                output.place(selection, rows, answer)
+        self._outputs.place(selection, rows, answer)
 
     def _recall(self, cache: ScoreCache, rows: Int64, deadline: Deadline) -> Int64:
         """Place the scores of cache hits, and return the misses."""
@@ -186,7 +184,7 @@ class Part:
             same = (now.version, now.digest) == (contract.version, contract.digest)
             if not same or call.served_versions != {contract.version}:
                 return
-            with self._lock:
+            with self._keeping:
                 kept, self._kept = self._kept, {}
             for form, members in kept.items():
                 keys = [self._keys[row] for rows, _ in members for row in rows.tolist()]
