@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -45,7 +47,13 @@ def test_a_process_goes_by_the_limit_of_its_shell() -> None:
     # Linux does not enforce this one.
     with limited(resource.RLIMIT_RSS, 64_000_000):
         assert Limits().in_flight_bytes(memory_limit_bytes()) == 2_000_000
-    # Of a system that tells of no limit.
+
+
+def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As Windows, which has neither.
+    monkeypatch.delattr(os, "sysconf")
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert memory_limit_bytes(tmp_path) is None
     assert Limits().in_flight_bytes(None) == 256_000_000
 
 

@@ -52,6 +52,8 @@ class Outputs:
         What servers are asked for: the outputs, and the splits of those that have some.
     without_axis : frozenset of str
         Outputs that come without the axis of the rows: each request has one.
+    lock : Lock
+        Held while an answer is put in its places; copies with another `without_axis` share it.
     """
 
     each: Mapping[str, Assembly]
