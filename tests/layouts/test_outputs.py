@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import awkward as ak
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.layouts import assemble, bind_inputs, trace
+from sonic_coffea.layouts import Outputs, assemble, bind_inputs, trace
 from sonic_coffea.model._submission import score_partition
 from sonic_coffea.testing import FakeModel, FakeServer
 
@@ -337,3 +338,24 @@ def test_a_server_tells_the_shape_that_nobody_declares() -> None:
         assert score_partition(declared, events, **options).tolist() == full.tolist()
     assert str(model(events[:0]).type) == "0 * var * float32"
     assert str(declared(events[:0]).type) == "0 * var * 4 * float32"
+
+
+class Watched:
+    """An output that sees whether others may be placed meanwhile."""
+
+    def __init__(self) -> None:
+        self.outputs: Outputs | None = None
+        self.alone: list[bool] = []
+
+    def place(self, *_: Any) -> None:
+        assert self.outputs is not None
+        self.alone.append(not self.outputs.lock.acquire(blocking=False))
+
+
+def test_answers_are_placed_one_by_one() -> None:
+    """Also those of parts that come with and without the axis of the rows."""
+    watched: Any = Watched()
+    watched.outputs = Outputs({"y": watched}, ["y"])
+    for outputs in (watched.outputs, replace(watched.outputs, without_axis=frozenset("y"))):
+        outputs.place(slice(0, 1), 1, {"y": np.zeros(1)})
+    assert watched.alone == [True, True]
