@@ -228,8 +228,8 @@ class Bed:
         """Run an Envoy before some of the Tritons, all of which run."""
         from tests.network.envoy import Envoy
 
-        for one in self.tritons:
-            one.restore()
+        for instance in self.tritons:
+            instance.restore()
         with (
             tempfile.TemporaryDirectory(dir=self.folder) as folder,
             Envoy.before(self.tritons[:number], Path(folder), **settings) as running,
@@ -275,12 +275,12 @@ class Bed:
             pools = [stack.enter_context(Pool(setting)) for _ in range(clients)]
             for pool in pools:
                 check(scorer(jets, pool=pool), jets)
-            for one in self.tritons[:dead]:
-                one.kill()
+            for instance in self.tritons[:dead]:
+                instance.kill()
             for _ in range(self.turns):
-                for number, found in peers.items():
+                for number, rates in peers.items():
                     rate, took = self._bare(url, served, rows, number, clients)
-                    found.append(rate)
+                    rates.append(rate)
                     longest_bare.append(took)
                 with Load(scorer, jets, pools) as load:
                     ours.append(load.rate(self.seconds))
@@ -359,8 +359,8 @@ class Bed:
                 executor.submit(bare, url, served, rows, in_flight // clients, self.seconds)
                 for _ in range(clients)
             ]
-            found = [run.result() for run in runs]
-        return sum(rate for rate, _ in found), max(took for _, took in found)
+            pairs = [run.result() for run in runs]
+        return sum(rate for rate, _ in pairs), max(took for _, took in pairs)
 
     def _note(
         self, name: str, rate: float, peer: float, longest_s: float, *, aims: bool = True
@@ -374,14 +374,14 @@ class Bed:
         print(f"{name}: {rate:,.0f} rows/s, {BARE}: {peer:,.0f}", file=sys.stderr)
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw the rows per second of both, case by case."""
-    rates = found["rows a second"]
+    rates = content["rows a second"]
     figure = Figure(figsize=(7, 1 + 0.4 * len(rates)), layout="constrained")
     axes = figure.subplots()
     places = np.arange(len(rates))[::-1]
     for shift, way in ((0.2, BARE), (-0.2, OURS)):
-        axes.barh(places + shift, [one[way] for one in rates.values()], height=0.4, label=way)
+        axes.barh(places + shift, [case[way] for case in rates.values()], height=0.4, label=way)
     axes.set_yticks(places, list(rates))
     axes.set(xlabel="rows a second", xscale="log", xlim=100)
     figure.legend(loc="outside upper right", ncols=2, fontsize="small")

@@ -79,7 +79,7 @@ def measure(results: Results, folder: Path, rows: int, chunks: int, turns: int) 
                 ratios.setdefault(way, []).append(wall_s / least_s)
             ratios.setdefault("own", []).append(own_s / infer_s)
     name = f"chunks of {rows} rows"
-    medians = {way: float(np.median(found)) for way, found in ratios.items()}
+    medians = {way: float(np.median(samples)) for way, samples in ratios.items()}
     for way in (BLOCKING, SUSPENDED):
         results.note(
             f"{name}, {way}: {RATIO}", medians[way], at_most=1.05 if way == SUSPENDED else None
@@ -88,9 +88,9 @@ def measure(results: Results, folder: Path, rows: int, chunks: int, turns: int) 
     results.numbers[RATIO] = medians
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw the walls over the least."""
-    ratios = found[RATIO]
+    ratios = content[RATIO]
     figure = Figure(figsize=(6, 2), layout="constrained")
     axes = figure.subplots()
     axes.barh(list(ratios), list(ratios.values()))

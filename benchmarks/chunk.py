@@ -80,12 +80,12 @@ def profiled(jets: Any, turns: int) -> tuple[Counter[str], list[tuple[str, float
     finally:
         yappi.stop()
     stats = yappi.get_func_stats()
-    total = sum(one.tsub for one in stats)
+    total = sum(function.tsub for function in stats)
     parts: Counter[str] = Counter()
     functions: Counter[str] = Counter()
-    for one in stats:
-        parts[part_of(one.module)] += one.tsub / total
-        functions[f"{Path(one.module).name}:{one.name}"] += one.tsub / total
+    for function in stats:
+        parts[part_of(function.module)] += function.tsub / total
+        functions[f"{Path(function.module).name}:{function.name}"] += function.tsub / total
     return parts, functions.most_common(10)
 
 
@@ -112,18 +112,18 @@ def measure(
     ]
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw the shares, one bar a chunk."""
-    shares = found["shares of the CPU time"]
+    shares = content["shares of the CPU time"]
     parts = sorted(
-        {part for one in shares.values() for part in one},
-        key=lambda part: -max(one.get(part, 0) for one in shares.values()),
+        {part for chunk_shares in shares.values() for part in chunk_shares},
+        key=lambda part: -max(chunk_shares.get(part, 0) for chunk_shares in shares.values()),
     )
     figure = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()
     left = np.zeros(len(shares))
     for number, part in enumerate(parts):
-        width = np.array([one.get(part, 0.0) for one in shares.values()])
+        width = np.array([chunk_shares.get(part, 0.0) for chunk_shares in shares.values()])
         axes.barh(list(shares), width, left=left, label=part, color=f"C{number}")
         left += width
     axes.set(xlabel="part of the CPU time", xlim=(0, 1))

@@ -53,9 +53,9 @@ def chunk(number: int, cpu_s: float, *, scores: bool = True) -> float:
         compute(cpu_s / 2)
         return 0.0
     pending = MODEL.submit(jets)
-    found = pending.result()
+    result = pending.result()
     compute(cpu_s / 2)
-    return float(ak.sum(found.a))
+    return float(ak.sum(result.a))
 
 
 def local(workers: int) -> LocalCluster:
@@ -165,7 +165,7 @@ def suspended_rate(url: str, seconds: float) -> float:
 def scaling(results: Results, url: str, counts: list[int], seconds: float) -> None:
     """Compare the rows of all workers with those of a load generator, and with each other's."""
     limits = [saturated(url, seconds=seconds / 8)]
-    found = {}
+    turns_of = {}
     for workers in counts:
         with (
             local(workers) as cluster,
@@ -180,13 +180,13 @@ def scaling(results: Results, url: str, counts: list[int], seconds: float) -> No
                     client.submit(score_for, lasts_s, workers=[n], pure=False) for n in names
                 ]
                 turns.append(client.gather(futures))
-            found[workers] = sorted(turns[1:], key=lambda times: sum(common_rates(times)))
-    one = suspended_rate(url, seconds)
+            turns_of[workers] = sorted(turns[1:], key=lambda times: sum(common_rates(times)))
+    single_rate = suspended_rate(url, seconds)
     limits.append(saturated(url, seconds=seconds / 8))
     results.numbers["rows a second of the saturated server, before and after"] = limits
     name = "1 worker process, suspended chunks: rows/s over the saturated server's"
-    results.note(name, one / max(limits), at_least=0.95)
-    for workers, turns in found.items():
+    results.note(name, single_rate / max(limits), at_least=0.95)
+    for workers, turns in turns_of.items():
         times = turns[TURNS // 2]
         each = [CHUNK * rate for rate in common_rates(times)]
         waits = np.diff(np.concatenate(times))
@@ -272,15 +272,15 @@ def kills(results: Results, folder: Path, chunks: int, workers: int) -> None:
         sonic.connect(quiet, client=client),
     ):
         expected = client.gather(client.map(chunk, range(chunks), cpu_s=0.01, pure=False))
-    one, two = (sonic.LocalServer(repository, restart=False).start() for _ in range(2))
+    first, second = (sonic.LocalServer(repository, restart=False).start() for _ in range(2))
     chance = random.Random(1)
     over = threading.Event()
     with (
-        one,
-        two,
+        first,
+        second,
         local(workers) as cluster,
         Client(cluster) as client,
-        sonic.connect([one, two], client=client),
+        sonic.connect([first, second], client=client),
     ):
         futures = client.map(chunk, range(chunks), cpu_s=0.01, pure=False, retries=10)
 
@@ -291,23 +291,23 @@ def kills(results: Results, folder: Path, chunks: int, workers: int) -> None:
                 if pids:
                     os.kill(chance.choice(pids), signal.SIGKILL)
                     killed += 1
-                if killed == 2 and one.pid is not None and one.running:
-                    os.kill(one.pid, signal.SIGKILL)
+                if killed == 2 and first.pid is not None and first.running:
+                    os.kill(first.pid, signal.SIGKILL)
             return killed
 
         with ThreadPoolExecutor() as threads:
             disturbed = threads.submit(disturb)
-            found = client.gather(futures)
+            sums = client.gather(futures)
             over.set()
     results.note(
-        "chunks that differ from a quiet run", sum(map(operator.ne, found, expected)), at_most=0
+        "chunks that differ from a quiet run", sum(map(operator.ne, sums, expected)), at_most=0
     )
     results.note("workers killed meanwhile, and a server", disturbed.result())
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw how the time of a request depends on the number of clients."""
-    counts, medians, rates = found["clients, median seconds, share of the saturated server"]
+    counts, medians, rates = content["clients, median seconds, share of the saturated server"]
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(counts, np.array(medians) * 1e3, "o-", color="C0")

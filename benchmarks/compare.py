@@ -28,25 +28,25 @@ GONE = "[yellow]not measured any more[/]"
 MISSES, MEETS = "[red]misses its target now[/]", "[green]meets its target now[/]"
 
 
-def spread(one: dict[str, Any]) -> tuple[float, float, float]:
+def spread(result: dict[str, Any]) -> tuple[float, float, float]:
     """Return lower quartile, median and upper quartile of a ratio, or else of a time."""
-    if one["ratio"] is not None:
-        return one["lower_ratio"], one["ratio"], one["upper_ratio"]
-    return one["lower_s"], one["median_s"], one["upper_s"]
+    if result["ratio"] is not None:
+        return result["lower_ratio"], result["ratio"], result["upper_ratio"]
+    return result["lower_s"], result["median_s"], result["upper_s"]
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the name of each number that there was, its ratio, and what became of it."""
+    """Yield the name of each earlier number, its ratio, and how it has changed."""
     later = {(m["name"], m["against"]): m for m in after["measurements"]}
-    for one in before["measurements"]:
-        name, other = one["name"], later.get((one["name"], one["against"]))
+    for result in before["measurements"]:
+        name, other = result["name"], later.get((result["name"], result["against"]))
         if other is None:
             yield name, "", GONE
             continue
-        then, now = spread(one), spread(other)
+        then, now = spread(result), spread(other)
         ratio = now[1] / then[1]
         verdict = SAME
-        if min(one["repeats"], other["repeats"]) < FEWEST:
+        if min(result["repeats"], other["repeats"]) < FEWEST:
             verdict = TOO_FEW
         elif now[0] > then[2] and ratio > LEAST:
             verdict = SLOWER
@@ -81,17 +81,17 @@ def main() -> None:
     if not pairs:
         sys.exit(f"{options.before} and {options.after} have no results of the same benchmark")
     console, worse, compared = Console(), 0, 0
-    for one, other in pairs:
+    for old, new in pairs:
         try:
-            before, after = (json.loads(p.read_text(encoding="utf-8")) for p in (one, other))
-            found = list(changes(before, after))
+            before, after = (json.loads(p.read_text(encoding="utf-8")) for p in (old, new))
+            verdicts = list(changes(before, after))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            sys.exit(f"{one} or {other} is not what a benchmark writes: {error!r}")
+            sys.exit(f"{old} or {new} is not what a benchmark writes: {error!r}")
         if before["machine"] != after["machine"]:
-            console.print(f"{other.name}: [yellow]measured on another machine[/]")
-        compared += sum(verdict != GONE for *_, verdict in found)
-        worse += sum(verdict in (SLOWER, MISSES) for *_, verdict in found)
-        shown = [one for one in found if options.all or one[2]]
+            console.print(f"{new.name}: [yellow]measured on another machine[/]")
+        compared += sum(verdict != GONE for *_, verdict in verdicts)
+        worse += sum(verdict in (SLOWER, MISSES) for *_, verdict in verdicts)
+        shown = [row for row in verdicts if options.all or row[2]]
         if shown:
             table = Table(title=after["benchmark"], title_justify="left")
             for column in ("", "after over before", ""):

@@ -113,9 +113,9 @@ def measure(results: Results, chosen: Link, seconds: float) -> None:
     results.numbers.setdefault("part of the link, by the second", {}).update(parts)
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw the part of each link that is used, from the first second on."""
-    parts = found["part of the link, by the second"]
+    parts = content["part of the link, by the second"]
     links: dict[str, dict[str, list[float]]] = {}
     for name, each in parts.items():
         described, _, channels = name.partition("; ")
@@ -144,8 +144,8 @@ def main() -> None:
         return
     link.in_namespace()
     results = Results("Distance: one client over a long link")
-    for one in LINKS[:1] if chosen.quick else LINKS:
-        measure(results, one, 2.0 if chosen.quick else 15.0)
+    for long_link in LINKS[:1] if chosen.quick else LINKS:
+        measure(results, long_link, 2.0 if chosen.quick else 15.0)
     results.numbers["congestion control"] = (
         Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     )

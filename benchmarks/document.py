@@ -148,9 +148,9 @@ lost at 1 Gbit/s, TCP is the limit: more connections carry more.""",
 }
 
 
-def value(found: Found, name: str) -> float:
+def value(results: Found, name: str) -> float:
     """Return one of the numbers."""
-    return next(f["value"] for f in found["figures"] if f["name"] == name)
+    return next(f["value"] for f in results["figures"] if f["name"] == name)
 
 
 def headlines(all_of: Mapping[str, Found]) -> Iterator[tuple[str, str, str]]:
@@ -244,22 +244,22 @@ def percent(*parts: float) -> str:
     return f"{', '.join(first)} and {last} %" if first else f"{last} %"
 
 
-def machine(found: Found) -> str:
+def machine(results: Found) -> str:
     """Return what it was measured on."""
-    on = found["machine"]
-    packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
+    on = results["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in results["packages"].items())
     return (
         f"Measured on {on['cores']} cores of a machine with the processor “{on['processor']}”, "
         f"{on['memory_gb']} GB, Python {on['python']}; {packages}"
     )
 
 
-def tables(found: Found) -> Iterator[str]:
+def tables(results: Found) -> Iterator[str]:
     """Yield a benchmark's tables in Markdown."""
-    if found["measurements"]:
+    if results["measurements"]:
         yield "| | median | middle half | ratio | to | target |"
         yield "|---|---:|---:|---:|---|---|"
-        for m in found["measurements"]:
+        for m in results["measurements"]:
             yield row(
                 m["name"],
                 duration(m["median_s"]),
@@ -269,10 +269,10 @@ def tables(found: Found) -> Iterator[str]:
                 aim(m),
             )
         yield ""
-    if found["figures"]:
+    if results["figures"]:
         yield "| | | target |"
         yield "|---|---:|---|"
-        for f in found["figures"]:
+        for f in results["figures"]:
             number = f"{f['value']:,.0f}" if f["value"] >= 1000 else f"{f['value']:.3g}"
             yield row(f["name"], number, aim(f))
         yield ""
@@ -283,9 +283,11 @@ def row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def aim(one: Mapping[str, Any]) -> str:
+def aim(figure: Mapping[str, Any]) -> str:
     """Return the target and whether it is met."""
-    return f"{one['target']}: {'met' if one['met'] else '**missed**'}" if one["target"] else ""
+    if not figure["target"]:
+        return ""
+    return f"{figure['target']}: {'met' if figure['met'] else '**missed**'}"
 
 
 def duration(seconds: float) -> str:
@@ -312,15 +314,15 @@ def page(all_of: Mapping[str, Found]) -> str:
     lines += [row(*cells) for cells in headlines(all_of)]
     lines.append("")
     lines += folded("How this was measured", _MEASURED.format(machine=machine(all_of["pool"])))
-    for name, found in all_of.items():
-        lines += [f"## {found['benchmark']}", "", about(name), ""]
-        lines += [f"![{found['benchmark']}](benchmarks/{name}.svg)", ""]
+    for name, results in all_of.items():
+        lines += [f"## {results['benchmark']}", "", about(name), ""]
+        lines += [f"![{results['benchmark']}](benchmarks/{name}.svg)", ""]
         details = [_NOTES[name], ""] if name in _NOTES else []
-        if found["machine"] != all_of["pool"]["machine"]:
-            details += [f"{machine(found)}.", ""]
-        details += tables(found)
+        if results["machine"] != all_of["pool"]["machine"]:
+            details += [f"{machine(results)}.", ""]
+        details += tables(results)
         lines += folded("All figures", "\n".join(details))
-        if name == "gpu" and not any("accelerator" in f["name"] for f in found["figures"]):
+        if name == "gpu" and not any("accelerator" in f["name"] for f in results["figures"]):
             lines.append(_GPU)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -343,10 +345,10 @@ def main() -> None:
     all_of = load(folder)
     pictures = DOCS / "benchmarks"
     pictures.mkdir(exist_ok=True)
-    for name, found in all_of.items():
+    for name, results in all_of.items():
         # Without the date, and with the same identifiers, a figure changes with its numbers only.
         mpl.rcParams["svg.hashsalt"] = name
-        figure = importlib.import_module(name).draw(found)
+        figure = importlib.import_module(name).draw(results)
         figure.savefig(pictures / f"{name}.svg", metadata={"Date": None})
         if folder != RESULTS:
             RESULTS.mkdir(exist_ok=True)

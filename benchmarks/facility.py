@@ -90,9 +90,9 @@ def compare(results: Results, curve: Curve, url: str, counts: list[int], seconds
     results.numbers["workers, measured, planned"] = table
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw what was planned and done."""
-    workers, done, planned = np.array(found["workers, measured, planned"]).T
+    workers, done, planned = np.array(content["workers, measured, planned"]).T
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(workers, planned / 1e3, "C0-", label="planned")

@@ -68,10 +68,12 @@ def unequal(results: Results, folder: Path, seconds: float) -> None:
     """Compare two servers, one twice as fast, with the sum of both."""
     slow = accelerator.write(folder / "slow", launch_s=0.04, row_s=2e-5)
     fast = accelerator.write(folder / "fast", launch_s=0.02, row_s=1e-5)
-    with sonic.LocalServer(slow) as one, sonic.LocalServer(fast) as two:
-        limit = sum(saturated(server.url, seconds=seconds / 5) for server in (one, two))
+    with sonic.LocalServer(slow) as slow_server, sonic.LocalServer(fast) as fast_server:
+        limit = sum(
+            saturated(server.url, seconds=seconds / 5) for server in (slow_server, fast_server)
+        )
         jets = collection(2 * int(seconds * limit / 2), fields=FIELDS, mean=5)
-        with sonic.connect([one, two], shared_memory=False) as pool:
+        with sonic.connect([slow_server, fast_server], shared_memory=False) as pool:
             MODEL(jets[: 2 * ROWS])
             start = time.perf_counter()
             scores = MODEL(jets)
@@ -79,19 +81,22 @@ def unequal(results: Results, folder: Path, seconds: float) -> None:
             check(scores, jets)
             rows = {url: tally.rows for (url, *_), tally in pool.statistics}
     results.note("two unequal servers: rows/s over the sum", rate / limit, at_least=0.9)
-    results.note("their rows, the fast one's over the slow one's", rows[two.url] / rows[one.url])
+    results.note(
+        "their rows, the fast one's over the slow one's",
+        rows[fast_server.url] / rows[slow_server.url],
+    )
 
 
 def disturbed(results: Results, folder: Path, seconds: float) -> None:
     """Kill one of two servers and start it again; later, stop it and let it go on."""
     repository = accelerator.write(folder / "equal", launch_s=0.02, row_s=1e-5)
-    one, two = (sonic.LocalServer(repository, restart=False).start() for _ in range(2))
-    with one, two:
-        each = saturated(two.url, seconds=seconds / 3)
+    first, second = (sonic.LocalServer(repository, restart=False).start() for _ in range(2))
+    with first, second:
+        each = saturated(second.url, seconds=seconds / 3)
         jets = collection(2 * int(5 * seconds * 0.8 * each), fields=FIELDS, mean=2)
-        with sonic.connect([one, two], shared_memory=False) as pool, Course(pool) as course:
+        with sonic.connect([first, second], shared_memory=False) as pool, Course(pool) as course:
             MODEL(jets[:ROWS])
-            assert one.pid is not None
+            assert first.pid is not None
             pending = MODEL.submit(jets)
             marks = {}
 
@@ -100,9 +105,9 @@ def disturbed(results: Results, folder: Path, seconds: float) -> None:
                 time.sleep(seconds)
 
             at("begin")
-            os.kill(one.pid, signal.SIGKILL)
+            os.kill(first.pid, signal.SIGKILL)
             at("killed")
-            again = sonic.LocalServer(repository, port=int(one.url.rpartition(":")[2])).start()
+            again = sonic.LocalServer(repository, port=int(first.url.rpartition(":")[2])).start()
             at("started again")
             os.kill(again.pid or 0, signal.SIGSTOP)
             at("stopped")
@@ -125,16 +130,16 @@ def disturbed(results: Results, folder: Path, seconds: float) -> None:
     results.numbers["marks"] = {name: mark - begun for name, mark in marks.items()}
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw the rows a second, and what happened when."""
-    times, rows = np.array(found["course"]).T
+    times, rows = np.array(content["course"]).T
     width = round(0.5 / STEP_S)
     rates = (rows[width:] - rows[:-width]) / (times[width:] - times[:-width])
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
     axes.plot(times[width:], rates / 1e3)
     axes.set(xlabel="time (s)", ylabel="thousand rows a second, of two servers", ylim=0)
-    for name, mark in found["marks"].items():
+    for name, mark in content["marks"].items():
         axes.axvline(mark, color="gray", linewidth=1)
         axes.text(mark, 0, f" {name}", rotation=90, va="bottom")
     return figure
@@ -171,8 +176,8 @@ def memory(results: Results, url: str, rows: int) -> None:
     """Measure the most memory of a process while it scores many rows."""
     command = [sys.executable, "-c", _MEMORY, str(Path(__file__).parent), url, str(rows)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    above = found["peak"] - found["output"]
+    peaks = json.loads(done.stdout.splitlines()[-1])
+    above = peaks["peak"] - peaks["output"]
     name = f"{rows:,} rows of {4 * len(FIELDS) * LENGTH} bytes, budget 256 MB"
     results.note(f"{name}: peak memory above input and output, MB", above / 1e6)
     results.note(f"{name}: the same over the budget", above / 256e6, at_most=1.5)

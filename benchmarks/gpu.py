@@ -66,15 +66,15 @@ def servers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with contextlib.ExitStack() as opened:
         folder = opened.enter_context(tempfile.TemporaryDirectory())
         repository = write(Path(folder) / "repository")
-        found: dict[str, Any] = {CPU: opened.enter_context(sonic.LocalServer(repository))}
+        running: dict[str, Any] = {CPU: opened.enter_context(sonic.LocalServer(repository))}
         if options.gpu is not None:
-            found[GPU] = options.gpu
+            running[GPU] = options.gpu
         elif options.runtime is not None:
             server = sonic.LocalServer(
                 repository, runtime=options.runtime, image=options.image, gpu=True
             )
-            found[GPU] = opened.enter_context(server)
-        yield found
+            running[GPU] = opened.enter_context(server)
+        yield running
 
 
 def curves(results: Results, server: Any, where: str, seconds: float) -> None:
@@ -89,12 +89,12 @@ def curves(results: Results, server: Any, where: str, seconds: float) -> None:
         ]
 
 
-def end_to_end(results: Results, found: dict[str, Any], repeats: int, *, quick: bool) -> None:
+def end_to_end(results: Results, running: dict[str, Any], repeats: int, *, quick: bool) -> None:
     """Score jagged arrays on all, and compare the scores."""
     with contextlib.ExitStack() as opened:
         pools = {
             where: opened.enter_context(Pool(Settings.make(server, shared_memory=False)))
-            for where, server in found.items()
+            for where, server in running.items()
         }
         for name, array in objects(quick=quick).items():
             model = MODELS[name]
@@ -104,9 +104,9 @@ def end_to_end(results: Results, found: dict[str, Any], repeats: int, *, quick: 
             }
             expected, *others = [way() for way in ways.values()]
             for other in others:
-                pairs = zip(*(numbers(one) for one in (expected, other)), strict=True)
-                for one, two in pairs:
-                    np.testing.assert_allclose(one, two, rtol=1e-2, atol=1e-3)
+                pairs = zip(*(numbers(a) for a in (expected, other)), strict=True)
+                for a, b in pairs:
+                    np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3)
             times = interleaved(ways, repeats, title=name)
             rows = len(next(numbers(expected)))
             for number, way in enumerate(times):
@@ -122,9 +122,9 @@ def numbers(scores: ak.Array) -> Iterator[np.ndarray]:
         yield ak.to_numpy(ak.flatten(scores if field is None else scores[field], axis=None))
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw rows a second by batch size."""
-    table = found["batch, seconds"]
+    table = content["batch, seconds"]
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     for axes, (name, curves) in zip(
         np.atleast_1d(figure.subplots(1, len(table))), table.items(), strict=True
@@ -138,20 +138,22 @@ def draw(found: dict[str, Any]) -> Figure:
 
 def main() -> None:
     """Run it."""
-    made = parser(__doc__ or "")
-    made.add_argument("--runtime", help="the container engine that runs Triton with a GPU here")
-    made.add_argument("--image", help="its image")
-    made.add_argument("--gpu", metavar="URL", help="a server with an accelerator")
-    made.add_argument("--write", type=Path, help="write the repository there, and do no more")
-    options = made.parse_args()
+    arguments = parser(__doc__ or "")
+    arguments.add_argument(
+        "--runtime", help="the container engine that runs Triton with a GPU here"
+    )
+    arguments.add_argument("--image", help="its image")
+    arguments.add_argument("--gpu", metavar="URL", help="a server with an accelerator")
+    arguments.add_argument("--write", type=Path, help="write the repository there, and do no more")
+    options = arguments.parse_args()
     if options.write is not None:
         write(options.write)
         return
     results = Results("Accelerator: a jet tagger and a tiny network for hits, by batch size")
-    with servers(options) as found:
-        for where, server in found.items():
+    with servers(options) as running:
+        for where, server in running.items():
             curves(results, server, where, 0.05 if options.quick else 1.0)
-        end_to_end(results, found, 2 if options.quick else 7, quick=options.quick)
+        end_to_end(results, running, 2 if options.quick else 7, quick=options.quick)
     finish(results, options, draw)
 
 

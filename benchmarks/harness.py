@@ -43,18 +43,18 @@ PACKAGES = (
 
 @dataclass
 class Measurement:
-    """A time, beside that of what it is compared with.
+    """The time of one way to do something, compared with another way.
 
     Attributes
     ----------
     median_s, lower_s, upper_s : float
         Median and quartiles of `repeats` calls.
     ratio : float
-        `median_s` divided by that of `against` in the same turns.
+        `median_s` over the median of `against`, measured in the same turns.
     lower_ratio, upper_ratio : float
-        What it is between the quartiles of both.
+        The ratio between the quartiles of both.
     target : str
-        What is aimed at; empty if the number is only for information.
+        The target; empty if the number is only for information.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Measurement:
 
 @dataclass
 class Number:
-    """A number that is no time, with what is aimed at."""
+    """A number other than a time, with its target."""
 
     name: str
     value: float
@@ -107,33 +107,34 @@ class Results:
         times : mapping
             Of `interleaved`.
         called : str
-            What the results call it, if that is not how it is called among the times. Each has a
-            name of its own: by that, later results are compared with these.
+            Its name in the results; by default its name among the times. Names are unique, because
+            later results are compared with these by name.
         against : str
-            The way that it is compared with.
+            The way to compare it with.
         at_most, at_least : float, optional
-            Target for the ratio; `at_least` for how many times faster it shall be.
+            Target for the ratio; `at_least` says how many times faster it should be.
         within_s : float, optional
             Target for the time.
 
         Raises
         ------
         ValueError
-            If there is one of this name.
+            If a result has this name already.
         """
         lower, median, upper = _quartiles(times[name])
-        one = Measurement(called or name, median, lower, upper, len(times[name]), against)
+        result = Measurement(called or name, median, lower, upper, len(times[name]), against)
         if against:
             low, middle, high = _quartiles(times[against])
-            one.lower_ratio, one.ratio, one.upper_ratio = lower / high, median / middle, upper / low
+            result.lower_ratio, result.ratio = lower / high, median / middle
+            result.upper_ratio = upper / low
         if at_most is not None:
-            one.target, one.met = f"≤ {at_most:g} x", one.ratio <= at_most
+            result.target, result.met = f"≤ {at_most:g} x", result.ratio <= at_most
         if at_least is not None:
-            one.target, one.met = f"≥ {at_least:g} x faster", 1 / one.ratio >= at_least
+            result.target, result.met = f"≥ {at_least:g} x faster", 1 / result.ratio >= at_least
         if within_s is not None:
-            one.target, one.met = f"≤ {within_s * 1e6:g} µs", median <= within_s
-        _append(self.measurements, one)
-        return one
+            result.target, result.met = f"≤ {within_s * 1e6:g} µs", median <= within_s
+        _append(self.measurements, result)
+        return result
 
     def note(
         self,
@@ -148,26 +149,26 @@ class Results:
         Raises
         ------
         ValueError
-            If there is one of this name.
+            If a result has this name already.
         """
-        one = Number(name, float(value))
+        number = Number(name, float(value))
         if at_least is not None:
-            one.target, one.met = f"≥ {at_least:g}", one.value >= at_least
+            number.target, number.met = f"≥ {at_least:g}", number.value >= at_least
         if at_most is not None:
-            one.target, one.met = f"≤ {at_most:g}", one.value <= at_most
-        _append(self.figures, one)
+            number.target, number.met = f"≤ {at_most:g}", number.value <= at_most
+        _append(self.figures, number)
 
     def figure_table(self) -> Table:
         """Return the numbers, for a terminal."""
         table = Table(title=self.benchmark, title_justify="left")
         for column, justify in (("", "left"), ("", "right"), ("target", "left"), ("", "left")):
             table.add_column(column, justify=justify, no_wrap=justify == "right")
-        for one in self.figures:
-            table.add_row(one.name, f"{one.value:.3g}", one.target, _VERDICTS[one.met])
+        for number in self.figures:
+            table.add_row(number.name, f"{number.value:.3g}", number.target, _VERDICTS[number.met])
         return table
 
     def table(self) -> Table:
-        """Return what is shown in a terminal."""
+        """Return the measurements, for a terminal."""
         table = Table(title=self.benchmark, title_justify="left")
         for column, justify in (
             ("", "left"),
@@ -178,15 +179,20 @@ class Results:
             ("", "left"),
         ):
             table.add_column(column, justify=justify, no_wrap=justify == "right")
-        for one in self.measurements:
-            ratio = "" if one.ratio is None else f"{one.ratio:.3g}"
+        for measurement in self.measurements:
+            ratio = "" if measurement.ratio is None else f"{measurement.ratio:.3g}"
             table.add_row(
-                one.name, _time(one.median_s), ratio, one.against, one.target, _VERDICTS[one.met]
+                measurement.name,
+                _time(measurement.median_s),
+                ratio,
+                measurement.against,
+                measurement.target,
+                _VERDICTS[measurement.met],
             )
         return table
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything, with what it was measured on."""
+        """Return all results, with the machine and the versions of packages."""
         return {
             "benchmark": self.benchmark,
             "measurements": [asdict(m) for m in self.measurements],
@@ -232,15 +238,16 @@ def interleaved(
 
 
 def common_rates(workers: Sequence[NDArray[np.float64]]) -> list[float]:
-    """Return what each worker did in a second, while all of them were at it.
+    """Return the chunks per second of each worker, while all workers were busy.
 
-    They neither begin nor end at the same time, and who is alone has the server to itself. Of what
-    was under way when the last began, or the first ended, a part counts.
+    Workers begin and end at different times, and one that is alone has the server to itself. So
+    the time from the last begin to the first end counts; of a chunk that is partly outside of it,
+    the part inside counts.
 
     Parameters
     ----------
     workers : sequence of array
-        When each thing that a worker did began, and when it ended, in two columns.
+        For each worker, two columns: when each chunk began, and when it ended.
     """
     start, stop = max(w[0, 0] for w in workers), min(w[-1, 1] for w in workers)
     parts = [np.diff(np.clip(w, start, stop)) / np.diff(w) for w in workers]
@@ -248,7 +255,7 @@ def common_rates(workers: Sequence[NDArray[np.float64]]) -> list[float]:
 
 
 def peak_bytes(way: Callable[[], Any]) -> int:
-    """Return the most memory that a call held at a time, its result included."""
+    """Return the peak memory of a call, including its result."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -261,13 +268,13 @@ def peak_bytes(way: Callable[[], Any]) -> int:
 
 def parser(description: str) -> argparse.ArgumentParser:
     """Return the options that all benchmarks have."""
-    made = argparse.ArgumentParser(description=description)
-    made.add_argument("--json", type=Path, help="where the results go as JSON")
-    made.add_argument("--figure", type=Path, help="where the figure goes, PNG or PDF")
-    made.add_argument(
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--json", type=Path, help="where the results go as JSON")
+    options.add_argument("--figure", type=Path, help="where the figure goes, PNG or PDF")
+    options.add_argument(
         "--quick", action="store_true", help="small and few: shows that it runs, not how fast"
     )
-    return made
+    return options
 
 
 def finish(
@@ -275,14 +282,14 @@ def finish(
     options: argparse.Namespace,
     draw: Callable[[dict[str, Any]], Figure],
 ) -> None:
-    """Show the tables, and write the files that were asked for.
+    """Show the tables, and write the files that the options name.
 
     Parameters
     ----------
     draw : callable
-        Draws what the JSON holds, so that it can be drawn again from there.
+        Draws the figure from the JSON's content, so that it can be drawn again later.
     """
-    found = results.to_dict()
+    content = results.to_dict()
     console = Console(width=120)
     if results.measurements:
         console.print(results.table())
@@ -290,17 +297,17 @@ def finish(
         console.print(results.figure_table())
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         print(f"results are in {options.json}", file=sys.stderr)
     if options.figure is not None:
         options.figure.parent.mkdir(parents=True, exist_ok=True)
-        draw(json.loads(json.dumps(found))).savefig(options.figure, dpi=150)
+        draw(json.loads(json.dumps(content))).savefig(options.figure, dpi=150)
 
 
-def _append(to: list[Any], one: Any) -> None:
-    if any(other.name == one.name for other in to):
-        raise ValueError(f"there is a result {one.name!r} already")
-    to.append(one)
+def _append(to: list[Any], result: Any) -> None:
+    if any(other.name == result.name for other in to):
+        raise ValueError(f"there is a result {result.name!r} already")
+    to.append(result)
 
 
 def _quartiles(times: list[float]) -> tuple[float, float, float]:

@@ -193,10 +193,10 @@ def composed(results: Results, rows: int, repeats: int) -> None:
     jets["energy"] = np.sqrt(jets.px**2 + jets.py**2 + jets.pz**2 + np.float32(0.02))
     ready = sonic.Padded(names, LENGTH).pack(jets)
     layout, hand = sonic.Pairwise(names, LENGTH), "pairs in numpy, of padded arrays"
-    there = sonic.Mask(LENGTH, of="px").pack(jets) > 0
-    both = (there[:, :, :, np.newaxis] & there[:, :, np.newaxis]).repeat(4, axis=1)
-    got, wanted = layout.pack(jets)[both], pairs_in_numpy(ready)[both]
-    close = np.abs(got - wanted) < 1e-3 * np.maximum(np.abs(wanted), 1)
+    present = sonic.Mask(LENGTH, of="px").pack(jets) > 0
+    both = (present[:, :, :, np.newaxis] & present[:, :, np.newaxis]).repeat(4, axis=1)
+    packed, expected = layout.pack(jets)[both], pairs_in_numpy(ready)[both]
+    close = np.abs(packed - expected) < 1e-3 * np.maximum(np.abs(expected), 1)
     assert close.mean() > 0.999  # float32 cancels in the masses of some
     times = interleaved(
         {hand: lambda: pairs_in_numpy(ready), "Pairwise": lambda: layout.pack(jets)},
@@ -283,18 +283,18 @@ def growth(results: Results, sizes: list[int], repeats: int) -> None:
     results.numbers["exponent of the growth"] = slope
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw the cost of a row against their number, and the ratios to a copy."""
     figure = Figure(figsize=(11, 4), layout="constrained")
     (left, right) = figure.subplots(1, 2)
-    medians = {int(n): t for n, t in found["seconds by rows"].items()}
+    medians = {int(n): t for n, t in content["seconds by rows"].items()}
     left.loglog(list(medians), [1e9 * t / n for n, t in medians.items()], "o-")
     left.set_xlabel("rows")
     left.set_ylabel("ns a row (2 fields, 4 long)")
-    slope = found["exponent of the growth"]
+    slope = content["exponent of the growth"]
     if slope is not None:
         left.set_title(f"time grows as rows to the power of {slope:.2f}", fontsize=10)
-    bars = [m for m in found["measurements"] if m["against"] == COPY]
+    bars = [m for m in content["measurements"] if m["against"] == COPY]
     right.barh([m["name"] for m in bars], [m["ratio"] for m in bars])
     right.axvline(1, color="k", lw=0.8)
     right.set_xscale("log")

@@ -65,9 +65,9 @@ def client_of(url: str) -> triton.InferenceServerClient:
 
 def input_of(tensor: np.ndarray) -> list[triton.InferInput]:
     """Return a tensor as tritonclient wants it."""
-    one = triton.InferInput("x", tensor.shape, "FP32")
-    one.set_data_from_numpy(tensor)
-    return [one]
+    tensor_input = triton.InferInput("x", tensor.shape, "FP32")
+    tensor_input.set_data_from_numpy(tensor)
+    return [tensor_input]
 
 
 @contextlib.contextmanager
@@ -162,14 +162,14 @@ def pytriton(url: str, batch_size: int) -> Any:
         warnings.simplefilter("ignore")
         from pytriton.client import ModelClient
 
-        made = ModelClient(url, "accelerator", lazy_init=True, inference_timeout_s=60)
-    for client in (made._general_client, made._infer_client):  # noqa: SLF001
+        model_client = ModelClient(url, "accelerator", lazy_init=True, inference_timeout_s=60)
+    for client in (model_client._general_client, model_client._infer_client):  # noqa: SLF001
         client.register_plugin(Secret(url))
 
     def call(jets: ak.Array) -> ak.Array:
         x = tensor_of(ak.flatten(jets))
         parts = [
-            made.infer_batch(x=np.ascontiguousarray(x[start : start + batch_size]))["y"]
+            model_client.infer_batch(x=np.ascontiguousarray(x[start : start + batch_size]))["y"]
             for start in range(0, len(x), batch_size)
         ]
         return ak.unflatten(np.concatenate(parts), ak.num(jets))
@@ -179,13 +179,13 @@ def pytriton(url: str, batch_size: int) -> Any:
 
 def wrapper(url: str, batch_size: int) -> Any:
     """Return a call of coffea's wrapper."""
-    made = ByHand(
+    wrapped = ByHand(
         f"triton+grpc://{url.removeprefix('grpc://')}/accelerator/1", {"ssl": False}, batch_size
     )
-    made.client.register_plugin(Secret(url))
+    wrapped.client.register_plugin(Secret(url))
 
     def call(jets: ak.Array) -> ak.Array:
-        return ak.unflatten(made(["y"], ak.flatten(jets))["y"], ak.num(jets))
+        return ak.unflatten(wrapped(["y"], ak.flatten(jets))["y"], ak.num(jets))
 
     return call
 
@@ -252,9 +252,9 @@ def latency(results: Results, url: str, repeats: int) -> None:
     results.add(times, "sonic-coffea, 100 rows", against="blocking call, 100 rows", at_most=1.2)
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw what part of the saturated server each way gets."""
-    shares = found["share of the saturated server"]
+    shares = content["share of the saturated server"]
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
     colors = ["C1" if "sonic" in name else "C0" for name in shares]

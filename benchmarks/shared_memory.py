@@ -52,9 +52,9 @@ def measure(results: Results, server: sonic.LocalServer, sizes: Sequence[float])
     results.numbers["shared memory over messages, by megabytes"] = ratios
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw the ratio by size."""
-    ratios = found["shared memory over messages, by megabytes"]
+    ratios = content["shared memory over messages, by megabytes"]
     figure = Figure(figsize=(5, 3.5), layout="constrained")
     axes = figure.subplots()
     axes.plot([float(size) for size in ratios], list(ratios.values()), "o-")

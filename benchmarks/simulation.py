@@ -41,9 +41,9 @@ class Accelerator:
     instances : int
         Batches at a time.
     noise : float
-        By what part a batch may take longer, evenly distributed.
+        Largest relative delay of a batch; delays are evenly distributed.
     max_queue : int or None
-        Requests that wait, before others are refused.
+        Requests that may wait; the server refuses others.
     """
 
     launch_s: float = 2e-3
@@ -54,7 +54,7 @@ class Accelerator:
     max_queue: int | None = None
 
     def batch(self, rows: int) -> int:
-        """Return how many requests of so many rows are a full batch."""
+        """Return how many requests of `rows` rows make a full batch."""
         return max(self.max_rows // rows, 1)
 
     def service_s(self, rows: int) -> float:
@@ -69,18 +69,18 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a worker does.
+    """The work of one worker.
 
     Parameters
     ----------
     rows : int
-        Of a request; a chunk is one request here.
+        Rows of a request; a chunk is one request here.
     cpu_s : float
         CPU time of a chunk.
     max_suspended_chunks : int
         Chunks that may wait for scores while the CPU works on others.
     network_s : float
-        From worker to server, and back again.
+        Time from worker to server, and the same back.
     """
 
     rows: int = 1024
@@ -91,7 +91,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A request that is over: when it was made, left and came back, and whose it was."""
+    """A request that was answered: its times, and the worker that sent it."""
 
     worker: int
     made_at: float
@@ -102,7 +102,7 @@ class Answered:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """What the core has to know of a call: that of a model without tensors."""
+    """What the core needs of a call; the model has no tensors."""
 
     contract: Contract
     share: Share
@@ -115,7 +115,7 @@ class _Server:
     accelerator: Accelerator
     queue: deque[tuple[_Worker, Attempt]] = field(default_factory=deque)
     busy: int = 0
-    requests: int = 0  # that the proxy has let pass, and that are not answered
+    requests: int = 0  # passed by the proxy, and not answered yet
 
 
 @dataclass(slots=True, eq=False)
@@ -138,15 +138,15 @@ class Simulation:
     servers : sequence of Accelerator
         The servers.
     work : Work
-        What each worker does, without end.
+        What each worker repeats.
     weights : sequence of float
-        Of each scheduler, which know nothing of each other; without one, each worker goes by its
-        own limits.
+        The weight of each scheduler; schedulers know nothing of each other. Without a scheduler,
+        each worker has its own adaptive limits.
     max_requests : int or None
-        Requests that the proxy before each server lets pass at a time, before it refuses others;
-        Envoy's default is 1,024.
+        Requests that the proxy before each server lets pass at a time; it refuses others. Envoy's
+        default is 1,024.
     seed : int
-        Of what is left to chance.
+        Seed of the random numbers.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Simulation:
         self._max_requests = math.inf if max_requests is None else max_requests
         self._allocators = [Allocator(weight) for weight in weights]
         for number, allocator in enumerate(self._allocators):
-            # They end their rounds at other times.
+            # Schedulers end their rounds at different times.
             self.at(0.1 * number, partial(self._end_round, allocator))
 
     @property
@@ -210,29 +210,29 @@ class Simulation:
         scheduler: int = 0,
         share: Share = DEFAULT,
     ) -> None:
-        """Have workers of a scheduler come, at a time or some time after; what they do is whose."""
+        """Add workers of a scheduler, at random times within `within_s` after `at`."""
         allocator = self._allocators[scheduler] if self._allocators else None
         for _ in range(number):
             self.at(at + self._random.uniform(0.0, within_s), partial(self._join, allocator, share))
 
     def leave(self, number: int, at: float) -> None:
-        """Have workers be killed."""
+        """Kill workers."""
         self.at(at, partial(self._leave, number))
 
     def change(self, server: int, accelerator: Accelerator, at: float) -> None:
-        """Have a server become another."""
+        """Replace a server."""
         changed = list(self._servers.values())[server]
         self.at(at, partial(setattr, changed, "accelerator", accelerator))
 
     def run(self, until: float) -> None:
-        """Go on to a time."""
+        """Simulate until a time."""
         while self._events and self._events[0][0] <= until:
             self.now, _, happen = heapq.heappop(self._events)
             happen()
         self.now = until
 
     def rows(self, since: float, until: float = math.inf) -> list[int]:
-        """Return the rows of each worker that came back in some time."""
+        """Return the rows of each worker that were scored in an interval."""
         rows = Counter(dict.fromkeys(self._workers, 0))
         for answer in self.answered:
             if since < answer.at <= until:
@@ -240,12 +240,12 @@ class Simulation:
         return list(rows.values())
 
     def throughput(self, since: float, until: float | None = None) -> float:
-        """Return the rows/s of all, over those of the saturated servers."""
+        """Return the rows/s of all workers over the rows/s of the saturated servers."""
         until = self.now if until is None else until
         return sum(self.rows(since, until)) / (until - since) / self.capacity_rows_per_s
 
     def at(self, when: float, happen: Callable[[], Any]) -> None:
-        """Have something happen at a time."""
+        """Schedule a function."""
         heapq.heappush(self._events, (when, next(self._order), happen))
 
     def _join(self, allocator: Allocator | None, share: Share) -> None:
@@ -257,7 +257,7 @@ class Simulation:
             first, within_s = allocator.first_in_flight, allocator.quotas_within_s
             joined = e.SchedulerJoined(self.now, first, within_s)
             self._tell(worker, joined)
-            # As its plugin: it reports when it has something to say, then in rounds.
+            # As the worker plugin does: the first report is early, the others follow in rounds.
             self.at(self.now + 1e-3, partial(self._report, worker))
         self._compute(worker)
 
@@ -269,7 +269,7 @@ class Simulation:
                 worker.allocator.leave(str(worker.number))
 
     def _compute(self, worker: _Worker) -> None:
-        """Have the CPU make the next request, unless too many chunks wait."""
+        """Start the CPU work of the next chunk, unless too many chunks wait."""
         if worker.computing or worker.gone or worker.resident > self.work.max_suspended_chunks:
             return
         worker.computing = True
@@ -284,7 +284,7 @@ class Simulation:
         self._compute(worker)
 
     def _tell(self, worker: _Worker, *events: e.Event) -> None:  # noqa: C901  a table
-        """Have a worker's core take events, and do what it says."""
+        """Give events to a worker's core, and carry out its instructions."""
         if worker.gone:
             return
         while True:
@@ -310,7 +310,7 @@ class Simulation:
         self._wake(worker)
 
     def _wake(self, worker: _Worker) -> None:
-        """Have the core look again when it wants to."""
+        """Schedule the core's next turn at the time that it asks for."""
         wakes_at = worker.core.wakes_at(self.now)
         if wakes_at < worker.wakes_at:
             worker.wakes_at = wakes_at
@@ -362,7 +362,7 @@ class Simulation:
         )
         self._compute(worker)
 
-    # What passes between workers and scheduler.
+    # Messages between workers and scheduler
 
     def _report(self, worker: _Worker) -> None:
         if worker.allocator is None or worker.gone:
@@ -396,7 +396,7 @@ class Simulation:
 
 
 def fairness(rows: Sequence[float]) -> float:
-    """Return Jain's index of how evenly something is distributed: 1 if all have the same.
+    """Return Jain's index of fairness: 1 if all numbers are equal.
 
     Jain, Chiu and Hawe (1984): the squared sum over the number times the sum of squares.
     """

@@ -39,9 +39,9 @@ import numpy as np, tritonclient.grpc as triton
 from sonic_coffea.transport import local_state
 record = local_state.lookup(sys.argv[1])
 client = triton.InferenceServerClient(sys.argv[1].removeprefix("grpc://"))
-one = triton.InferInput("x", [100, 10, 64], "FP32")
-one.set_data_from_numpy(np.zeros((100, 10, 64), "float32"))
-client.infer("accelerator", [one], headers={record.header: record.secret})
+tensor = triton.InferInput("x", [100, 10, 64], "FP32")
+tensor.set_data_from_numpy(np.zeros((100, 10, 64), "float32"))
+client.infer("accelerator", [tensor], headers={record.header: record.secret})
 """,
     "first 100 rows, sonic-coffea": """
 import sys
@@ -62,8 +62,8 @@ import awkward, numba, numpy as np
 @numba.njit(cache=True, nogil=True)
 def add(x):
     total = 0.0
-    for one in x:
-        total += one
+    for number in x:
+        total += number
     return total
 
 add(np.zeros(10))
@@ -110,13 +110,13 @@ def first(results: Results, repeats: int) -> None:
         results.add({"local server until ready": started}, "local server until ready")
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw the times."""
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
-    names = [m["name"] for m in found["measurements"]]
+    names = [m["name"] for m in content["measurements"]]
     colors = ["C1" if "sonic" in name else "C0" for name in names]
-    axes.barh(names, [m["median_s"] for m in found["measurements"]], color=colors)
+    axes.barh(names, [m["median_s"] for m in content["measurements"]], color=colors)
     axes.set_xlabel("time of the whole process (s)")
     axes.invert_yaxis()
     return figure

@@ -175,14 +175,14 @@ def measure(results: Results, jets: ak.Array, folder: Path, repeats: int) -> Non
     results.numbers["MB for 1,000 jets"] = megabytes
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw bytes and times."""
     figure = Figure(figsize=(9, 3), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    wire = found["MB for 1,000 jets"]
+    wire = content["MB for 1,000 jets"]
     left.barh(list(wire), list(wire.values()))
     left.set_xlabel("MB for 1,000 jets")
-    right.barh(list(wire), [m["median_s"] * 1e3 for m in found["measurements"]], color="C1")
+    right.barh(list(wire), [m["median_s"] * 1e3 for m in content["measurements"]], color="C1")
     right.set_xlabel("ms for all jets")
     left.invert_yaxis()
     return figure

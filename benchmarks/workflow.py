@@ -124,14 +124,16 @@ def measure(results: Results, url: str, parts: list[float], chunks: int, turns: 
     results.numbers["throughput over the ideal, by the tagger's part"] = table
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(content: dict[str, Any]) -> Figure:
     """Draw what part of the ideal each way reaches."""
-    table = found["throughput over the ideal, by the tagger's part"]
+    table = content["throughput over the ideal, by the tagger's part"]
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
     places = np.arange(len(table))
     for shift, way in enumerate((HERE, BLOCKING, SUSPENDED)):
-        axes.bar(places + 0.27 * (shift - 1), [one[way] for one in table.values()], 0.25, label=way)
+        axes.bar(
+            places + 0.27 * (shift - 1), [ratios[way] for ratios in table.values()], 0.25, label=way
+        )
     axes.axhline(1.0, color="gray", linewidth=1)
     axes.set_xticks(places, [f"{float(part):.0%}" for part in table])
     axes.set(

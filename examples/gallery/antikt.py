@@ -11,11 +11,11 @@ def cluster(particles, row_splits, radius=0.8, least=20.0):
     ``[sum n, 4]`` (px, py, pz, e in GeV) and offsets ``[N + 1]`` become jets above 20 GeV,
     ``[sum m, 4]`` (pt, eta, phi, constituents), and their offsets.
     """
-    found, splits = [], [0]
+    clustered, splits = [], [0]
     for start, stop in itertools.pairwise(row_splits):
-        found += _jets(particles[start:stop].astype(np.float64), radius, least)
-        splits.append(len(found))
-    jets = np.asarray(found, np.float32).reshape(-1, 4)
+        clustered += _jets(particles[start:stop].astype(np.float64), radius, least)
+        splits.append(len(clustered))
+    jets = np.asarray(clustered, np.float32).reshape(-1, 4)
     return {"jets": jets, "jet_splits": np.asarray(splits, np.int64)}
 
 

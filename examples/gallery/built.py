@@ -62,9 +62,13 @@ def spanet(path, jets=16):
     score = add("Sum", axes(parabola(two, 80.4, 10.0), 3), parabola(top, 172.5, 16.0), tagged)
     number = np.arange(jets)
     i, j, k = np.meshgrid(number, number, number, indexing="ij")
-    there = add("Cast", "Jet_mask", to=TensorProto.FLOAT)
-    all_there = add("Mul", add("Mul", axes(there, 1, 2), axes(there, 1, 3)), axes(there, 2, 3))
-    allowed = add("Mul", all_there, const(((i < j) & (k != i) & (k != j))[np.newaxis].astype("f")))
+    present = add("Cast", "Jet_mask", to=TensorProto.FLOAT)
+    all_present = add(
+        "Mul", add("Mul", axes(present, 1, 2), axes(present, 1, 3)), axes(present, 2, 3)
+    )
+    allowed = add(
+        "Mul", all_present, const(((i < j) & (k != i) & (k != j))[np.newaxis].astype("f"))
+    )
     score = add("Add", score, add("Mul", add("Sub", allowed, const(1.0)), const(1e4)))
     flat = add("Reshape", score, const([0, -1]))
     best = add("LogSoftmax", flat, axis=1)
@@ -103,7 +107,7 @@ def tracking(path):
     first, second = (
         add("Gather", "edge_index", const(n), axis=0) for n in (0, 1)
     )  # of edge_index [2, E]
-    a, b = (add("Gather", "x", one, axis=0) for one in (first, second))
+    a, b = (add("Gather", "x", index, axis=0) for index in (first, second))
     step = add("Sub", b, a)  # of r, phi and z
     radius, turn, along = (
         add("Slice", step, *(const([n]) for n in (k, k + 1, 1))) for k in range(3)
@@ -114,11 +118,11 @@ def tracking(path):
     back = add("Sub", z, add("Mul", r, add("Div", along, radius)))
     prior = add("Exp", add("Mul", add("Mul", back, back), const(-0.5 / 0.1**2)))
     # Messages: each hit gets the slopes of the edges that end there, by their priors.
-    told = add("Concat", add("Mul", slopes, prior), prior, axis=1)
+    messages = add("Concat", add("Mul", slopes, prior), prior, axis=1)
     nodes = add("Mul", add("Slice", "x", *(const([n]) for n in (0, 3, 1))), const(0.0))
     places = add("Expand", add("Unsqueeze", second, const([1])), const([1, 3]))
-    heard = add("ScatterElements", nodes, places, told, axis=0, reduction="add")
-    here = add("Gather", heard, first, axis=0)
+    received = add("ScatterElements", nodes, places, messages, axis=0, reduction="add")
+    here = add("Gather", received, first, axis=0)
     weight = add("Slice", here, *(const([n]) for n in (2, 3, 1)))
     mean = add(
         "Div", add("Slice", here, *(const([n]) for n in (0, 2, 1))), add("Add", weight, const(1e-3))

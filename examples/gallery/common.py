@@ -37,21 +37,21 @@ def network(name):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(NETWORKS / f"{name}.onnx"), options)
-    names = [one.name for one in session.get_outputs()]
+    names = [spec.name for spec in session.get_outputs()]
     return lambda tensors: dict(zip(names, session.run(names, dict(tensors)), strict=True))
 
 
 def directly(model, objects, function, batch):
     """Return the scores of objects by running the model here, request by request."""
     inputs = bind_inputs(model.inputs, objects, one_request_per=model.one_request_per)
-    outputs = {name: assemble(name, one, inputs) for name, one in model.outputs.items()}
+    outputs = {name: assemble(name, spec, inputs) for name, spec in model.outputs.items()}
     for segment in inputs.segments:
         for start in range(segment.start, segment.stop, batch):
             stop = min(start + batch, segment.stop)
             answer = function(inputs.pack(start, stop))
             for output in outputs.values():
                 output.place(inputs.selection(start, stop), stop - start, answer)
-    contents = {name: inputs.rows.unflatten(one.content()) for name, one in outputs.items()}
+    contents = {name: inputs.rows.unflatten(spec.content()) for name, spec in outputs.items()}
     return next(iter(contents.values())) if len(contents) == 1 else ak.zip(contents, depth_limit=1)
 
 
@@ -74,13 +74,15 @@ def compare(model, objects, function, *, batch=256, rtol=1e-4, atol=1e-5):
     directly(model, objects, function, batch)
     direct_s = time.perf_counter() - begun
     for name in model.outputs if len(model.outputs) > 1 else [None]:
-        found, wanted = (one if name is None else one[name] for one in (scores, expected))
-        for field in found.fields or [None]:
-            pair = [one if field is None else one[field] for one in (found, wanted)]
+        served, direct = (array if name is None else array[name] for array in (scores, expected))
+        for field in served.fields or [None]:
+            pair = [array if field is None else array[field] for array in (served, direct)]
             assert str(pair[0].type) == str(pair[1].type), (pair[0].type, pair[1].type)
-            here, there = (ak.to_numpy(ak.drop_none(ak.flatten(one, axis=None))) for one in pair)
-            assert np.isfinite(here).all()
-            np.testing.assert_allclose(here, there, rtol=rtol, atol=atol)
+            served_numbers, direct_numbers = (
+                ak.to_numpy(ak.drop_none(ak.flatten(array, axis=None))) for array in pair
+            )
+            assert np.isfinite(served_numbers).all()
+            np.testing.assert_allclose(served_numbers, direct_numbers, rtol=rtol, atol=atol)
     rows = model.submit(objects).statistics.objects
     rich.print(
         f"[bold]{model.name}[/]: {rows:,} rows; served {rows / served_s:,.0f} rows/s, "

@@ -32,8 +32,8 @@ MODEL = sonic.Model(
 
 def run():
     """Weigh candidates, and compare the missing momentum with the true one."""
-    found, true = candidates(1000, 2)
-    cands = with_categories(found, 3)
+    estimate, true = candidates(1000, 2)
+    cands = with_categories(estimate, 3)
     with serving({MODEL.name: NETWORKS / "deepmet_categories.onnx"}, max_batch_size=64):
         weights = compare(MODEL, cands, network("deepmet_categories"), batch=64)
         # As if all were neutral hadrons: dz then says nothing.

@@ -17,8 +17,8 @@ GRID, SCORES = ("float32", ["N", 3, 16, 16]), ("float32", ["N", 2])
 
 def run():
     """Score raw images by three steps in one request."""
-    found = jets(2)
-    raw = ak.zip({"image": np.expm1(grids(found)).astype(np.float32)}, depth_limit=1)
+    test_jets = jets(2)
+    raw = ak.zip({"image": np.expm1(grids(test_jets)).astype(np.float32)}, depth_limit=1)
     model = sonic.Model("tagger", {"image": sonic.Dense("image")}, {"calibrated": ["qcd", "top"]})
     steps = {
         "prepare": Served(f"{HERE}:prepare", inputs={"image": GRID}, outputs={"grid": GRID}),
@@ -41,7 +41,7 @@ def run():
         scores = compare(
             model, raw, lambda t: calibrate(net(prepare(t["image"]))["scores"]), rtol=1e-3
         )
-    return {"auc": auc(found.is_top, scores.top), "rows": len(found)}
+    return {"auc": auc(test_jets.is_top, scores.top), "rows": len(test_jets)}
 
 
 if __name__ == "__main__":

@@ -23,56 +23,56 @@ FEATURES = sonic.Row(
 def objects(number):
     """``events * {FatJet: var * {...}, Jet: var * {pt}, n_jets, event, is_top}``."""
     both = []
-    for label, one in zip((True, False), events(number), strict=True):
-        fat = ak.zip({name: one.FatJet[name] for name in (*NAMES, "tau2", "tau3")})
-        jets = ak.zip({"pt": one.Jet.pt})
-        columns = {"FatJet": fat, "Jet": jets, "n_jets": ak.num(jets), "event": one.event}
-        columns["is_top"] = np.full(len(one), label)
+    for label, dataset in zip((True, False), events(number), strict=True):
+        fat = ak.zip({name: dataset.FatJet[name] for name in (*NAMES, "tau2", "tau3")})
+        jets = ak.zip({"pt": dataset.Jet.pt})
+        columns = {"FatJet": fat, "Jet": jets, "n_jets": ak.num(jets), "event": dataset.event}
+        columns["is_top"] = np.full(len(dataset), label)
         both.append(ak.zip(columns, depth_limit=1))
     return ak.concatenate(both)
 
 
-def by_hand(found):
+def by_hand(records):
     """Return the same tensor, made by awkward and numpy."""
 
     def leading(column, number):
         padded = ak.to_numpy(ak.fill_none(ak.pad_none(column, number, clip=True), np.nan))
         return padded.astype(np.float32)
 
-    fat = found.FatJet
+    fat = records.FatJet
     columns = [leading(fat[name], JETS) for name in NAMES]
     with np.errstate(all="ignore"):
         ratio = leading(fat.tau3, JETS) / leading(fat.tau2, JETS)
     columns.append(np.where(np.isfinite(ratio), ratio, np.nan))
-    number = ak.to_numpy(found.n_jets)[:, None]
-    return np.concatenate([*columns, leading(found.Jet.pt, 4), number], 1).astype(np.float32)
+    number = ak.to_numpy(records.n_jets)[:, None]
+    return np.concatenate([*columns, leading(records.Jet.pt, 4), number], 1).astype(np.float32)
 
 
-def fold(found):
+def fold(records):
     """Return the fold of each event: 1 to 3. The forest of a fold has not seen its events."""
-    return ak.to_numpy(found.event) % FOLDS + 1
+    return ak.to_numpy(records.event) % FOLDS + 1
 
 
 def run():
     """Score the events that the forests were trained on, each by the one that has not seen it."""
     model = sonic.Model("events", {"features": FEATURES}, {"scores": ["top"]})
-    found = objects(1)
+    records = objects(1)
     files = [NETWORKS / f"event_classifier_{number}.ubj" for number in range(1, FOLDS + 1)]
     with serving({model.name: files}, extras=["xgboost"], max_batch_size=4096):
-        scores = model(found, version=fold(found))
-    tensor = by_hand(found)
-    np.testing.assert_array_equal(FEATURES.pack(found), tensor)
-    direct = np.empty((FOLDS, len(found)))
+        scores = model(records, version=fold(records))
+    tensor = by_hand(records)
+    np.testing.assert_array_equal(FEATURES.pack(records), tensor)
+    direct = np.empty((FOLDS, len(records)))
     for number, file in enumerate(files):
         direct[number] = xgboost.Booster(model_file=file).inplace_predict(tensor)
-    own = np.arange(FOLDS)[:, None] == fold(found) - 1
+    own = np.arange(FOLDS)[:, None] == fold(records) - 1
     np.testing.assert_allclose(ak.to_numpy(scores.top), direct.T[own.T], rtol=1e-5)
     seen = np.where(own, 0, direct).sum(axis=0)
     return {
-        "auc": auc(found.is_top, scores.top),
-        "auc of forests that have seen the events": auc(found.is_top, seen),
+        "auc": auc(records.is_top, scores.top),
+        "auc of forests that have seen the events": auc(records.is_top, seen),
         "share of NaN": float(np.isnan(tensor).mean()),
-        "rows": len(found),
+        "rows": len(records),
     }
 
 

@@ -21,8 +21,8 @@ def run(events=400):
         energy = compare(model, hits, network("facile"), batch=16000)
     summed = (hits.s3 + hits.s4 + hits.s5) / hits.gain / 5.0 / PULSE[3:6].sum()
 
-    def width(found):
-        return float(np.mean(np.abs(ak.to_numpy(ak.flatten(found - hits.energy)))))
+    def width(estimate):
+        return float(np.mean(np.abs(ak.to_numpy(ak.flatten(estimate - hits.energy)))))
 
     return {
         "mean error [GeV]": width(energy),

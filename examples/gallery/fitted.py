@@ -59,22 +59,22 @@ def tokens(graph, shapes, features, vectors, mask):
     number = next(n for n in shapes[features] if isinstance(n, int))
     if mask is None:  # as UParT: what has no energy is padding
         used = graph.add("ReduceSum", graph.add("Abs", vectors), graph.constant([2]), keepdims=1)
-        there = graph.add("Cast", graph.add("Greater", used, graph.constant(0.0)), to=1)
+        present = graph.add("Cast", graph.add("Greater", used, graph.constant(0.0)), to=1)
     else:  # as weaver
-        features, vectors, there = (
-            graph.add("Transpose", one, perm=[0, 2, 1]) for one in (features, vectors, mask)
+        features, vectors, present = (
+            graph.add("Transpose", part, perm=[0, 2, 1]) for part in (features, vectors, mask)
         )
     x = graph.dense(graph.dense(features, number, WIDTH), WIDTH, WIDTH)
-    return x, vectors, there, features, number
+    return x, vectors, present, features, number
 
 
-def attention(graph, x, vectors, there):
+def attention(graph, x, vectors, present):
     """Add attention, with a bias of the squared mass of each pair."""
     metric = graph.constant(np.diag([-2.0, -2.0, -2.0, 2.0]))
     other = graph.add("Transpose", vectors, perm=[0, 2, 1])
     mass = graph.add("Relu", graph.add("MatMul", graph.add("MatMul", vectors, metric), other))
     bias = graph.add("Log", graph.add("Add", mass, graph.constant(1.0)))
-    hidden = graph.add("Sub", graph.add("Transpose", there, perm=[0, 2, 1]), graph.constant(1.0))
+    hidden = graph.add("Sub", graph.add("Transpose", present, perm=[0, 2, 1]), graph.constant(1.0))
     q, k, v = (graph.dense(x, WIDTH, WIDTH, bend=None) for _ in range(3))
     weights = graph.add("MatMul", q, graph.add("Transpose", k, perm=[0, 2, 1]))
     weights = graph.add("Mul", weights, graph.constant(WIDTH**-0.5))
@@ -107,18 +107,18 @@ def transformer(path, model, groups, numbers, objects, classes, targets=()):
             shapes[name] = [features, count] if mask is None else [count, features]
     each = [tokens(graph, shapes, *group) for group in groups]
     pooled, width = [], 0
-    for x, _, there, features, count in each:  # means, the greatest, and how many there are
-        used = graph.add("Mul", graph.add("Concat", x, features, axis=2), there)
+    for x, _, present, features, count in each:  # means, the greatest, and how many there are
+        used = graph.add("Mul", graph.add("Concat", x, features, axis=2), present)
         width += 2 * (WIDTH + count) + 1
         axis = graph.constant([1])
-        number = graph.add("ReduceSum", there, axis, keepdims=0)
+        number = graph.add("ReduceSum", present, axis, keepdims=0)
         total = graph.add("ReduceSum", used, axis, keepdims=0)
         least = graph.add("Max", number, graph.constant(1.0))
         pooled += [graph.add("Div", total, least), graph.add("Mul", number, graph.constant(0.1))]
         pooled.append(graph.add("ReduceMax", used, axes=[1], keepdims=0))
     together = list(zip(*each, strict=True))[:3]
-    x, vectors, there = (graph.add("Concat", *one, axis=1) for one in together)
-    used = graph.add("Mul", attention(graph, x, vectors, there), there)
+    x, vectors, present = (graph.add("Concat", *group, axis=1) for group in together)
+    used = graph.add("Mul", attention(graph, x, vectors, present), present)
     mean = graph.add("ReduceSum", used, graph.constant([1]), keepdims=0)
     pooled.append(graph.add("Mul", mean, graph.constant(0.05)))
     width += WIDTH
@@ -133,22 +133,26 @@ def transformer(path, model, groups, numbers, objects, classes, targets=()):
     session = onnxruntime.InferenceSession(path)
     rows = [slice(i, i + 256) for i in range(0, len(classes), 256)]
     h = np.concatenate([session.run(None, {n: t[r] for n, t in sent.items()})[0] for r in rows])
-    wanted = np.column_stack([np.eye(int(classes.max()) + 1)[classes], *targets])
+    target = np.column_stack([np.eye(int(classes.max()) + 1)[classes], *targets])
     h1 = np.c_[h, np.ones(len(h))].astype(np.float64)
-    fit = np.linalg.solve(h1.T @ h1 + 1.0 * np.eye(h1.shape[1]), h1.T @ wanted)
+    fit = np.linalg.solve(h1.T @ h1 + 1.0 * np.eye(h1.shape[1]), h1.T @ target)
     out = graph.add("MatMul", last, graph.constant(fit[:-1]))
-    count = wanted.shape[1] - len(targets)
+    count = target.shape[1] - len(targets)
     out = graph.add("Add", out, graph.constant(fit[-1]))
     parts = [graph.add("Slice", out, *(graph.constant([n]) for n in (0, count, 1)))]
     parts = [graph.add("Mul", parts[0], graph.constant(6.0))]
     parts = [graph.add("Softmax", parts[0], axis=1)]
     if targets:
         parts.append(
-            graph.add("Slice", out, *(graph.constant([n]) for n in (count, wanted.shape[1], 1)))
+            graph.add(
+                "Slice",
+                out,
+                *(graph.constant([n]) for n in (count, target.shape[1], 1)),
+            )
         )
     (name,) = model.outputs
     graph.add("Concat", *parts, axis=1, name=name)
-    graph.save(path, name, wanted.shape[1])
+    graph.save(path, name, target.shape[1])
 
 
 def main():

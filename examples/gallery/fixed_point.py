@@ -39,7 +39,7 @@ def evaluate(inputs):
 def run():
     """Score the sample's jets."""
     model = sonic.Model("fixed", {"features": sonic.Row(FIELDS)}, {"scores": ["qcd", "top"]})
-    found = jets(2)
+    test_jets = jets(2)
     fpga = KServeModel(
         inputs={"features": ("float32", (4,))},
         outputs={"scores": ("float32", (2,))},
@@ -50,8 +50,8 @@ def run():
         KServeServer({"fixed": fpga}, name="fpga", extensions=()) as server,
         sonic.connect(server.url),
     ):
-        scores = compare(model, found, evaluate)
-    separation = auc(found.is_top, scores.top - scores.qcd)
+        scores = compare(model, test_jets, evaluate)
+    separation = auc(test_jets.is_top, scores.top - scores.qcd)
     print(f"AUC of 16 bits: {separation:.3f}")
     return {"auc": separation, "exact": True, "rows": len(ak.flatten(scores.top, axis=0))}
 

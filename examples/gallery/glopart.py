@@ -47,35 +47,35 @@ NUMBERS = "jet_features"
 
 def objects(number):
     """Return the sample's jets with charged and neutral candidates, and simulated vertices."""
-    found = jets(number)
-    charged = found.parts.part_charge != 0
-    columns = {"cpf": found.parts[charged], "npf": found.parts[~charged]}
-    columns["sv"] = toys.displaced(found.is_top > 0, 0.5, 1.0, 11, np.random.default_rng(number))
-    columns |= {"log_pt": np.log(found.pt / 500), "log_mass": np.log1p(found.mass / 100)}
-    columns |= {name: found[name] for name in ("eta", "mass", "msoftdrop", "is_top")}
+    records = jets(number)
+    charged = records.parts.part_charge != 0
+    columns = {"cpf": records.parts[charged], "npf": records.parts[~charged]}
+    columns["sv"] = toys.displaced(records.is_top > 0, 0.5, 1.0, 11, np.random.default_rng(number))
+    columns |= {"log_pt": np.log(records.pt / 500), "log_mass": np.log1p(records.mass / 100)}
+    columns |= {name: records[name] for name in ("eta", "mass", "msoftdrop", "is_top")}
     return ak.zip(columns, depth_limit=1)
 
 
 def training():
     """Return what the network is fitted to: classes, and the mass over that of the jet."""
-    found = objects(1)
-    ratio = ak.to_numpy(found.msoftdrop / found.mass)
-    return found, ak.to_numpy(found.is_top).astype(int), [np.clip(ratio, 0, 2)]
+    records = objects(1)
+    ratio = ak.to_numpy(records.msoftdrop / records.mass)
+    return records, ak.to_numpy(records.is_top).astype(int), [np.clip(ratio, 0, 2)]
 
 
 def run(folder=None):
     """Score the sample's jets."""
     del folder
-    found = objects(2)
+    records = objects(2)
     with serving({"glopart": NETWORKS / "glopart.onnx"}):
-        scores = compare(MODEL, found, network("glopart"))
-    mass = ak.to_numpy(scores.massCorr * found.mass)
-    tops = ak.to_numpy(found.is_top > 0)
-    ratio = mass[tops] / ak.to_numpy(found.msoftdrop[tops])
+        scores = compare(MODEL, records, network("glopart"))
+    mass = ak.to_numpy(scores.massCorr * records.mass)
+    tops = ak.to_numpy(records.is_top > 0)
+    ratio = mass[tops] / ak.to_numpy(records.msoftdrop[tops])
     return {
         "auc": auc(tops, scores.probTop),
         "mass of tops: median of the ratio": float(np.median(ratio)),
-        "rows": len(found),
+        "rows": len(records),
     }
 
 

@@ -8,9 +8,9 @@ import sonic_coffea as sonic
 from sonic_coffea.demo.features import CONSTITUENT_FEATURES
 
 
-def graphs(found, most=24, reach=0.2):
+def graphs(test_jets, most=24, reach=0.2):
     """Return ``jets * nodes * {part_...}``, and ``jets * edges * {source, target}`` near by."""
-    nodes = found.parts[:, :most]
+    nodes = test_jets.parts[:, :most]
     number = ak.local_index(nodes.pt)
     near = ak.cartesian({"a": nodes, "b": nodes})
     ends = ak.cartesian({"source": number, "target": number})
@@ -21,8 +21,8 @@ def graphs(found, most=24, reach=0.2):
 
 def run():
     """Score the sample's jets as graphs."""
-    found = jets(2)
-    nodes, edges = graphs(found)
+    test_jets = jets(2)
+    nodes, edges = graphs(test_jets)
     model = sonic.Model(
         "graph_attention",
         {
@@ -39,7 +39,7 @@ def run():
         scores = compare(
             model, {"nodes": nodes, "edges": edges}, network("graph_attention"), batch=64
         )
-    return {"auc": auc(found.is_top, scores.top), "rows": len(found)}
+    return {"auc": auc(test_jets.is_top, scores.top), "rows": len(test_jets)}
 
 
 if __name__ == "__main__":

@@ -10,14 +10,14 @@ import sonic_coffea as sonic
 
 def clusters(beta, place, threshold=0.3, reach=0.5):
     """Return the cluster of each hit: those with the largest beta collect what lies near them."""
-    found = np.full(len(beta), -1)
+    assigned = np.full(len(beta), -1)
     for centre in np.argsort(-beta):
         if beta[centre] < threshold:
             break
-        if found[centre] < 0:
+        if assigned[centre] < 0:
             near = ((place - place[centre]) ** 2).sum(1) < reach**2
-            found[near & (found < 0)] = centre
-    return found
+            assigned[near & (assigned < 0)] = centre
+    return assigned
 
 
 def run(events=150):
@@ -41,10 +41,10 @@ def run(events=150):
     for beta, u, v, true in zip(
         scores.beta.beta, scores.place.u, scores.place.v, hits.shower, strict=False
     ):
-        found = clusters(ak.to_numpy(beta), np.c_[ak.to_numpy(u), ak.to_numpy(v)])
-        for one in np.unique(found[found >= 0]):
-            pure += np.bincount(ak.to_numpy(true)[found == one].astype(int)).max()
-        total += len(found)
+        assigned = clusters(ak.to_numpy(beta), np.c_[ak.to_numpy(u), ak.to_numpy(v)])
+        for cluster in np.unique(assigned[assigned >= 0]):
+            pure += np.bincount(ak.to_numpy(true)[assigned == cluster].astype(int)).max()
+        total += len(assigned)
     return {"hits in the right cluster": float(pure / total), "rows": int(total)}
 
 

@@ -13,7 +13,7 @@ KINDS = ["none", "charged", "photon", "neutral"]
 
 def run(events=400):
     """Find the particles of events, and compare with the true ones."""
-    found = elements(events, 2)
+    records = elements(events, 2)
     model = sonic.Model(
         "mlpf",
         {"elements": sonic.Flat(FIELDS, splits="row_splits")},
@@ -27,12 +27,12 @@ def run(events=400):
         # The network looks at all pairs of a request's elements, so some events are enough.
         sonic.connect(pool.settings.servers, max_request_bytes=20_000),
     ):
-        scores = compare(model, found, network("mlpf"), batch=16, rtol=1e-3, atol=1e-4)
+        scores = compare(model, records, network("mlpf"), batch=16, rtol=1e-3, atol=1e-4)
     table = np.stack([ak.to_numpy(ak.flatten(scores.kinds[kind])) for kind in KINDS], 1)
-    kind, true = table.argmax(1), ak.to_numpy(ak.flatten(found.kind)).astype(int)
+    kind, true = table.argmax(1), ak.to_numpy(ak.flatten(records.kind)).astype(int)
     # Particles have another multiplicity than elements: those that are of some kind.
-    particles = scores.momentum[ak.unflatten(kind, ak.num(found)) > 0]
-    off = ak.to_numpy(ak.flatten(scores.momentum.log_pt - found.log_pt))[true == 1]
+    particles = scores.momentum[ak.unflatten(kind, ak.num(records)) > 0]
+    off = ak.to_numpy(ak.flatten(scores.momentum.log_pt - records.log_pt))[true == 1]
     return {
         "accuracy": float(np.mean(kind == true)),
         "largest class": float(np.bincount(true).max() / len(true)),

@@ -38,17 +38,17 @@ def run(folder=None):
     weaver = sonic.Model.from_weaver("particle_transformer", preprocess, output="scores")
     outputs = {**weaver.outputs, "jet_mass": None}
     model = sonic.Model(weaver.name, weaver.inputs, outputs)
-    found = jets(2)
-    found = found[np.argsort(-ak.to_numpy(found.pt))]
+    test_jets = jets(2)
+    test_jets = test_jets[np.argsort(-ak.to_numpy(test_jets.pt))]
     with serving({model.name: NETWORKS / "particle_transformer.onnx"}):
-        scores = compare(model, found.parts, network("particle_transformer"))
-    tops = found.is_top > 0
-    ratio = ak.to_numpy(scores.jet_mass[tops] / found.msoftdrop[tops])
+        scores = compare(model, test_jets.parts, network("particle_transformer"))
+    tops = test_jets.is_top > 0
+    ratio = ak.to_numpy(scores.jet_mass[tops] / test_jets.msoftdrop[tops])
     return {
-        "auc": auc(found.is_top, scores.scores.Top),
+        "auc": auc(test_jets.is_top, scores.scores.Top),
         "mass of tops: median of the ratio": float(np.median(ratio)),
         "half width": float(np.diff(np.quantile(ratio, [0.16, 0.84]))[0] / 2),
-        "rows": len(found),
+        "rows": len(test_jets),
     }
 
 

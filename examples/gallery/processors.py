@@ -70,7 +70,7 @@ def run():
     runner = processor.Runner(processor.IterativeExecutor(retries=0), schema=NanoAODSchema)
     with tempfile.TemporaryDirectory() as folder, serving({"toptagger": DATA / "toptagger.onnx"}):
         produced, passed, analyzed = (
-            runner(files, one) for one in (Producer(folder), Filter(), Analyzer())
+            runner(files, instance) for instance in (Producer(folder), Filter(), Analyzer())
         )
         (model,) = provenance.read(next(Path(folder).iterdir()))["models"]
     return {

@@ -22,20 +22,20 @@ def events(number):
 def jets(number):
     """``jets * {pt, ..., is_top, parts: constituents * {part_..., px, py, pz, e, pt}}``, flat."""
     both = []
-    for one in events(number):
-        parts = sonic.constituents(one)
-        features = constituent_features(one.FatJet, parts)
+    for dataset in events(number):
+        parts = sonic.constituents(dataset)
+        features = constituent_features(dataset.FatJet, parts)
         order = ak.argsort(parts.pt, axis=-1, ascending=False, stable=True)
         pt, eta, phi, mass = (parts[name][order] for name in ("pt", "eta", "phi", "mass"))
         px, py, pz = pt * np.cos(phi), pt * np.sin(phi), pt * np.sinh(eta)
         energy = np.sqrt((pt * np.cosh(eta)) ** 2 + mass**2)
         columns = {name: features[name] for name in features.fields}
         columns |= {"part_px": px, "part_py": py, "part_pz": pz, "part_energy": energy, "pt": pt}
-        jet = {name: one.FatJet[name] for name in ("pt", "eta", "phi", "mass", "msoftdrop")}
-        jet["is_top"] = is_merged_top(one.FatJet, one.GenPart)
+        jet = {name: dataset.FatJet[name] for name in ("pt", "eta", "phi", "mass", "msoftdrop")}
+        jet["is_top"] = is_merged_top(dataset.FatJet, dataset.GenPart)
         flat = ak.zip({**jet, "parts": ak.zip(columns)}, depth_limit=2)
         both.append(ak.flatten(flat))
-    together = ak.concatenate([ak.values_astype(one, np.float32) for one in both])
+    together = ak.concatenate([ak.values_astype(dataset, np.float32) for dataset in both])
     return together[ak.num(together.parts.pt) > 0]
 
 

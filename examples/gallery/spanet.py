@@ -10,13 +10,13 @@ import sonic_coffea as sonic
 JET = ["mass", "pt", "eta", "sin_phi", "cos_phi", "btag", "tagged"]
 
 
-def one(collection, names):
+def single(collection, names):
     """Return the layouts of a record as a sequence of one, ``[N, 1, F]``, and of its mask."""
     fields = [f"{collection}.{name}" for name in names]
-    there = sonic.Mask(beside=f"{collection}_data", axis_order="L", dtype="bool")
+    mask = sonic.Mask(beside=f"{collection}_data", axis_order="L", dtype="bool")
     return {
         f"{collection}_data": sonic.Tokens({collection: sonic.Row(fields)}),
-        f"{collection}_mask": there,
+        f"{collection}_mask": mask,
     }
 
 
@@ -25,9 +25,9 @@ MODEL = sonic.Model(
     {
         "Jet_data": sonic.Padded([f"Jet.{name}" for name in JET], 16, axis_order="LF"),
         "Jet_mask": sonic.Mask(beside="Jet_data", axis_order="L", dtype="bool"),
-        **one("Met", ["pt", "eta", "sin_phi", "cos_phi"]),
-        **one("Lepton", ["pt", "eta", "sin_phi", "cos_phi", "is_e"]),
-        **one("Event", ["ht"]),
+        **single("Met", ["pt", "eta", "sin_phi", "cos_phi"]),
+        **single("Lepton", ["pt", "eta", "sin_phi", "cos_phi", "is_e"]),
+        **single("Event", ["ht"]),
     },
     {
         # [N, J, J, J]: the most probable triplet, as places in each event's own list of jets.
@@ -45,10 +45,10 @@ def run():
     with serving({"spanet": NETWORKS / "spanet.onnx"}, max_batch_size=64):
         scores = compare(MODEL, events, network("spanet"), batch=64, rtol=1e-3, atol=1e-3)
     chosen = scores.t1_assignment_log_probability
-    found = np.column_stack([ak.to_numpy(chosen[name]) for name in ("q1", "q2", "b")])
+    assigned = np.column_stack([ak.to_numpy(chosen[name]) for name in ("q1", "q2", "b")])
     true = ak.to_numpy(events.true)
-    right = (np.sort(found[:, :2], axis=1) == np.sort(true[:, :2], axis=1)).all(axis=1)
-    right &= found[:, 2] == true[:, 2]
+    right = (np.sort(assigned[:, :2], axis=1) == np.sort(true[:, :2], axis=1)).all(axis=1)
+    right &= assigned[:, 2] == true[:, 2]
     number = ak.to_numpy(ak.num(events.Jet))
     return {
         "tops with all jets right": float(right.mean()),

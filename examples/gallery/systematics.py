@@ -32,14 +32,14 @@ def run():
         tempfile.TemporaryDirectory() as folder,
         serving({model.name: NETWORKS / "tau_images.onnx"}) as pool,
     ):
-        apart = {name: model(one) for name, one in varied.items()}
+        apart = {name: model(variation) for name, variation in varied.items()}
         with sonic.connect(pool.settings.servers, cache=Path(folder) / "scores"):
             first = model.submit(varied)
             scores = first.result()
             again = model.submit(varied)
             again.result()
-    for name, one in scores.items():
-        np.testing.assert_allclose(one.top, apart[name].top, rtol=1e-5, atol=1e-6)
+    for name, variation in scores.items():
+        np.testing.assert_allclose(variation.top, apart[name].top, rtol=1e-5, atol=1e-6)
     rich.print(sonic.report(first), sonic.report(again))
     rows, sent = first.statistics.objects, first.statistics.total().rows
     assert again.statistics.total().rows == 0

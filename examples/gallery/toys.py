@@ -32,7 +32,7 @@ def wires(planes, seed, hits=40):
     """
     rng = np.random.default_rng(seed)
     images = rng.normal(0.0, 0.1, (planes, 240, 240)).astype("float32")
-    found = []
+    records = []
     for image in images:
         here = []
         for _ in range(6):
@@ -52,10 +52,10 @@ def wires(planes, seed, hits=40):
             np.add.at(image, (px[inside], py[inside]), rng.gamma(4.0, 0.25, inside.sum()))
             here += [(a, b, kind) for a, b in zip(px[inside], py[inside], strict=True)]
         chosen = rng.permutation(len(here))[:hits]
-        found.append(
+        records.append(
             [dict(zip(("wire", "tick", "kind"), map(int, here[i]), strict=True)) for i in chosen]
         )
-    return images, ak.Array(found)
+    return images, ak.Array(records)
 
 
 def showers(events, seed):
@@ -96,8 +96,8 @@ def candidates(events, seed):
         counts.append(len(both))
     table = np.concatenate(rows).astype("float32")
     names = ("px", "py", "eta", "charge", "dz", "puppi")
-    found = ak.zip({name: table[:, i] for i, name in enumerate(names)})
-    return ak.unflatten(found, counts), ak.zip({"px": true[:, 0], "py": true[:, 1]})
+    records = ak.zip({name: table[:, i] for i, name in enumerate(names)})
+    return ak.unflatten(records, counts), ak.zip({"px": true[:, 0], "py": true[:, 1]})
 
 
 def with_categories(cands, seed):
@@ -244,5 +244,5 @@ def spacepoints(events, seed, layers=8):
         counts.append(len(table))
     table = np.concatenate(rows).astype("float32")
     names = ("r", "phi", "z", "layer", "track")
-    found = ak.zip({name: table[:, i] for i, name in enumerate(names)})
-    return ak.unflatten(found, counts)
+    records = ak.zip({name: table[:, i] for i, name in enumerate(names)})
+    return ak.unflatten(records, counts)

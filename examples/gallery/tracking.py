@@ -36,7 +36,7 @@ def run():
     with serving({"tracking": NETWORKS / "tracking.onnx"}, max_batch_size=0):
         # One graph at a time: two in a request would share the numbers of their hits.
         score = compare(MODEL, {"x": hits, "edge_index": edges}, network("tracking"), batch=1)
-    kept, true = (ak.to_numpy(ak.flatten(one)) for one in (score > 0.4, edges.true))
+    kept, true = (ak.to_numpy(ak.flatten(values)) for values in (score > 0.4, edges.true))
     return {
         "efficiency": float(kept[true].mean()),
         "purity": float(true[kept].mean()),

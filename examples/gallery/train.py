@@ -25,7 +25,7 @@ LENGTH = 32
 
 def padded(fields, length=LENGTH):
     """``N * F * length``, zeros behind."""
-    columns = [ak.fill_none(ak.pad_none(one, length, clip=True), 0.0) for one in fields]
+    columns = [ak.fill_none(ak.pad_none(column, length, clip=True), 0.0) for column in fields]
     return torch.tensor(np.stack([ak.to_numpy(c) for c in columns], 1).astype(np.float32))
 
 
@@ -38,7 +38,7 @@ def fit(net, data, loss, epochs, batch=128, rate=2e-3):
     for _ in range(epochs):
         for rows in torch.randperm(n).split(batch):
             optimizer.zero_grad()
-            loss(net, *(one[rows] for one in data)).backward()
+            loss(net, *(tensor[rows] for tensor in data)).backward()
             optimizer.step()
             schedule.step()
     return net.eval()
@@ -72,13 +72,13 @@ def strip(path):
 
 def jets(number):
     """Return a set of jets and its tensors."""
-    found = sample.jets(number)
-    parts = found.parts
+    records = sample.jets(number)
+    parts = records.parts
     features = padded([parts[name] for name in CONSTITUENT_FEATURES])
     vectors = padded([parts[f"part_{name}"] for name in ("px", "py", "pz", "energy")])
     mask = padded([ak.ones_like(parts.pt)])
-    top = torch.tensor(ak.to_numpy(found.is_top).astype(np.int64))
-    return found, features, vectors, mask, top
+    top = torch.tensor(ak.to_numpy(records.is_top).astype(np.int64))
+    return records, features, vectors, mask, top
 
 
 def particle_transformer():
@@ -86,8 +86,8 @@ def particle_transformer():
     mass = torch.tensor(ak.to_numpy(jets(1)[0].msoftdrop))[:, None].clamp(min=5.0)
 
     def loss(net, features, vectors, mask, top, mass):
-        scores, found = net(features, vectors, mask)
-        return f.nll_loss(torch.log(scores + 1e-6), top) + torch.log(found / mass).abs().mean()
+        scores, mass_out = net(features, vectors, mask)
+        return f.nll_loss(torch.log(scores + 1e-6), top) + torch.log(mass_out / mass).abs().mean()
 
     net = networks.ParticleTransformer()
     net = fit(net, (features, vectors, mask, top, mass), loss, epochs=12)
@@ -97,8 +97,8 @@ def particle_transformer():
 
 
 def tau_images():
-    found, *_, top = jets(1)
-    images = torch.tensor(sample.grids(found))
+    records, *_, top = jets(1)
+    images = torch.tensor(sample.grids(records))
     net = fit(networks.tau_images(), (images, top), classes, epochs=10)
     export("tau_images", net, {"grid": images[:9]}, ["scores"], {"grid": {0: "rows"}})
 
@@ -113,8 +113,8 @@ def deepmet():
     true = torch.tensor(np.stack([ak.to_numpy(met.px), ak.to_numpy(met.py)], 1).astype(np.float32))
 
     def loss(net, x, true):
-        found = -(net(x) * x[:, :2].transpose(1, 2)).sum(1)
-        return (found - true).abs().mean()
+        predicted = -(net(x) * x[:, :2].transpose(1, 2)).sum(1)
+        return (predicted - true).abs().mean()
 
     net = fit(networks.DeepMET(), (x, true), loss, epochs=15, batch=64)
     export("deepmet", net, {"candidates": x[:9]}, ["weights"],
@@ -178,8 +178,8 @@ def condensation(beta, place, shower):
     """Return object condensation's loss: charged hits draw their own, and push others away."""
     charge = torch.atanh(beta.clamp(max=0.999)) ** 2 + 0.1
     loss = torch.zeros(())
-    for one in shower.unique():
-        own = shower == one
+    for label in shower.unique():
+        own = shower == label
         centre = torch.argmax(charge * own)
         distance = ((place - place[centre]) ** 2).sum(1)
         pull = (distance[own] * charge[own]).mean()
@@ -195,22 +195,24 @@ def condensation(beta, place, shower):
 def mlpf():
     from mlpf import FIELDS
 
-    found = toys.elements(1500, 1)
-    counts = ak.to_numpy(ak.num(found))
-    table = np.stack([ak.to_numpy(ak.flatten(found[n])) for n in (*FIELDS, "kind", "log_pt")], 1)
+    records = toys.elements(1500, 1)
+    counts = ak.to_numpy(ak.num(records))
+    table = np.stack([ak.to_numpy(ak.flatten(records[n])) for n in (*FIELDS, "kind", "log_pt")], 1)
     events = [torch.tensor(one) for one in np.split(table, np.cumsum(counts)[:-1])]
     net = networks.MLPF()
     optimizer = torch.optim.Adam(net.parameters(), 3e-3)
     net.train()
     for _ in range(6):
         for rows in torch.randperm(len(events)).split(16):
-            one = torch.cat([events[i] for i in rows])
+            batch = torch.cat([events[i] for i in rows])
             ends = torch.tensor([len(events[i]) for i in rows]).cumsum(0)
-            kinds, momentum = net(one[:, :6], torch.cat([torch.zeros(1, dtype=torch.int64), ends]))
-            true = one[:, 6].long()
+            kinds, momentum = net(
+                batch[:, :6], torch.cat([torch.zeros(1, dtype=torch.int64), ends])
+            )
+            true = batch[:, 6].long()
             loss = f.nll_loss(torch.log(kinds + 1e-6), true)
             real = true > 0
-            loss = loss + (momentum[real, 0] - one[real, 7]).abs().mean()
+            loss = loss + (momentum[real, 0] - batch[real, 7]).abs().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -223,8 +225,8 @@ def mlpf():
 def graph_attention():
     from graph_attention import graphs
 
-    found, *_, top = jets(1)
-    nodes, edges = graphs(found)
+    records, *_, top = jets(1)
+    nodes, edges = graphs(records)
     net = networks.GraphAttention()
     optimizer = torch.optim.Adam(net.parameters(), 3e-3)
     weights = [np.stack([ak.to_numpy(n[name]) for name in CONSTITUENT_FEATURES], 1) for n in nodes]
@@ -252,18 +254,18 @@ def graph_attention():
 def resnet50():
     from resnet50 import images
 
-    found, *_, top = jets(1)
-    x = torch.tensor(images(found))
+    records, *_, top = jets(1)
+    x = torch.tensor(images(records))
     net = fit(networks.resnet50(), (x, top), classes, epochs=5, batch=64)
     export("resnet50", net, {"image": x[:9]}, ["scores"], {"image": {0: "rows"}})
 
 
 def fixed_point():
     """Train a perceptron, and round it to 16 bits, 10 of them behind the point."""
-    found, *_, top = jets(1)
+    records, *_, top = jets(1)
     from fixed_point import FIELDS
 
-    x = torch.tensor(np.stack([ak.to_numpy(found[n]) for n in FIELDS], 1)) / 512.0
+    x = torch.tensor(np.stack([ak.to_numpy(records[n]) for n in FIELDS], 1)) / 512.0
     net = torch.nn.Sequential(
         torch.nn.Linear(len(FIELDS), 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)
     )
@@ -278,8 +280,8 @@ def kfold():
     from kfold import FIELDS, objects
 
     for version in (1, 2):
-        found = objects(1)
-        rows = ak.flatten(found[found.event % 2 != version - 1].jets)
+        records = objects(1)
+        rows = ak.flatten(records[records.event % 2 != version - 1].jets)
         x = np.stack([ak.to_numpy(rows[n]) for n in FIELDS], 1)
         forest = xgboost.XGBClassifier(n_estimators=40, max_depth=3, learning_rate=0.2)
         forest.fit(x, ak.to_numpy(rows.is_top)).get_booster().save_model(
@@ -292,10 +294,10 @@ def event_classifier():
     import xgboost
     from event_classifier import FEATURES, FOLDS, fold, objects
 
-    found = objects(1)
-    x, y = FEATURES.pack(found), ak.to_numpy(found.is_top)
+    records = objects(1)
+    x, y = FEATURES.pack(records), ak.to_numpy(records.is_top)
     for number in range(1, FOLDS + 1):
-        others = fold(found) != number
+        others = fold(records) != number
         rows = xgboost.DMatrix(x[others], y[others])
         options = {"max_depth": 3, "eta": 0.2, "objective": "binary:logistic"}
         forest = xgboost.train(options, rows, 40)
@@ -307,9 +309,9 @@ def deepmet_categories():
     from deepmet_categories import MODEL
     from onnx import helper, numpy_helper
 
-    found, true = toys.candidates(800, 1)
+    records, true = toys.candidates(800, 1)
     true = np.stack([ak.to_numpy(true.px), ak.to_numpy(true.py)], 1)
-    tensors = MODEL.pack(toys.with_categories(found, 1))
+    tensors = MODEL.pack(toys.with_categories(records, 1))
     p, x = np.split(tensors["candidates"].astype(float), 2, axis=2)
     x = np.concatenate([x, np.ones_like(x[:, :, :1])], 2)
     particle, charge = tensors["particle"], tensors["charge"]
@@ -385,10 +387,10 @@ if __name__ == "__main__":
     torch.manual_seed(1)
     HERE.mkdir(exist_ok=True)
     seconds = {}
-    for one in TRAINED:
-        if len(sys.argv) == 1 or one.__name__ in sys.argv:
+    for train in TRAINED:
+        if len(sys.argv) == 1 or train.__name__ in sys.argv:
             begun = time.perf_counter()
-            one()
-            seconds[one.__name__] = round(time.perf_counter() - begun, 1)
-            print(one.__name__, seconds[one.__name__], "s", flush=True)
+            train()
+            seconds[train.__name__] = round(time.perf_counter() - begun, 1)
+            print(train.__name__, seconds[train.__name__], "s", flush=True)
     print(json.dumps({"torch": torch.__version__, "seconds": seconds}))

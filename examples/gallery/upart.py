@@ -52,8 +52,8 @@ def jets(number, seed):
 
 def training():
     """Return what the network is fitted to."""
-    found = jets(4000, 1)
-    return found, ak.to_numpy(found.is_b).astype(int)
+    train_jets = jets(4000, 1)
+    return train_jets, ak.to_numpy(train_jets.is_b).astype(int)
 
 
 def run(folder=None):

@@ -27,7 +27,7 @@ def run(planes=40):
     """Tell tracks, showers and Michel electrons apart."""
     images, hits = wires(planes, 2)
     plane, wire, tick = ak.broadcast_arrays(np.arange(planes), hits.wire, hits.tick)
-    flat = [ak.to_numpy(ak.flatten(one)) for one in (plane, wire, tick)]
+    flat = [ak.to_numpy(ak.flatten(values)) for values in (plane, wire, tick)]
     patches = ak.unflatten(ak.zip({"patch": cut(images, *flat)}, depth_limit=1), ak.num(hits))
     model = sonic.Model(
         "michel",
