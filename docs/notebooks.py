@@ -78,7 +78,7 @@ def keep(path: Path) -> None:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if "outputs" in cell:
-            cell.outputs = [one for one in cell.outputs if not _passes_by(one)]
+            cell.outputs = [output for output in cell.outputs if not _passes_by(output)]
         for output in cell.get("outputs", []):
             if "text" in output:
                 output.text = _anywhere(output.text)
@@ -101,6 +101,6 @@ def _anywhere(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for one in sorted(EXAMPLES.glob("*.ipynb")):
-        if one.stem in sys.argv[1:] or not sys.argv[1:]:
-            keep(one)
+    for notebook in sorted(EXAMPLES.glob("*.ipynb")):
+        if notebook.stem in sys.argv[1:] or not sys.argv[1:]:
+            keep(notebook)

@@ -25,17 +25,17 @@ _FOLDED = {"grafana.json"}
 
 def pages() -> dict[Path, Path]:
     """Return the pages of the site, by the files of the repository that they show."""
-    found = {ROOT / "README.md": DOCS / "index.md", ROOT / "CHANGELOG.md": DOCS / "changelog.rst"}
+    page_of = {ROOT / "README.md": DOCS / "index.md", ROOT / "CHANGELOG.md": DOCS / "changelog.rst"}
     for readme in sorted(EXAMPLES.rglob("README.md")):
-        found[readme] = PAGES / readme.relative_to(EXAMPLES).with_name("index.md")
+        page_of[readme] = PAGES / readme.relative_to(EXAMPLES).with_name("index.md")
         for link in _LINK.finditer(readme.read_text(encoding="utf-8")):
             file = (readme.parent / link[1]).resolve()
             page = PAGES / file.relative_to(EXAMPLES)
             if file.suffix == ".ipynb":
-                found[file] = page
+                page_of[file] = page
             elif file.suffix in _SHOWN and file.name not in _FOLDED:
-                found[file] = page.with_suffix(".md")
-    return found
+                page_of[file] = page.with_suffix(".md")
+    return page_of
 
 
 def write(_app: Sphinx, _config: Any) -> None:

@@ -232,10 +232,10 @@ def find_jets(
     )
     definition = fastjet.JetDefinition(fastjet.antikt_algorithm, radius)
     sequence = fastjet.ClusterSequence(momenta, definition)
-    found, members = sequence.inclusive_jets(pt_min), sequence.constituent_index(pt_min)
+    clustered, members = sequence.inclusive_jets(pt_min), sequence.constituent_index(pt_min)
 
-    pt, eta, phi = pt_eta_phi(found.px, found.py, found.pz)
-    mass2 = found.E**2 - found.px**2 - found.py**2 - found.pz**2
+    pt, eta, phi = pt_eta_phi(clustered.px, clustered.py, clustered.pz)
+    mass2 = clustered.E**2 - clustered.px**2 - clustered.py**2 - clustered.pz**2
     jets = ak.zip({"pt": pt, "eta": eta, "phi": phi, "mass": np.sqrt(np.maximum(mass2, 0))})
 
     central = abs(jets.eta) < eta_max
@@ -505,22 +505,22 @@ def generate(job: Job, path: Path, progress: Progress | None = None) -> dict[str
     pythia = start_pythia(job)
     rng = np.random.default_rng([job.seed, 1])
     task = progress.add_task(path.name, total=job.events) if progress else None
-    sum_of_weights, n_fatjets, made = 0.0, 0, 0
+    sum_of_weights, n_fatjets, n_generated = 0.0, 0, 0
     title = f"{job.process.value}, {BEAM_ENERGY_GEV / 1000} TeV, seed {job.seed}"
     with uproot.recreate(path, compression=uproot.LZMA(9)) as file:
         for block in collide(pythia, job.events):
-            branches = nanoaod(block, made + 1, job.seed, rng)
+            branches = nanoaod(block, n_generated + 1, job.seed, rng)
             if "Events" not in file:
                 file.mktree("Events", {k: _type(v) for k, v in branches.items()}, title=title)
             file["Events"].extend(branches)
-            made += len(block)
+            n_generated += len(block)
             sum_of_weights += float(np.sum(branches["genWeight"], dtype=np.float64))
             n_fatjets += int(ak.sum(ak.num(branches["FatJet"])))
             if progress and task is not None:
-                progress.update(task, completed=made)
+                progress.update(task, completed=n_generated)
         runs = {
             "run": np.uint32(1),
-            "genEventCount": np.int64(made),
+            "genEventCount": np.int64(n_generated),
             "genEventSumw": sum_of_weights,
         }
         file["Runs"] = {name: np.array([value]) for name, value in runs.items()}
@@ -582,8 +582,8 @@ def main(
             generate_sample(sample, SAMPLE, progress)
             return
         job = Job(process=process, events=events, seed=seed, pt_hat_min=pt_hat_min)
-        made = generate(job, output, progress)
-    typer.echo(json.dumps(made, indent=2))
+        summary = generate(job, output, progress)
+    typer.echo(json.dumps(summary, indent=2))
 
 
 if __name__ == "__main__":
