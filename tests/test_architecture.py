@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -77,24 +78,29 @@ def part_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def imports(module: str) -> set[str]:
-    """Modules that a module imports, at any depth: lazily, and for types only, too."""
-    found = set()
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Modules that a module imports: at its top, inside of functions, and for types only."""
+    imported = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES else node.module for name in names}
-    return found
+            imported |= {name if name in MODULES else node.module for name in names}
+    return frozenset(imported)
 
 
-def own_imports(module: str) -> set[str]:
-    """Modules of this package that a module runs when it is imported: also those above them."""
-    found = {name for name in imports(module) if name in MODULES and name != module}
-    above = {name.rsplit(".", depth)[0] for name in found for depth in range(name.count("."))}
-    mine = {module.rsplit(".", depth)[0] for depth in range(1, module.count("."))}
-    return (found | above) & MODULES.keys() - mine - {module, "sonic_coffea"}
+@cache
+def own_imports(module: str) -> frozenset[str]:
+    """Modules of this package that an import of a module runs, with their parent packages."""
+    imported = {name for name in imports(module) if name in MODULES and name != module}
+    parents = {name.rsplit(".", depth)[0] for name in imported for depth in range(name.count("."))}
+    own_parents = {module.rsplit(".", depth)[0] for depth in range(1, module.count("."))}
+    return frozenset((imported | parents) & MODULES.keys() - own_parents) - {
+        module,
+        "sonic_coffea",
+    }
 
 
 def test_every_part_has_its_place() -> None:

@@ -13,6 +13,8 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURES = sorted((DOCS / "pictures").glob("*.svg"))
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -25,6 +25,7 @@ from sonic_coffea.tools import Curve
 from sonic_coffea.transport import ModelStatistics
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 NAMES = {
@@ -100,7 +101,11 @@ def drawn(figure: Any) -> str:
     return html.unescape(page.getvalue())
 
 
-@named
+# matplotlib draws these as any other text.
+PLAIN_IN_PLOTS = {"markup", "end of no markup", "script", "comment"}
+
+
+@pytest.mark.parametrize("name", [text for key, text in NAMES.items() if key not in PLAIN_IN_PLOTS])
 def test_plots(name: str) -> None:
     shown, text = drawn(report_of(name).plot()), printable(name)
     assert shown.count(f"m {text} v1 {text}") >= 2  # of a bar, and in a legend
@@ -136,35 +141,52 @@ def test_the_dashboard(name: str) -> None:
     assert not any(begin in factor for begin in ("$$", r"\(", r"\["))
 
 
-@named
-def test_commands(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    """A server with a model of each name."""
+    with FakeServer({name: FakeModel.of(model_of(name)) for name in NAMES.values()}) as server:
+        yield server
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    with FakeServer({name: FakeModel.of(model_of(name))}) as server:
-        curve = str(tmp_path / "curve.json")
-        told = {
-            command[0]: run(*command)
-            for command in (
-                ["models", server.url],
-                ["check", server.url],
-                ["bench", "--seconds", "0.01", "--output", curve, "--", server.url, name],
-            )
-        }
-        step = run("check", "--", server.url, name)
-        as_json = {
-            "models": run("models", server.url, "--json"),
-            "bench": run("bench", "--seconds", "0.01", "--json", "--", server.url, name),
-            "check": run("check", "--json", "--", server.url, name),
-        }
-        missing = run("bench", "--", server.url, f"{name}?")
-    for done in (*told.values(), step):
-        assert done.returncode == 0, done.stderr
-        # A narrow table folds its title.
-        assert "".join(printable(name).split()) in "".join(done.stdout.split())
-        assert is_harmless(done.stdout)
-    found = {command: json.loads(done.stdout) for command, done in as_json.items()}
-    assert found["models"][0]["model"] == found["bench"]["model"] == name
-    assert f"model {name}" in [step["name"] for step in found["check"]["steps"]]
-    assert all(is_harmless(done.stdout) for done in as_json.values())
+
+
+def shows(printed: str, name: str) -> bool:
+    """Whether a table shows a name, of which a narrow column is folded."""
+    return "".join(printable(name).split()) in "".join(printed.split())
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("command", ["models", "check"])
+def test_commands_that_list_models(server: FakeServer, command: str) -> None:
+    listed, as_json = run(command, server.url), run(command, server.url, "--json")
+    assert listed.returncode == as_json.returncode == 0, listed.stderr
+    assert all(shows(listed.stdout, name) for name in NAMES.values())
+    assert is_harmless(listed.stdout)
+    assert is_harmless(as_json.stdout)
+    content = json.loads(as_json.stdout)
+    if command == "models":
+        assert sorted(row["model"] for row in content) == sorted(NAMES.values())
+
+
+@named
+@pytest.mark.usefixtures("wide")
+def test_commands_for_a_model(server: FakeServer, name: str) -> None:
+    model = "--", server.url, name
+    bench = "bench", "--seconds", "0.01"
+    for command in (bench, ("check",)):
+        shown = run(*command, *model)
+        assert shown.returncode == 0, shown.stderr
+        assert shows(shown.stdout, name)
+        assert is_harmless(shown.stdout)
+    measured, checked = run(*bench, "--json", *model), run("check", "--json", *model)
+    assert is_harmless(measured.stdout)
+    assert is_harmless(checked.stdout)
+    assert json.loads(measured.stdout)["model"] == name
+    assert f"model {name}" in [step["name"] for step in json.loads(checked.stdout)["steps"]]
+    missing = run("bench", "--", server.url, f"{name}?")
     assert missing.returncode == 1
     assert is_harmless(missing.stderr)
 
