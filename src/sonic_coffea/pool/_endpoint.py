@@ -337,13 +337,13 @@ class EndpointRegistry:
             del self._by_url[url]
         return urls
 
-    def that_may_have(self, key: ModelKey, now: float) -> list[Endpoint]:
+    def candidates(self, key: ModelKey, now: float) -> list[Endpoint]:
         """Return the endpoints that have a model, as far as is known."""
         return [e for e in self.active if e.signatures.rejection(key, now) is None]
 
     def all_lost_since(self, key: ModelKey, now: float) -> float | None:
         """Return since when the last endpoint of a model is lost, or lacks it."""
-        since = [endpoint.lost_since(key, now) for endpoint in self.that_may_have(key, now)]
+        since = [endpoint.lost_since(key, now) for endpoint in self.candidates(key, now)]
         lost = [at for at in since if at is not None]
         return max(lost, default=-math.inf) if len(lost) == len(since) else None
 

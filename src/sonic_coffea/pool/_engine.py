@@ -32,7 +32,6 @@ from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._deadline import fulfil
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
 from sonic_coffea.pool._servers import Servers
-from sonic_coffea.pool._signature import FRESH_S, QUIET_S
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
@@ -61,8 +60,6 @@ class Engine:
         What has been scored, and how long it took.
     core : PoolCore
         Only the engine's thread touches it; others `ask`.
-    contracts : dict
-        The contracts that are known, and since when: written by the engine, read by all threads.
     post : callable
         Takes what has happened, or a task for the engine's thread that returns an event.
     """
@@ -72,8 +69,6 @@ class Engine:
         self.statistics = Statistics()
         self.closing = threading.Event()
         self.core = PoolCore(settings, memory_bytes=memory_bytes())
-        self.contracts: dict[ModelKey, tuple[Contract, float]] = {}
-        self._delivered_at: dict[ModelKey, float] = {}
         self._calls: set[Call] = set()
         self._waiters: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
@@ -121,13 +116,10 @@ class Engine:
         if slices:
             self._enter(submitted)
 
-    def known(self, key: ModelKey) -> Contract | None:
-        """Return a model's contract, if servers gave it lately."""
-        contract, said_at = self.contracts.get(key, (None, -math.inf))
-        now = time.monotonic()
-        used = any(not call.over for call in tuple(self._calls))
-        used = used or now - self._delivered_at.get(key, -math.inf) < QUIET_S
-        return contract if now - said_at < (FRESH_S if used else QUIET_S) else None
+    def recent_contract(self, key: ModelKey) -> Contract | None:
+        """Return a model's contract, if servers gave it recently."""
+        in_use = any(not call.over for call in tuple(self._calls))
+        return self.core.models.recent(key, time.monotonic(), in_use=in_use)
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
         """Return a model's contract; raise if no server gives it, or none in time."""
@@ -260,7 +252,6 @@ class Engine:
             case e.Send(attempt):
                 self._send(attempt)
             case e.Deliver(answered):
-                self._delivered_at[answered.attempt.key] = time.monotonic()
                 self._deliver(answered)
             case e.Cancel(attempt):
                 attempt.cancel()
@@ -276,10 +267,6 @@ class Engine:
                 self._fail(request, error)
             case e.Resolve(asked, outcome):
                 self._waiters.pop(asked).set_result(outcome)
-            case e.Publish(key, contract):
-                self.contracts.pop(key, None)
-                if contract is not None:
-                    self.contracts[key] = contract, time.monotonic()
             case e.Probe(url):
                 self._servers.probe(url)
             case e.Validate(url, key):
@@ -388,7 +375,6 @@ class Engine:
         self._calls.clear()
         self._waiters.clear()
         self._events.clear()
-        self.contracts.clear()
 
 
 def _call_of(request: RequestSlice) -> Call:

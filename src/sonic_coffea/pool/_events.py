@@ -226,14 +226,6 @@ class Resolve(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class Publish(Instruction):
-    """Remember a model's contract for the next callers; None: forget it."""
-
-    key: ModelKey
-    contract: Contract | None
-
-
-@dataclass(frozen=True, slots=True)
 class StartFallback(Instruction):
     """Start the fallback, or look for the one of this machine."""
 

@@ -279,16 +279,16 @@ class Pool:
             If no server could be reached.
         """
         key = ModelKey(model, version)
-        known = None if anew or self.closed else self._engine.known(key)
-        if known is not None:
-            return known
+        recent = None if anew or self.closed else self._engine.recent_contract(key)
+        if recent is not None:
+            return recent
         self._open()
         return self._engine.contract(key, deadline, anew=anew)
 
     def last_contract(self, model: str, version: str | None) -> Contract | None:
         """Return the contract that servers gave last, without asking; None if it is in doubt."""
-        contract, _ = self._engine.contracts.get(ModelKey(model, version), (None, 0.0))
-        return contract
+        known = self._engine.core.models.contracts.get(ModelKey(model, version))
+        return None if known is None or known.in_doubt else known.contract
 
     def submit(self, call: Call) -> None:
         """Queue a call; its requests leave as soon as there is room for them.
