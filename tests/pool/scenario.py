@@ -153,7 +153,7 @@ class Scenario:
         return [attempt for attempt in self.in_flight if attempt.url == url]
 
     def endpoint(self, url: str) -> Any:
-        found = self.core.endpoints.get(url)
+        found = self.core.endpoints.by_url.get(url)
         assert found is not None
         return found
 

@@ -151,7 +151,7 @@ def test_what_another_try_does_not_mend_is_not_tried_again(kind: Any) -> None:
 def test_overload_is_a_back_off_and_fewer_requests() -> None:
     scenario = Scenario(ONE)
     slices = scenario.submit(8)
-    limit = scenario.endpoint(ONE).in_flight.limit(KEY)
+    limit = scenario.endpoint(ONE).in_flight.limits[KEY]
     before = limit.value
     scenario.fail(scenario.in_flight[0], errors.OverloadError("full"))
     assert limit.value < before

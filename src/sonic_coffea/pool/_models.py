@@ -50,11 +50,11 @@ TRANSIENT = (
 
 @dataclass(slots=True)
 class KnownContract:
-    """A contract, when servers gave it, and whether a server was lost since."""
+    """A contract, and when servers gave it; stale if a server was lost since."""
 
     contract: Contract
     received_at: float
-    in_doubt: bool = False
+    stale: bool = False
 
 
 @dataclass(slots=True)
@@ -177,7 +177,7 @@ class ServedModels:
         if not in_use and now - self.answered_at.get(key, -math.inf) >= QUIET_S:
             valid_s = QUIET_S
         else:
-            valid_s = VALID_S if known.in_doubt else FRESH_S
+            valid_s = VALID_S if known.stale else FRESH_S
         return known.contract if now - known.received_at < valid_s else None
 
     def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
@@ -215,40 +215,40 @@ class ServedModels:
                 discovery.contracts.pop(event.url, None)
             else:
                 known = None  # compared when the others have answered, too
-        endpoint = self._endpoints.get(event.url)
+        endpoint = self._endpoints.by_url.get(event.url)
         if endpoint is None:
             return
         # A server that answers late must have the model that is known by now.
         expected = endpoint.signatures.validating.pop(key, None) or known
         if not isinstance(outcome, SonicError):
+            endpoint.liveness.answered(now)
             endpoint.in_flight.channels.round_trip_s = event.round_trip_s
             self._seen.add(key)
-            endpoint.liveness.hear(now)
             if expected is None or serves(outcome, expected):
                 endpoint.signatures.accept(key, now)
                 self._compare_files(endpoint, outcome, expected)
             else:
                 self._reject(endpoint, key, outcome, expected, now)
         elif isinstance(outcome, ModelNotFoundError):
-            endpoint.liveness.hear(now)
+            endpoint.liveness.answered(now)
             endpoint.signatures.lack(key, now)
-            self._give_up_if_hopeless(key, event.url, outcome, now)
+            self._fail_if_lost(key, event.url, outcome, now)
         elif isinstance(outcome, OverloadError):
-            endpoint.liveness.hear(now)
-            endpoint.in_flight.limit(key).pause(now, self._dispatcher.rng, outcome.retry_after_s)
-        elif not isinstance(outcome, CancelledError):  # as its connection was made anew
+            endpoint.liveness.answered(now)
+            endpoint.in_flight.limits[key].pause(now, self._dispatcher.rng, outcome.retry_after_s)
+        elif not isinstance(outcome, CancelledError):  # else its connection was renewed
             if isinstance(outcome, DeadlineError):
                 endpoint.in_flight.channels.silent(0, now - SILENT_S)
             endpoint.failed(outcome, now)
-            self.doubt()
-            self._give_up_if_hopeless(key, event.url, outcome, now)
+            self.mark_stale()
+            self._fail_if_lost(key, event.url, outcome, now)
 
     def validate_waiting(self, now: float) -> None:
         """Ask servers for the models of waiting slices, unless they have answered already."""
         for key in self._waiting.models():
             for endpoint in self._endpoints:
                 passes = endpoint.breaker.circuit(now) is not Circuit.OPEN
-                paused = now < endpoint.in_flight.limit(key).paused_until
+                paused = now < endpoint.in_flight.limits[key].paused_until
                 asks = passes and not endpoint.draining and not paused
                 if asks and endpoint.signatures.due(key, now):
                     self._validate(endpoint, key)
@@ -308,11 +308,11 @@ class ServedModels:
             return
         if known is not None and as_before:
             for url in contracts.keys() - as_before.keys():
-                if (endpoint := self._endpoints.get(url)) is not None:
+                if (endpoint := self._endpoints.by_url.get(url)) is not None:
                     self._reject(endpoint, key, contracts[url], known, now)
         self.contracts[key] = KnownContract(contract, now)
         for url in as_before or contracts:
-            if (endpoint := self._endpoints.get(url)) is not None:
+            if (endpoint := self._endpoints.by_url.get(url)) is not None:
                 endpoint.signatures.accept(key, now)
         # What was packed for another model, which these servers have replaced, cannot be sent.
         for request in self._waiting.take_all(key):
@@ -338,10 +338,7 @@ class ServedModels:
         since = self._endpoints.all_lost_since(key, now)
         if since is None:
             since = discovery.failing_since
-        retries = [
-            max(x.breaker.retry_at, x.in_flight.limit(key).paused_until, x.signatures.retry_at(key))
-            for x in self._endpoints.candidates(key, now)
-        ]
+        retries = [x.retry_at(key) for x in self._endpoints.candidates(key, now)]
         # A model that was there is being loaded, or its server was started anew.
         transient = discovery.transient or key in self._seen
         self._dispatcher.start_fallback(key, now, at_once=not transient)
@@ -366,12 +363,12 @@ class ServedModels:
         """Return the contract that servers gave last, however old it is."""
         return self.contracts[key].contract if key in self.contracts else None
 
-    def doubt(self) -> None:
-        """Ask sooner again, as the lost server may come back with other models."""
+    def mark_stale(self) -> None:
+        """Have contracts expire sooner, as the lost server may come back with other models."""
         for known in self.contracts.values():
-            known.in_doubt = True
+            known.stale = True
 
-    def _give_up_if_hopeless(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
+    def _fail_if_lost(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
         lost_since = self._dispatcher.lost_since(key, now)
         passing = isinstance(error, (*TRANSIENT, ModelNotFoundError))
@@ -404,7 +401,7 @@ class ServedModels:
         self.forget(key)
         if endpoint.url == self._fallback.url:
             self._fallback.started(None, error, now)
-        self._give_up_if_hopeless(key, endpoint.url, error, now)
+        self._fail_if_lost(key, endpoint.url, error, now)
 
     def _compare_files(
         self, endpoint: Endpoint, actual: Contract, expected: Contract | None

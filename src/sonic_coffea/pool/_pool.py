@@ -288,7 +288,7 @@ class Pool:
     def last_contract(self, model: str, version: str | None) -> Contract | None:
         """Return the contract that servers gave last, without asking; None if it is in doubt."""
         known = self._engine.core.models.contracts.get(ModelKey(model, version))
-        return None if known is None or known.in_doubt else known.contract
+        return None if known is None or known.stale else known.contract
 
     def submit(self, call: Call) -> None:
         """Queue a call; its requests leave as soon as there is room for them.
