@@ -178,9 +178,6 @@ class Scenario:
                 assert request not in self.delivered
                 assert request not in self.failed
                 self.failed[request] = error
-            case e.Split(request, parts):
-                assert [parts[0].start, parts[-1].stop] == [request.start, request.stop]
-                assert sum(part.nbytes for part in parts) == request.nbytes
             case e.Count(retried=retried):
                 self.retries += retried
             case e.Probe(url):

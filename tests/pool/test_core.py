@@ -295,7 +295,7 @@ def test_a_hedged_request_that_cannot_be_sent_is_tried_again_at_its_pace() -> No
         scenario.wait(0.1)
         hedge = scenario.at(TWO)[0]
         scenario.in_flight.remove(hedge)
-        scenario.tell(e.Unsendable(hedge, errors.RequestError("no memory")))
+        scenario.tell(e.Failed(hedge, errors.RequestError("no memory"), sent=False))
         assert not scenario.at(TWO)
     assert late not in scenario.failed
     scenario.answer(scenario.at(ONE)[0])

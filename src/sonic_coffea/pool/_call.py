@@ -127,16 +127,16 @@ class Call:
         self.served_versions: set[str] = set()
         self._mask = mask
         self._lost_with = lost_with
-        self._left = 0
+        self._rows_left = 0
         self._abandon: Callable[[Call, SonicError], None] = Call.end
         self._complete = threading.Event()
         self._callbacks: list[Callable[[], Any]] = []
 
-    def own(self, slices: int, abandon: Callable[[Call, SonicError], None]) -> None:
-        """Record in how many requests its rows are sent, and what ends it early."""
+    def begin(self, rows: int, abandon: Callable[[Call, SonicError], None]) -> None:
+        """Record how many rows are sent, and the function that ends the call early."""
         self._abandon = abandon
-        self._left = slices
-        if slices == 0:
+        self._rows_left = rows
+        if rows == 0:
             self._set_over()
 
     @property
@@ -195,19 +195,15 @@ class Call:
             output.place(selection, request.rows, response.outputs)
         self.served_versions.add(response.version or self.contract.version)
 
-    def expect(self, more: int) -> None:
-        """Record that its rows travel in more requests than were planned."""
-        self._left += more
-
     def finish(self, request: RequestSlice) -> bool:
         """Count a slice as over, and return whether it was the call's last one."""
-        # Counted twice, another slice would be left out: its rows would have no scores.
+        # Counted twice, a slice would stand for another, whose rows would have no scores.
         if not request.over:
             request.over = True
-            self._left -= 1
-            if self._left == 0:
+            self._rows_left -= request.rows
+            if self._rows_left == 0:
                 self._set_over()
-        return self._left == 0
+        return self._rows_left == 0
 
     def fail(self, request: RequestSlice, error: SonicError) -> int:
         """Give up a slice: its rows are lost if they may be, else the call fails.

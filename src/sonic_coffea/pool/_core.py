@@ -129,10 +129,8 @@ class PoolCore:
             case e.Submitted(slices):
                 for request in slices:
                     self._waiting.add(request, now)
-            case e.Failed(attempt, error):
-                self._lost(attempt, error, now)
-            case e.Unsendable(attempt, error):
-                self._unsendable(attempt, error)
+            case e.Failed(attempt, error, sent):
+                self._failed(attempt, error, now, sent=sent)
             case e.CallEnded(call):
                 for attempt in self._dispatcher.attempts():
                     if attempt.slice.call is call:
@@ -186,21 +184,21 @@ class PoolCore:
             else:
                 self._to_cancel.append((old_at, attempt))
 
-    def _lost(self, attempt: Attempt, error: SonicError, now: float) -> None:
-        """Send lost rows again, or give them up, unless another attempt may still be answered."""
+    def _failed(self, attempt: Attempt, error: SonicError, now: float, *, sent: bool) -> None:
+        """Send rows again, or give them up, unless another attempt may still be answered."""
         request = attempt.slice
         if not self._dispatcher.settle(attempt) or request.delivered or request.call.over:
             return
-        again = self._retries(attempt, error, now)
+        again = sent and self._retries(attempt, error, now)
         # An overdue attempt is not waited for, as its server seems to hang.
         awaited = any(not other.overdue for other in request.attempts)
         if again and not awaited:
             self._send_again(attempt, error, now)
         elif again or awaited or request.queued:
-            self._instructions.append(e.Count(attempt, error, retried=True))
+            self._instructions.append(e.Count(attempt, error, retried=sent))
         else:
             self._drop_attempts(request, now)
-            self._dispatcher.give_up(request, attempt.url, error)
+            self._dispatcher.give_up(request, attempt.url if sent else None, error)
 
     def _send_again(self, attempt: Attempt, error: SonicError, now: float) -> None:
         """Queue rows once more, unless they wait already, and count the retry."""
@@ -215,21 +213,12 @@ class PoolCore:
         self.endpoints.by_url[attempt.url].losses.count(error, now)
         self._instructions.append(e.Count(attempt, error, retried=True))
 
-    def _unsendable(self, attempt: Attempt, error: SonicError) -> None:
-        request = attempt.slice
-        if not self._dispatcher.settle(attempt) or request.call.over:
-            return
-        if request.delivered or request.attempts or request.queued:
-            self._instructions.append(e.Count(attempt, error, retried=False))
-        else:
-            self._instructions.append(e.Fail(request, error))
-
     def _probed(self, url: str, error: SonicError | None, now: float) -> None:
         endpoint = self.endpoints.by_url.get(url)
         if endpoint is None or not endpoint.probed(error, now) or error is None:
             return
         for attempt in endpoint.in_flight.all():
-            self._lost(attempt, error, now)
+            self._failed(attempt, error, now, sent=True)
             self._instructions.append(e.Cancel(attempt))
         # A connection that the network dropped would stay silent.
         channels = range(len(endpoint.in_flight.channels))

@@ -128,7 +128,6 @@ class Dispatcher:
     def split(self, request: RequestSlice, now: float) -> RequestSlice:
         """Queue a slice as two, and return the first of them."""
         parts = request.halves()
-        self.instructions.append(e.Split(request, parts))
         for part in parts:
             self.waiting.put_back(part, now)
         return parts[0]
@@ -143,8 +142,8 @@ class Dispatcher:
         self._in_flight_bytes -= attempt.slice.nbytes
         return True
 
-    def give_up(self, request: RequestSlice, url: str, error: SonicError) -> None:
-        """Fail rows that are not sent again."""
+    def give_up(self, request: RequestSlice, url: str | None, error: SonicError) -> None:
+        """Fail rows that are not sent again; `url` is the endpoint that failed, if one did."""
         if isinstance(error, RequestTooLargeError):
             error = error.because(f"a single row of {request.nbytes} bytes")
         if request.retries:

@@ -112,7 +112,7 @@ class Engine:
             self.statistics += call.statistics
             return e.Submitted(slices)
 
-        call.own(len(slices), self._abandon)
+        call.begin(sum(request.rows for request in slices), self._abandon)
         if slices:
             self._enter(submitted)
 
@@ -144,7 +144,7 @@ class Engine:
 
     def set_servers(self, servers: Sequence[str]) -> None:
         """Change the servers; connections to new ones are made first: to all, or to none."""
-        known = self.ask(lambda: set(self._servers))
+        known = self.ask(lambda: set(self._servers.senders))
         new = [url for url in servers if url not in known] if self.started else []
         connected = self._servers.connect(new, self.settings)
 
@@ -196,7 +196,7 @@ class Engine:
             lambda: [
                 (x.url, self._servers.connection(x.url), list(x.signatures.valid))
                 for x in self.core.endpoints.active
-                if x.url in self._servers
+                if x.url in self._servers.senders
             ]
         )
 
@@ -247,7 +247,7 @@ class Engine:
             for instruction in self.core.handle(time.monotonic(), *events):
                 self._carry_out(instruction)
 
-    def _carry_out(self, instruction: e.Instruction) -> None:  # noqa: C901, PLR0912  a table
+    def _carry_out(self, instruction: e.Instruction) -> None:  # noqa: C901  a table
         match instruction:
             case e.Send(attempt):
                 self._send(attempt)
@@ -259,8 +259,6 @@ class Engine:
                 logger.debug("%s; its rows are sent again, or are elsewhere", error)
                 tally = Tally(retries=1) if retried else Tally(failures=1)
                 self._record(_call_of(attempt.slice), attempt.url, tally)
-            case e.Split(request, parts):
-                _call_of(request).expect(len(parts) - 1)
             case e.Fail(request, error, url):
                 if url is not None:
                     self._record(_call_of(request), url, Tally(failures=1))
@@ -281,10 +279,10 @@ class Engine:
     def _send(self, attempt: Attempt) -> None:
         request_id = f"{self._name}-{next(self._numbers)}"
         try:
-            self._servers[attempt.url].send(_call_of(attempt.slice), attempt, request_id)
+            self._servers.senders[attempt.url].send(_call_of(attempt.slice), attempt, request_id)
         except RuntimeError as error:  # no more threads
             failure = RequestError(f"the request could not be made: {error!r}")
-            self._events.append(e.Unsendable(attempt, failure))
+            self._events.append(e.Failed(attempt, failure, sent=False))
 
     def _deliver(self, answered: e.Answered) -> None:
         attempt, response = answered.attempt, answered.response

@@ -28,7 +28,7 @@ from sonic_coffea.pool import _wake
 from sonic_coffea.transport import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -105,7 +105,7 @@ class Sender:
             logger.debug("a request could not be made", exc_info=True)
             if not isinstance(error, SonicError):
                 error = RequestError(f"the request could not be made: {error!r}")
-            self._post(e.Unsendable(attempt, error))
+            self._post(e.Failed(attempt, error, sent=False))
 
     def _send(self, call: Call, attempt: Attempt, request_id: str) -> RpcHandle:
         request = attempt.slice
@@ -142,7 +142,7 @@ class Sender:
 
 
 class Servers:
-    """Connects to servers, and asks them; each has a sender, by its URL.
+    """Connects to servers, probes and validates them; `senders` has the sender of each URL.
 
     ``post`` gives the engine an event, or a task for its thread that may return one.
     """
@@ -150,18 +150,12 @@ class Servers:
     def __init__(self, connect: Connect, post: Post) -> None:
         self._connect = connect
         self._post = post
-        self._senders: dict[str, Sender] = {}
+        self.senders: dict[str, Sender] = {}
         self._woken_at: dict[str, float] = {}
 
-    def __getitem__(self, url: str) -> Sender:
-        return self._senders[url]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._senders)
-
     def connection(self, url: str) -> Connection:
-        """Return the first connection to a server, for questions about it."""
-        return self._senders[url].connections[0]
+        """Return the connection to a server for metadata and probes."""
+        return self.senders[url].connections[0]
 
     def add(
         self,
@@ -171,8 +165,8 @@ class Servers:
     ) -> None:
         """Keep each server's sender, or take one from `connected`, or make one."""
         for url in urls:
-            if url not in self._senders:
-                self._senders[url] = connected.get(url) or self._new(url, settings)
+            if url not in self.senders:
+                self.senders[url] = connected.get(url) or self._new(url, settings)
 
     def connect(self, urls: Iterable[str], settings: Settings) -> dict[str, Sender]:
         """Return senders for new servers: for all, or for none."""
@@ -194,17 +188,17 @@ class Servers:
 
     def renew(self, url: str, channel: int) -> None:
         """Make a connection anew, and close the old one."""
-        if (old := self._senders[url].renew(channel)) is not None:
+        if (old := self.senders[url].renew(channel)) is not None:
             _apart("sonic-close", old.close, lambda _: None)
 
     def remove(self, url: str) -> None:
         """Close the sender of a server, if it has one: none has before the pool is used."""
-        if (sender := self._senders.pop(url, None)) is not None:
+        if (sender := self.senders.pop(url, None)) is not None:
             _apart("sonic-close", sender.close, lambda _: None)
 
     def close(self) -> None:
         """Close all, and return when they are closed."""
-        _close_all(self._senders.values())
+        _close_all(self.senders.values())
 
     def probe(self, url: str) -> None:
         """Ask a server whether it lives."""
