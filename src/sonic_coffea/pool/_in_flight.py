@@ -126,7 +126,9 @@ class InFlight:
     def begin(self, request: RequestSlice, now: float, channel: int | None) -> Attempt:
         key, url = request.key, self._url
         used = {attempt.channel for attempt in request.attempts if attempt.url == url}
-        channel = self.channels.take(used, now, request.nbytes, channel)
+        if channel is None:
+            channel = self.channels.choose(used, now)
+        self.channels.take(channel, request.nbytes)
         self.by_model[key] += 1
         self.taken += 1
         if (quota := self.quota(key, now)) is not None:
@@ -221,7 +223,7 @@ class InFlight:
             del self.attempts[attempt]
             self.overdue[attempt] = None
             self.by_model[attempt.key] -= 1
-            self.channels.silent(attempt.channel, now)
+            self.channels.overdue(attempt.channel, now)
             self._hangs_until = now + HANGING_S
             self._caution = max(self._caution * 0.95, 1.0)
         return overdue

@@ -238,7 +238,7 @@ class ServedModels:
             endpoint.in_flight.limits[key].pause(now, self._dispatcher.rng, outcome.retry_after_s)
         elif not isinstance(outcome, CancelledError):  # else its connection was renewed
             if isinstance(outcome, DeadlineError):
-                endpoint.in_flight.channels.silent(0, now - SILENT_S)
+                endpoint.in_flight.channels.overdue(0, now - SILENT_S)
             endpoint.failed(outcome, now)
             self.mark_stale()
             self._fail_if_lost(key, event.url, outcome, now)
