@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Where a server sets no limit, requests of this size keep its queue short and a core busy.
+# Without a limit of the server, requests of this size keep its queue short and a core busy.
 UNLIMITED_ROWS = 16_384
 
 
@@ -84,12 +84,7 @@ def plan(
 ) -> Iterator[tuple[int, int, int]]:
     """Cut segments into requests: first place, one past the last, and bytes of each.
 
-    Parameters
-    ----------
-    segments : sequence of Segment
-        The rows to send.
-    max_rows, preferred_rows, max_bytes
-        As of `rows_per_request`.
+    `rows_per_request` has the other parameters.
 
     Examples
     --------
