@@ -197,7 +197,7 @@ class Simulation:
     def limits(self) -> list[int]:
         """The workers' own limits, summed over the servers."""
         return [
-            sum(x.in_flight.limit(_MODEL).value for x in w.core.endpoints)
+            sum(x.in_flight.limits[_MODEL].value for x in w.core.endpoints)
             for w in self._workers.values()
         ]
 

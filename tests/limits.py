@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,3 +25,13 @@ def limited(kind: int, limit: int) -> Iterator[None]:
 def without_room() -> contextlib.AbstractContextManager[None]:
     """Let no file have content: writing raises OSError, "File too large"."""
     return limited(resource.RLIMIT_FSIZE, 0)
+
+
+@contextlib.contextmanager
+def without_threads() -> Iterator[None]:
+    """Let no thread start, as none has room for its stack: RuntimeError."""
+    before = threading.stack_size(2**50)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)

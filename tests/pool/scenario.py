@@ -75,7 +75,6 @@ class Scenario:
         self.fallbacks = 0
         self.closed: list[str] = []
         self.renewed: list[tuple[str, int]] = []
-        self.published: dict[ModelKey, Contract] = {}
         self.round_trip_s = 0.0
         self._silent: list[tuple[str, ModelKey]] = []
 
@@ -154,7 +153,7 @@ class Scenario:
         return [attempt for attempt in self.in_flight if attempt.url == url]
 
     def endpoint(self, url: str) -> Any:
-        found = self.core.endpoints.get(url)
+        found = self.core.endpoints.by_url.get(url)
         assert found is not None
         return found
 
@@ -179,9 +178,6 @@ class Scenario:
                 assert request not in self.delivered
                 assert request not in self.failed
                 self.failed[request] = error
-            case e.Split(request, parts):
-                assert [parts[0].start, parts[-1].stop] == [request.start, request.stop]
-                assert sum(part.nbytes for part in parts) == request.nbytes
             case e.Count(retried=retried):
                 self.retries += retried
             case e.Probe(url):
@@ -197,10 +193,6 @@ class Scenario:
                 assert isinstance(waiter, Waiter)
                 assert waiter.outcome is None
                 waiter.outcome = outcome
-            case e.Publish(key, known):
-                self.published.pop(key, None)
-                if known is not None:
-                    self.published[key] = known
             case e.StartFallback():
                 self.fallbacks += 1
             case e.Close(url):

@@ -29,7 +29,10 @@ class ScriptedHandle:
 
 
 class ScriptedServer:
-    """Answers ``y = 2 x`` on a thread of its own, or what `behaviour` says."""
+    """Answers ``y = 2 x`` on a thread of its own, or what `behaviour` says.
+
+    The method that `blocks` names blocks until `released` is set, and sets `blocked`.
+    """
 
     by_url: ClassVar[dict[str, ScriptedServer]] = {}
     round_trip_s = 0.0
@@ -41,6 +44,8 @@ class ScriptedServer:
         self.behaviour: Behaviour = lambda x: 2 * x
         self.gate = threading.Event()
         self.gate.set()
+        self.blocks = ""
+        self.blocked, self.released = threading.Event(), threading.Event()
         self.lacks = False
         self.requests: list[np.ndarray] = []
         self.handles: list[ScriptedHandle] = []
@@ -57,8 +62,14 @@ class ScriptedServer:
     def another(self) -> ScriptedServer:
         return self
 
+    def _block(self, method: str) -> None:
+        if self.blocks == method:
+            self.blocked.set()
+            self.released.wait(60)
+
     def contract(self, model: str, version: str | None) -> Contract:
         self.described += 1
+        self._block("contract")
         if self.lacks:
             raise errors.ModelNotFoundError("no such model", server=str(self.address))
         x = TensorSpec(name="x", datatype="FP32", shape=(1,))
@@ -83,6 +94,7 @@ class ScriptedServer:
         outputs: Any,
         **options: Any,
     ) -> ScriptedHandle:
+        self._block("infer")
         x = pack(None)["x"].copy()
         handle = ScriptedHandle()
         with self._lock:
@@ -113,10 +125,12 @@ class ScriptedServer:
 
     def live(self, done: Any) -> None:
         self.asked += 1
+        self._block("live")
         lives = self.lives
         threading.Thread(target=done, args=(None if lives else LOST,), daemon=True).start()
 
     def close(self) -> None:
+        self._block("close")
         self.closed = True
 
 

@@ -403,6 +403,6 @@ def test_slow_start_doubles_the_limit_in_a_round_trip() -> None:
         scenario.now += RTT_S
         for attempt in list(scenario.in_flight):
             scenario.answer(attempt, RTT_S)
-        limits.append(scenario.endpoint(ONE).in_flight.limit(KEY).value)
+        limits.append(scenario.endpoint(ONE).in_flight.limits[KEY].value)
     for before, after in itertools.pairwise(limits):
         assert after > 1.7 * before

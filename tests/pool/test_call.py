@@ -38,7 +38,7 @@ def call_of(rows: int, placed: list[Any], **options: Any) -> tuple[Call, list[Re
     output = SimpleNamespace(place=lambda selection, *_: placed.append(selection))
     call = Call(contract(), Rows(range(rows)), {"y": output}, ["y"], version=None, **options)
     slices = [RequestSlice(call, n, n + 4, 16) for n in range(0, rows, 4)]
-    call.own(len(slices), Call.end)
+    call.begin(rows, Call.end)
     return call, slices
 
 

@@ -1,7 +1,8 @@
-"""Servers that come, leave and return while rows are out."""
+"""Servers that come, leave and return while requests are in flight."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,10 @@ from tests.waiting import until
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.pool._settings import read_servers
+from sonic_coffea.pool._pool import watch_servers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from sonic_coffea.transport import Contract
@@ -74,12 +76,34 @@ def written(path: Path, text: str | bytes) -> None:
 
 
 @pytest.fixture
-def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of servers, which is looked at often."""
-    monkeypatch.setattr("sonic_coffea.pool._watch.INTERVAL_S", 0.001)
+def listed(tmp_path: Path) -> Path:
     path = tmp_path / "servers.txt"
     written(path, "grpc://s1:8001\n")
     return path
+
+
+class Looks(threading.Event):
+    """The end of a watch, which counts how often the watch looked at its file."""
+
+    number = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.number += 1
+        return super().wait(timeout)
+
+
+@contextlib.contextmanager
+def watched(path: Path, pool: Pool) -> Iterator[Looks]:
+    """Have a pool follow a file of servers, which is looked at often."""
+    looks = Looks()
+    args = str(path), pool.settings.servers, pool.set_servers, looks, 0.001
+    thread = threading.Thread(target=watch_servers, args=args)
+    thread.start()
+    try:
+        yield looks
+    finally:
+        looks.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(
@@ -95,60 +119,61 @@ def test_a_file_of_servers_that_cannot_be_used_changes_nothing(
     listed: Path,
     text: str | bytes,
     reason: str,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _, two = servers.values()
-    reads = []
+    one, two = servers.values()
 
     def connecting(url: str, **_: Any) -> ScriptedServer:
         if url not in servers:
             raise OSError("the certificate is gone")
         return servers[url]
 
-    def read(path: str) -> tuple[str, ...]:
-        reads.append(path)
-        return read_servers(path)
-
-    monkeypatch.setattr("sonic_coffea.pool._watch.read_servers", read)
-
     def scored() -> bool:
         return doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
 
-    with Pool(Settings.make(listed), connect=connecting) as pool:
-        until(lambda: scored() and len(reads) == 1)
+    with (
+        Pool(Settings.make(str(one.address)), connect=connecting) as pool,
+        watched(listed, pool) as looks,
+    ):
+        until(lambda: scored() and looks.number > 2)
         written(listed, text)
-        until(lambda: scored() and len(reads) > 4)
-        said = [r.getMessage() for r in caplog.records if "stay as they are" in r.getMessage()]
-        assert len(said) == 1
-        assert str(listed) in said[0]
-        assert reason in said[0]
+        before = looks.number
+        until(lambda: scored() and looks.number > before + 4)
+        problems = [r.getMessage() for r in caplog.records if "stay as they are" in r.getMessage()]
+        assert len(problems) == 1
+        assert str(listed) in problems[0]
+        assert reason in problems[0]
         assert pool.settings.servers == ("grpc://s1:8001",)
         assert [s.url for s in pool.servers] == ["grpc://s1:8001"]
         assert not two.requests
-        assert two.closed == ("s3" in str(text))  # it was connected, and is let go of
+        assert two.closed == ("s3" in str(text))  # it was connected, and closed again
         written(listed, "grpc://s2:8001\n")
         until(lambda: scored() and bool(two.requests))
         assert pool.settings.servers == ("grpc://s2:8001",)
 
 
 def test_a_file_of_servers_that_cannot_be_reached_holds_up_nobody(
-    servers: dict[str, ScriptedServer], listed: Path, monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, ScriptedServer], listed: Path
 ) -> None:
-    released, reading = threading.Event(), threading.Event()
+    """To read a pipe blocks, as on a file system that hangs."""
 
-    def read(_: str) -> tuple[str, ...]:
-        reading.set()
-        released.wait(60)
-        return ("grpc://s1:8001",)
+    def reading() -> bool:
+        with contextlib.suppress(OSError):  # until there is a reader
+            pipes.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(pipes)
 
+    pipes: list[int] = []
+    pipe = listed.with_suffix(".pipe")
+    os.mkfifo(pipe)
     with Pool(Settings.make(listed), connect=connect) as pool:
-        monkeypatch.setattr("sonic_coffea.pool._watch.read_servers", read)
+        listed.unlink()
+        listed.symlink_to(pipe)
         assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
-        assert reading.wait(20)
+        until(reading)
         assert pool.telemetry()[1] == {("m", None): 0}
         assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
-        released.set()
+        written(listed, "grpc://s1:8001\n")
+        os.close(pipes[0])
 
 
 def test_a_file_of_servers_that_changed_before_the_first_call(

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.pool.scenario import KEY, LOST, NEVER, ONE, TWO, Scenario, contract
+from tests.pool.scenario import KEY, LOST, ONE, TWO, Scenario, contract
 
 from sonic_coffea import errors, pool
-from sonic_coffea.pool import Quota
 from sonic_coffea.pool import _events as e
-from sonic_coffea.pool._breaker import EJECTED_S, HALF_OPEN_LOSSES, MAX_LOSSES
+from sonic_coffea.pool._breaker import HALF_OPEN_LOSSES, MAX_LOSSES
 from sonic_coffea.pool._endpoint import SILENCE_S
-from sonic_coffea.pool._models import OTHERS_S
 
 PURE = (
     "_batching _breaker _channels _core _dispatch _endpoint _events _in_flight _limits _models "
@@ -26,15 +24,6 @@ PURE = (
 
 
 IMPURE = ("_engine", "_servers", "_call", "_pool")
-UNLOADED = errors.ModelNotFoundError("unloaded")
-
-
-def miss_all(scenario: Scenario) -> None:
-    """Fail what is in flight, and what is sent then, as servers do that lack the model."""
-    for _ in range(1000):
-        if not scenario.in_flight:
-            return
-        scenario.fail(scenario.in_flight[0], UNLOADED)
 
 
 @pytest.mark.parametrize("module", PURE.split())
@@ -151,7 +140,7 @@ def test_what_another_try_does_not_mend_is_not_tried_again(kind: Any) -> None:
 def test_overload_is_a_back_off_and_fewer_requests() -> None:
     scenario = Scenario(ONE)
     slices = scenario.submit(8)
-    limit = scenario.endpoint(ONE).in_flight.limit(KEY)
+    limit = scenario.endpoint(ONE).in_flight.limits[KEY]
     before = limit.value
     scenario.fail(scenario.in_flight[0], errors.OverloadError("full"))
     assert limit.value < before
@@ -295,7 +284,7 @@ def test_a_hedged_request_that_cannot_be_sent_is_tried_again_at_its_pace() -> No
         scenario.wait(0.1)
         hedge = scenario.at(TWO)[0]
         scenario.in_flight.remove(hedge)
-        scenario.tell(e.Unsendable(hedge, errors.RequestError("no memory")))
+        scenario.tell(e.Failed(hedge, errors.RequestError("no memory"), sent=False))
         assert not scenario.at(TWO)
     assert late not in scenario.failed
     scenario.answer(scenario.at(ONE)[0])
@@ -313,347 +302,6 @@ def test_servers_are_changed_while_rows_are_in_flight() -> None:
     assert scenario.closed == [ONE]
     assert set(scenario.delivered) == set(slices)
 
-
-# Contracts
-
-
-def test_all_servers_are_asked_and_the_strictest_sets_the_limit() -> None:
-    scenario = Scenario()
-    scenario.served = {ONE: contract(max_rows=7), TWO: contract(max_rows=3)}
-    waiter = scenario.ask()
-    assert waiter.outcome.max_rows == 3
-    assert scenario.published == {KEY: waiter.outcome}
-    assert scenario.ask().outcome is waiter.outcome
-
-
-def test_a_server_that_does_not_say_what_it_has_holds_up_nobody() -> None:
-    scenario = Scenario()
-    scenario.served = {ONE: None, TWO: contract()}
-    waiter = scenario.ask()
-    assert waiter.outcome is None
-    scenario.wait(OTHERS_S)
-    assert waiter.outcome == contract()
-    # When it says so in the end, it must have the model that is known by now.
-    scenario.say(ONE, contract(width=2))
-    scenario.submit(20)
-    assert not scenario.at(ONE)
-
-
-def test_different_models_of_a_name_are_refused() -> None:
-    scenario = Scenario()
-    scenario.served[TWO] = contract(width=2)
-    assert isinstance(scenario.ask().outcome, errors.ContractError)
-
-
-def test_the_first_question_is_asked_again_until_the_retry_timeout() -> None:
-    scenario = Scenario(ONE, retry_timeout_s=5)
-    scenario.served[ONE] = LOST
-    waiter = scenario.ask()
-    scenario.wait(2)
-    scenario.served[ONE] = contract()
-    scenario.wait(2)
-    assert waiter.outcome == contract()
-    scenario.served[ONE] = LOST
-    scenario.ask(anew=True)
-    second = scenario.ask()
-    scenario.wait(10)
-    assert isinstance(second.outcome, errors.ServerLostError)
-    assert "sonic-coffea check" in str(second.outcome)
-
-
-def test_a_deadline_says_why_the_servers_did_not() -> None:
-    scenario = Scenario(ONE, retry_timeout_s=600)
-    scenario.served[ONE] = LOST
-    waiter = scenario.ask(timeout_s=2.0)
-    scenario.wait(2)
-    scenario.tell(e.ContractWithdrawn(waiter))
-    assert isinstance(waiter.outcome, errors.DeadlineError)
-    assert "within 2 s" in str(waiter.outcome)
-    assert "gone" in str(waiter.outcome)
-    assert scenario.core.wakes_at(scenario.now) == NEVER
-
-
-def test_the_start_is_delayed() -> None:
-    scenario = Scenario(ONE)
-    scenario.tell(e.SchedulerJoined(scenario.now + 3, 8, 0.0))
-    waiter = scenario.ask()
-    scenario.wait(2.9)
-    assert waiter.outcome is None
-    scenario.wait(0.2)
-    assert waiter.outcome == contract()
-
-
-def test_a_wrong_model_is_told_rather_than_a_missing_one() -> None:
-    """Rows that may become None must not, where a server has another model of the name."""
-    scenario = Scenario(ONE, TWO)
-    slices = scenario.submit(20)
-    scenario.served = {ONE: contract(width=2), TWO: UNLOADED}
-    miss_all(scenario)
-    scenario.wait(11)
-    assert {type(error) for error in scenario.failed.values()} == {errors.ContractError}
-    assert set(scenario.failed) == set(slices)
-
-
-def test_rows_for_a_model_that_has_been_replaced_fail() -> None:
-    scenario = Scenario(ONE, max_in_flight=1)
-    scenario.ask()
-    old = scenario.submit(3)
-    scenario.served[ONE] = contract(width=2)
-    assert scenario.ask(anew=True).outcome == contract(width=2)
-    assert all(isinstance(scenario.failed[one], errors.ContractError) for one in old[1:])
-    (new,) = scenario.submit(1, contract=contract(width=2))
-    scenario.answer_all()
-    assert scenario.delivered[new] == ONE
-
-
-def test_rows_for_a_model_that_one_server_has_replaced_fail_while_another_is_silent() -> None:
-    scenario = Scenario(ONE, TWO, max_in_flight=1)
-    scenario.ask()
-    old = scenario.submit(5)
-    scenario.served = {ONE: contract(width=2), TWO: None}
-    waiter = scenario.ask(anew=True)
-    assert scenario.failed == {}
-    scenario.wait(OTHERS_S)
-    assert waiter.outcome == contract(width=2)
-    assert set(scenario.failed) == set(old[2:])
-    assert {type(error) for error in scenario.failed.values()} == {errors.ContractError}
-
-
-def test_a_server_without_the_model_is_asked_again_later() -> None:
-    scenario = Scenario()
-    scenario.served[ONE] = UNLOADED
-    scenario.submit(8)
-    assert not scenario.at(ONE)
-    scenario.answer_all()
-    scenario.served[ONE] = contract()
-    scenario.wait(2.1)
-    scenario.submit(100)
-    assert scenario.at(ONE)
-
-
-def test_a_model_that_no_server_has_any_more_fails_what_waits() -> None:
-    scenario = Scenario(ONE, retry_timeout_s=10)
-    slices = scenario.submit(1000)
-    scenario.served[ONE] = UNLOADED
-    miss_all(scenario)
-    scenario.wait(9.8)
-    assert not scenario.failed
-    scenario.wait(2.1)
-    assert {type(error) for error in scenario.failed.values()} == {errors.ModelNotFoundError}
-    assert set(scenario.failed) == set(slices)
-    # A runner that tries again learns at once that it is still gone, and at once that it is back.
-    again = scenario.ask()
-    assert isinstance(again.outcome, errors.ModelNotFoundError)
-    scenario.served[ONE] = contract()
-    assert scenario.ask().outcome == contract()
-
-
-def test_a_model_that_is_loaded_again_costs_time_only() -> None:
-    scenario = Scenario(ONE)
-    slices = scenario.submit(100)
-    scenario.served[ONE] = UNLOADED
-    miss_all(scenario)
-    scenario.wait(7)
-    waiter = scenario.ask()
-    assert waiter.outcome is None
-    scenario.served[ONE] = contract()
-    scenario.wait(2.1)
-    assert waiter.outcome == contract()
-    scenario.answer_all()
-    assert set(scenario.delivered) == set(slices)
-    assert not scenario.failed
-
-
-def test_a_server_behind_a_url_that_lacks_the_model_costs_no_time() -> None:
-    """Rows that it refused are sent again at once, and find one that has it."""
-    scenario = Scenario(ONE)
-    slices = scenario.submit(200)
-    began, number = scenario.now, 0
-    while scenario.in_flight:
-        number += 1
-        attempt = scenario.in_flight[0]
-        if number % 4:
-            scenario.fail(attempt, UNLOADED)
-        else:
-            scenario.answer(attempt, rtt_s=0.001)
-    assert set(scenario.delivered) == set(slices)
-    assert scenario.now == began
-
-
-def test_a_server_that_never_finds_what_it_says_to_have_is_given_up() -> None:
-    scenario = Scenario(ONE, retry_timeout_s=10)
-    slices = scenario.submit(4)
-    for _ in range(100):
-        miss_all(scenario)
-        scenario.wait(0.2)
-    assert {type(error) for error in scenario.failed.values()} == {errors.ModelNotFoundError}
-    assert set(scenario.failed) == set(slices)
-    assert scenario.retries < 2_000
-
-
-def test_a_model_that_was_never_there_is_refused_at_once() -> None:
-    scenario = Scenario(ONE)
-    scenario.served[ONE] = UNLOADED
-    assert isinstance(scenario.ask().outcome, errors.ModelNotFoundError)
-
-
-@pytest.mark.parametrize(
-    "passing", [LOST, errors.ModelNotReadyError("loading"), errors.OverloadError("busy")]
-)
-def test_a_server_may_come_back_before_its_model_does(passing: errors.SonicError) -> None:
-    scenario = Scenario(ONE)
-    scenario.served[ONE] = passing
-    waiter = scenario.ask()
-    scenario.wait(3)
-    scenario.served[ONE] = UNLOADED
-    scenario.wait(3)
-    assert waiter.outcome is None
-    scenario.served[ONE] = contract()
-    scenario.wait(2.1)
-    assert waiter.outcome == contract()
-
-
-def test_what_a_returning_server_refuses_is_said() -> None:
-    scenario = Scenario(ONE, retry_timeout_s=60)
-    slices = scenario.submit(10)
-    scenario.served[ONE] = errors.AccessError("another token, please")
-    scenario.lose(ONE)
-    scenario.wait(0.2)
-    assert {type(error) for error in scenario.failed.values()} == {errors.AccessError}
-    assert set(scenario.failed) == set(slices)
-
-
-# Others who see the same servers
-
-
-def test_a_quota_that_expires_before_its_turn_holds_nobody() -> None:
-    """The scheduler has fallen silent: the worker goes by its own limit."""
-    scenario = Scenario(ONE)
-    scenario.ask()
-    quota = Quota(
-        max_in_flight=1,
-        interval_s=1000.0,
-        turn_at=scenario.now + 900,
-        expires_at=scenario.now + 5,
-    )
-    scenario.tell(e.QuotasReceived({(ONE, KEY): quota}, [], 5.0))
-    (paced,) = scenario.submit(1)
-    assert not scenario.in_flight
-    scenario.wait(5)
-    scenario.answer_all()
-    assert scenario.delivered == {paced: ONE}
-
-
-def test_a_process_of_a_cluster_holds_back_until_its_first_quotas() -> None:
-    scenario = Scenario(ONE, TWO)
-    scenario.tell(e.SchedulerJoined(scenario.now, 2, 0.5))
-    scenario.submit(12)
-    assert len(scenario.in_flight) == 2
-    scenario.answer(scenario.in_flight[0])
-    assert len(scenario.in_flight) == 2
-    quota = Quota(max_in_flight=5, interval_s=0, turn_at=0, expires_at=scenario.now + 5)
-    scenario.tell(e.QuotasReceived({(ONE, KEY): quota}, [], 5.0))
-    assert len(scenario.at(ONE)) == 5
-
-
-def test_a_scheduler_that_sends_no_quotas_is_not_waited_for() -> None:
-    scenario = Scenario(ONE)
-    scenario.tell(e.SchedulerJoined(scenario.now, 1, 0.5))
-    scenario.wait(9.0)  # counted from the first request
-    scenario.submit(12)
-    scenario.wait(0.4)
-    assert len(scenario.in_flight) == 1
-    scenario.wait(0.1)
-    assert len(scenario.in_flight) == 4
-
-
-def test_a_scheduler_that_is_heard_of_has_quotas_later() -> None:
-    scenario = Scenario(ONE)
-    scenario.tell(e.SchedulerJoined(scenario.now, 1, 0.5))
-    scenario.submit(12)
-    for _ in range(3):
-        scenario.wait(0.4)
-        scenario.tell(e.QuotasReceived({}, [], 0.5))
-    assert len(scenario.in_flight) == 1
-    scenario.wait(0.5)
-    assert len(scenario.in_flight) == 4
-
-
-def test_what_others_have_lost_counts_for_as_long_as_they_say_it() -> None:
-    """An idle worker would have no patience with the same server an hour later."""
-    scenario = Scenario(ONE, fallback="repository", fallback_after_s=50)
-    scenario.ask()
-    breaker = scenario.endpoint(ONE).breaker
-    first = scenario.now
-    for _ in range(4):
-        scenario.tell(e.QuotasReceived({}, [ONE], 2.0))
-        # It is tried after a while, whatever others say.
-        assert breaker.retry_at == min(scenario.now + 2, first + EJECTED_S)
-        scenario.wait(1.5)
-    assert breaker.lost_since(scenario.now) == first
-    # What was heard is not told as seen.
-    assert not any(report.circuit_open for report in scenario.core.report())
-    scenario.wait(1)
-    assert breaker.lost_since(scenario.now) is None
-    scenario.tell(e.QuotasReceived({}, [ONE], 2.0))
-    scenario.tell(e.QuotasReceived({}, [], 2.0))
-    assert breaker.lost_since(scenario.now) is None
-    breaker.open(LOST, scenario.now)
-    assert all(report.circuit_open for report in scenario.core.report())
-
-
-# Fallback
-
-
-def test_the_fallback_is_started_when_all_servers_are_lost_and_left_when_one_is_back() -> None:
-    scenario = Scenario(ONE, fallback="repository", fallback_after_s=5, retry_timeout_s=60)
-    scenario.ask()
-    scenario.submit(10)
-    scenario.lose(ONE)
-    scenario.served[ONE] = LOST
-    scenario.wait(4)
-    assert scenario.fallbacks == 0
-    scenario.wait(2)
-    assert scenario.fallbacks == 1
-    scenario.tell(e.FallbackStarted(TWO))
-    assert scenario.at(TWO)
-    scenario.served[ONE] = contract()
-    scenario.wait(2)
-    scenario.answer_all()
-    assert len(scenario.delivered) == 10
-    (back,) = scenario.submit(1)
-    scenario.answer_all()
-    assert scenario.delivered[back] == ONE
-
-
-def test_a_fallback_with_another_file_gets_no_rows() -> None:
-    scenario = Scenario(ONE, fallback="repository", fallback_after_s=1, retry_timeout_s=3)
-    scenario.served = {ONE: contract(digest="aa"), TWO: contract(digest="bb")}
-    scenario.ask()
-    (lost,) = scenario.submit(1, contract=contract(digest="aa"))
-    scenario.lose(ONE)
-    scenario.served[ONE] = LOST
-    scenario.wait(2)
-    scenario.tell(e.FallbackStarted(TWO))
-    scenario.wait(5)
-    assert not scenario.at(TWO)
-    assert isinstance(scenario.failed[lost], errors.SonicError)
-    assert scenario.fallbacks == 1
-
-
-def test_what_is_due_for_a_fallback_and_has_no_room_waits_for_an_answer() -> None:
-    """The engine would go round and round."""
-    scenario = Scenario(ONE, max_in_flight_bytes=16, fallback="repository", fallback_after_s=1)
-    scenario.submit(2)
-    scenario.lives[ONE] = None
-    scenario.endpoint(ONE).breaker.open(LOST, scenario.now)
-    scenario.now += 2
-    scenario.tell()
-    assert scenario.fallbacks == 0
-    assert scenario.core.wakes_at(scenario.now) > scenario.now
-
-
-# Whatever happens
 
 ACTIONS = st.sampled_from(
     ["submit", "answer", "lose", "overload", "gone", "wait", "end", "servers"]

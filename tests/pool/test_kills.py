@@ -1,10 +1,11 @@
-"""Real servers that are killed while requests are out."""
+"""Real servers that are killed while requests are in flight."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +46,15 @@ def doomed(small_batches: Path, installation: Any) -> Iterator[sonic.LocalServer
         yield running
 
 
+ANSWERS = 20
+
+Connect = Callable[..., Any]
+
+
 @pytest.fixture
-def kill_after(doomed: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Kill a server, once it has answered twenty times, while it surely has a request."""
-    pid, answers = doomed.pid, 20
+def connect_and_kill(doomed: sonic.LocalServer) -> Connect:
+    """Kill a server once it has answered `ANSWERS` requests, while it surely has another."""
+    pid = doomed.pid
     assert pid is not None
 
     class Watched:
@@ -68,28 +74,28 @@ def kill_after(doomed: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch) -> in
                 self._answered += 1
                 done(outcome)
 
-            kills = self._answered >= answers and not self._killed
+            kills = self._answered >= ANSWERS and not self._killed
             if kills:
                 self._killed = True
                 os.kill(pid, signal.SIGSTOP)
-            exchange = self._connection.infer(*arguments, done=counted, **options)
+            rpc = self._connection.infer(*arguments, done=counted, **options)
             if kills:
                 os.kill(pid, signal.SIGKILL)
-            return exchange
+            return rpc
 
     def connect(url: str, **options: Any) -> Any:
         connection = connect_transport(url, **options)
         return Watched(connection) if url == doomed.url else connection
 
-    monkeypatch.setattr("sonic_coffea.pool._pool.connect_transport", connect)
-    return answers
+    return connect
 
 
 def test_a_killed_server_is_one_error(
-    doomed: sonic.LocalServer, kill_after: int, tagger: sonic.Model, jets: ak.Array
+    doomed: sonic.LocalServer, connect_and_kill: Connect, tagger: sonic.Model, jets: ak.Array
 ) -> None:
     threads = threading.active_count()
-    with Pool(Settings.make(doomed, retry_timeout_s=1.0)) as pool:
+    settings = Settings.make(doomed, retry_timeout_s=1.0)
+    with Pool(settings, connect=connect_and_kill) as pool:
         with pytest.raises(errors.ServerLostError) as caught:
             tagger(jets, pool=pool)
         error = caught.value
@@ -99,7 +105,7 @@ def test_a_killed_server_is_one_error(
         assert error.events is not None
         assert 0 <= error.events[0] < error.events[1] <= len(jets)
         total = pool.statistics.total()
-        assert total.requests >= kill_after
+        assert total.requests >= ANSWERS
         assert total.rows == 4 * total.requests
         assert total.failures >= 1
         # Who tries the same again does not wait for as long again.
@@ -113,13 +119,13 @@ def test_a_killed_server_is_one_error(
 
 def test_what_a_killed_server_had_is_scored_by_another(
     doomed: sonic.LocalServer,
-    kill_after: int,
+    connect_and_kill: Connect,
     server: sonic.LocalServer,
     direct: list[Any],
     scored: Scored,
 ) -> None:
     rows = sum(score is not None for event in direct for score in event)
-    with Pool(Settings.make([doomed, server])) as pool:
+    with Pool(Settings.make([doomed, server]), connect=connect_and_kill) as pool:
         for _ in range(10):  # on a busy machine, it may have few requests of the first call
             (pending,) = scored.submit(pool)
             scores = pending.result(timeout_s=100)
@@ -133,7 +139,7 @@ def test_what_a_killed_server_had_is_scored_by_another(
         assert pool.statistics.total().retries >= 1
         assert pool.statistics.total().failures == 0
         by_server = {url: tally.rows for (url, _, _), tally in pool.statistics}
-        assert by_server[doomed.url] >= 4 * kill_after
+        assert by_server[doomed.url] >= 4 * ANSWERS
         assert by_server[server.url] > 0
 
 
@@ -155,8 +161,11 @@ def test_a_server_that_is_started_again_is_used_again(
 
 
 def test_a_processor_goes_on_with_none(
-    doomed: sonic.LocalServer, kill_after: int, tagger: sonic.Model, jets: ak.Array
+    doomed: sonic.LocalServer, tagger: sonic.Model, jets: ak.Array
 ) -> None:
+    pid = doomed.pid
+    assert pid is not None
+
     class Masking(sonic.SonicProcessor):
         models = {"top": tagger}  # noqa: RUF012
         on_error = "mask"
@@ -164,14 +173,22 @@ def test_a_processor_goes_on_with_none(
         def acquire(self, events: Any) -> dict[str, Any]:
             return {"top": events}
 
+        def overlap(self, events: Any) -> None:
+            """Kill the server while it surely has a request."""
+            until(lambda: pool.statistics.total().requests >= ANSWERS)
+            os.kill(pid, signal.SIGSTOP)
+            until(lambda: pool.servers[0].in_flight > 0)
+            os.kill(pid, signal.SIGKILL)
+
         def produce(self, events: Any, scores: Any) -> dict[str, Any]:
             return {"scores": scores["top"]}
 
-    with sonic.connect(doomed, retry_timeout_s=0.5):
+    # Hundreds of requests one after the other leave time to kill.
+    with sonic.connect(doomed, retry_timeout_s=0.5, max_in_flight=1) as pool:
         out = Masking().process(jets)
     scores = out["scores"].top
     assert ak.num(scores).tolist() == ak.num(jets).tolist()
     lost = ak.sum(ak.is_none(scores, axis=1)) - ak.sum(ak.is_none(jets, axis=1))
     statistics = sonic.report(out).statistics
     assert lost == statistics.masked > 0
-    assert ak.count(scores) == statistics.total().rows >= 4 * (kill_after)
+    assert ak.count(scores) == statistics.total().rows >= 4 * ANSWERS

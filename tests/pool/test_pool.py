@@ -1,14 +1,15 @@
-"""Calls through a pool to servers that do as they are told: order, room, time, and the end."""
+"""Calls through a pool to scripted servers: order, limits, deadlines, errors, and the close."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
 import pytest
+from tests.limits import without_threads
 from tests.pool.scripted import (
     LOST,
     MODEL,
@@ -23,10 +24,11 @@ from tests.pool.scripted import (
 from tests.waiting import ctrl_c_in, until
 
 from sonic_coffea import errors
-from sonic_coffea.pool import Pool, Settings
-from sonic_coffea.pool._dispatch import Dispatcher
-from sonic_coffea.pool._endpoint import Endpoint
+from sonic_coffea.pool import Pool, Settings, Share, _shares
 from sonic_coffea.reporting import Statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def test_many_small_requests_come_back_in_order(servers: dict[str, ScriptedServer]) -> None:
@@ -86,63 +88,41 @@ def test_idle_servers_take_turns(servers: dict[str, ScriptedServer]) -> None:
     assert [len(s.requests) for s in servers.values()] == [3, 3]
 
 
-FailOnce = Callable[[type, str], None]
+@contextlib.contextmanager
+def impossible_share() -> Iterator[None]:
+    """Let calls belong to a share whose weight, 0, fails in the core as their request leaves."""
+    token = _shares._current.set(Share("", 0.0))
+    try:
+        yield
+    finally:
+        _shares._current.reset(token)
 
 
-@pytest.fixture
-def fail_once(monkeypatch: pytest.MonkeyPatch) -> FailOnce:
-    """Return what lets a method fail the next time, after it has done what it does."""
-
-    def fail(owner: type, name: str) -> None:
-        real, wrong = getattr(owner, name), iter([True])
-
-        def broken(*given: Any) -> Any:
-            result = real(*given)
-            if next(wrong, False):
-                raise ZeroDivisionError
-            return result
-
-        monkeypatch.setattr(owner, name, broken)
-
-    return fail
-
-
-def test_what_goes_wrong_in_the_pool_itself_fails_what_waits(
-    servers: dict[str, ScriptedServer], fail_once: FailOnce
+def test_an_error_inside_the_pool_fails_the_calls_until_then(
+    servers: dict[str, ScriptedServer],
 ) -> None:
-    """And nothing else: neither are rows lost without a word, nor does a later call hang."""
+    """And nothing else: neither are rows masked, nor does a later call hang."""
     with pool_of(*servers) as pool:
         MODEL.check(pool)
-        fail_once(Dispatcher, "_next")
-        pending = MODEL.submit(objects(40), pool=pool, on_error="mask")
+        with impossible_share():
+            pending = MODEL.submit(objects(40), pool=pool, on_error="mask")
         with pytest.raises(errors.SonicError, match=r"ZeroDivisionError.*model m") as caught:
             pending.result(timeout_s=20)
         assert caught.value.events == (0, 40)
-        assert doubled(MODEL(objects(40), pool=pool, timeout_s=20)) == list(range(40))
-
-
-def test_a_request_that_was_about_to_leave_fails_with_the_pool(
-    servers: dict[str, ScriptedServer], fail_once: FailOnce
-) -> None:
-    with pool_of(*servers) as pool:
-        fail_once(Endpoint, "begin")
-        pending = MODEL.submit(objects(4), pool=pool)
-        with pytest.raises(errors.SonicError, match="ZeroDivisionError"):
-            pending.result(timeout_s=20)
         assert all(s.in_flight == 0 for s in pool.servers)
         assert doubled(MODEL(objects(40), pool=pool, timeout_s=20)) == list(range(40))
 
 
-def test_what_was_in_flight_when_the_pool_failed_is_not_taken_for_what_is_sent_then(
-    servers: dict[str, ScriptedServer], fail_once: FailOnce
+def test_a_request_from_before_an_error_inside_the_pool_is_not_taken_for_a_later_one(
+    servers: dict[str, ScriptedServer],
 ) -> None:
     one, _ = servers.values()
     with pool_of(str(one.address)) as pool:
         one.gate.clear()
         early = MODEL.submit(objects(4), pool=pool)
         until(lambda: one.out == 1)
-        fail_once(Dispatcher, "_next")
-        late = MODEL.submit(objects(4), pool=pool)
+        with impossible_share():
+            late = MODEL.submit(objects(4), pool=pool)
         for pending in (early, late):
             with pytest.raises(errors.SonicError, match="ZeroDivisionError"):
                 pending.result(timeout_s=20)
@@ -209,7 +189,7 @@ def test_cancel(servers: dict[str, ScriptedServer]) -> None:
     assert pending.done()
 
 
-def test_deadline_cancels_what_is_out(servers: dict[str, ScriptedServer]) -> None:
+def test_a_deadline_cancels_the_requests_in_flight(servers: dict[str, ScriptedServer]) -> None:
     (one, _) = servers.values()
     one.gate.clear()
     with pool_of("grpc://s1:8001") as pool:
@@ -221,7 +201,7 @@ def test_deadline_cancels_what_is_out(servers: dict[str, ScriptedServer]) -> Non
 
 
 @pytest.mark.parametrize("timeout_s", [None, 60.0])
-def test_ctrl_c_cancels_what_is_out(
+def test_ctrl_c_cancels_the_requests_in_flight(
     servers: dict[str, ScriptedServer],
     timeout_s: float | None,
 ) -> None:
@@ -288,19 +268,9 @@ def test_what_cannot_be_sent_as_the_pool_is_closed_is_cancelled(
         MODEL(objects(4), pool=pool, timeout_s=20, on_error="mask")
 
 
-def test_a_system_without_threads_for_a_moment(
-    servers: dict[str, ScriptedServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_system_without_threads_for_a_moment(servers: dict[str, ScriptedServer]) -> None:
     with pool_of(*servers) as pool:
-        real, wrong = threading.Thread.start, iter([True])
-
-        def start(thread: threading.Thread) -> None:
-            if thread.name == "sonic-pool" and next(wrong, False):
-                raise RuntimeError
-            real(thread)
-
-        monkeypatch.setattr(threading.Thread, "start", start)
-        with pytest.raises(RuntimeError):
+        with without_threads(), pytest.raises(RuntimeError, match="thread"):
             MODEL.submit(objects(4), pool=pool)
         assert doubled(MODEL(objects(4), pool=pool, timeout_s=20)) == list(range(4))
 
@@ -345,35 +315,26 @@ def test_states(servers: dict[str, ScriptedServer]) -> None:
 
 @pytest.mark.parametrize("blocking", ["infer", "contract", "live", "close"])
 def test_a_stopped_server_delays_no_other(
-    servers: dict[str, ScriptedServer], blocking: str, monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, ScriptedServer], blocking: str
 ) -> None:
-    """Whatever is asked of it blocks: its token, its shared memory, its connection."""
+    """It blocks where its token, its shared memory or its connection is needed."""
     one, two = servers.values()
-    monkeypatch.setattr("sonic_coffea.pool._endpoint.SILENCE_S", 0.05)
-    released, blocked = threading.Event(), threading.Event()
-    real = getattr(one, blocking)
-
-    def block(*given: Any, **options: Any) -> Any:
-        blocked.set()
-        released.wait(60)
-        return real(*given, **options)
-
     with pool_of(*servers) as pool:
         if blocking != "contract":
             MODEL.check(pool)
-        setattr(one, blocking, block)
+        one.blocks = blocking
         if blocking == "live":
-            one.gate.clear()
+            one.gate.clear()  # it is probed after some silence
         if blocking == "close":
             pool.set_servers(str(two.address))
         try:
             pending = [MODEL.submit(objects(4), pool=pool) for _ in range(20)]
-            assert blocked.wait(20)
+            assert one.blocked.wait(20)
             until(lambda: sum(len(x) for x in two.requests) >= 36)
             assert pool.servers
             assert pool.telemetry()
         finally:
-            released.set()
+            one.released.set()
             one.gate.set()
         for call in pending:
             assert doubled(call.result(timeout_s=20)) == [0, 1, 2, 3]

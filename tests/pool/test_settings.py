@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import awkward as ak
 import dask.config
 import pytest
 import yaml
@@ -17,10 +18,8 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Settings, carried, current, forget
 from sonic_coffea.pool._settings import Retry
+from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import Tls
-
-if TYPE_CHECKING:
-    import awkward as ak
 
 TLS = {"tls_root": "ca.pem"}
 
@@ -259,23 +258,24 @@ def _score(model: sonic.Model, jets: ak.Array, queue: Any) -> None:
     queue.put((model(jets, timeout_s=60).top.tolist(), current().settings.servers))
 
 
-def test_a_pool_is_closed_while_others_ask_for_the_new_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Closing waits for the pool's threads, which may do that."""
-    asked: list[Any] = []
+def test_a_pool_is_closed_while_its_thread_asks_for_the_new_one() -> None:
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
+    pools: list[sonic.Pool] = []
 
-    def close(pool: sonic.Pool) -> None:
-        if not asked:
-            thread = threading.Thread(target=lambda: asked.append(current()))
-            thread.start()
-            thread.join(timeout=5)
-        closed(pool)
+    def ask() -> None:
+        """Ask on another thread, which this one does not wait for without end."""
+        thread = threading.Thread(target=lambda: pools.append(current()))
+        thread.start()
+        thread.join(timeout=5)
 
-    closed = sonic.Pool.close
-    sonic.connect("grpc://127.0.0.1:1")
-    monkeypatch.setattr(sonic.Pool, "close", close)
-    assert [sonic.connect("grpc://127.0.0.1:2")] == asked
+    with FakeServer({"m": FakeModel.of(model)}) as server:
+        sonic.connect(server.url)
+        server.hold()
+        (part,) = model.submit(ak.zip({"pt": [1.0]})).parts
+        part.call.on_end(ask)  # as the pool's thread ends, for which closing waits
+        new = sonic.connect("grpc://127.0.0.1:2")
+        assert pools == [new]
+        server.release()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

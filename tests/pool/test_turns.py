@@ -1,46 +1,63 @@
-"""How soon threads take turns: sooner while a pool is in use, and as the user has it."""
+"""The switch interval of a process: short while a pool is in use, else as the user has it."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+
+# In a process of its own, as other tests of this process may have pools in use.
+CODE = """
+import json, sys
 from tests.pool.scripted import MODEL, ScriptedServer, objects, pool_of
 
-from sonic_coffea.pool import _process
+ScriptedServer("grpc://s1:8001")
+seen = {}
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+def note(when):
+    seen[when] = sys.getswitchinterval()
+
+with pool_of("grpc://s1:8001") as pool:
+    note("before its first use")
+    MODEL(objects(1), pool=pool)
+    note("in use")
+    with pool_of("grpc://s1:8001") as other:
+        MODEL(objects(1), pool=other)
+    note("one of two closed")
+note("closed")
+
+with pool_of("grpc://s1:8001") as pool:
+    MODEL(objects(1), pool=pool)
+    sys.setswitchinterval(0.003)
+note("set meanwhile")
+
+with pool_of("grpc://s1:8001") as pool:
+    MODEL(objects(1), pool=pool)
+    note("set before")
+note("set before, and closed")
+print(json.dumps(seen))
+"""
 
 
-@pytest.fixture(autouse=True)
-def no_other_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_process, "_users", set())
-    before = sys.getswitchinterval()
-    yield
-    sys.setswitchinterval(before)
+@pytest.fixture(scope="module")
+def intervals() -> dict[str, float]:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", CODE]
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=True, timeout=200
+    )
+    seconds: dict[str, float] = json.loads(done.stdout)
+    return seconds
 
 
-def test_threads_take_turns_sooner_while_a_pool_is_in_use(
-    servers: dict[str, ScriptedServer],
-) -> None:
-    sys.setswitchinterval(0.005)
-    with pool_of(*servers) as pool:
-        assert sys.getswitchinterval() == 0.005
-        MODEL(objects(1), pool=pool)
-        soon = sys.getswitchinterval()
-        with pool_of(*servers) as other:
-            MODEL(objects(1), pool=other)
-        assert sys.getswitchinterval() == soon < 0.002
-    assert sys.getswitchinterval() == 0.005
+def test_it_is_short_while_a_pool_is_in_use(intervals: dict[str, float]) -> None:
+    assert intervals["before its first use"] == intervals["closed"] == 0.005
+    assert intervals["in use"] == intervals["one of two closed"] < 0.002
 
 
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_what_a_user_has_set_stays(servers: dict[str, ScriptedServer], when: str) -> None:
-    sys.setswitchinterval(0.003 if when == "before" else 0.005)
-    with pool_of(*servers) as pool:
-        MODEL(objects(1), pool=pool)
-        if when == "meanwhile":
-            sys.setswitchinterval(0.003)
-    assert sys.getswitchinterval() == 0.003
+@pytest.mark.parametrize("when", ["set meanwhile", "set before", "set before, and closed"])
+def test_an_interval_of_the_user_stays(intervals: dict[str, float], when: str) -> None:
+    assert intervals[when] == 0.003

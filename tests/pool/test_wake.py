@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.pool import _wake
+from sonic_coffea.pool import ModelKey
+from sonic_coffea.pool._wake import wake
 from sonic_coffea.testing import FakeModel, FakeServer
 
 if TYPE_CHECKING:
@@ -21,11 +23,6 @@ if TYPE_CHECKING:
 
 MODEL = sonic.Model("m", {"x": sonic.Row(["pt"])}, {"y": ["a"]})
 METHODS = ("RepositoryIndex", "ServerReady", "ModelMetadata", "ModelInfer")
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_wake, "INTERVAL_S", 0.01)
 
 
 @pytest.fixture
@@ -41,36 +38,42 @@ def index_requests(server: FakeServer) -> int:
     return sum(method == "RepositoryIndex" for method, _ in server.calls)
 
 
-def test_it_is_asked_for_its_models_until_it_is_ready(
-    asleep: FakeServer, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+def test_its_models_are_requested_until_it_is_ready(
+    asleep: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "sonic_coffea")
+    states: list[str] = []
     with sonic.connect(asleep.url) as pool, ThreadPoolExecutor(1) as thread:
-        woken = thread.submit(pool.wake, MODEL, timeout_s=100)
+        args = pool.connections(), [ModelKey("m", None)], 100, threading.Event(), states.append
+        woken = thread.submit(wake, *args, interval_s=0.01)
         until(lambda: index_requests(asleep) >= 3)
-        # The server is there before its model is, and never says what it has.
+        # The server is ready before its model is, and does not list its models.
         asleep.accept("ServerReady")
-        asked = index_requests(asleep)
-        until(lambda: index_requests(asleep) >= asked + 2)
+        before = index_requests(asleep)
+        until(lambda: index_requests(asleep) >= before + 2)
         assert not woken.done()
         asleep.accept("ModelMetadata")
         assert 0 < woken.result() < 100
-    said = [r.getMessage() for r in caplog.records if "no server is ready after" in r.getMessage()]
-    assert " s of 100 s" in said[0]
-    assert "no healthy upstream" in said[0]
-    assert capsys.readouterr().out == ""
+    messages = [r.getMessage() for r in caplog.records if "no server is ready" in r.getMessage()]
+    assert messages == states
+    assert " s of 100 s" in messages[0]
+    assert "no healthy upstream" in messages[0]
 
 
-def test_the_time_is_stated(asleep: FakeServer) -> None:
+def test_the_wait_ends_with_its_timeout_or_with_the_pool(
+    asleep: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     with sonic.connect(asleep.url) as pool:
         with pytest.raises(errors.DeadlineError, match=r"within 0\.1 s.*no healthy upstream"):
-            pool.wake("m", timeout_s=0.1, progress=False)
+            pool.wake("m", timeout_s=0.1)
         with ThreadPoolExecutor(1) as thread:
+            before = index_requests(asleep)
             woken = thread.submit(pool.wake, progress=False)
-            until(lambda: index_requests(asleep) >= 20)
+            until(lambda: index_requests(asleep) > before)
             pool.close()
             with pytest.raises(errors.CancelledError, match="closed"):
                 woken.result()
+    assert capsys.readouterr().out == ""
 
 
 def test_what_waiting_does_not_mend() -> None:
@@ -94,7 +97,7 @@ def test_calls_wake_a_service_that_went_to_sleep_between_them() -> None:
             server.refuse(method, grpc.StatusCode.UNAVAILABLE, "no healthy upstream")
         with ThreadPoolExecutor(1) as thread:
             scores = thread.submit(MODEL, jets)
-            until(lambda: index_requests(server) >= 3)
+            until(lambda: index_requests(server) >= 2)
             assert not scores.done()
             for method in METHODS:
                 server.accept(method)
@@ -104,7 +107,7 @@ def test_calls_wake_a_service_that_went_to_sleep_between_them() -> None:
 def test_a_first_call_wakes_a_service(asleep: FakeServer) -> None:
     with sonic.connect(asleep.url), ThreadPoolExecutor(1) as thread:
         scores = thread.submit(MODEL, ak.Array([[{"pt": 1.0}], []]))
-        until(lambda: index_requests(asleep) >= 2)
+        until(lambda: index_requests(asleep) >= 1)
         assert not scores.done()
         for method in METHODS:
             asleep.accept(method)

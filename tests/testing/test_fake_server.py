@@ -350,9 +350,8 @@ def test_a_function_for_the_token_that_fails(fake: FakeServer) -> None:
 
 
 def test_a_file_of_servers_that_changes_while_rows_are_out(
-    fake: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeServer, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("sonic_coffea.pool._watch.INTERVAL_S", 0.01)
     path = tmp_path / "servers.txt"
     path.write_text(f"{fake.url}\n")
     with (

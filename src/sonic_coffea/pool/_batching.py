@@ -13,31 +13,31 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Where a server sets no limit, requests of this size keep its queue short and a core busy.
+# Without a limit of the server, requests of this size keep its queue short and a core busy.
 UNLIMITED_ROWS = 16_384
 
 
 class Segment(Protocol):
-    """Places `start` to `stop` of a call, whose rows may share requests.
+    """Places of a call whose rows may share requests.
 
-    ``row_bytes`` are the bytes of each row in a request: all the same, or one by one.
+    Attributes
+    ----------
+    start, stop : int
+        The first place, and one past the last.
+    row_bytes : int or array
+        Bytes of each row in a request, or of all rows if they are equal.
+    cuts : array or None
+        The place of each request's first row after `start`, and the end; None if free.
     """
 
     @property
-    def start(self) -> int:
-        """The first place."""
-
+    def start(self) -> int: ...
     @property
-    def stop(self) -> int:
-        """One past the last place."""
-
+    def stop(self) -> int: ...
     @property
-    def row_bytes(self) -> int | NDArray[np.int64]:
-        """Bytes of each row."""
-
+    def row_bytes(self) -> int | NDArray[np.int64]: ...
     @property
-    def cuts(self) -> NDArray[np.int64] | None:
-        """The place of each request's first row after `start`, and the end; None if free."""
+    def cuts(self) -> NDArray[np.int64] | None: ...
 
 
 def rows_per_request(
@@ -84,12 +84,7 @@ def plan(
 ) -> Iterator[tuple[int, int, int]]:
     """Cut segments into requests: first place, one past the last, and bytes of each.
 
-    Parameters
-    ----------
-    segments : sequence of Segment
-        The rows to send.
-    max_rows, preferred_rows, max_bytes
-        As of `rows_per_request`.
+    `rows_per_request` has the other parameters.
 
     Examples
     --------

@@ -26,7 +26,7 @@ MAX_RUN_S = 2.0
 
 
 class Circuit(Enum):
-    """Whether requests pass: all, none, or one at a time to see whether the endpoint is back."""
+    """Whether requests pass: all, none, or one at a time to test the endpoint."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -36,22 +36,22 @@ class Circuit(Enum):
 class CircuitBreaker:
     """Opens when nothing gets through to an endpoint, and is half-open after a doubling back-off.
 
-    A lost request is no lost endpoint, as there may be many servers behind it. So losses come out
-    of a retry budget that answers fill again, and only an empty one opens the circuit.
+    A lost request is no lost endpoint, as many servers may be behind it. So losses use up a retry
+    budget, which responses fill again, and only an empty budget opens the circuit.
 
     An endpoint that other clients have lost is ejected: its circuit is open, too, but it counts as
-    lost only for as long as they say so.
+    lost only while they report the loss.
 
     Attributes
     ----------
     failing_since : float or None
-        When the endpoint was lost, or ejected; None while it is neither.
+        When the endpoint was lost or ejected; else None.
     ejected : bool
         Whether only other clients have lost it.
     retry_at : float
         When the back-off ends.
     last_error : SonicError or None
-        What failed last.
+        The last failure.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -66,7 +66,6 @@ class CircuitBreaker:
         self.last_error: SonicError | None = None
 
     def circuit(self, now: float) -> Circuit:
-        """Return whether requests pass."""
         if now < self.retry_at:
             return Circuit.OPEN
         return Circuit.CLOSED if self.failing_since is None else Circuit.HALF_OPEN
@@ -82,7 +81,7 @@ class CircuitBreaker:
         return self.failing_since is not None and not self.ejected
 
     def lost_since(self, now: float) -> float | None:
-        """Return since when it is lost, to this process or to those who said so lately."""
+        """Return since when it is lost, to this process or by recent reports of others."""
         return None if self.ejected and now >= self._ejected_until else self.failing_since
 
     def succeed(self) -> bool:
@@ -95,13 +94,13 @@ class CircuitBreaker:
         return was_failing
 
     def spend(self) -> None:
-        """Take a request that is sent once more out of the retry budget."""
+        """Take a retry out of the budget."""
         self._budget = max(self._budget - 1.0, 0.0)
 
     def fail(self, error: SonicError, now: float, *, hopeless: bool = True) -> bool:
         """Record a loss, and return whether the endpoint is lost by it.
 
-        `hopeless`: nothing else is in flight that may still be answered.
+        `hopeless`: no other request in flight may still be answered.
         """
         self.last_error = error
         if now < self.retry_at:  # one of several losses of the same moment
@@ -124,7 +123,7 @@ class CircuitBreaker:
         return new
 
     def eject(self, error: SonicError, until: float, now: float) -> bool:
-        """Leave an endpoint alone that others have lost; return whether it was not lost before."""
+        """Open the circuit for a time; return whether the endpoint was not lost before."""
         new = self.lost_since(now) is None
         if new:
             self.last_error = error
@@ -134,15 +133,15 @@ class CircuitBreaker:
         return new
 
     def readmit(self, now: float) -> None:
-        """Record that others have not lost it any more."""
+        """End an ejection, as the others no longer report a loss."""
         if self._ejected_until > now:
             self.retry_at = self._ejected_until = now
 
 
 def back_off_s(number: int, rng: Random, first_s: float = FIRST_BACK_OFF_S) -> float:
-    """Return how long the n-th back-off in a row is.
+    """Return the length of the n-th back-off in a row.
 
-    It has jitter, as many clients lose a server at the same moment and must not return together.
+    It has jitter: many clients lose a server at the same moment, and must not return together.
     """
     longest_s: float = min(first_s * 2 ** min(number - 1, 10), max(LAST_BACK_OFF_S, 4 * first_s))
     return longest_s * rng.uniform(0.5, 1.0)

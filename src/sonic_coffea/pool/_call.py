@@ -43,11 +43,11 @@ MASKABLE = (
     ResponseError,
     ServerLostError,
 )
-"""Failures of servers, not of the rows: calls that mask have None for the rows."""
+"""Failures of servers, not of the rows: if a call masks, these rows are None."""
 
 
 class RowSource(Protocol):
-    """The rows of a call, each at a place; places that are neighbours may share a request.
+    """The rows of a call, each at a place; neighbouring places may share a request.
 
     Several threads may pack at the same time.
     """
@@ -56,8 +56,7 @@ class RowSource(Protocol):
     def segments(self) -> Sequence[Segment]:
         """Ranges of places, and the bytes of their rows."""
 
-    def __len__(self) -> int:
-        """Return how many rows there are."""
+    def __len__(self) -> int: ...
 
     def pack(self, start: int, stop: int, lend: Lend | None = None) -> Mapping[str, Tensor]:
         """Return the tensors of the rows at some places, by input.
@@ -66,10 +65,10 @@ class RowSource(Protocol):
         """
 
     def selection(self, start: int, stop: int) -> Any:
-        """Return which rows are at some places."""
+        """Return the rows at some places, as destinations take them."""
 
     def events_of(self, start: int, stop: int) -> tuple[int, int] | None:
-        """Return the first and one-past-last event of the rows at some places, if it is known."""
+        """Return the first event of some places, and one past the last; None if unknown."""
 
 
 class Destination(Protocol):
@@ -80,26 +79,26 @@ class Destination(Protocol):
 
 
 class Call:
-    """The rows of one call: packed when there is room for them, put in order as they return.
+    """The rows of one call of a model, and the destinations of their scores.
 
-    Once it is submitted, only the engine changes it; others wait for it, or abandon it.
+    Once it is submitted, only the engine changes it; other threads wait for it, or abandon it.
 
     Parameters
     ----------
     contract : Contract
-        The model's.
+        The model's contract.
     inputs : RowSource
         The rows, and how they are packed.
     outputs : mapping of str to Destination
-        What puts the responses together, by output.
-    asked : sequence of str
+        The destination of each output.
+    requested : sequence of str
         The outputs that requests ask for.
     version : str or None
-        The version that was asked for.
+        The version that requests ask for; None for the latest.
     mask : bool
-        Whether rows that servers lose are noted in `lost`, instead of failing the call.
+        Whether lost rows are masked: appended to `lost`, instead of failing the call.
     lost_with : callable, optional
-        Returns all rows that are lost if some are: these, and those that are equal to them.
+        Returns all rows that are lost with some rows: these, and equal rows.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Call:
         contract: Contract,
         inputs: RowSource,
         outputs: Mapping[str, Destination],
-        asked: Sequence[str],
+        requested: Sequence[str],
         *,
         version: str | None,
         mask: bool = False,
@@ -116,7 +115,7 @@ class Call:
         self.contract = contract
         self.inputs = inputs
         self.outputs = outputs
-        self.asked = tuple(asked)
+        self.requested = tuple(requested)
         self.version = version
         self.pin = VersionPin(contract.model, version)
         self.key = ModelKey(contract.model, version)
@@ -127,93 +126,84 @@ class Call:
         self.served_versions: set[str] = set()
         self._mask = mask
         self._lost_with = lost_with
-        self._left = 0
+        self._rows_left = 0
         self._abandon: Callable[[Call, SonicError], None] = Call.end
         self._complete = threading.Event()
         self._callbacks: list[Callable[[], Any]] = []
 
-    def own(self, slices: int, abandon: Callable[[Call, SonicError], None]) -> None:
-        """Record in how many requests its rows are sent, and what ends it early."""
+    def begin(self, rows: int, abandon: Callable[[Call, SonicError], None]) -> None:
+        """Record how many rows are sent, and the function that ends the call early."""
         self._abandon = abandon
-        self._left = slices
-        if slices == 0:
+        self._rows_left = rows
+        if rows == 0:
             self._set_over()
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to wait for."""
+        """Whether all rows are scored or given up."""
         return self._complete.is_set()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until it is over; False if the time is over first."""
+        """Wait until it is over; False if the timeout passes first."""
         try:
             return wait_for(self._complete, timeout_s)
-        except BaseException:  # Ctrl-C: leave nothing running on the servers
+        except BaseException:  # Ctrl-C: cancel its requests on the servers
             self.cancel()
             raise
 
     def on_end(self, callback: Callable[[], Any]) -> None:
-        """Call a function when the call is over, on the thread that ends it; now, if it is."""
+        """Run a function when the call is over, on the thread that ends it; or now, if it is."""
         self._callbacks.append(callback)
         if self.over:
-            self._tell()
+            self._run_callbacks()
 
     def raise_failure(self) -> None:
-        """Raise what went wrong, if something did."""
         if self.failure is not None:
             raise self.failure
 
     def abandon(self, error: SonicError) -> None:
-        """End the call with an error, unless it is over; what is in flight is cancelled."""
+        """End the call with an error, unless it is over; its requests are cancelled."""
         if not self.over:
             self._abandon(self, error)
 
     def cancel(self) -> None:
-        """Abandon what is not answered yet."""
         self.abandon(CancelledError("the call was cancelled"))
 
     def _set_over(self) -> None:
         # Destinations refer to their call: a cycle would keep a chunk's rows until it is collected.
         self.outputs = {}
         self._complete.set()
-        self._tell()
+        self._run_callbacks()
 
-    def _tell(self) -> None:
+    def _run_callbacks(self) -> None:
         while self._callbacks:
             try:
                 callback = self._callbacks.pop()
-            except IndexError:  # another thread does so at the same time
+            except IndexError:  # another thread runs them, too
                 return
             callback()
 
-    # What its owner does
+    # For the engine
 
     def place(self, request: RequestSlice, response: Response) -> None:
-        """Put a response in its place; raise `ResponseError` if it is not what was declared."""
+        """Put a response in its place; raise `ResponseError` if it differs from the declaration."""
         selection = self.inputs.selection(request.start, request.stop)
         for output in self.outputs.values():
             output.place(selection, request.rows, response.outputs)
         self.served_versions.add(response.version or self.contract.version)
 
-    def expect(self, more: int) -> None:
-        """Record that its rows travel in more requests than were planned."""
-        self._left += more
-
     def finish(self, request: RequestSlice) -> bool:
         """Count a slice as over, and return whether it was the call's last one."""
-        # Counted twice, another slice would be left out: its rows would have no scores.
+        # Counted twice, a slice would stand for another, whose rows would have no scores.
         if not request.over:
             request.over = True
-            self._left -= 1
-            if self._left == 0:
+            self._rows_left -= request.rows
+            if self._rows_left == 0:
                 self._set_over()
-        return self._left == 0
+        return self._rows_left == 0
 
     def fail(self, request: RequestSlice, error: SonicError) -> int:
-        """Give up a slice: its rows are lost if they may be, else the call fails.
-
-        Returns the number of rows that are lost while the call goes on.
-        """
+        """Mask the rows of a slice, or fail the call; return the number of masked rows."""
         if request.over or self.over:
             return 0
         error = self._located(error, request.start, request.stop, rows=True)
@@ -232,7 +222,7 @@ class Call:
         return rows
 
     def end(self, error: SonicError) -> None:
-        """Give up the whole call."""
+        """Fail the whole call."""
         if not self.over:
             self.failure = self._located(error, 0, len(self.inputs), rows=False)
             self._set_over()
@@ -247,25 +237,25 @@ class Call:
 
 
 class VersionPin:
-    """The version that requests ask for: the caller's, or else the first answer's.
+    """The version that requests ask for: the caller's, or else that of the first response.
 
     The threads that send and receive use it.
     """
 
     def __init__(self, model: str, version: str | None) -> None:
-        self._model, self._asked = model, version
+        self._model, self._requested = model, version
         self._pinned: str | None = None
         self._misses = 0
         self._lock = threading.Lock()
 
     @property
-    def wanted(self) -> str | None:
-        """The version that a request asks for."""
-        return self._asked or self._pinned
+    def version(self) -> str | None:
+        """The version for the next request; None for the latest."""
+        return self._requested or self._pinned
 
     def answered(self, version: str) -> ModelNotFoundError | None:
-        """Record an answer; return an error if earlier ones have another version."""
-        if self._asked is not None or not version:
+        """Record a response; return an error if earlier ones have another version."""
+        if self._requested is not None or not version:
             return None
         with self._lock:
             if self._pinned is None:
@@ -277,13 +267,10 @@ class VersionPin:
                 f"version {version} answered, and version {self._pinned} answered earlier rows"
             )
 
-    def missed(self, wanted: str | None) -> None:
-        """Record that a server lacks the version that it was asked for.
-
-        If no server seems to have it, another version scores the rows that are left.
-        """
+    def missed(self, version: str | None) -> None:
+        """Record that a server lacks a version; if all seem to, another version scores the rest."""
         with self._lock:
-            if self._pinned is None or wanted != self._pinned:
+            if self._pinned is None or version != self._pinned:
                 return
             self._misses += 1
             if self._misses < MAX_MISSES:

@@ -1,17 +1,14 @@
-"""The connections to an endpoint: which one a request takes, and when it is renewed."""
+"""The connections to an endpoint: which of them a request takes, and when each is renewed."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 # A connection whose requests are all overdue may be led to a server that hangs.
 SILENT_S = 1.0
-# A pod takes from ten seconds to some minutes to be there again.
+# A pod restarts within ten seconds to some minutes.
 FIRST_RENEWAL_S, LAST_RENEWAL_S = 15.0, 240.0
 # Envoy counts resets of streams that are younger than this. If half of a connection's streams end
 # so, and at least 250, it suspects an attack and closes the connection (CVE-2023-44487). So at most
@@ -35,7 +32,7 @@ class Channel:
     silent_since : float or None
         Since when requests on it are overdue, and none is answered.
     renew_at, renew_after_s : float
-        When it is to be made anew, and how long after that once more.
+        When it is to be renewed, and the time until the next renewal.
     resets : float
         Young requests on it that may be cancelled.
     """
@@ -48,20 +45,19 @@ class Channel:
     resets: float = MAX_RESETS
 
     def cost(self, now: float) -> tuple[bool, bool, int]:
-        """Return a sort key: a request takes the connection of the lowest."""
+        """Return a sort key: a request takes the connection with the lowest."""
         return self.silent_since is not None, self.renew_at <= now, self.in_flight
 
     def renews(self, now: float) -> bool:
-        """Whether it is to be made anew now."""
         silent = self.silent_since is not None and now - self.silent_since >= SILENT_S
         return self.in_flight == 0 and (silent or self.renew_at <= now)
 
 
 class Channels:
-    """As many connections as are wanted, and one more while requests are sent again.
+    """The connections to an endpoint, and one more while requests are sent again.
 
-    A connection may be bound to one of several servers, by a balancer that knows nothing of
-    requests. So a request that is sent again takes another one.
+    A balancer that knows nothing of requests may bind a connection to one of several servers. So a
+    request that is sent again takes another connection.
 
     Parameters
     ----------
@@ -71,7 +67,7 @@ class Channels:
     Attributes
     ----------
     round_trip_s : float
-        How far the server is; 0 as long as that is not known.
+        The time to the server and back; 0 if it is unknown.
     """
 
     def __init__(self, wanted: int | str) -> None:
@@ -84,66 +80,57 @@ class Channels:
     def __len__(self) -> int:
         return len(self._all)
 
-    def take(
-        self, used: Collection[int], now: float, nbytes: int = 0, number: int | None = None
-    ) -> int:
-        """Return the connection that a request takes: if possible, one that it has not used."""
-        if number is None:
-            number = self._choose(used, now)
+    def take(self, number: int, nbytes: int) -> None:
         self._all[number].in_flight += 1
         self._all[number].nbytes += nbytes
-        return number
 
-    def _choose(self, used: Collection[int], now: float) -> int:
+    def choose(self, used: Collection[int], now: float) -> int:
+        """Return the connection that a request takes: if possible, one that it has not used."""
         far = self.round_trip_s >= FAR_S and self._wanted < MAX_CHANNELS
         if self._chooses and far and all(c.nbytes >= FULL_BYTES for c in self._all):
             self._wanted += 1
             if len(self._all) < self._wanted:
                 self._all.append(Channel())
-        free = [n for n in range(len(self._all)) if n not in used]
-        if not free and len(self._all) == self._wanted:
-            free = [self._wanted]
-            self._all.append(Channel())
         channels = self._all
-        return min(
-            free or range(len(channels)), key=lambda n: (channels[n].cost(now), n == self._wanted)
-        )
+        free = [n for n in range(len(channels)) if n not in used]
+        if not free and len(channels) == self._wanted:
+            free = [self._wanted]
+            channels.append(Channel())
+        numbers = free or range(len(channels))
+        return min(numbers, key=lambda n: (channels[n].cost(now), n == self._wanted))
 
-    def leave(self, number: int, nbytes: int = 0) -> None:
-        """Record that a request has ended."""
+    def leave(self, number: int, nbytes: int) -> None:
         self._all[number].in_flight -= 1
         self._all[number].nbytes -= nbytes
 
     def answered(self, number: int) -> None:
-        """Record a response."""
         channel = self._all[number]
         channel.silent_since = None
         channel.resets = min(channel.resets + RESETS_PER_ANSWER, MAX_RESETS)
 
     def resets(self, number: int) -> bool:
-        """Whether one more young request may be cancelled; count it."""
+        """Count a young request that is to be cancelled; False if too many were."""
         channel = self._all[number]
         if channel.resets < 1.0:
             return False
         channel.resets -= 1.0
         return True
 
-    def silent(self, number: int, now: float) -> None:
-        """Record that a request is overdue."""
+    def overdue(self, number: int, now: float) -> None:
         if self._all[number].silent_since is None:
             self._all[number].silent_since, self._to_renew = now, True
 
     def plan_renewals(self, now: float) -> None:
-        """Plan to make all anew, as one of the servers behind a balancer was lost.
+        """Plan to renew all, as one of the servers behind a balancer was lost.
 
-        Connections to it were led to others, and would stay there when it is back.
+        Its connections were led to other servers, and would stay there when it is back.
         """
         for channel in self._all if self._wanted > 1 else ():
             if channel.renew_at == math.inf:
                 channel.renew_at, self._to_renew = now + channel.renew_after_s, True
 
     def take_renewals(self, now: float) -> list[int]:
-        """Return the connections that are to be made anew now; they carry nothing."""
+        """Return the idle connections that are to be renewed now."""
         if not self._to_renew:
             return []
         due = [n for n, channel in enumerate(self._all) if channel.renews(now)]

@@ -39,21 +39,13 @@ _REMEDIES: dict[type[errors.SonicError], str] = {
 
 
 class Declaration(Protocol):
-    """What is declared of a model, such as by `sonic_coffea.Model`.
-
-    Attributes
-    ----------
-    name : str
-        The model's name on the servers.
-    version : str or None
-        Its version; None for the latest.
-    """
+    """The declaration of a model: its name on the servers, and its version; None for the latest."""
 
     name: str
     version: str | None
 
     def compare(self, contract: Contract, *, server: str) -> Any:
-        """Raise `ContractError` unless the declaration fits what a server says."""
+        """Raise `ContractError` unless the declaration fits a server's contract."""
 
     def compare_labels(
         self, labels: dict[str, list[str]], contract: Contract, *, server: str
@@ -129,7 +121,7 @@ def check(
 
 
 class _Steps:
-    """The steps, each of which may use what those before it have opened."""
+    """The steps, with the connection and the contract that they share."""
 
     def __init__(self, settings: Settings, model: str | None, version: str | None) -> None:
         self._address = Address.parse(settings.servers[0])
@@ -138,7 +130,7 @@ class _Steps:
         self._model, self._version = model or "", version
 
     def of(self, declared: Sequence[Declaration]) -> Iterator[tuple[str, Callable[[], str]]]:
-        """Return the names of the steps, and the steps."""
+        """Yield each step and its name."""
         yield "name", self._resolve
         yield "connection", self._connect
         yield ("TLS", self._speak_tls) if self._address.tls else ("protocol", self._speak)
@@ -150,7 +142,7 @@ class _Steps:
             yield f"declaration of {declaration.name}", partial(self._compare, declaration)
         if self._model:
             yield f"model {self._model}", self._describe
-            # It is not known if a step before has failed.
+            # The contract is unknown if an earlier step failed.
             if "_contract" in vars(self) and not self._contract.lists_tensors:
                 return
             yield "inference", self._infer
@@ -166,7 +158,6 @@ class _Steps:
         return self._connection.contract(self._model, self._version)
 
     def close(self) -> None:
-        """Let go of the server."""
         if "_connection" in vars(self):
             self._connection.close()
 
@@ -198,7 +189,7 @@ class _Steps:
         return f"port {port} is open"
 
     def _speak(self) -> str:
-        """Tell HTTP, TLS and plain gRPC apart, which all fail alike for gRPC."""
+        """Tell HTTP, TLS and plain gRPC apart, as gRPC has one error for all of them."""
         import http.client
 
         try:
@@ -286,24 +277,24 @@ class _Steps:
         return errors.printable(f"version {contract.version}; {tensors}; {limit} rows")
 
     def _infer(self) -> str:
-        answer, took_s = self._ask(1)
-        shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in answer.outputs.items())
-        shown = errors.printable(f"{shapes} from version {answer.version}")
-        return f"one row of zeros: {shown}, {took_s * 1e3:.1f} ms"
+        response, rtt_s = self._request(1)
+        shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in response.outputs.items())
+        shown = errors.printable(f"{shapes} from version {response.version}")
+        return f"one row of zeros: {shown}, {rtt_s * 1e3:.1f} ms"
 
-    def _ask(self, rows: int) -> tuple[Response, float]:
+    def _request(self, rows: int) -> tuple[Response, float]:
         tensors = self._contract.zeros(rows)
         return self._connection.ask(self._contract, self._version, tensors)
 
     @cached_property
     def _latencies_s(self) -> list[float]:
-        return [self._ask(1)[1] for _ in range(_TRIES)]
+        return [self._request(1)[1] for _ in range(_TRIES)]
 
     def _latency(self) -> str:
-        took = [1e3 * seconds for seconds in self._latencies_s]
+        rtts_ms = [1e3 * seconds for seconds in self._latencies_s]
         return (
-            f"one row: median {statistics.median(took):.2f} ms, {min(took):.2f} to "
-            f"{max(took):.2f} ms of {_TRIES}"
+            f"one row: median {statistics.median(rtts_ms):.2f} ms, {min(rtts_ms):.2f} to "
+            f"{max(rtts_ms):.2f} ms of {_TRIES}"
         )
 
     def _bandwidth(self) -> str:
@@ -311,10 +302,10 @@ class _Steps:
         row_bytes = sum(t.nbytes for t in contract.zeros(1).values())
         rows = max(1, _LOAD_BYTES // row_bytes)
         rows = rows if contract.max_rows is None else min(rows, contract.max_rows)
-        took_s = statistics.median(self._ask(rows)[1] for _ in range(3))
-        more_s = max(took_s - statistics.median(self._latencies_s), 1e-9)
+        rtt_s = statistics.median(self._request(rows)[1] for _ in range(3))
+        more_s = max(rtt_s - statistics.median(self._latencies_s), 1e-9)
         sent = rows * row_bytes
         return (
-            f"{rows:,} rows, {sent / 1e6:.3g} MB: {took_s * 1e3:.2f} ms, at least "
+            f"{rows:,} rows, {sent / 1e6:.3g} MB: {rtt_s * 1e3:.2f} ms, at least "
             f"{sent / more_s / 1e6:.3g} MB/s and {rows / more_s:,.0f} rows/s"
         )

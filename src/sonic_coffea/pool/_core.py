@@ -1,8 +1,8 @@
 """The pool's core: a state machine that takes events and returns instructions.
 
-It knows no clock, no thread and no connection: the time comes with the events, and its owner
-carries out the instructions. So it is tested, and simulated, on virtual time. It decides about
-retries itself; its parts know models, and send slices.
+It has no clock, thread or connection: the time comes with the events, and the engine carries out
+the instructions. So tests and simulations run it on virtual time. This module decides about
+retries; `Dispatcher` sends slices, and `ServedModels` finds models.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import (
+    CancelledError,
     DeadlineError,
     InferenceError,
     ModelNotFoundError,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Rows that servers lose while they answer other rows may be killing the servers. If each second
-# server is dead, one request of 16 is lost four times by chance.
+# Rows that are lost while others are answered may kill the servers. If each second server is dead,
+# one request of 16 is lost four times by chance.
 SUSPECT_LOSSES = MAX_RETRIES = 4
 # A request that a route cuts is split into eighths, while others are in flight beside it.
 MAX_SPLITS = 3
@@ -67,7 +68,7 @@ class PoolCore:
         self._to_cancel: deque[tuple[float, Attempt]] = deque()
 
     def handle(self, now: float, *events: e.Event) -> list[e.Instruction]:
-        """Take events, or none if only time has passed, and return what is to be done."""
+        """Take events, or none if only time has passed, and return instructions."""
         for event in events:
             self._take(event, now)
         self._advance(now)
@@ -84,7 +85,7 @@ class PoolCore:
         if self._to_cancel:
             times.append(self._to_cancel[0][0])
         waiting = self._waiting.models()
-        # What is due already, and has not left, waits for a response.
+        # A time that has passed waits for a response, which makes room.
         due = [self._fallback.due_at(key, now) for key in waiting]
         due += [dispatcher.joining.until(key, now) for key in waiting]
         if waiting:
@@ -97,7 +98,6 @@ class PoolCore:
         return min(times, default=math.inf)
 
     def waiting(self) -> dict[ModelKey, int]:
-        """Return how many slices of each model wait."""
         return self._waiting.counts()
 
     def shares(self) -> dict[ModelKey, Counter[Share]]:
@@ -113,11 +113,10 @@ class PoolCore:
         return shares
 
     def states(self, now: float) -> list[ServerState]:
-        """Return what is known of each server."""
         return [endpoint.state(now) for endpoint in self.endpoints.active]
 
     def report(self) -> list[EndpointReport]:
-        """Return what happened at each endpoint since the last report."""
+        """Return the events at each endpoint since the last report."""
         models = {key for endpoint in self.endpoints for key in endpoint.in_flight.by_model}
         return [endpoint.report(models) for endpoint in self.endpoints.active]
 
@@ -130,10 +129,8 @@ class PoolCore:
             case e.Submitted(slices):
                 for request in slices:
                     self._waiting.add(request, now)
-            case e.Failed(attempt, error):
-                self._lost(attempt, error, now)
-            case e.Unsendable(attempt, error):
-                self._unsendable(attempt, error)
+            case e.Failed(attempt, error, sent):
+                self._failed(attempt, error, now, sent=sent)
             case e.CallEnded(call):
                 for attempt in self._dispatcher.attempts():
                     if attempt.slice.call is call:
@@ -149,7 +146,7 @@ class PoolCore:
             case e.ServersChanged(servers):
                 self.endpoints.set_servers(servers, self._fallback.url)
             case e.QuotasReceived():
-                self._granted(event, now)
+                self._receive_quotas(event, now)
             case e.FallbackStarted(url, error):
                 self._fallback.started(url, error, now)
                 if url is None:
@@ -164,9 +161,9 @@ class PoolCore:
     def _answered(self, event: e.Answered, now: float) -> None:
         attempt = event.attempt
         request = attempt.slice
-        if attempt.settled:  # given up meanwhile; its rows are elsewhere
+        if attempt.settled:  # given up meanwhile: its rows were sent again
             return
-        self.endpoints[attempt.url].answered(attempt, event.received_at - event.sent_at, now)
+        self.endpoints.by_url[attempt.url].answered(attempt, event.received_at - event.sent_at, now)
         self.models.answered_at[attempt.key] = now
         request.delivered = True
         self._dispatcher.settle(attempt)
@@ -174,37 +171,37 @@ class PoolCore:
         self._instructions.append(e.Deliver(event))
 
     def _drop_attempts(self, request: RequestSlice, now: float) -> None:
-        """End the other attempts of rows that are over: a late response changes nothing.
+        """End all attempts of rows that are scored or given up.
 
-        They are cancelled at once or, if too many young ones were, when they are older.
+        They are cancelled at once, or later if too many young attempts were cancelled.
         """
         for attempt in list(request.attempts):
             self._dispatcher.settle(attempt)
-            channels = self.endpoints[attempt.url].in_flight.channels
+            channels = self.endpoints.by_url[attempt.url].in_flight.channels
             old_at = attempt.begun_at + OLD_S
             if old_at <= now or channels.resets(attempt.channel):
                 self._instructions.append(e.Cancel(attempt))
             else:
                 self._to_cancel.append((old_at, attempt))
 
-    def _lost(self, attempt: Attempt, error: SonicError, now: float) -> None:
-        """Decide what becomes of rows that did not come back."""
+    def _failed(self, attempt: Attempt, error: SonicError, now: float, *, sent: bool) -> None:
+        """Send rows again, or give them up, unless another attempt may still be answered."""
         request = attempt.slice
         if not self._dispatcher.settle(attempt) or request.delivered or request.call.over:
             return
-        again = self._retries(attempt, error, now)
-        # Overdue attempts are on a server that hangs, which nobody waits for.
+        again = sent and self._retries(attempt, error, now)
+        # An overdue attempt is not waited for, as its server seems to hang.
         awaited = any(not other.overdue for other in request.attempts)
         if again and not awaited:
             self._send_again(attempt, error, now)
         elif again or awaited or request.queued:
-            self._instructions.append(e.Count(attempt, error, retried=True))
+            self._instructions.append(e.Count(attempt, error, retried=sent))
         else:
             self._drop_attempts(request, now)
-            self._dispatcher.give_up(request, attempt.url, error)
+            self._dispatcher.give_up(request, attempt.url if sent else None, error)
 
     def _send_again(self, attempt: Attempt, error: SonicError, now: float) -> None:
-        """Queue rows once more, if they do not wait already, and count it."""
+        """Queue rows once more, unless they wait already, and count the retry."""
         request = attempt.slice
         request.last_url = attempt.url
         if not request.queued:
@@ -213,51 +210,44 @@ class PoolCore:
                 self._dispatcher.split(request, now)
             else:
                 self._waiting.put_back(request, now)
-        self.endpoints[attempt.url].losses.count(error, now)
+        self.endpoints.by_url[attempt.url].losses.count(error, now)
         self._instructions.append(e.Count(attempt, error, retried=True))
 
-    def _unsendable(self, attempt: Attempt, error: SonicError) -> None:
-        request = attempt.slice
-        if not self._dispatcher.settle(attempt) or request.call.over:
-            return
-        if request.delivered or request.attempts or request.queued:
-            self._instructions.append(e.Count(attempt, error, retried=False))
-        else:
-            self._instructions.append(e.Fail(request, error))
-
     def _probed(self, url: str, error: SonicError | None, now: float) -> None:
-        endpoint = self.endpoints.get(url)
+        endpoint = self.endpoints.by_url.get(url)
         if endpoint is None or not endpoint.probed(error, now) or error is None:
             return
         for attempt in endpoint.in_flight.all():
-            self._lost(attempt, error, now)
+            self._failed(attempt, error, now, sent=True)
             self._instructions.append(e.Cancel(attempt))
-        # A connection that the network has forgotten would stay silent.
+        # A connection that the network dropped would stay silent.
         channels = range(len(endpoint.in_flight.channels))
         self._instructions += [e.Reconnect(url, channel) for channel in channels]
 
-    def _granted(self, event: e.QuotasReceived, now: float) -> None:
+    def _receive_quotas(self, event: e.QuotasReceived, now: float) -> None:
         for endpoint in self.endpoints:
             if endpoint.url in event.ejected:
                 endpoint.eject(now + event.lease_s, now)
             else:
                 endpoint.breaker.readmit(now)
-        self._dispatcher.joining.hear((key for _, key in event.quotas), event.lease_s, now)
+        keys = [key for _, key in event.quotas]
+        self._dispatcher.joining.receive_quotas(keys, event.lease_s, now)
         for (url, key), quota in event.quotas.items():
-            if (target := self.endpoints.get(url)) is not None:
-                target.in_flight.grant(key, quota, now)
+            if (target := self.endpoints.by_url.get(url)) is not None:
+                target.in_flight.set_quota(key, quota, now)
 
     # Retries
 
     def _retries(self, attempt: Attempt, error: SonicError, now: float) -> bool:  # noqa: C901, PLR0911  a table
-        """Learn from a failed attempt, and return whether its rows are sent again."""
-        request, endpoint = attempt.slice, self.endpoints[attempt.url]
+        """Take the error of an attempt, and return whether its rows are sent again."""
+        request, endpoint = attempt.slice, self.endpoints.by_url[attempt.url]
         if request.first_failed_at is None:
             request.first_failed_at = now
         failing_s = now - request.first_failed_at
+        if not isinstance(error, (ServerLostError, DeadlineError, CancelledError)):
+            endpoint.liveness.answered(now)
         match error:
             case ModelNotFoundError():
-                endpoint.liveness.hear(now)
                 endpoint.signatures.miss(attempt.key, now)
                 if attempt.key not in endpoint.signatures.valid:
                     self.models.forget(attempt.key)
@@ -272,16 +262,13 @@ class PoolCore:
             case DeadlineError() if endpoint.in_flight.overtaken(attempt):
                 return self._retries_lost(attempt, endpoint, error, failing_s, now)
             case RequestTooLargeError() if request.rows > 1:
-                endpoint.liveness.hear(now)
                 endpoint.too_large(error, request, now)
                 return True
             case RequestTooLargeError() | InferenceError():
-                endpoint.liveness.hear(now)
                 request.inference_failures += 1
                 return request.inference_failures == 1
             case TokenExpiredError():
-                endpoint.liveness.hear(now)
-                endpoint.in_flight.limit(attempt.key).pause(now, self._dispatcher.rng)
+                endpoint.in_flight.limits[attempt.key].pause(now, self._dispatcher.rng)
                 return failing_s < self._timeout_s
         return False
 
@@ -290,7 +277,7 @@ class PoolCore:
     ) -> bool:
         request = attempt.slice
         endpoint.failed(error, now)
-        self.models.doubt()
+        self.models.mark_stale()
         if not getattr(error, "undelivered", False):
             request.losses += 1
             if request.losses >= SUSPECT_LOSSES:
@@ -301,31 +288,29 @@ class PoolCore:
             return now - lost_since < self._timeout_s
         return request.retries < MAX_RETRIES or failing_s < self._timeout_s
 
-    # What time and room allow
-
     def _advance(self, now: float) -> None:
         self.models.advance(now)
         for endpoint in self.endpoints:
             if endpoint.liveness.due_at(len(endpoint.in_flight)) <= now:
-                endpoint.liveness.probe(now)
+                endpoint.liveness.start_probe(now)
                 self._instructions.append(e.Probe(endpoint.url))
             if endpoint.in_flight.late_at <= now:
                 self._send_late_again(endpoint, now)
-            endpoint.losses.tell(now)
+            endpoint.losses.flush(now)
             for channel in endpoint.in_flight.channels.take_renewals(now):
                 self._instructions.append(e.Reconnect(endpoint.url, channel))
         self.models.validate_waiting(now)
         self._waiting.put_back_due(now)
         self._dispatcher.send_all(now)
-        # They are in the order of the answers, not of their times: some are cancelled a bit late.
+        # They are in the order of the answers, so some are cancelled a little late.
         while self._to_cancel and self._to_cancel[0][0] <= now:
             self._instructions.append(e.Cancel(self._to_cancel.popleft()[1]))
         self.models.fail_unroutable(now)
         self._instructions += [e.Close(url) for url in self.endpoints.remove_drained()]
 
     def _send_late_again(self, endpoint: Endpoint, now: float) -> None:
-        """Send again, over another connection, what a server that hangs seems to have."""
-        for attempt in endpoint.in_flight.take_overdue(endpoint.liveness.heard_at, now):
+        """Send overdue requests again, over another connection, as their server seems to hang."""
+        for attempt in endpoint.in_flight.take_overdue(endpoint.liveness.active_at, now):
             if not attempt.slice.call.over:
                 endpoint.breaker.spend()
                 seconds = now - attempt.sent_at
@@ -334,11 +319,11 @@ class PoolCore:
 
 
 def _splits(attempt: Attempt, error: SonicError) -> bool:
-    """Return whether a request may pass in parts that did not pass as a whole."""
+    """Return whether a request that failed may pass in parts."""
     request = attempt.slice
     if request.whole or request.rows == 1:
         return False
     if isinstance(error, RouteTimeoutError):
-        # Others' requests may be why it took long; then small ones take as long.
+        # Other requests may be the reason; then parts take as long.
         return attempt.in_flight == 1 or request.splits < MAX_SPLITS
     return isinstance(error, RequestTooLargeError)

@@ -1,4 +1,4 @@
-"""The deadline of a call, from its first question to its last response."""
+"""The deadline of a call, from the request for its contract to its last response."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import concurrent.futures
 import math
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -33,7 +31,7 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout_s: float | None) -> Deadline:
-        """Return the deadline of what begins now."""
+        """Return the deadline of a call that begins now."""
         return cls() if timeout_s is None else cls(timeout_s, time.monotonic() + timeout_s)
 
     @property
@@ -47,7 +45,7 @@ class Deadline:
         return time.monotonic() >= self.at
 
     def within(self, seconds: float) -> float:
-        """Return some seconds, or what is left if that is less."""
+        """Return a number of seconds, or the time that is left if that is less."""
         return max(0.0, min(seconds, self.at - time.monotonic()))
 
     def run(self, work: Callable[[], T], *, name: str) -> Future[T]:
@@ -80,8 +78,8 @@ NEVER = Deadline()
 
 
 def fulfil(future: Future[T], work: Callable[[], T]) -> None:
-    """Run work here; what it returns or raises is the future's."""
+    """Run work here, and set the future's result or error."""
     try:
         future.set_result(work())
-    except BaseException as error:  # noqa: BLE001  it is raised where it is asked for
+    except BaseException as error:  # noqa: BLE001  the future raises it
         future.set_exception(error)

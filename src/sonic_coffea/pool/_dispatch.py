@@ -46,11 +46,10 @@ class Dispatcher:
         self._in_flight_bytes = 0
 
     def attempts(self) -> Iterator[Attempt]:
-        """Yield what is in flight."""
         return itertools.chain.from_iterable([x.in_flight.all() for x in self.endpoints])
 
     def send_all(self, now: float) -> None:
-        """Send what may be sent now."""
+        """Send the slices that have room now."""
         begun = []
         while (attempt := self._next(now) or self._hedge(now)) is not None:
             self._send(attempt)
@@ -60,7 +59,7 @@ class Dispatcher:
                 self._send(twin)
 
     def _next(self, now: float) -> Attempt | None:
-        """Take the next slice that may be sent now, for an endpoint that has room for it."""
+        """Begin an attempt for the next slice that an endpoint has room for."""
         for head in self.waiting.heads():
             request = head
             if not self._fits(request):
@@ -83,11 +82,11 @@ class Dispatcher:
         self.instructions.append(e.Send(attempt))
 
     def _twin(self, attempt: Attempt, now: float) -> Attempt | None:
-        """Send rows that hung more than once twice at a time, if nothing else waits.
+        """Begin a second attempt for rows that hung more than once, if no other rows wait.
 
-        A round-robin balancer leads one of the two to another server; no other rows pay for it.
+        A round-robin balancer leads one of the two attempts to another server.
         """
-        request, endpoint = attempt.slice, self.endpoints[attempt.url]
+        request, endpoint = attempt.slice, self.endpoints.by_url[attempt.url]
         hung = sum(other.overdue for other in request.attempts) >= TWIN_FROM
         if not hung or self.waiting.first(request.key) is not None or not self._fits(request):
             return None
@@ -97,7 +96,7 @@ class Dispatcher:
         return endpoint.begin(request, now, attempt.channel)
 
     def _hedge(self, now: float) -> Attempt | None:
-        """Send a request that takes long to another endpoint, too, or over another connection."""
+        """Begin a second attempt for a slow request, elsewhere or over another connection."""
         if self.settings.retry.hedge_after_s is None:
             return None
         for attempt in self.attempts():
@@ -110,15 +109,15 @@ class Dispatcher:
         return None
 
     def hedged_at(self, attempt: Attempt, now: float) -> float:
-        """Return when a request is sent to another endpoint, too; infinity if it is not.
+        """Return when a request is hedged; infinity if it is not.
 
-        One that is still being packed has not left: its time is looked at again.
+        The time changes while the request is packed, as it has not left.
         """
         after_s = self.settings.retry.hedge_after_s
         request = attempt.slice
         if after_s is None or len(request.attempts) > 1 or request.queued or request.call.over:
             return math.inf
-        # Not again at once, if the other attempt has failed.
+        # A hedge that failed is not repeated at once.
         return max(min(attempt.sent_at, now), request.begun_at) + after_s
 
     def _fits(self, request: RequestSlice) -> bool:
@@ -129,23 +128,22 @@ class Dispatcher:
     def split(self, request: RequestSlice, now: float) -> RequestSlice:
         """Queue a slice as two, and return the first of them."""
         parts = request.halves()
-        self.instructions.append(e.Split(request, parts))
         for part in parts:
             self.waiting.put_back(part, now)
         return parts[0]
 
     def settle(self, attempt: Attempt) -> bool:
-        """End an attempt and make room for others; False if it has ended before."""
+        """End an attempt and make room for others; False if it had ended before."""
         if attempt.settled:
             return False
         attempt.settled = True
         attempt.slice.attempts.remove(attempt)
-        self.endpoints[attempt.url].in_flight.settle(attempt)
+        self.endpoints.by_url[attempt.url].in_flight.settle(attempt)
         self._in_flight_bytes -= attempt.slice.nbytes
         return True
 
-    def give_up(self, request: RequestSlice, url: str, error: SonicError) -> None:
-        """Fail rows that are not sent again."""
+    def give_up(self, request: RequestSlice, url: str | None, error: SonicError) -> None:
+        """Fail rows that are not sent again; `url` is the endpoint that failed, if one did."""
         if isinstance(error, RequestTooLargeError):
             error = error.because(f"a single row of {request.nbytes} bytes")
         if request.retries:
@@ -153,16 +151,16 @@ class Dispatcher:
         self.instructions.append(e.Fail(request, error, url))
 
     def start_fallback(self, key: ModelKey, now: float, *, at_once: bool = False) -> None:
-        """Have the fallback started if it is due for a model; `at_once`: if it will be."""
+        """Start the fallback if it is due for a model; `at_once`: also if it will be due later."""
         due_at = self.fallback.due_at(key, now)
         if due_at <= now or (at_once and due_at < math.inf):
             self.fallback.starting = True
             self.instructions.append(e.StartFallback())
 
     def lost_since(self, key: ModelKey, now: float) -> float | None:
-        """Return since when the last server of a model is lost; None if one is there, or to come.
+        """Return since when a model has no server; None if it has one, or a fallback is to come.
 
-        It does not begin anew when coffea or dask run a chunk again.
+        The time goes on when coffea or dask run a chunk again.
         """
         if self.fallback.awaited(key, now):
             return None
@@ -170,7 +168,7 @@ class Dispatcher:
 
 
 class FallbackPolicy:
-    """The fallback: it is started while no server has a model, or all of them are lost.
+    """Decides when to start the fallback: while no server has a model, or all of them are lost.
 
     Attributes
     ----------
@@ -194,10 +192,10 @@ class FallbackPolicy:
         """Return when it is to be started for a model; infinity if it is not."""
         if self._settings.source is None or self.error is not None or self.starting:
             return math.inf
-        endpoint = None if self.url is None else self._endpoints.get(self.url)
+        endpoint = None if self.url is None else self._endpoints.by_url.get(self.url)
         if endpoint is not None:
             lost_since = endpoint.breaker.lost_since(now)
-            # It is there, whatever models it has, or has been started again in vain.
+            # It runs, with whatever models, or was restarted in vain.
             if lost_since is None or lost_since <= self._started_at:
                 return math.inf
         since = self._endpoints.all_lost_since(key, now)
@@ -218,30 +216,28 @@ class Joining:
     """The bound on a model's requests, over all servers, until its first quotas come.
 
     The first chunks of a thousand processes come at once. By their own limits, they would fill the
-    servers' queues for longer than a request is waited for.
+    servers' queues beyond the request timeout.
     """
 
     def __init__(self) -> None:
-        self._max_in_flight, self._patience_s = math.inf, 0.0
+        self._max_in_flight, self._quotas_within_s = math.inf, 0.0
         self._begun_at: dict[ModelKey, float] = {}
         self._allocated: set[ModelKey] = set()
 
-    def join(self, max_in_flight: int, patience_s: float) -> None:
-        """Take what the scheduler says; a model's quotas come within some time of its requests."""
-        self._max_in_flight, self._patience_s = max_in_flight, patience_s
+    def join(self, max_in_flight: int, quotas_within_s: float) -> None:
+        self._max_in_flight, self._quotas_within_s = max_in_flight, quotas_within_s
 
-    def hear(self, models: Iterable[ModelKey], lease_s: float, now: float) -> None:
-        """Take note of models that have quotas; those of the others will come."""
+    def receive_quotas(self, models: Iterable[ModelKey], lease_s: float, now: float) -> None:
+        """Lift the bound for models with quotas; for the others, wait for another lease."""
         self._allocated.update(models)
-        self._patience_s = max(self._patience_s, lease_s)
+        self._quotas_within_s = max(self._quotas_within_s, lease_s)
         self._begun_at = dict.fromkeys(self._begun_at, now)
 
     def until(self, key: ModelKey, now: float) -> float:
         """Return how long the bound holds for a model that has requests now."""
         if key in self._allocated or self._max_in_flight == math.inf:
             return -math.inf
-        return self._begun_at.setdefault(key, now) + self._patience_s
+        return self._begun_at.setdefault(key, now) + self._quotas_within_s
 
     def holds_back(self, key: ModelKey, in_flight: int, now: float) -> bool:
-        """Whether no other request of a model may leave."""
         return in_flight >= self._max_in_flight and now < self.until(key, now)

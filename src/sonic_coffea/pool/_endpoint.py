@@ -73,7 +73,7 @@ class Endpoint:
     def __init__(self, url: str, settings: Settings, rng: Random) -> None:
         self.url = url
         self._rng = rng
-        self._doubts_at = 0.0
+        self._revalidates_at = 0.0
         self.priority = 0
         self.draining = False
         self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
@@ -81,12 +81,17 @@ class Endpoint:
         self.liveness = Liveness()
         self.losses = LossLog(settings.retry.timeout_s)
         self.signatures = Signatures(rng)
-        self.in_flight = InFlight(settings.limits.max_in_flight, settings.channels)
+        self.in_flight = InFlight(url, settings.limits.max_in_flight, settings.channels)
 
     def lost_since(self, key: ModelKey, now: float) -> float | None:
-        """Return since when it is lost, or lacks a model; None if neither is so."""
+        """Return since when it is lost, or lacks a model; None if it can serve the model."""
         since = self.breaker.lost_since(now), self.signatures.missing_since(key)
         return min((at for at in since if at is not None), default=None)
+
+    def retry_at(self, key: ModelKey) -> float:
+        """Return when all back-offs that concern a model are over."""
+        paused_until = self.in_flight.limits[key].paused_until
+        return max(self.breaker.retry_at, paused_until, self.signatures.retry_at(key))
 
     def usable(self, key: ModelKey, now: float) -> bool:
         """Whether requests for a model may be sent to it."""
@@ -97,61 +102,60 @@ class Endpoint:
         """Return how many more requests for a model may be sent to it now."""
         if self.breaker.circuit(now) is Circuit.HALF_OPEN:
             return 1 - len(self.in_flight)
-        # Until something gets through, or all that is in flight is lost, too.
+        # Until something gets through, or all requests in flight are lost, too.
         held = self.breaker.exhausted(now) and bool(self.in_flight.attempts)
         return 0 if held else self.in_flight.room(key, now)
 
     def begin(self, request: RequestSlice, now: float, channel: int | None = None) -> Attempt:
-        """Begin an attempt to send a slice, over connection `channel` unless that is None."""
-        self.liveness.ask(len(self.in_flight), now)
-        attempt = self.in_flight.begin(request, self.url, now, channel)
-        request.begun_at = now
-        request.attempts.append(attempt)
-        return attempt
+        """Begin an attempt to send a slice; `channel` is the connection, if that matters."""
+        self.liveness.request_sent(len(self.in_flight), now)
+        return self.in_flight.begin(request, now, channel)
 
     def answered(self, attempt: Attempt, rtt_s: float, now: float) -> None:
-        """Learn from a response."""
-        self.liveness.hear(now)
+        self.liveness.answered(now)
         if self.breaker.succeed():
-            self.losses.found(self.url)
+            self.losses.recovered(self.url)
         self.signatures.answered(attempt.key)
         self.in_flight.answered(attempt, rtt_s, now)
 
     def failed(self, error: SonicError, now: float) -> None:
-        """Learn from a lost request; the endpoint is lost only if all requests are."""
+        """Take the loss of a request; the endpoint is lost only if all requests are."""
         self.liveness.owes = False
         hopeless = not self.in_flight.attempts
         if self.breaker.fail(error, now, hopeless=hopeless):
             self._lost(error, now)
-        elif hopeless and not getattr(error, "undelivered", False) and now >= self._doubts_at:
-            # The only server there may have been started anew, with another model.
-            self._doubts_at = now + VALID_S
-            self.signatures.doubt()
+        elif hopeless and not getattr(error, "undelivered", False) and now >= self._revalidates_at:
+            # Its only server may have been restarted, with another model.
+            self._revalidates_at = now + VALID_S
+            self.signatures.revalidate()
         self.in_flight.channels.plan_renewals(now)
 
     def probed(self, error: SonicError | None, now: float) -> bool:
         """Take a probe's result, and return whether the server is silent."""
-        silent = self.liveness.end(now, lives=error is None)
+        silent = self.liveness.probed(now, live=error is None)
         if silent and error is not None and self.breaker.open(error, now):
             self._lost(error, now)
         return silent
 
     def _lost(self, error: SonicError, now: float) -> None:
-        self.losses.lost(error, now)
-        self.in_flight.forget_limits()
-        self.signatures.doubt()
+        self.losses.endpoint_lost(error, now)
+        self._expect_another()
+
+    def _expect_another(self) -> None:
+        """Start slowly and validate again, as another server may come back at this URL."""
+        self.in_flight.limits.clear()
+        self.signatures.revalidate()
 
     def overloaded(self, error: OverloadError, key: ModelKey, now: float) -> None:
-        """Learn from a refusal for lack of capacity: fewer requests, perhaps after a back-off."""
-        self.liveness.hear(now)
+        """Send fewer requests, perhaps after a back-off, as it lacks capacity."""
         self.breaker.last_error = error
         if isinstance(error, RouteTimeoutError):
-            self.in_flight.limit(key).halve(now)
+            self.in_flight.limits[key].halve(now)
         else:
             self.in_flight.refused(key, now, self._rng, error.retry_after_s)
 
     def too_large(self, error: SonicError, request: RequestSlice, now: float) -> None:
-        """Learn from a refusal for a request's size: for some time, requests are smaller."""
+        """Send smaller requests for some time, as it refused this one for its size."""
         if not self.takes(request, now):
             return
         _, until = self._refused_bytes.get(request.key, (0, -math.inf))
@@ -165,15 +169,13 @@ class Endpoint:
         return request.nbytes < nbytes or now >= until
 
     def eject(self, until: float, now: float) -> None:
-        """Leave it alone, as other clients have lost it."""
+        """Send it no requests, as other clients have lost it."""
         error = ServerLostError("another worker has lost it", server=self.url)
         if self.breaker.eject(error, until, now):
             logger.warning("%s; its requests go elsewhere", error)
-            self.in_flight.forget_limits()
-            self.signatures.doubt()
+            self._expect_another()
 
     def state(self, now: float) -> ServerState:
-        """Return its state, for users."""
         error = self.breaker.last_error
         return ServerState(
             url=self.url,
@@ -183,10 +185,10 @@ class Endpoint:
         )
 
     def report(self, models: Iterable[ModelKey]) -> EndpointReport:
-        """Return what happened since the last report, also of models that it has yet to get."""
-        known = [key for key in models if key in self.signatures.valid]
+        """Return the events since the last report, also for models without requests here."""
+        valid = [key for key in models if key in self.signatures.valid]
         return EndpointReport(
-            url=self.url, circuit_open=self.breaker.lost, models=self.in_flight.report(known)
+            url=self.url, circuit_open=self.breaker.lost, models=self.in_flight.report(valid)
         )
 
 
@@ -195,90 +197,79 @@ class Liveness:
 
     Attributes
     ----------
-    heard_at : float
+    active_at : float
         When it last answered anything, or was sent a request while it owed no response.
     owes : bool
-        Whether it was sent a request since, and nothing is known of that, also if it was given up.
+        Whether it was sent a request since, with no known outcome; also if that was given up.
     """
 
     def __init__(self) -> None:
-        self.heard_at = 0.0
+        self.active_at = 0.0
         self.owes = False
         self._probed_at: float | None = None
 
-    def hear(self, now: float) -> None:
-        """Record a sign of life."""
-        self.heard_at, self.owes = now, False
+    def answered(self, now: float) -> None:
+        self.active_at, self.owes = now, False
 
-    def ask(self, in_flight: int, now: float) -> None:
-        """Record that it is sent a request, while others are in flight."""
-        if not in_flight and not self.owes:
-            self.heard_at = now
+    def request_sent(self, others_in_flight: int, now: float) -> None:
+        if not others_in_flight and not self.owes:
+            self.active_at = now
         self.owes = True
 
     def due_at(self, in_flight: int) -> float:
-        """Return when it is to be probed, if nothing is heard before."""
+        """Return when it is to be probed, unless it answers before."""
         waits = in_flight and self._probed_at is None
-        return self.heard_at + SILENCE_S if waits else math.inf
+        return self.active_at + SILENCE_S if waits else math.inf
 
-    def probe(self, now: float) -> None:
-        """Record that a probe is under way."""
+    def start_probe(self, now: float) -> None:
         self._probed_at = now
 
-    def end(self, now: float, *, lives: bool) -> bool:
-        """Take the probe's result, and return whether it is silent.
+    def probed(self, now: float, *, live: bool) -> bool:
+        """Take the probe's result, and return whether the server is silent.
 
         An answer since the probe began counts more than the probe.
         """
         probed_at, self._probed_at = self._probed_at, None
         self.owes = False
-        if lives:
-            self.hear(now)
+        if live:
+            self.active_at = now
             return False
-        return probed_at is None or self.heard_at <= probed_at
+        return probed_at is None or self.active_at <= probed_at
 
 
 class LossLog:
-    """Logs how many of an endpoint's requests are sent again."""
+    """Logs how many of an endpoint's requests are sent again, at most once in `LOG_INTERVAL_S`."""
 
     def __init__(self, retry_timeout_s: float) -> None:
         self._retry_timeout_s = retry_timeout_s
-        self._number = 0
+        self._retries = 0
         self._last_error: SonicError | None = None
         self._due_at = -math.inf
-        self._told_lost = False
+        self._loss_is_logged = False
 
     def count(self, error: SonicError, now: float) -> None:
-        """Count a request that is sent again."""
-        self._number += 1
+        self._retries += 1
         self._last_error = error
-        self.tell(now)
+        self.flush(now)
 
-    def tell(self, now: float) -> None:
-        """Log how many there were, unless the last line is younger than `LOG_INTERVAL_S`."""
-        if self._number and now >= self._due_at:
-            requests = "1 request is" if self._number == 1 else f"{self._number} requests are"
+    def flush(self, now: float) -> None:
+        if self._retries and now >= self._due_at:
+            requests = "1 request is" if self._retries == 1 else f"{self._retries} requests are"
             logger.warning("%s; %s sent again", self._last_error, requests)
-            self._number, self._due_at = 0, now + LOG_INTERVAL_S
+            self._retries, self._due_at = 0, now + LOG_INTERVAL_S
 
     def wakes_at(self) -> float:
-        """Return when there is something to log."""
-        return self._due_at if self._number else math.inf
+        return self._due_at if self._retries else math.inf
 
-    def lost(self, error: SonicError, now: float) -> None:
-        """Log that nothing gets through to the endpoint any more."""
+    def endpoint_lost(self, error: SonicError, now: float) -> None:
         if now >= self._due_at:
-            logger.warning(
-                "%s; nothing gets through, and requests are sent again for up to %g s",
-                error,
-                self._retry_timeout_s,
-            )
-            self._told_lost, self._due_at = True, now + LOG_INTERVAL_S
+            what = "%s; nothing gets through, and requests are sent again for up to %g s"
+            logger.warning(what, error, self._retry_timeout_s)
+            self._loss_is_logged, self._due_at = True, now + LOG_INTERVAL_S
 
-    def found(self, url: str) -> None:
-        """Log that it answers again, if its loss was logged."""
-        if self._told_lost:
-            self._told_lost = False
+    def recovered(self, url: str) -> None:
+        if self._loss_is_logged:
+            self._loss_is_logged = False
             logger.warning("%s answers again", url)
 
 
@@ -287,6 +278,8 @@ class EndpointRegistry:
 
     Attributes
     ----------
+    by_url : dict
+        The endpoints; that of an attempt stays while the attempt is in flight.
     servers : tuple of str
         Their URLs, without the fallback's.
     """
@@ -294,19 +287,11 @@ class EndpointRegistry:
     def __init__(self, settings: Settings, rng: Random) -> None:
         self._settings = settings
         self._rng = rng
-        self._by_url: dict[str, Endpoint] = {}
+        self.by_url: dict[str, Endpoint] = {}
         self.set_servers(settings.servers, None)
 
     def __iter__(self) -> Iterator[Endpoint]:
-        return iter(self._by_url.values())
-
-    def __getitem__(self, url: str) -> Endpoint:
-        """Return the endpoint of an attempt: it is there while the attempt is in flight."""
-        return self._by_url[url]
-
-    def get(self, url: str) -> Endpoint | None:
-        """Return an endpoint, or None if it has gone."""
-        return self._by_url.get(url)
+        return iter(self.by_url.values())
 
     @property
     def active(self) -> list[Endpoint]:
@@ -317,33 +302,32 @@ class EndpointRegistry:
         """Add and drain endpoints, so that these are the active ones."""
         self.servers = tuple(servers)
         urls = list(servers) if fallback is None else [*servers, fallback]
-        new = [url for url in urls if url not in self._by_url]
+        new = [url for url in urls if url not in self.by_url]
         # Many processes start at the same time, and must not all turn to the same server.
         self._rng.shuffle(new)
         for url in new:
-            self._by_url[url] = Endpoint(url, self._settings, self._rng)
+            self.by_url[url] = Endpoint(url, self._settings, self._rng)
         ordered = self._settings.balance == "priority"
-        for endpoint in self:
-            endpoint.draining = endpoint.url not in urls
-            named = ordered and not endpoint.draining
-            endpoint.priority = urls.index(endpoint.url) if named else 0
+        for url, endpoint in self.by_url.items():
+            endpoint.draining = url not in urls
+            endpoint.priority = urls.index(url) if ordered and url in urls else 0
         if fallback is not None and fallback not in servers:
-            self._by_url[fallback].priority = FALLBACK_PRIORITY
+            self.by_url[fallback].priority = FALLBACK_PRIORITY
 
     def remove_drained(self) -> list[str]:
         """Remove endpoints that are draining and have nothing in flight; return their URLs."""
         urls = [e.url for e in self if e.draining and not e.in_flight]
         for url in urls:
-            del self._by_url[url]
+            del self.by_url[url]
         return urls
 
-    def that_may_have(self, key: ModelKey, now: float) -> list[Endpoint]:
-        """Return the endpoints that have a model, as far as is known."""
+    def candidates(self, key: ModelKey, now: float) -> list[Endpoint]:
+        """Return the endpoints that may have a model: those that have not been rejected for it."""
         return [e for e in self.active if e.signatures.rejection(key, now) is None]
 
     def all_lost_since(self, key: ModelKey, now: float) -> float | None:
         """Return since when the last endpoint of a model is lost, or lacks it."""
-        since = [endpoint.lost_since(key, now) for endpoint in self.that_may_have(key, now)]
+        since = [endpoint.lost_since(key, now) for endpoint in self.candidates(key, now)]
         lost = [at for at in since if at is not None]
         return max(lost, default=-math.inf) if len(lost) == len(since) else None
 
@@ -353,18 +337,18 @@ class EndpointRegistry:
         """Return the endpoint that is to get a slice, if one has room for it."""
         key = request.key
         usable = [e for e in self if e.usable(key, now) and e.url != but]
-        if request.inference_failures:  # one that failed on these rows gets them if it is alone
+        if request.inference_failures:  # the endpoint that failed on these rows comes last
             usable = [e for e in usable if e.url != request.last_url] or usable
         if not usable:
             return None
-        first = min([e.priority for e in usable])
-        usable = [e for e in usable if e.priority == first]
+        highest = min([e.priority for e in usable])
+        usable = [e for e in usable if e.priority == highest]
         # An endpoint without a quota, beside others that have one, will soon have one, too.
         allocated = [e for e in usable if e.in_flight.quota(key, now)]
         able = [e for e in allocated or usable if e.room(key, now) > 0]
         if len(able) <= 1:
             return able[0] if able else None
-        # The one that has just lost these rows is the last to get them again.
+        # The endpoint that has just lost these rows is the last to get them again.
         return min(
             able,
             key=lambda e: (e.url == request.last_url, e.in_flight.load(key), e.in_flight.taken),

@@ -32,7 +32,6 @@ from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._deadline import fulfil
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
 from sonic_coffea.pool._servers import Servers
-from sonic_coffea.pool._signature import FRESH_S, QUIET_S
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
@@ -58,13 +57,11 @@ class Engine:
     Attributes
     ----------
     statistics : Statistics
-        What has been scored, and how long it took.
+        Rows, requests, failures and times since the start.
     core : PoolCore
-        Only the engine's thread touches it; others `ask`.
-    contracts : dict
-        The contracts that are known, and since when: written by the engine, read by all threads.
+        For the engine's thread; other threads look at it with `run_on_thread`.
     post : callable
-        Takes what has happened, or a task for the engine's thread that returns an event.
+        Takes an event, or a task for the engine's thread that returns an event.
     """
 
     def __init__(self, settings: Settings, connect: Connect) -> None:
@@ -72,10 +69,8 @@ class Engine:
         self.statistics = Statistics()
         self.closing = threading.Event()
         self.core = PoolCore(settings, memory_bytes=memory_bytes())
-        self.contracts: dict[ModelKey, tuple[Contract, float]] = {}
-        self._delivered_at: dict[ModelKey, float] = {}
         self._calls: set[Call] = set()
-        self._waiters: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
+        self._futures: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
         self.post: Post = self._inbox.put
         self._servers = Servers(connect, self.post)
@@ -87,15 +82,14 @@ class Engine:
         self._name = uuid.uuid4().hex[:8]
         self._worker = f"{platform.node()}:{os.getpid()}"
 
-    # What other threads do
+    # For other threads
 
     @property
     def started(self) -> bool:
-        """Whether it has been used."""
         return self._thread is not None
 
     def start(self) -> bool:
-        """Connect to the servers and start the thread; False if that has been done."""
+        """Connect to the servers and start the thread; False if it was started before."""
         with self._life:
             if self.closing.is_set():
                 raise ConfigError(CLOSED)
@@ -110,24 +104,20 @@ class Engine:
             return True
 
     def submit(self, call: Call, slices: Sequence[RequestSlice]) -> None:
-        """Send the slices of a call, as soon as there is room for them."""
 
         def submitted() -> e.Event:
             self._calls.add(call)
             self.statistics += call.statistics
             return e.Submitted(slices)
 
-        call.own(len(slices), self._abandon)
+        call.begin(sum(request.rows for request in slices), self._abandon)
         if slices:
-            self._enter(submitted)
+            self._post_open(submitted)
 
-    def known(self, key: ModelKey) -> Contract | None:
-        """Return a model's contract, if servers gave it lately."""
-        contract, said_at = self.contracts.get(key, (None, -math.inf))
-        now = time.monotonic()
-        used = any(not call.over for call in tuple(self._calls))
-        used = used or now - self._delivered_at.get(key, -math.inf) < QUIET_S
-        return contract if now - said_at < (FRESH_S if used else QUIET_S) else None
+    def recent_contract(self, key: ModelKey) -> Contract | None:
+        """Return a model's contract, if servers gave it recently."""
+        in_use = any(not call.over for call in tuple(self._calls))
+        return self.core.models.recent(key, time.monotonic(), in_use=in_use)
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
         """Return a model's contract; raise if no server gives it, or none in time."""
@@ -135,10 +125,10 @@ class Engine:
         future: Future[Contract | SonicError] = Future()
 
         def requested() -> e.Event:
-            self._waiters[request] = future
+            self._futures[request] = future
             return e.ContractRequested(request, anew)
 
-        self._enter(requested)
+        self._post_open(requested)
         try:
             outcome = future.result(deadline.left_s)
         except BaseException as error:
@@ -152,7 +142,7 @@ class Engine:
 
     def set_servers(self, servers: Sequence[str]) -> None:
         """Change the servers; connections to new ones are made first: to all, or to none."""
-        known = self.ask(lambda: set(self._servers))
+        known = self.run_on_thread(lambda: set(self._servers.senders))
         new = [url for url in servers if url not in known] if self.started else []
         connected = self._servers.connect(new, self.settings)
 
@@ -162,28 +152,28 @@ class Engine:
             self.settings = self.settings.with_servers(servers)
             self._events.append(e.ServersChanged(self.settings.servers))
 
-        self.ask(changed)
+        self.run_on_thread(changed)
 
-    def ask(self, question: Callable[[], T]) -> T:
-        """Run a function on the engine's thread, where it may look at what the engine has."""
+    def run_on_thread(self, function: Callable[[], T]) -> T:
+        """Run a function on the engine's thread, or here if the thread does not run."""
         future: Future[T] = Future()
-        answer = partial(fulfil, future, question)
+        task = partial(fulfil, future, function)
         with self._life:
             thread = self._thread
             if thread is None or not thread.is_alive() or thread is threading.current_thread():
-                answer()
-                self._settle_down()
+                task()
+                self._handle_events()
                 return future.result()
-            ending = self.closing.is_set()
-            if not ending:
-                self._inbox.put(answer)
-        if ending:
+            closing = self.closing.is_set()
+            if not closing:
+                self._inbox.put(task)
+        if closing:
             thread.join()
-            answer()
+            task()
         return future.result()
 
     def close(self) -> None:
-        """Send nothing more, cancel what is in flight, and close all. May be called again."""
+        """Cancel all requests, and close the connections; a second call changes nothing."""
         with self._life:
             if self.closing.is_set():
                 return
@@ -199,19 +189,19 @@ class Engine:
         self._servers.close()
 
     def served(self) -> list[tuple[str, Connection, list[ModelKey]]]:
-        """Return the servers, a connection to each, and the models that each has."""
-        return self.ask(
+        """Return each server's URL, a connection to it, and its models."""
+        return self.run_on_thread(
             lambda: [
                 (x.url, self._servers.connection(x.url), list(x.signatures.valid))
                 for x in self.core.endpoints.active
-                if x.url in self._servers
+                if x.url in self._servers.senders
             ]
         )
 
-    # What its own thread does
+    # The engine's thread
 
-    def _enter(self, task: Task) -> None:
-        """Have a task run on the thread; the core takes the event that it returns."""
+    def _post_open(self, task: Task) -> None:
+        """Post a task, unless the pool is closed."""
         with self._life:
             if self.closing.is_set():
                 raise ConfigError(CLOSED)
@@ -221,15 +211,15 @@ class Engine:
         ends = False
         while not ends:
             try:
-                ends = self._turn()
+                ends = self._run_once()
             except Exception as error:
-                # Those who wait would do so for ever, and later calls find no thread.
+                # Else callers would wait for ever, and later calls would find no thread.
                 logger.exception("the pool has failed inside; it begins anew")
-                self._begin_anew(error)
+                self._restart(error)
         self._shut_down()
 
-    def _turn(self) -> bool:
-        """Wait for an event, or until the core wakes, and handle it; True if the pool ends."""
+    def _run_once(self) -> bool:
+        """Wait for an event, or until the core wakes, and handle it; True if the pool closes."""
         now = time.monotonic()
         wakes_at = self.core.wakes_at(now)
         items: list[e.Event | Task | None] = []
@@ -244,42 +234,35 @@ class Engine:
             event = item() if callable(item) else item
             if event is not None:
                 self._events.append(event)
-        self._settle_down(at_least_once=True)
+        self._handle_events(at_least_once=True)
         return None in items
 
-    def _settle_down(self, *, at_least_once: bool = False) -> None:
-        """Have the core take what has happened, until nothing follows from it."""
+    def _handle_events(self, *, at_least_once: bool = False) -> None:
+        """Have the core handle events until no others follow."""
         while self._events or at_least_once:
             at_least_once = False
             events, self._events = self._events, []
             for instruction in self.core.handle(time.monotonic(), *events):
-                self._carry_out(instruction)
+                self._execute(instruction)
 
-    def _carry_out(self, instruction: e.Instruction) -> None:  # noqa: C901, PLR0912  a table
+    def _execute(self, instruction: e.Instruction) -> None:  # noqa: C901  a table
         match instruction:
             case e.Send(attempt):
                 self._send(attempt)
             case e.Deliver(answered):
-                self._delivered_at[answered.attempt.key] = time.monotonic()
                 self._deliver(answered)
             case e.Cancel(attempt):
                 attempt.cancel()
             case e.Count(attempt, error, retried):
                 logger.debug("%s; its rows are sent again, or are elsewhere", error)
                 tally = Tally(retries=1) if retried else Tally(failures=1)
-                self._record(_call_of(attempt.slice), attempt.url, tally)
-            case e.Split(request, parts):
-                _call_of(request).expect(len(parts) - 1)
+                self._record(_call(attempt.slice), attempt.url, tally)
             case e.Fail(request, error, url):
                 if url is not None:
-                    self._record(_call_of(request), url, Tally(failures=1))
+                    self._record(_call(request), url, Tally(failures=1))
                 self._fail(request, error)
-            case e.Resolve(asked, outcome):
-                self._waiters.pop(asked).set_result(outcome)
-            case e.Publish(key, contract):
-                self.contracts.pop(key, None)
-                if contract is not None:
-                    self.contracts[key] = contract, time.monotonic()
+            case e.Resolve(request, outcome):
+                self._futures.pop(request).set_result(outcome)
             case e.Probe(url):
                 self._servers.probe(url)
             case e.Validate(url, key):
@@ -294,14 +277,14 @@ class Engine:
     def _send(self, attempt: Attempt) -> None:
         request_id = f"{self._name}-{next(self._numbers)}"
         try:
-            self._servers[attempt.url].send(_call_of(attempt.slice), attempt, request_id)
+            self._servers.senders[attempt.url].send(_call(attempt.slice), attempt, request_id)
         except RuntimeError as error:  # no more threads
             failure = RequestError(f"the request could not be made: {error!r}")
-            self._events.append(e.Unsendable(attempt, failure))
+            self._events.append(e.Failed(attempt, failure, sent=False))
 
     def _deliver(self, answered: e.Answered) -> None:
         attempt, response = answered.attempt, answered.response
-        request, call = attempt.slice, _call_of(attempt.slice)
+        request, call = attempt.slice, _call(attempt.slice)
         if call.over:
             return
         begun_at = time.monotonic()
@@ -341,55 +324,53 @@ class Engine:
             self._calls.discard(call)
 
     def _record(self, call: Call, url: str, tally: Tally, span: Span | None = None) -> None:
-        """Add to the statistics of the call, and of the pool."""
         version = call.version or call.contract.version
         for statistics in (call.statistics, self.statistics):
             statistics.record(url, call.key.name, version, tally, span)
 
     def _fail(self, request: RequestSlice, error: SonicError) -> None:
-        call = _call_of(request)
+        call = _call(request)
         self.statistics += Statistics(masked=call.fail(request, error))
         if call.over:
-            self._forget(call)
+            self._discard(call)
 
     def _abandon(self, call: Call, error: SonicError) -> None:
-        """End a call for another thread, and return when it has ended."""
+        """End a call from another thread, and return when it has ended."""
 
         def end() -> None:
             call.end(error)
-            self._forget(call)
+            self._discard(call)
 
-        self.ask(end)
+        self.run_on_thread(end)
 
-    def _forget(self, call: Call) -> None:
+    def _discard(self, call: Call) -> None:
         if call in self._calls:
             self._calls.remove(call)
             self._events.append(e.CallEnded(call))
 
-    def _begin_anew(self, error: Exception) -> None:
-        """Fail all that waits or is in flight, and go on with a new core."""
-        self._drop(SonicError(f"the pool has failed inside: {error!r}"))
+    def _restart(self, error: Exception) -> None:
+        """Fail all calls, and go on with a new core."""
+        self._fail_all(SonicError(f"the pool has failed inside: {error!r}"))
         self.core = PoolCore(self.settings, memory_bytes=memory_bytes())
         self._servers.add(self.settings.servers, self.settings)
 
     def _shut_down(self) -> None:
-        self._drop(CancelledError("the pool was closed"), ConfigError(CLOSED))
+        self._fail_all(CancelledError("the pool was closed"), ConfigError(CLOSED))
 
-    def _drop(self, error: SonicError, asked: SonicError | None = None) -> None:
-        """End all calls, and all waits for a contract."""
+    def _fail_all(self, error: SonicError, contract_error: SonicError | None = None) -> None:
+        """End all calls and contract requests."""
         for endpoint in self.core.endpoints:
             for attempt in endpoint.in_flight.all():
-                attempt.settled = True  # a new core would not know it
+                attempt.settled = True  # a new core does not know it
                 attempt.cancel()
         for call in self._calls:
             call.end(error)
-        for future in self._waiters.values():
-            future.set_result(asked or error)
+        for future in self._futures.values():
+            future.set_result(contract_error or error)
         self._calls.clear()
-        self._waiters.clear()
+        self._futures.clear()
         self._events.clear()
-        self.contracts.clear()
 
 
-def _call_of(request: RequestSlice) -> Call:
+def _call(request: RequestSlice) -> Call:
     return cast("Call", request.call)

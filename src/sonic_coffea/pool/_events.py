@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class Event:
-    """What the core is told."""
+    """Anything that the core has to know."""
 
     __slots__ = ()
 
 
 class Instruction:
-    """What the core has its owner do."""
+    """Anything that the engine has to do for the core."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True, eq=False)
 class ContractRequest:
-    """A caller that waits for a contract; an error names how long it waited."""
+    """A caller that waits for a contract; errors name its timeout."""
 
     key: ModelKey
     timeout_s: float | None = None
@@ -43,7 +43,7 @@ class Submitted(Event):
 
 @dataclass(frozen=True, slots=True)
 class CallEnded(Event):
-    """Nobody waits for a call any more: its slices need not be sent."""
+    """A call is over: its slices need not be sent."""
 
     call: Request
 
@@ -65,18 +65,11 @@ class Answered(Event):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Event):
-    """A request has failed after it left."""
+    """A request has failed: `sent`, or before it left, so that no other endpoint helps."""
 
     attempt: Attempt
     error: SonicError
-
-
-@dataclass(frozen=True, slots=True)
-class Unsendable(Event):
-    """A request could not be made; no other endpoint helps."""
-
-    attempt: Attempt
-    error: SonicError
+    sent: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +84,7 @@ class Probed(Event):
 class Validated(Event):
     """A server has given a model's contract, or has failed to.
 
-    ``round_trip_s`` is how far the server is; 0 if that is not known.
+    ``round_trip_s`` is the time to the server and back; 0 if that is not known.
     """
 
     url: str
@@ -102,7 +95,7 @@ class Validated(Event):
 
 @dataclass(frozen=True, slots=True)
 class ContractRequested(Event):
-    """A caller asks for a contract; `anew`: one that is known is forgotten."""
+    """A caller asks for a contract; `anew`: from the servers, even if one is known."""
 
     request: ContractRequest
     anew: bool = False
@@ -124,7 +117,7 @@ class ServersChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerJoined(Event):
-    """The scheduler says how to begin.
+    """The scheduler bounds the start.
 
     Before ``starts_at``, no server is contacted. Until a model's quotas come, within
     ``quotas_within_s``, at most ``max_in_flight`` of its requests may be in flight.
@@ -137,10 +130,7 @@ class SchedulerJoined(Event):
 
 @dataclass(frozen=True, slots=True)
 class QuotasReceived(Event):
-    """The scheduler says what this process may have in flight.
-
-    ``ejected`` are the servers that other clients have lost.
-    """
+    """The scheduler allocates quotas; ``ejected`` are the servers that other clients have lost."""
 
     quotas: Mapping[tuple[str, ModelKey], Quota]
     ejected: Collection[str]
@@ -149,7 +139,7 @@ class QuotasReceived(Event):
 
 @dataclass(frozen=True, slots=True)
 class FallbackStarted(Event):
-    """The fallback serves at a URL, or cannot be used: then with an error."""
+    """The fallback serves at a URL, or there is an error why it cannot be used."""
 
     url: str | None
     error: SonicError | None = None
@@ -164,7 +154,7 @@ class Send(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Instruction):
-    """Cancel an attempt; what comes of it does not matter any more."""
+    """Cancel an attempt, whose outcome does not matter any more."""
 
     attempt: Attempt
 
@@ -178,19 +168,11 @@ class Deliver(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Count(Instruction):
-    """Count an attempt that failed: as a retry if its rows were lost and are sent again."""
+    """Count a failed attempt: as a retry if its rows are sent again."""
 
     attempt: Attempt
     error: SonicError
     retried: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Split(Instruction):
-    """Expect the parts of a slice, which is too large to be answered, in its place."""
-
-    slice: RequestSlice
-    parts: Sequence[RequestSlice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,28 +201,20 @@ class Validate(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Resolve(Instruction):
-    """Give a caller a model's contract, or the error why it is not known."""
+    """Give a caller a model's contract, or an error."""
 
     request: ContractRequest
     outcome: Contract | SonicError
 
 
 @dataclass(frozen=True, slots=True)
-class Publish(Instruction):
-    """Remember a model's contract for the next callers; None: forget it."""
-
-    key: ModelKey
-    contract: Contract | None
-
-
-@dataclass(frozen=True, slots=True)
 class StartFallback(Instruction):
-    """Start the fallback, or look for the one of this machine."""
+    """Start the fallback, or use the one that runs on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnect(Instruction):
-    """Make a connection to a server anew; no requests are on it."""
+    """Replace a connection to a server; it carries no requests."""
 
     url: str
     channel: int
@@ -248,6 +222,6 @@ class Reconnect(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Close(Instruction):
-    """Close the connections to a server: it is drained."""
+    """Close the connections to a drained server."""
 
     url: str

@@ -35,7 +35,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCheck:
-    """What works from one process of a host.
+    """The result of the checks from one process of a host.
 
     Attributes
     ----------
@@ -62,20 +62,20 @@ class HostCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether every step is, every file can be read, and no package is missing."""
+        """Whether no step failed, every file can be read, and no package is missing."""
         tried = all(step.ok for steps in self.servers.values() for step in steps)
         return tried and not (self.error or self.unreadable or None in self.versions.values())
 
 
 class Checks(list[HostCheck]):
-    """What works from each host, as a table.
+    """The checks of all hosts, as a table.
 
     Parameters
     ----------
     hosts : sequence of HostCheck
-        One of each host.
+        One for each host.
     expected : mapping of str to (str or None)
-        The versions that others are compared with: by default those of this process.
+        The versions for comparison: by default those of this process.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class Checks(list[HostCheck]):
 
     @property
     def ok(self) -> bool:
-        """Whether all is well on each host; another version of a package is no failure."""
+        """Whether each host is fine; another version of a package is no failure."""
         return all(host.ok for host in self)
 
     def rows(self) -> Iterator[tuple[str, ...]]:
@@ -116,7 +116,7 @@ class Checks(list[HostCheck]):
                 yield f"{package} {version}, here {expected or 'not installed'}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain values, for JSON."""
+        """Return the checks as plain values, for JSON."""
         hosts = [{**asdict(host), "ok": host.ok} for host in self]
         return {"ok": self.ok, "expected": dict(self._expected), "hosts": hosts}
 
@@ -129,7 +129,7 @@ class Checks(list[HostCheck]):
 
 
 def check_here(settings: Settings, *tried: Any, process: str = "this process") -> HostCheck:
-    """Try all servers from this process, at the same time; `tried` is what `check` takes."""
+    """Try all servers from this process, at the same time; `tried` are arguments of `check`."""
 
     def steps_of(url: str) -> tuple[Step, ...]:
         return tuple(check(replace(settings, servers=(url,)), *tried))
@@ -146,7 +146,7 @@ def check_here(settings: Settings, *tried: Any, process: str = "this process") -
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of Python and of the packages that matter; None if one is missing."""
+    """Return the versions of Python and of the main packages; None for a missing package."""
     known: dict[str, str | None] = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -168,7 +168,7 @@ def _unreadable(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _delay(steps: Sequence[Step]) -> str:
-    """Return the time of one question and its answer, on a connection that is open already."""
+    """Return the RTT of a small request on an open connection."""
     answered = [step.seconds for step in steps if step.name == "readiness" and step.ok]
     return f"{1e3 * answered[0]:.1f} ms" if answered else ""
 

@@ -1,4 +1,4 @@
-"""In-flight limits: one that adapts to round-trip times, and a quota from the scheduler."""
+"""In-flight limits: the adaptive limit by round-trip times, and the quota from the scheduler."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PROBE_RTTS = 100
 _MAX_GROWTH = 1.25
 _MAX_TOTAL_GROWTH = 4.0
 
-# A request that left a little late does not take the next turn as well.
+# A request that left a little late does not use the next turn as well.
 _HALF_A_TURN = 0.5
 
 
@@ -100,17 +100,17 @@ class AdaptiveLimit:
         return min(limit - in_flight, self.room_beside_refusals(in_flight, now))
 
     def room_beside_refusals(self, in_flight: int, now: float) -> int:
-        """Return how many more requests may leave, as far as it is known from refusals."""
+        """Return how many more requests may leave, by refusals alone."""
         if now < self.paused_until:
             return 0
         return int(self._ceiling if now < self._held_until else self._max) - in_flight
 
     def late_s(self, rows: int) -> float | None:
-        """Return after how long a response is late, by the RTTs so far; None if there are none."""
+        """Return the time after which a response is late; None before the first RTT."""
         if not self._baseline_rtt_s:
             return None
         size = rows.bit_length()
-        # Of other sizes: as long as twice the rows take, and no less than half of them.
+        # Twice the rows take up to twice the time, and fewer rows up to the same time.
         known = min(self._baseline_rtt_s, key=lambda other: abs(other - size))
         baseline_s = self._baseline_rtt_s[known] * 2.0 ** max(size - known, 0)
         ratio = self._rtt_ratio + _DEVIATIONS * self._deviation
@@ -119,10 +119,10 @@ class AdaptiveLimit:
     def answered(
         self, rtt_s: float, rows: int, in_flight: int, now: float, full: float = 1.0
     ) -> None:
-        """Record an answer.
+        """Record a response.
 
-        ``in_flight`` are the requests at its sending, itself included, and ``full`` those of its
-        size that make a full batch of the server.
+        ``in_flight`` is the number of requests at its sending, itself included; ``full`` is the
+        number of requests of its size in a full batch of the server.
         """
         baseline_s = self._baseline(rtt_s, rows.bit_length(), now if in_flight == 1 else None)
         if self._probe_at == math.inf:
@@ -135,10 +135,10 @@ class AdaptiveLimit:
         slow = self._rtt_ratio > MAX_RTT_RATIO
         if slow and self._value > least:
             if self._slow_start:
-                # What has been answered was sent when the limit was half of that.
+                # The answered request was sent when the limit was half of this one.
                 self._slow_start, shrunk = False, self._value / 2
             else:
-                # Within two round trips, what is too much is gone.
+                # Within two round trips, the excess is gone.
                 excess = self._value * (1 - MAX_RTT_RATIO / self._rtt_ratio)
                 shrunk = self._value - max(excess / 2, 1.0) / self._value
             self._set(max(shrunk, least))
@@ -146,14 +146,14 @@ class AdaptiveLimit:
             self._grow(in_flight, now)
 
     def _grow(self, in_flight: int, now: float) -> None:
-        """Raise the limit, if it is what holds requests back."""
+        """Raise the limit, if it holds requests back."""
         if self._slow_start and 2 * in_flight >= int(self._value):
             self._set(self._value + 1)
         elif in_flight >= int(self._value):
             grown = self._value + 1 / self._value
             if now < self._held_until:
                 grown = min(grown, self._ceiling)
-            elif grown > self._ceiling + 1:  # that many are not refused any more
+            elif grown > self._ceiling + 1:  # the refusals have ended
                 self._ceiling, self._hold_rtts = math.inf, _HOLD_RTTS
             self._set(grown)
 
@@ -162,8 +162,7 @@ class AdaptiveLimit:
     ) -> None:
         """Record a refusal for lack of capacity, with a number of others in flight.
 
-        ``rng`` is for the jitter of back-offs; ``retry_after_s`` is when the server wants to be
-        asked again, if it says so.
+        ``rng`` is for the jitter of back-offs; ``retry_after_s`` is the server's own back-off.
         """
         self._slow_start = False
         rtt_s = self._mean_rtt_s
@@ -175,23 +174,23 @@ class AdaptiveLimit:
         self._ceiling = min(self._ceiling, max(in_flight, 1))
         self._set(min(self._value, _REFUSED_PART * self._ceiling))
         if in_flight == 0 or retry_after_s is not None:
-            # No response will say when there is room again.
+            # No response will show that there is room again.
             self.pause(now, rng, retry_after_s)
 
     def restart(self) -> None:
-        """Begin with few requests again, and grow by one in a round trip."""
+        """Begin with few requests again, without slow start."""
         self._slow_start = False
         self._set(min(self._value, _MIN_IN_FLIGHT))
 
     def halve(self, now: float) -> None:
-        """Record a request that took too long; those of one moment count as one."""
+        """Record a request that took too long; several of one moment count as one."""
         if now >= self._next_refusal_at:
             self._slow_start = False
             self._next_refusal_at = now + self._mean_rtt_s
             self._set(self._value / 2)
 
     def pause(self, now: float, rng: Random, retry_after_s: float | None = None) -> None:
-        """Leave the server alone for as long as it asks, or by the RTT, doubling each time."""
+        """Back off for the server's own time, or by the RTT, doubling each time."""
         if retry_after_s is not None:
             self.paused_until = now + retry_after_s
         elif now >= self.paused_until:
@@ -199,7 +198,7 @@ class AdaptiveLimit:
             self.paused_until = now + back_off_s(self._refusals, rng, self._mean_rtt_s)
 
     def _baseline(self, rtt_s: float, size: int, probed_at: float | None) -> float:
-        """Return the baseline RTT of requests of a size, after another RTT."""
+        """Return the baseline RTT of requests of a size, updated by an RTT."""
         min_s = self._min_rtt_s[size] = min(rtt_s, self._min_rtt_s.get(size, rtt_s))
         baseline_s = min(rtt_s, self._baseline_rtt_s.get(size, rtt_s))
         if probed_at is not None:
@@ -214,7 +213,7 @@ class AdaptiveLimit:
 
 @dataclass(slots=True)
 class Quota:
-    """What this process may have in flight to an endpoint, as the scheduler says.
+    """The quota of this process at an endpoint, as the scheduler allocates it.
 
     Parameters
     ----------
@@ -223,7 +222,7 @@ class Quota:
     interval_s : float
         The time from one turn to the next, if requests are paced; else 0.
     turn_at : float
-        When one of the turns is; those of other clients are in between.
+        The time of one of the turns; other clients have theirs in between.
     expires_at : float
         When the lease ends.
     next_turn_at : float
@@ -241,7 +240,7 @@ class Quota:
         return self.max_in_flight - in_flight if now >= self.next_turn_at else 0
 
     def sent(self, now: float) -> None:
-        """Record that a request leaves: the next has to wait for its turn."""
+        """Have the next request wait for its turn, as one leaves now."""
         if self.interval_s:
             turns = math.ceil((now - self.turn_at) / self.interval_s + _HALF_A_TURN)
             self.next_turn_at = self.turn_at + turns * self.interval_s
@@ -252,7 +251,7 @@ class Quota:
         return min(self.next_turn_at, self.expires_at) if holds else math.inf
 
     def after(self, old: Quota | None) -> Quota:
-        """Return this quota in the place of another: a turn that is due is not lost."""
+        """Return this quota in place of another; a turn that is due is kept."""
         due = old is not None and old.next_turn_at <= self.turn_at - self.interval_s
         self.next_turn_at = old.next_turn_at if due and old is not None else self.turn_at
         return self

@@ -49,91 +49,82 @@ TRANSIENT = (
 
 
 @dataclass(slots=True)
-class Known:
-    """A contract, when servers gave it, and whether it is in doubt, as one was lost since."""
+class KnownContract:
+    """A contract, and when servers gave it; stale if a server was lost since."""
 
     contract: Contract
-    said_at: float
-    in_doubt: bool = False
+    received_at: float
+    stale: bool = False
 
 
 @dataclass(slots=True)
 class Discovery:
-    """What is known so far of a model that a caller asks for, while servers are asked in rounds.
+    """The search for a model's contract: rounds of questions to all servers.
 
     Attributes
     ----------
-    requests : list of ContractRequest
-        The callers that wait for it.
     wakes_at : float
-        When it goes on without an event: with the next round, or without those that hang.
-    asking : bool
-        Whether the servers are asked now.
-    contracts : dict
-        The servers' answers in this round, by URL.
-    failures : list of SonicError
-        The servers' errors of this round, or of the last one if there are none yet.
-    failing_since : float or None
-        When a round has ended without a contract for the first time.
+        When it goes on without an event: with the next round, or without servers that hang.
+    in_round : bool
+        Whether the servers are being asked.
+    requests : list of ContractRequest
+        The callers that wait for the contract.
     awaited : set of str
         The servers that have not answered in this round.
+    contracts, failures : dict
+        By URL: the contracts of this round, and each server's last error.
+    failing_since : float or None
+        When the first round without a contract ended.
+    transient : bool
+        Whether a server failed in a way that may pass. A lost server may be back before its model
+        is, so later failures do not change this.
     """
 
     key: ModelKey
     wakes_at: float
-    asking: bool = False
+    in_round: bool = False
     requests: list[e.ContractRequest] = field(default_factory=list)
-    contracts: dict[str, Contract] = field(default_factory=dict)
-    failures: list[SonicError] = field(default_factory=list)
-    failing_since: float | None = None
     awaited: set[str] = field(default_factory=set)
-    _failures_are_old: bool = False
-    _passing: bool = False
+    contracts: dict[str, Contract] = field(default_factory=dict)
+    failures: dict[str, SonicError] = field(default_factory=dict)
+    failing_since: float | None = None
+    transient: bool = False
 
     def begin_round(self, urls: Iterable[str], until: float) -> None:
-        """Record that these servers are asked, and until when they have to answer."""
-        self.asking, self.wakes_at = True, until
+        self.in_round, self.wakes_at = True, until
         self.awaited, self.contracts = set(urls), {}
-        self._passing, self._failures_are_old = self.transient, True
+        self.failures = {url: error for url, error in self.failures.items() if url in self.awaited}
 
     def take(self, url: str, outcome: Contract | SonicError, now: float) -> None:
         """Take a server's answer."""
         if url not in self.awaited:
             return
         self.awaited.discard(url)
-        if not isinstance(outcome, SonicError):
+        if isinstance(outcome, SonicError):
+            self.failures[url] = outcome
+            self.transient |= isinstance(outcome, TRANSIENT)
+        else:
             self.contracts[url] = outcome
             self.wakes_at = min(self.wakes_at, now + OTHERS_S)
-        elif self._failures_are_old:
-            self.failures, self._failures_are_old = [outcome], False
-        else:
-            self.failures.append(outcome)
 
-    @property
-    def transient(self) -> bool:
-        """Whether another round of questions may find a server that has the model.
-
-        So it is also one round after a server was lost: it may be back before its model is.
-        """
-        return self._passing or any(isinstance(failure, TRANSIENT) for failure in self.failures)
-
-    def nobody_has_it(self, servers: Iterable[str]) -> SonicError:
+    def unavailable(self, servers: Iterable[str]) -> SonicError:
         """Return the error for a model that no server has."""
         name, version = self.key
-        missing = [f for f in self.failures if isinstance(f, ModelNotFoundError)]
-        silent = ServerLostError("no server has answered")
-        error = [*missing, *self.failures, silent][0].at(model=name, version=version)
+        errors = [*self.failures.values(), ServerLostError("no server has answered")]
+        missing = (error for error in errors if isinstance(error, ModelNotFoundError))
+        error = next(missing, errors[0]).at(model=name, version=version)
         if isinstance(error, ServerLostError) and "sonic-coffea check" not in error.message:
             where = error.server or next(iter(servers))
             return error.because(f"sonic-coffea check {where} {name} tries it step by step")
         return error
 
-    def too_late(self, timeout_s: float) -> SonicError:
+    def deadline_passed(self, timeout_s: float) -> SonicError:
         """Return the error for a caller whose deadline has passed."""
         name, version = self.key
         what = f"no server has described the model within {timeout_s:g} s"
         error: SonicError = DeadlineError(what, model=name, version=version)
-        return error.because(str(self.failures[0])) if self.failures else error
+        reason = next(iter(self.failures.values()), None)
+        return error if reason is None else error.because(str(reason))
 
 
 class ServedModels:
@@ -141,6 +132,8 @@ class ServedModels:
 
     Attributes
     ----------
+    contracts : dict
+        The last contract of each model; other threads may read it.
     starts_at : float
         Before it, no discovery begins.
     answered_at : dict
@@ -152,8 +145,9 @@ class ServedModels:
         self._endpoints = dispatcher.endpoints
         self._fallback = dispatcher.fallback
         self._waiting = dispatcher.waiting
+        self._instructions = dispatcher.instructions
         self._timeout_s = dispatcher.settings.retry.timeout_s
-        self._known: dict[ModelKey, Known] = {}
+        self.contracts: dict[ModelKey, KnownContract] = {}
         self.answered_at: dict[ModelKey, float] = {}
         self._seen: set[ModelKey] = set()
         self._discoveries: dict[ModelKey, Discovery] = {}
@@ -167,26 +161,33 @@ class ServedModels:
     def advance(self, now: float) -> None:
         """Go on with the discoveries that are due."""
         for discovery in list(self._discoveries.values()):
-            self._go_on(discovery, now)
+            if discovery.in_round:
+                if not discovery.awaited or now >= discovery.wakes_at:
+                    self._end_round(discovery, now)
+            else:
+                self._begin_round(discovery, now)
 
-    def known(self, key: ModelKey, now: float) -> Contract | None:
-        """Return a model's contract if servers gave it lately."""
-        if (known := self._known.get(key)) is None:
+    def recent(self, key: ModelKey, now: float, *, in_use: bool) -> Contract | None:
+        """Return a model's contract if servers gave it recently; any thread may call this.
+
+        `in_use`: whether rows wait or are in flight, so that a lost server would be noticed.
+        """
+        if (known := self.contracts.get(key)) is None:
             return None
-        used = self._waiting or any(x.in_flight for x in self._endpoints)
-        if not used and now - self.answered_at.get(key, -math.inf) >= QUIET_S:
+        if not in_use and now - self.answered_at.get(key, -math.inf) >= QUIET_S:
             valid_s = QUIET_S
         else:
-            valid_s = VALID_S if known.in_doubt else FRESH_S
-        return known.contract if now - known.said_at < valid_s else None
+            valid_s = VALID_S if known.stale else FRESH_S
+        return known.contract if now - known.received_at < valid_s else None
 
     def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
         """Give a caller a model's contract, or ask the servers for it."""
         key = request.key
         if anew:
             self.forget(key)
-        if (known := self.known(key, now)) is not None:
-            self._dispatcher.instructions.append(e.Resolve(request, known))
+        in_use = bool(self._waiting) or any(x.in_flight for x in self._endpoints)
+        if (contract := self.recent(key, now, in_use=in_use)) is not None:
+            self._instructions.append(e.Resolve(request, contract))
             return
         if key not in self._discoveries:
             self._discoveries[key] = Discovery(key, max(now, self.starts_at))
@@ -198,8 +199,8 @@ class ServedModels:
         if discovery is None or request not in discovery.requests:  # it has just been resolved
             return
         discovery.requests.remove(request)
-        error = discovery.too_late(request.timeout_s or 0.0)
-        self._dispatcher.instructions.append(e.Resolve(request, error))
+        error = discovery.deadline_passed(request.timeout_s or 0.0)
+        self._instructions.append(e.Resolve(request, error))
         if not discovery.requests:
             del self._discoveries[request.key]
 
@@ -214,40 +215,40 @@ class ServedModels:
                 discovery.contracts.pop(event.url, None)
             else:
                 known = None  # compared when the others have answered, too
-        endpoint = self._endpoints.get(event.url)
+        endpoint = self._endpoints.by_url.get(event.url)
         if endpoint is None:
             return
         # A server that answers late must have the model that is known by now.
         expected = endpoint.signatures.validating.pop(key, None) or known
         if not isinstance(outcome, SonicError):
+            endpoint.liveness.answered(now)
             endpoint.in_flight.channels.round_trip_s = event.round_trip_s
             self._seen.add(key)
-            endpoint.liveness.hear(now)
             if expected is None or serves(outcome, expected):
                 endpoint.signatures.accept(key, now)
                 self._compare_files(endpoint, outcome, expected)
             else:
                 self._reject(endpoint, key, outcome, expected, now)
         elif isinstance(outcome, ModelNotFoundError):
-            endpoint.liveness.hear(now)
+            endpoint.liveness.answered(now)
             endpoint.signatures.lack(key, now)
-            self._give_up_if_hopeless(key, event.url, outcome, now)
+            self._fail_if_lost(key, event.url, outcome, now)
         elif isinstance(outcome, OverloadError):
-            endpoint.liveness.hear(now)
-            endpoint.in_flight.limit(key).pause(now, self._dispatcher.rng, outcome.retry_after_s)
-        elif not isinstance(outcome, CancelledError):  # as its connection was made anew
+            endpoint.liveness.answered(now)
+            endpoint.in_flight.limits[key].pause(now, self._dispatcher.rng, outcome.retry_after_s)
+        elif not isinstance(outcome, CancelledError):  # else its connection was renewed
             if isinstance(outcome, DeadlineError):
-                endpoint.in_flight.channels.silent(0, now - SILENT_S)
+                endpoint.in_flight.channels.overdue(0, now - SILENT_S)
             endpoint.failed(outcome, now)
-            self.doubt()
-            self._give_up_if_hopeless(key, event.url, outcome, now)
+            self.mark_stale()
+            self._fail_if_lost(key, event.url, outcome, now)
 
     def validate_waiting(self, now: float) -> None:
         """Ask servers for the models of waiting slices, unless they have answered already."""
         for key in self._waiting.models():
             for endpoint in self._endpoints:
                 passes = endpoint.breaker.circuit(now) is not Circuit.OPEN
-                paused = now < endpoint.in_flight.limit(key).paused_until
+                paused = now < endpoint.in_flight.limits[key].paused_until
                 asks = passes and not endpoint.draining and not paused
                 if asks and endpoint.signatures.due(key, now):
                     self._validate(endpoint, key)
@@ -255,45 +256,44 @@ class ServedModels:
     def _validate(self, endpoint: Endpoint, key: ModelKey) -> None:
         request = self._waiting.first(key)
         endpoint.signatures.validating[key] = None if request is None else request.call.contract
-        self._dispatcher.instructions.append(e.Validate(endpoint.url, key))
+        self._instructions.append(e.Validate(endpoint.url, key))
 
     def fail_unroutable(self, now: float) -> None:
-        """Give up what no endpoint can take any more."""
+        """Give up slices that no endpoint can take any more."""
         for key in self._waiting.models():
-            there = self._endpoints.that_may_have(key, now)
-            if not there and not self._fallback.awaited(key, now):
+            candidates = self._endpoints.candidates(key, now)
+            if not candidates and not self._fallback.awaited(key, now):
                 gone = ModelNotFoundError(f"no server has model {key.name!r} any more")
                 error = self._unroutable(key, now, gone)
-                self._dispatcher.instructions += [
-                    e.Fail(request, error) for request in self._waiting.take_all(key)
-                ]
+                slices = self._waiting.take_all(key)
+                self._instructions += [e.Fail(request, error) for request in slices]
 
     def _unroutable(self, key: ModelKey, now: float, error: SonicError) -> SonicError:
         """Return why no endpoint can take a model: another model counts more than none."""
         reasons = [x.signatures.rejection(key, now) for x in self._endpoints.active]
         return next((reason for reason in reasons if reason is not None), error)
 
-    def _go_on(self, discovery: Discovery, now: float) -> None:
-        """Begin a round, or draw the conclusions of one."""
+    def _begin_round(self, discovery: Discovery, now: float) -> None:
+        """Ask the servers, if it is time; a fallback that starts is waited for."""
         key = discovery.key
-        if not discovery.asking:
-            self._dispatcher.start_fallback(key, now)
-            if self._fallback.starting:
-                discovery.wakes_at = math.inf
-            elif discovery.wakes_at <= now or discovery.wakes_at == math.inf:
-                endpoints = self._endpoints.active
-                # A contract that is known serves, if no server answers now.
-                until = now + OTHERS_S if key in self._known else math.inf
-                discovery.begin_round((endpoint.url for endpoint in endpoints), until)
-                for endpoint in endpoints:
-                    if key not in endpoint.signatures.validating:
-                        self._validate(endpoint, key)
-        elif not discovery.awaited or now >= discovery.wakes_at:
-            if discovery.contracts:
-                self._conclude(discovery, now)
-            else:
-                discovery.asking = False
-                self._ask_again(discovery, now)
+        self._dispatcher.start_fallback(key, now)
+        if self._fallback.starting:
+            discovery.wakes_at = math.inf
+        elif discovery.wakes_at <= now or discovery.wakes_at == math.inf:
+            endpoints = self._endpoints.active
+            # If no server answers now, the contract that is known serves.
+            until = now + OTHERS_S if key in self.contracts else math.inf
+            discovery.begin_round((endpoint.url for endpoint in endpoints), until)
+            for endpoint in endpoints:
+                if key not in endpoint.signatures.validating:
+                    self._validate(endpoint, key)
+
+    def _end_round(self, discovery: Discovery, now: float) -> None:
+        if discovery.contracts:
+            self._conclude(discovery, now)
+        else:
+            discovery.in_round = False
+            self._plan_round(discovery, now)
 
     def _conclude(self, discovery: Discovery, now: float) -> None:
         key = discovery.key
@@ -308,12 +308,11 @@ class ServedModels:
             return
         if known is not None and as_before:
             for url in contracts.keys() - as_before.keys():
-                if (endpoint := self._endpoints.get(url)) is not None:
+                if (endpoint := self._endpoints.by_url.get(url)) is not None:
                     self._reject(endpoint, key, contracts[url], known, now)
-        self._known[key] = Known(contract, now)
-        self._dispatcher.instructions.append(e.Publish(key, contract))
+        self.contracts[key] = KnownContract(contract, now)
         for url in as_before or contracts:
-            if (endpoint := self._endpoints.get(url)) is not None:
+            if (endpoint := self._endpoints.by_url.get(url)) is not None:
                 endpoint.signatures.accept(key, now)
         # What was packed for another model, which these servers have replaced, cannot be sent.
         for request in self._waiting.take_all(key):
@@ -321,13 +320,13 @@ class ServedModels:
                 self._waiting.put_back(request, now)
             else:
                 changed = ContractError(f"the servers' model {key.name!r} has changed meanwhile")
-                self._dispatcher.instructions.append(e.Fail(request, changed))
+                self._instructions.append(e.Fail(request, changed))
         self._resolve(discovery, contract)
 
-    def _ask_again(self, discovery: Discovery, now: float) -> None:
+    def _plan_round(self, discovery: Discovery, now: float) -> None:
         """Plan another round, unless no server can have the model."""
         key = discovery.key
-        known, failures = self._contract(key), discovery.failures
+        known, failures = self._contract(key), discovery.failures.values()
         lost = bool(failures) and all(isinstance(error, ServerLostError) for error in failures)
         has_fallback = self._dispatcher.settings.fallback.source is not None
         # Servers that are all lost may come back with another model, and a fallback may not.
@@ -339,10 +338,7 @@ class ServedModels:
         since = self._endpoints.all_lost_since(key, now)
         if since is None:
             since = discovery.failing_since
-        retries = [
-            max(x.breaker.retry_at, x.in_flight.limit(key).paused_until, x.signatures.retry_at(key))
-            for x in self._endpoints.that_may_have(key, now)
-        ]
+        retries = [x.retry_at(key) for x in self._endpoints.candidates(key, now)]
         # A model that was there is being loaded, or its server was started anew.
         transient = discovery.transient or key in self._seen
         self._dispatcher.start_fallback(key, now, at_once=not transient)
@@ -351,33 +347,28 @@ class ServedModels:
         if self._fallback.starting:
             discovery.wakes_at = math.inf
         elif due_at == math.inf and (expired or not transient):
-            self._resolve(discovery, discovery.nobody_has_it(self._endpoints.servers))
+            self._resolve(discovery, discovery.unavailable(self._endpoints.servers))
         else:
             discovery.wakes_at = min([*retries, due_at], default=now)
 
     def _resolve(self, discovery: Discovery, outcome: Contract | SonicError) -> None:
         del self._discoveries[discovery.key]
-        self._dispatcher.instructions += [
-            e.Resolve(request, outcome) for request in discovery.requests
-        ]
+        self._instructions += [e.Resolve(request, outcome) for request in discovery.requests]
 
     def forget(self, key: ModelKey) -> None:
         """Have the servers asked for a contract anew."""
-        if self._known.pop(key, None) is not None:
-            self._dispatcher.instructions.append(e.Publish(key, None))
+        self.contracts.pop(key, None)
 
     def _contract(self, key: ModelKey) -> Contract | None:
         """Return the contract that servers gave last, however old it is."""
-        return self._known[key].contract if key in self._known else None
+        return self.contracts[key].contract if key in self.contracts else None
 
-    def doubt(self) -> None:
-        """Ask again sooner, as the server that was lost may come back with other models."""
-        for key, known in self._known.items():
-            if not known.in_doubt:
-                known.in_doubt = True
-                self._dispatcher.instructions.append(e.Publish(key, None))
+    def mark_stale(self) -> None:
+        """Have contracts expire sooner, as the lost server may come back with other models."""
+        for known in self.contracts.values():
+            known.stale = True
 
-    def _give_up_if_hopeless(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
+    def _fail_if_lost(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""
         lost_since = self._dispatcher.lost_since(key, now)
         passing = isinstance(error, (*TRANSIENT, ModelNotFoundError))
@@ -410,7 +401,7 @@ class ServedModels:
         self.forget(key)
         if endpoint.url == self._fallback.url:
             self._fallback.started(None, error, now)
-        self._give_up_if_hopeless(key, endpoint.url, error, now)
+        self._fail_if_lost(key, endpoint.url, error, now)
 
     def _compare_files(
         self, endpoint: Endpoint, actual: Contract, expected: Contract | None

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import SonicError
@@ -15,8 +16,8 @@ from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._hosts import Checks, HostCheck, check_here
 from sonic_coffea.pool._request import ModelKey, RequestSlice
-from sonic_coffea.pool._wake import shown, wake
-from sonic_coffea.pool._watch import watch
+from sonic_coffea.pool._settings import read_servers
+from sonic_coffea.pool._wake import show_status, wake
 from sonic_coffea.reporting import tables
 from sonic_coffea.transport import connect_transport
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from sonic_coffea.transport import Connection, Contract, ModelStatistics
 
 logger = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S = 1.0
 
 
 class Pool:
@@ -96,7 +99,9 @@ class Pool:
     def servers(self) -> list[ServerState]:
         """The state of each server."""
         engine = self._engine
-        return engine.ask(lambda: engine.core.states(time.monotonic()) if engine.started else [])
+        return engine.run_on_thread(
+            lambda: engine.core.states(time.monotonic()) if engine.started else []
+        )
 
     def set_servers(self, servers: Any) -> None:
         """Replace the servers, while calls are in flight.
@@ -183,8 +188,8 @@ class Pool:
         keys = [
             ModelKey(m, None) if isinstance(m, str) else ModelKey(m.name, m.version) for m in models
         ]
-        with shown(progress=progress) as tell:
-            return wake(self.connections(), keys, timeout_s, self._engine.closing, tell)
+        with show_status(progress=progress) as show:
+            return wake(self.connections(), keys, timeout_s, self._engine.closing, show)
 
     def check_also(self, elsewhere: Callable[..., list[HostCheck]]) -> None:
         """Have `check` call a function for other hosts, with the settings and its arguments."""
@@ -214,24 +219,24 @@ class Pool:
         only one share.
         """
         engine = self._engine
-        return engine.ask(
+        return engine.run_on_thread(
             lambda: (engine.core.report(), engine.core.waiting(), engine.core.shares())
         )
 
     def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
         """Return the servers' own statistics of the models in use, by server and model."""
-        asked = [(url, c, key) for url, c, keys in self._engine.served() for key in keys]
-        answers: dict[tuple[str, ModelKey], ModelStatistics] = {}
+        served = [(url, c, key) for url, c, keys in self._engine.served() for key in keys]
+        statistics: dict[tuple[str, ModelKey], ModelStatistics] = {}
 
-        def ask(url: str, connection: Connection, key: ModelKey) -> None:
+        def request(url: str, connection: Connection, key: ModelKey) -> None:
             try:
-                answers[url, key] = connection.statistics(*key)
+                statistics[url, key] = connection.statistics(*key)
             except SonicError as error:
                 logger.debug("%s gives no statistics: %s", url, error)
 
-        with ThreadPoolExecutor(len(asked) or 1, thread_name_prefix="sonic-statistics") as threads:
-            list(threads.map(lambda question: ask(*question), asked))
-        return answers
+        with ThreadPoolExecutor(len(served) or 1, thread_name_prefix="sonic-statistics") as threads:
+            list(threads.map(lambda args: request(*args), served))
+        return statistics
 
     def connections(self) -> list[Connection]:
         """Return a connection to each server."""
@@ -279,16 +284,16 @@ class Pool:
             If no server could be reached.
         """
         key = ModelKey(model, version)
-        known = None if anew or self.closed else self._engine.known(key)
-        if known is not None:
-            return known
+        recent = None if anew or self.closed else self._engine.recent_contract(key)
+        if recent is not None:
+            return recent
         self._open()
         return self._engine.contract(key, deadline, anew=anew)
 
     def last_contract(self, model: str, version: str | None) -> Contract | None:
         """Return the contract that servers gave last, without asking; None if it is in doubt."""
-        contract, _ = self._engine.contracts.get(ModelKey(model, version), (None, 0.0))
-        return contract
+        known = self._engine.core.models.contracts.get(ModelKey(model, version))
+        return None if known is None or known.stale else known.contract
 
     def submit(self, call: Call) -> None:
         """Queue a call; its requests leave as soon as there is room for them.
@@ -316,6 +321,38 @@ class Pool:
     def _open(self) -> None:
         """Start the engine, and watch the file of servers if there is one."""
         if self._engine.start() and (path := self.settings.servers_file) is not None:
-            watched = path, self.settings.servers, self._engine.set_servers, self._engine.closing
-            # A thread of its own, as a file system may hang.
-            threading.Thread(target=watch, args=watched, name="sonic-servers", daemon=True).start()
+            args = path, self.settings.servers, self._engine.set_servers, self._engine.closing
+            # On a thread of its own, as a file system may hang.
+            threading.Thread(
+                target=watch_servers, args=args, name="sonic-servers", daemon=True
+            ).start()
+
+
+def watch_servers(
+    path: str,
+    servers: Sequence[str],
+    changed: Callable[[Sequence[str]], None],
+    closing: threading.Event,
+    interval_s: float = WATCH_INTERVAL_S,
+) -> None:
+    """Read a file of servers whenever it changes, until `closing` is set.
+
+    `changed` takes the new servers; if it raises, it is called again with the same ones.
+    """
+    read_at, problem = 0, ""
+    while True:
+        try:
+            changed_at = Path(path).stat().st_mtime_ns
+            if changed_at != read_at:
+                new = read_servers(path)
+                if new != servers:
+                    changed(new)
+                    logger.warning("the servers are now %s", ", ".join(new))
+                read_at, servers, problem = changed_at, new, ""
+        except Exception as error:  # noqa: BLE001  a wrong file must not stop the servers in use
+            # A missing file, such as a certificate, may come later; each problem is logged once.
+            if str(error) != problem:
+                problem = str(error)
+                logger.warning("the servers stay as they are, %s: %s", path, problem)
+        if closing.wait(interval_s):
+            return

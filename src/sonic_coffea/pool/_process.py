@@ -1,6 +1,6 @@
-"""What a pool takes from its process: the wait for an event, memory, and how threads take turns.
+"""The process of a pool: the wait for an event, the memory limit, and the switch interval.
 
-What runs this process's tasks, such as a dask worker, installs its own wait and memory limit.
+A dask worker installs its own wait and memory limit.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _CGROUPS = {
     "memory": (PurePosixPath("sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
 }
 
-# A request that is answered, and the next that leaves, take turns on four threads. Beside Python
-# code that computes, each thread waits until the interpreter interrupts that code, after 5 ms by
-# default: a server would wait for the client much of its time.
+# A response and the next request pass through four threads. Beside Python code that computes, each
+# thread waits until the interpreter interrupts that code, after 5 ms by default, and the server
+# would be idle.
 _DEFAULT_S, _SOON_S = 0.005, 0.0005
 
-# No lock: a child that is forked meanwhile would find it taken for ever.
+# No lock: it could be locked for ever in a forked child.
 _users: set[object] = set()
 
 
 def take_part(wait: Wait, memory_bytes: float | None = None) -> None:
-    """Install what waits for an event in threads of this process, up to a number of seconds.
+    """Install the function that waits for an event, up to a timeout, in threads of this process.
 
     ``memory_bytes`` is the memory that the tasks of this process may use.
     """
@@ -43,17 +43,17 @@ def take_part(wait: Wait, memory_bytes: float | None = None) -> None:
 
 
 def memory_bytes() -> float | None:
-    """Return the memory that tasks of this process may use; None if nothing limits it."""
+    """Return the memory that tasks of this process may use; None if it is not limited."""
     return memory_limit_bytes() if _memory_bytes is None else _memory_bytes
 
 
 def wait_for(event: threading.Event, timeout_s: float | None) -> bool:
-    """Wait for an event; False if the time is over first."""
+    """Wait for an event; False if the timeout passes first."""
     return event.is_set() or _wait(event, timeout_s)
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """Return the least of the limits of this process; None if the system tells of none.
+    """Return the lowest memory limit of this process; None if the system has none.
 
     These are the machine's memory, the control groups of batch systems and containers, and limits
     of the shell (``ulimit -v``, ``ulimit -m``).
@@ -72,7 +72,7 @@ def _machine() -> Iterator[int]:
 
 
 def _control_groups(root: Path) -> Iterator[int]:
-    """Yield the limits of the groups of this process, and of those that they are in."""
+    """Yield the limits of the groups of this process, and of their parents."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -100,14 +100,14 @@ def _resource_limits() -> Iterator[int]:
 
 
 def switch_sooner(user: object) -> None:
-    """Have threads take turns sooner, unless somebody has set when."""
+    """Shorten the switch interval, unless the user has set it."""
     _users.add(user)
     if sys.getswitchinterval() == _DEFAULT_S:
         sys.setswitchinterval(_SOON_S)
 
 
 def switch_as_before(user: object) -> None:
-    """Undo `switch_sooner` for the last user, unless somebody has set something else meanwhile."""
+    """Undo `switch_sooner` when the last pool closes, unless the user has set the interval."""
     _users.discard(user)
     if not _users and sys.getswitchinterval() == _SOON_S:
         sys.setswitchinterval(_DEFAULT_S)

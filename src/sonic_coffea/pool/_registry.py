@@ -1,4 +1,4 @@
-"""The pool of this process: found by models and processors wherever they are unpickled.
+"""The pool of this process, which models and processors use wherever they are unpickled.
 
 Pickles carry the settings of a pool, without secrets, never a connection. A process in which
 nobody has called `connect` opens its pool from these settings, and keeps it from chunk to chunk,
@@ -22,10 +22,7 @@ from sonic_coffea.pool._settings import Settings
 
 @dataclass(slots=True)
 class _Here:
-    """The pool of this process, and its settings.
-
-    ``connection`` says which `connect` they are of, ``adopted`` whether a pickle has brought them.
-    """
+    """The pool of this process, its settings, and their `connect`; adopted from a pickle or not."""
 
     pool: Pool | None = None
     settings: Settings | None = None
@@ -40,7 +37,7 @@ _of_parents: list[Pool | None] = []
 
 
 def install(settings: Settings, *, adopted: bool = False) -> Pool:
-    """Make a pool the one of this process; the same settings keep the pool that is there."""
+    """Open the pool of this process, or keep a pool with the same settings."""
     with _lock:
         old = pool = _here.pool
         if pool is None or pool.closed or pool.settings != settings:
@@ -49,14 +46,14 @@ def install(settings: Settings, *, adopted: bool = False) -> Pool:
             if not adopted:
                 _here.connection = uuid.uuid4().hex
         _here.adopted = adopted
-    # Not under the lock: it waits for the pool's threads, which may ask for the pool themselves.
+    # Not under the lock: closing waits for the pool's threads, which may call `current`.
     if old is not None and old is not pool:
         old.close()
     return pool
 
 
 def current() -> Pool:
-    """Return the pool of this process; raise if no servers have been named in any way."""
+    """Return the pool of this process; raise if no servers are named."""
     pool = _named()
     if pool is None:
         raise ConfigError(
@@ -87,7 +84,7 @@ def _named() -> Pool | None:
 
 
 def shared(settings: Settings) -> Pool:
-    """Return the pool of this process if it has these servers, else one for all who ask for it."""
+    """Return the pool of this process if it has these servers, else one that callers share."""
     pool = _named()
     if pool is not None and set(settings.servers) <= set(pool.settings.servers):
         return pool
@@ -101,10 +98,9 @@ def shared(settings: Settings) -> Pool:
 
 @dataclass(frozen=True, slots=True)
 class Luggage:
-    """What a pickle takes along of the pool of its process, without secrets.
+    """The settings in a pickle, without secrets: the pool's, and those of the configuration.
 
-    The settings are the pool's, and those of the configuration of its process; the connection says
-    which call of `connect` they are of.
+    The connection identifies the call of `connect` that made the pool.
     """
 
     settings: Settings
@@ -113,7 +109,7 @@ class Luggage:
 
 
 class Carrier:
-    """A base class whose pickles take the pool's settings along: of models and processors."""
+    """A base class, of models and processors, whose pickles carry the pool's settings."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"attributes": self.__dict__, "luggage": carried()}
@@ -125,7 +121,6 @@ class Carrier:
 
 
 def carried() -> Luggage | None:
-    """Return what a pickle takes along."""
     with _lock:
         here = replace(_here)
     if here.settings is None or (here.pool is not None and here.pool.closed):
@@ -134,10 +129,10 @@ def carried() -> Luggage | None:
 
 
 def _adopt(luggage: Luggage) -> None:
-    """Use settings that came with a pickle, unless this process has some of its own.
+    """Use the settings of a pickle, unless this process has its own.
 
-    Its own settings come from a `connect` in this process, or from a configuration that differs
-    from that of the pickle's process, and so was written for this one.
+    Its own settings come from `connect`, or from a configuration that differs from that of the
+    pickle's process, and so was written for this one.
     """
     with _lock:
         own = _here.settings is not None and not _here.adopted
@@ -157,7 +152,7 @@ def _adopt(luggage: Luggage) -> None:
 
 
 def _with_secrets(settings: Settings) -> Settings:
-    """Return settings with what was withheld, if a profile here is the same but for it."""
+    """Return settings with the withheld secrets, if a profile here equals the rest of them."""
     if not settings.withheld:
         return settings
     for profile in (None, *Settings.profiles()):
@@ -168,7 +163,7 @@ def _with_secrets(settings: Settings) -> Settings:
 
 
 def _configured(profile: str | None = None) -> Settings | None:
-    """Return what the configuration says; None also if it cannot be used, which `connect` tells."""
+    """Return the settings of the configuration; None if it is empty or invalid."""
     try:
         return Settings.from_config(profile)
     except ConfigError:
@@ -180,9 +175,9 @@ def _public(settings: Settings | None) -> Settings | None:
 
 
 def forget(pool: Pool | None = None) -> None:
-    """Close the pool of this process, or `pool` if that is the one, and its settings with it.
+    """Close the pool of this process and drop its settings, unless it differs from `pool`.
 
-    Without `pool`, those that are shared by URL are closed, too.
+    Without `pool`, pools that are shared by URL are closed, too.
     """
     global _here  # noqa: PLW0603
     with _lock:
@@ -196,7 +191,7 @@ def forget(pool: Pool | None = None) -> None:
 
 
 def _after_fork() -> None:
-    """Leave a pool alone whose threads and sockets are the parent's: neither closed nor freed."""
+    """Neither close nor free a pool whose threads and sockets are the parent's."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
     _of_parents.extend([_here.pool, *_others])

@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 class ModelKey(NamedTuple):
-    """A model, and the version if one is asked for."""
+    """A model, and its version; None for the latest."""
 
     name: str
     version: str | None
 
 
 class Request(Protocol):
-    """What the core has to know of a call.
+    """A call, as the core sees it.
 
     Attributes
     ----------
     contract : Contract
-        What the model takes and gives, as the rows are packed for it.
+        The model's inputs and outputs, for which the rows are packed.
     share : Share
         The share that the rows count for.
     """
@@ -34,7 +34,7 @@ class Request(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for its rows any more."""
+        """Whether all of its rows are scored or given up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,11 +50,11 @@ class RequestSlice:
     retries, losses : int
         How often it was queued again, and how often it was lost when a server may have had it.
     retry_at : float
-        It is not sent before.
+        When its back-off ends.
     inference_failures : int
         How often a server failed on it.
     splits : int
-        How often what it is a part of was split.
+        How often slices were split until this part.
     whole : bool
         Whether its rows belong together, so that it is not split.
     last_url : str or None
@@ -62,7 +62,7 @@ class RequestSlice:
     queued : bool
         Whether it waits to be sent.
     delivered : bool
-        Whether a response is there; attempts that end later change nothing.
+        Whether it is answered; attempts that end later change nothing.
     over : bool
         Whether its call has counted it.
     """
@@ -89,11 +89,10 @@ class RequestSlice:
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
         return self.stop - self.start
 
     def halves(self) -> tuple[RequestSlice, RequestSlice]:
-        """Return its rows as two slices that stand where it stood."""
+        """Return its rows as two slices, with its place in the order."""
         middle = (self.start + self.stop) // 2
         nbytes = self.nbytes * (middle - self.start) // self.rows
         first = replace(self, stop=middle, nbytes=nbytes, splits=self.splits + 1, attempts=[])
@@ -103,7 +102,6 @@ class RequestSlice:
 
     @property
     def key(self) -> ModelKey:
-        """The model."""
         return self.call.key
 
 
@@ -111,21 +109,21 @@ class RequestSlice:
 class Attempt:
     """One attempt to have a slice answered by an endpoint.
 
-    The core neither cancels an attempt nor looks at its RPC: it has its owner do so.
+    The core leaves the RPC to the engine.
 
     Attributes
     ----------
     channel : int
-        Which of the endpoint's connections it takes.
+        The number of the endpoint's connection that it takes.
     in_flight : int
         Requests for the model that are in flight to the endpoint, itself included.
     packing_at, sent_at : float
-        When packing began, and when it left this process, infinity until then: the sender's thread
-        writes both. Packing takes seconds where the code that packs is compiled.
+        When packing began, and when it left this process; infinity until then. The sender's thread
+        writes both. Packing takes seconds while its code is compiled.
     settled : bool
-        Whether it has ended, however that was.
+        Whether it has ended, in any way.
     overdue : bool
-        Whether a server that hangs seems to have it.
+        Whether its server seems to hang.
     """
 
     slice: RequestSlice
@@ -142,14 +140,12 @@ class Attempt:
 
     @property
     def key(self) -> ModelKey:
-        """The model."""
         return self.slice.call.key
 
-    # The sender sets the RPC and then looks whether the attempt was cancelled; who cancels says so
-    # first and then looks for the RPC. So one of them cancels it, without a lock.
+    # `sent` sets the RPC, then reads `cancelled`; `cancel` sets `cancelled`, then reads the RPC. So
+    # at least one of them cancels the RPC, without a lock.
 
     def sent(self, rpc: RpcHandle) -> None:
-        """Record that it has left, as this RPC."""
         self._rpc = rpc
         if self.cancelled:
             rpc.cancel()

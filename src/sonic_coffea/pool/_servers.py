@@ -1,6 +1,6 @@
-"""The servers of a pool: what sends requests to each, and what they are asked beside inference.
+"""The servers of a pool: a sender for each, and the requests beside inference.
 
-Whatever may block runs on a thread of its own, and posts what comes of it to the engine.
+Each job that may block runs on its own thread, and posts its outcome to the engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sonic_coffea.pool import _wake
 from sonic_coffea.transport import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -43,19 +43,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Behind a URL, one of several servers may hang: the URL lives if one of these probes is answered.
+# Behind a URL, one of several servers may hang: the URL is live if one of these probes is answered.
 PROBES = 4
 
 
 class Sender:
     """The connections to an endpoint, and the thread that packs and sends requests.
 
-    Sending may block: a token may have to be read, a file of shared memory to be registered, a
-    connection to be made. So an endpoint that is slow to take requests holds up no other, and not
-    the engine either.
+    Sending may block: a token is read, shared memory is registered, a connection is made. On its
+    own thread, a slow endpoint delays neither the others nor the engine.
 
-    There are several connections for a balancer that leads each of them to another server, and for
-    a server that is far away. Each is made for the first request that takes it.
+    There are several connections to a balancer that leads each to another server, and to a server
+    that is far away. Each is made for its first request.
     """
 
     def __init__(self, connection: Connection, post: Post) -> None:
@@ -65,7 +64,7 @@ class Sender:
         self._thread: threading.Thread | None = None
 
     def send(self, call: Call, attempt: Attempt, request_id: str) -> None:
-        """Have an attempt be packed and sent; a RuntimeError if the system has no more threads."""
+        """Queue an attempt to be packed and sent; RuntimeError if there are no more threads."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="sonic-send", daemon=True)
             thread.start()
@@ -74,8 +73,8 @@ class Sender:
         self._inbox.put((call, attempt, request_id))
 
     def renew(self, channel: int) -> Connection | None:
-        """Make a connection anew, and return the old one, which is to be closed."""
-        if channel >= len(self.connections):  # that one was never used
+        """Replace a connection, and return the old one, which is to be closed."""
+        if channel >= len(self.connections):  # it was never used
             return None
         old = self.connections[channel]
         self.connections[channel] = old.another()
@@ -90,7 +89,7 @@ class Sender:
     def _run(self) -> None:
         while (work := self._inbox.get()) is not None:
             self._transmit(*work)
-            # It would keep the tensors until the next request.
+            # The name would keep the tensors until the next request.
             del work
 
     def _transmit(self, call: Call, attempt: Attempt, request_id: str) -> None:
@@ -105,11 +104,11 @@ class Sender:
             logger.debug("a request could not be made", exc_info=True)
             if not isinstance(error, SonicError):
                 error = RequestError(f"the request could not be made: {error!r}")
-            self._post(e.Unsendable(attempt, error))
+            self._post(e.Failed(attempt, error, sent=False))
 
     def _send(self, call: Call, attempt: Attempt, request_id: str) -> RpcHandle:
         request = attempt.slice
-        version = call.pin.wanted
+        version = call.pin.version
 
         def pack(lend: Lend | None) -> Mapping[str, NDArray[Any]]:
             attempt.packing_at = time.monotonic()
@@ -133,7 +132,7 @@ class Sender:
         return self.connections[attempt.channel].infer(
             call.contract,
             pack,
-            call.asked,
+            call.requested,
             nbytes=request.nbytes,
             version=version,
             request_id=request_id,
@@ -142,7 +141,7 @@ class Sender:
 
 
 class Servers:
-    """Connects to servers, and asks them; each has a sender, by its URL.
+    """Connects to servers, probes and validates them; `senders` has the sender of each URL.
 
     ``post`` gives the engine an event, or a task for its thread that may return one.
     """
@@ -150,18 +149,12 @@ class Servers:
     def __init__(self, connect: Connect, post: Post) -> None:
         self._connect = connect
         self._post = post
-        self._senders: dict[str, Sender] = {}
+        self.senders: dict[str, Sender] = {}
         self._woken_at: dict[str, float] = {}
 
-    def __getitem__(self, url: str) -> Sender:
-        return self._senders[url]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._senders)
-
     def connection(self, url: str) -> Connection:
-        """Return the first connection to a server, for questions about it."""
-        return self._senders[url].connections[0]
+        """Return the connection to a server for metadata and probes."""
+        return self.senders[url].connections[0]
 
     def add(
         self,
@@ -171,14 +164,14 @@ class Servers:
     ) -> None:
         """Keep each server's sender, or take one from `connected`, or make one."""
         for url in urls:
-            if url not in self._senders:
-                self._senders[url] = connected.get(url) or self._new(url, settings)
+            if url not in self.senders:
+                self.senders[url] = connected.get(url) or self._new(url, settings)
 
     def connect(self, urls: Iterable[str], settings: Settings) -> dict[str, Sender]:
         """Return senders for new servers: for all, or for none."""
         urls, senders = list(urls), {}
         if any(Address.parse(url).tls for url in urls):
-            # The connections read the certificates on first use; what is wrong is told now.
+            # The connections read the certificates on first use; errors are raised now.
             settings.tls.read()
         try:
             for url in urls:
@@ -193,21 +186,18 @@ class Servers:
         return Sender(connection, self._post)
 
     def renew(self, url: str, channel: int) -> None:
-        """Make a connection anew, and close the old one."""
-        if (old := self._senders[url].renew(channel)) is not None:
-            _apart("sonic-close", old.close, lambda _: None)
+        if (old := self.senders[url].renew(channel)) is not None:
+            _run_apart("sonic-close", old.close, lambda _: None)
 
     def remove(self, url: str) -> None:
-        """Close the sender of a server, if it has one: none has before the pool is used."""
-        if (sender := self._senders.pop(url, None)) is not None:
-            _apart("sonic-close", sender.close, lambda _: None)
+        """Close the sender of a server; before the pool is used, there is none."""
+        if (sender := self.senders.pop(url, None)) is not None:
+            _run_apart("sonic-close", sender.close, lambda _: None)
 
     def close(self) -> None:
-        """Close all, and return when they are closed."""
-        _close_all(self._senders.values())
+        _close_all(self.senders.values())
 
     def probe(self, url: str) -> None:
-        """Ask a server whether it lives."""
         connection = self.connection(url)
         awaited = PROBES
 
@@ -216,19 +206,19 @@ class Servers:
             was_awaited, awaited = awaited, awaited - 1 if error else 0
             return e.Probed(url, error) if was_awaited and not awaited else None
 
-        def ended(error: BaseException | None) -> None:
+        def done(error: BaseException | None) -> None:
             if not isinstance(error, SonicError | None):
                 error = ServerLostError(f"the server cannot be probed: {error!r}", server=url)
             self._post(partial(count, error))
 
         for _ in range(PROBES):
-            _apart("sonic-probe", lambda: connection.live(ended), ended)
+            _run_apart("sonic-probe", lambda: connection.live(done), done)
 
     def validate(self, url: str, key: ModelKey) -> None:
-        """Ask a server for a model's contract; if it is lost, it may sleep, and is woken."""
+        """Ask a server for a model's contract; wake a server that is lost, as it may sleep."""
         connection = self.connection(url)
 
-        def ask() -> None:
+        def request() -> None:
             contract, round_trip_s = connection.contract(*key), connection.round_trip_s
             self._post(e.Validated(url, key, contract, round_trip_s))
 
@@ -243,10 +233,9 @@ class Servers:
                 with contextlib.suppress(SonicError):
                     connection.models()
 
-        _apart("sonic-contract", ask, failed)
+        _run_apart("sonic-contract", request, failed)
 
     def start_fallback(self, settings: Settings, closing: threading.Event) -> None:
-        """Start the fallback, or have a user's function do so, and connect to it."""
         source = settings.fallback.source
 
         def start() -> None:
@@ -270,16 +259,16 @@ class Servers:
             failure = error if isinstance(error, SonicError) else ConfigError(repr(error))
             self._post(e.FallbackStarted(None, failure))
 
-        _apart("sonic-fallback", start, failed)
+        _run_apart("sonic-fallback", start, failed)
 
 
-def _apart(name: str, work: Callable[[], Any], failed: Callable[[BaseException], Any]) -> None:
-    """Run work that may block on a new thread; `failed` takes the error that it raises."""
+def _run_apart(name: str, work: Callable[[], Any], failed: Callable[[BaseException], Any]) -> None:
+    """Run work that may block on a new thread; `failed` takes its error."""
 
     def run() -> None:
         try:
             work()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  rows would wait for ever
+        except (Exception, SystemExit) as error:  # noqa: BLE001  else rows would wait for ever
             failed(error)
 
     try:
@@ -289,7 +278,7 @@ def _apart(name: str, work: Callable[[], Any], failed: Callable[[BaseException],
 
 
 def _close_all(senders: Iterable[Sender]) -> None:
-    """Close senders at the same time, as each may block."""
+    """Close senders at the same time, as each may block, and wait for all."""
     threads = [threading.Thread(target=sender.close, name="sonic-close") for sender in senders]
     for thread in threads:
         thread.start()

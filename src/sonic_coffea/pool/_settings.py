@@ -216,25 +216,12 @@ class Settings:
                 got = type(value).__name__ if option.secret else repr(value)
                 raise ConfigError(f"{name}: expected {expected}, got {got}")
             groups[option.group][option.field] = _from_anywhere(name, value)
-        own = groups.pop("", {})
-        own |= {group: _GROUPS[group](**values) for group, values in groups.items()}
-        settings = cls(servers=urls, **own)
-        settings._check_tls()
+        settings = cls(servers=urls, **groups.pop("", {}))
+        changed = {name: replace(getattr(settings, name), **groups[name]) for name in groups}
+        settings = replace(settings, **changed)
+        _check_tls(settings)
         settings.connection_options()
         return settings
-
-    def _check_tls(self) -> None:
-        tls = {name: value for name, value in self.options().items() if name.startswith("tls_")}
-        present = [name for name, value in tls.items() if value]
-        plain = [url for url in self.servers if not url.startswith("grpcs://")]
-        if present and plain:
-            raise ConfigError(
-                f"{present[0]} is for servers with TLS, and {plain[0]} has none; did you mean "
-                f"{plain[0].replace('grpc://', 'grpcs://')!r}?"
-            )
-        if bool(self.tls.cert) != bool(self.tls.key):
-            missing = "tls_key" if self.tls.cert else "tls_cert"
-            raise ConfigError(f"a certificate and its key belong together; {missing} is missing")
 
     def options(self) -> dict[str, Any]:
         """Return the flat options, as `make` takes them."""
@@ -326,21 +313,26 @@ class Settings:
         )
 
 
-# Where the configuration may name variables of the environment.
+# In these options, the configuration may name variables of the environment.
 _EXPANDED = ("token", "token_file", "servers_file", "tls_root", "tls_cert", "tls_key", "cache")
 
-_GROUPS: Mapping[str, Callable[..., Any]] = {
-    "timeouts": Timeouts,
-    "limits": Limits,
-    "retry": Retry,
-    "tls": Tls,
-    "fallback": Fallback,
-    "cache": CacheSettings,
-}
+
+def _check_tls(settings: Settings) -> None:
+    tls = {name: value for name, value in settings.options().items() if name.startswith("tls_")}
+    present = [name for name, value in tls.items() if value]
+    plain = [url for url in settings.servers if not url.startswith("grpcs://")]
+    if present and plain:
+        raise ConfigError(
+            f"{present[0]} is for servers with TLS, and {plain[0]} has none; did you mean "
+            f"{plain[0].replace('grpc://', 'grpcs://')!r}?"
+        )
+    if bool(settings.tls.cert) != bool(settings.tls.key):
+        missing = "tls_key" if settings.tls.cert else "tls_cert"
+        raise ConfigError(f"a certificate and its key belong together; {missing} is missing")
 
 
 def _from_anywhere(option: str, value: Any) -> Any:
-    """Return a path so that processes in other folders find it; one in a home folder stays so."""
+    """Return a path that processes in other folders can read; "~" stays, as homes differ."""
     if isinstance(value, Path) and option == "token":
         return value.expanduser().absolute()
     if option.startswith("tls_") and value and not str(value).startswith("~"):
@@ -360,7 +352,7 @@ def _underscored(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _local_balancer() -> str | None:
-    """Return the load balancer of a job, by the variables that the CMS software reads."""
+    """Return the load balancer of a job, by the variables of the CMS software."""
     host, port = (os.environ.get(f"SONIC_LOCAL_BALANCER_{what}") for what in ("HOST", "PORT"))
     return f"grpc://{host}:{port}" if host and port else None
 

@@ -1,16 +1,14 @@
-"""Shares of the servers: which one a call counts for."""
+"""Shares of the servers: the share that a call counts for."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool._options import OPTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Share(NamedTuple):

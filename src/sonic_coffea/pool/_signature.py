@@ -37,7 +37,7 @@ FRESH_S, QUIET_S = 30.0, 1.0
 
 @dataclass(slots=True)
 class Missing:
-    """A model that an endpoint has lacked since it was asked for it, or answered for it, last."""
+    """A model that an endpoint lacks."""
 
     since: float
     at: float = 0.0
@@ -82,33 +82,32 @@ class Signatures:
         return self._missing[key].retry_at if key in self._missing else -math.inf
 
     def missing_since(self, key: ModelKey) -> float | None:
-        """Return since when the endpoint lacks a model; None if it has it, as far as is known."""
+        """Return since when the endpoint lacks a model; None if it may have the model."""
         if key in self.valid or key not in self._missing:
             return None
         return self._missing[key].since
 
     def accept(self, key: ModelKey, now: float) -> None:
-        """Record that the endpoint has the model."""
         self._rejected.pop(key, None)
         self._misses.pop(key, None)
         self.valid.add(key)
-        # One that confirms the model, and lacks it in each request, has lacked it all the time.
+        # A server that confirms the model, and refuses each request for it, still lacks it.
         if key in self._missing and now - self._missing[key].at > VALID_S:
             del self._missing[key]
 
     def answered(self, key: ModelKey) -> None:
-        """Record an answer: at least one of its servers has the model."""
+        """Record a response: at least one of its servers has the model."""
         self._misses.pop(key, None)
         self._missing.pop(key, None)
 
     def miss(self, key: ModelKey, now: float) -> None:
-        """Record that a request found no model; another one may find it, on another server."""
+        """Record a request without the model; the next may reach another server, which has it."""
         self._misses[key] = self._misses.get(key, 0) + 1
         if key in self.valid and self._misses[key] >= MAX_MISSES:
             self.lack(key, now)
 
     def lack(self, key: ModelKey, now: float) -> None:
-        """Record that the endpoint does not have the model, and is to be asked again soon."""
+        """Record that the endpoint does not have the model; it is asked again after a back-off."""
         self.valid.discard(key)
         self._misses.pop(key, None)
         missing = self._missing.setdefault(key, Missing(now))
@@ -120,13 +119,13 @@ class Signatures:
         self.valid.discard(key)
         self._rejected[key] = now + REJECTED_S, error
 
-    def doubt(self) -> None:
-        """Have models validated again, as the endpoint failed: it may come back as another one."""
+    def revalidate(self) -> None:
+        """Have models validated again, as another server may come back at this URL."""
         self.valid.clear()
 
 
 def serves(actual: Contract, expected: Contract) -> bool:
-    """Return whether a server has the model that requests are made for."""
+    """Return whether a server has the model that requests are packed for."""
     if _differ(actual, expected):
         return False
     if actual.max_rows is None:
@@ -135,11 +134,11 @@ def serves(actual: Contract, expected: Contract) -> bool:
 
 
 def merge(contracts: Mapping[str, Contract]) -> Contract:
-    """Return what several servers, by URL, say of a model, with the limits of the strictest.
+    """Return the contract of several servers, by URL, with the limits of the strictest.
 
     If two have different models of this name, raise: scores would depend on the server.
     """
-    # One that lists its tensors stands for those that do not.
+    # A contract that lists its tensors comes before those without.
     ordered = sorted(contracts.items(), key=lambda item: not item[1].lists_tensors)
     (first, expected), *others = ordered
     for url, actual in others:
@@ -161,7 +160,7 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
             )
     limits = [c.max_rows for c in contracts.values() if c.max_rows is not None]
     preferred = set.intersection(*(set(c.preferred_rows) for c in contracts.values()))
-    # Only what all say: of a server that does not, nobody knows which file it has.
+    # A server without a digest may have any file.
     digests = {c.digest for c in contracts.values()}
     return replace(
         expected,
@@ -172,7 +171,7 @@ def merge(contracts: Mapping[str, Contract]) -> Contract:
 
 
 def _differ(actual: Contract, expected: Contract) -> bool:
-    """Whether servers list other tensors, or say that they have other files of one version."""
+    """Whether servers list other tensors, or have other files of one version."""
     pairs = (actual.inputs, expected.inputs), (actual.outputs, expected.outputs)
     if any(ours and theirs and ours != theirs for ours, theirs in pairs):
         return True

@@ -20,8 +20,8 @@ _Queue = list[tuple[_Order, "RequestSlice"]]
 class WaitingSlices:
     """The slices that wait.
 
-    Of each share, they leave in the order in which they came; one that is sent again, or a part of
-    it, keeps its place. Shares take turns by weight.
+    Those of a share leave in the order in which they came. A slice that is sent again, or is split,
+    keeps its place. Shares take turns by weight.
     """
 
     def __init__(self) -> None:
@@ -32,18 +32,16 @@ class WaitingSlices:
 
     @property
     def wakes_at(self) -> float:
-        """When the next slice has backed off."""
+        """When the next back-off ends."""
         return self._backing_off[0][0] if self._backing_off else math.inf
 
     def __bool__(self) -> bool:
         return bool(self._backing_off) or any(self._queues.values())
 
     def models(self) -> list[ModelKey]:
-        """Return the models for which slices wait."""
         return [key for key, queues in self._queues.items() if queues]
 
     def counts(self) -> dict[ModelKey, int]:
-        """Return how many slices of each model wait."""
         return {key: sum(map(len, queues.values())) for key, queues in self._queues.items()}
 
     def first(self, key: ModelKey) -> RequestSlice | None:
@@ -64,7 +62,7 @@ class WaitingSlices:
         self.put_back(request, now)
 
     def put_back(self, request: RequestSlice, now: float) -> None:
-        """Put a slice where it stood, once it has backed off."""
+        """Put a slice in its place in the order, once it has backed off."""
         request.queued = True
         if now < request.retry_at:
             heapq.heappush(self._backing_off, (request.retry_at, request.order, request))
@@ -74,14 +72,13 @@ class WaitingSlices:
         heapq.heappush(queue, (request.order, request))
 
     def put_back_due(self, now: float) -> None:
-        """Put back the slices that have backed off."""
         while self._backing_off and self._backing_off[0][0] <= now:
             self.put_back(heapq.heappop(self._backing_off)[2], now)
 
     def heads(self) -> list[RequestSlice]:
         """Return the first slice of each model and share, in the order in which they may leave.
 
-        Those that nobody waits for any more are dropped.
+        Slices of calls that are over are dropped.
         """
         heads = [
             head
@@ -103,7 +100,7 @@ class WaitingSlices:
         head.queued = False
 
     def take_all(self, key: ModelKey) -> list[RequestSlice]:
-        """Take out all slices of a model, and return those that somebody waits for."""
+        """Take out all slices of a model, and return those that need a response."""
         queues = self._queues.pop(key, {})
         slices = [request for _, request in heapq.merge(*map(sorted, queues.values()))]
         slices += [request for *_, request in self._backing_off if request.key == key]
@@ -115,7 +112,7 @@ class WaitingSlices:
 
 
 def _head(queues: dict[str, _Queue], name: str) -> RequestSlice | None:
-    """Return the first slice of a share that somebody waits for."""
+    """Return the first slice of a share that needs a response."""
     queue = queues[name]
     while queue and (queue[0][1].call.over or queue[0][1].delivered):
         heapq.heappop(queue)
@@ -142,10 +139,9 @@ class FairOrder:
         return any(self._next)
 
     def place(self, share: Share) -> float:
-        """Return the place of a share in the order; the lowest place sends next."""
+        """Return the place of a share in the order; the lowest sends next."""
         return max(self._now, self._next.get(share.name, 0.0))
 
     def leave(self, share: Share) -> None:
-        """Record that a slice of the share was sent."""
         self._now = self.place(share)
         self._next[share.name] = self._now + 1.0 / share.weight

@@ -1,4 +1,4 @@
-"""Wakes servers that sleep: a proxy that is asked for the list of models has one started."""
+"""Wakes servers that sleep: a proxy has a server started when it is asked for the models."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ def wake(
     models: Sequence[ModelKey],
     timeout_s: float,
     closing: threading.Event,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
+    interval_s: float = INTERVAL_S,
 ) -> float:
     """Ask all servers until one is ready; return how many seconds that took.
 
-    ``closing`` is set when the pool is closed; ``tell`` takes a sentence about the wait. Errors are
-    those of `Pool.wake`.
+    ``closing`` is set when the pool is closed; ``show`` takes the state of the wait. `Pool.wake`
+    lists the errors.
     """
     begun = time.monotonic()
     with ThreadPoolExecutor(len(connections), thread_name_prefix="sonic-wake") as threads:
@@ -50,30 +51,30 @@ def wake(
             waited_s = time.monotonic() - begun
             if len(failures) < len(reasons):
                 return waited_s
-            passing = [str(failure) for failure in failures if not _final(failure)]
-            if not passing:
+            transient = [str(failure) for failure in failures if not _final(failure)]
+            if not transient:
                 raise failures[0]
-            reason = passing[0]
+            reason = transient[0]
             state = f"no server is ready after {waited_s:.0f} s of {timeout_s:g} s: {reason}"
             logger.info("%s", state)
-            tell(state)
-            if waited_s + INTERVAL_S > timeout_s:
+            show(state)
+            if waited_s + interval_s > timeout_s:
                 error = DeadlineError(f"no server was ready within {timeout_s:g} s")
                 raise error.because(reason)
-            if closing.wait(INTERVAL_S):
+            if closing.wait(interval_s):
                 raise CancelledError("the pool was closed while it waited for a server")
 
 
 def _final(failure: SonicError) -> bool:
-    """Whether waiting changes nothing about a failure."""
-    comes = isinstance(failure, ModelNotReadyError)
-    return not comes and isinstance(failure, (AccessError, ModelNotFoundError))
+    """Whether waiting does not help."""
+    loading = isinstance(failure, ModelNotReadyError)
+    return not loading and isinstance(failure, (AccessError, ModelNotFoundError))
 
 
 def _ask(connection: Connection, models: Sequence[ModelKey]) -> SonicError | None:
     """Return why a server is not ready; None if it is.
 
-    It is asked for the index of its repository first: proxies count that question, and wake a
+    The first request is for the index of its repository: proxies count these requests, and wake a
     server by the count.
     """
     where = str(connection.address)
@@ -82,7 +83,7 @@ def _ask(connection: Connection, models: Sequence[ModelKey]) -> SonicError | Non
         connection.models()
     except AccessError as error:
         return error
-    except SonicError as error:  # also from one that is ready, and refuses this question alone
+    except SonicError as error:  # a ready server may refuse this request alone
         reason = error
     if not connection.ready():
         return reason
@@ -95,8 +96,8 @@ def _ask(connection: Connection, models: Sequence[ModelKey]) -> SonicError | Non
 
 
 @contextlib.contextmanager
-def shown(*, progress: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows a sentence in place of the last; in terminals and notebooks."""
+def show_status(*, progress: bool) -> Iterator[Callable[[str], None]]:
+    """Yield a function that replaces a line of status, in terminals and notebooks."""
     if not progress:
         yield lambda _: None
         return
@@ -105,4 +106,4 @@ def shown(*, progress: bool) -> Iterator[Callable[[str], None]]:
 
     status: Any
     with Console(stderr=True).status("waking the servers") as status:
-        yield lambda sentence: status.update(Text(sentence))
+        yield lambda state: status.update(Text(state))

@@ -1,0 +1,226 @@
+"""The core on virtual time: how it finds models, and what it does when servers lack them."""
+
+from __future__ import annotations
+
+import pytest
+from tests.pool.scenario import KEY, LOST, NEVER, ONE, TWO, Scenario, contract
+
+from sonic_coffea import errors
+from sonic_coffea.pool import _events as e
+from sonic_coffea.pool._models import OTHERS_S
+
+UNLOADED = errors.ModelNotFoundError("unloaded")
+
+
+def miss_all(scenario: Scenario) -> None:
+    """Fail what is in flight, and what is sent then, as servers do that lack the model."""
+    for _ in range(1000):
+        if not scenario.in_flight:
+            return
+        scenario.fail(scenario.in_flight[0], UNLOADED)
+
+
+def test_all_servers_are_asked_and_the_strictest_sets_the_limit() -> None:
+    scenario = Scenario()
+    scenario.served = {ONE: contract(max_rows=7), TWO: contract(max_rows=3)}
+    waiter = scenario.ask()
+    assert waiter.outcome.max_rows == 3
+    assert scenario.core.models.contracts[KEY].contract is waiter.outcome
+    assert scenario.ask().outcome is waiter.outcome
+
+
+def test_a_server_that_does_not_say_what_it_has_holds_up_nobody() -> None:
+    scenario = Scenario()
+    scenario.served = {ONE: None, TWO: contract()}
+    waiter = scenario.ask()
+    assert waiter.outcome is None
+    scenario.wait(OTHERS_S)
+    assert waiter.outcome == contract()
+    # When it says so in the end, it must have the model that is known by now.
+    scenario.say(ONE, contract(width=2))
+    scenario.submit(20)
+    assert not scenario.at(ONE)
+
+
+def test_different_models_of_a_name_are_refused() -> None:
+    scenario = Scenario()
+    scenario.served[TWO] = contract(width=2)
+    assert isinstance(scenario.ask().outcome, errors.ContractError)
+
+
+def test_the_first_question_is_asked_again_until_the_retry_timeout() -> None:
+    scenario = Scenario(ONE, retry_timeout_s=5)
+    scenario.served[ONE] = LOST
+    waiter = scenario.ask()
+    scenario.wait(2)
+    scenario.served[ONE] = contract()
+    scenario.wait(2)
+    assert waiter.outcome == contract()
+    scenario.served[ONE] = LOST
+    scenario.ask(anew=True)
+    second = scenario.ask()
+    scenario.wait(10)
+    assert isinstance(second.outcome, errors.ServerLostError)
+    assert "sonic-coffea check" in str(second.outcome)
+
+
+def test_a_deadline_says_why_the_servers_did_not() -> None:
+    scenario = Scenario(ONE, retry_timeout_s=600)
+    scenario.served[ONE] = LOST
+    waiter = scenario.ask(timeout_s=2.0)
+    scenario.wait(2)
+    scenario.tell(e.ContractWithdrawn(waiter))
+    assert isinstance(waiter.outcome, errors.DeadlineError)
+    assert "within 2 s" in str(waiter.outcome)
+    assert "gone" in str(waiter.outcome)
+    assert scenario.core.wakes_at(scenario.now) == NEVER
+
+
+def test_the_start_is_delayed() -> None:
+    scenario = Scenario(ONE)
+    scenario.tell(e.SchedulerJoined(scenario.now + 3, 8, 0.0))
+    waiter = scenario.ask()
+    scenario.wait(2.9)
+    assert waiter.outcome is None
+    scenario.wait(0.2)
+    assert waiter.outcome == contract()
+
+
+def test_a_wrong_model_is_told_rather_than_a_missing_one() -> None:
+    """Rows that may become None must not, where a server has another model of the name."""
+    scenario = Scenario(ONE, TWO)
+    slices = scenario.submit(20)
+    scenario.served = {ONE: contract(width=2), TWO: UNLOADED}
+    miss_all(scenario)
+    scenario.wait(11)
+    assert {type(error) for error in scenario.failed.values()} == {errors.ContractError}
+    assert set(scenario.failed) == set(slices)
+
+
+def test_rows_for_a_model_that_has_been_replaced_fail() -> None:
+    scenario = Scenario(ONE, max_in_flight=1)
+    scenario.ask()
+    old = scenario.submit(3)
+    scenario.served[ONE] = contract(width=2)
+    assert scenario.ask(anew=True).outcome == contract(width=2)
+    assert all(isinstance(scenario.failed[one], errors.ContractError) for one in old[1:])
+    (new,) = scenario.submit(1, contract=contract(width=2))
+    scenario.answer_all()
+    assert scenario.delivered[new] == ONE
+
+
+def test_rows_for_a_model_that_one_server_has_replaced_fail_while_another_is_silent() -> None:
+    scenario = Scenario(ONE, TWO, max_in_flight=1)
+    scenario.ask()
+    old = scenario.submit(5)
+    scenario.served = {ONE: contract(width=2), TWO: None}
+    waiter = scenario.ask(anew=True)
+    assert scenario.failed == {}
+    scenario.wait(OTHERS_S)
+    assert waiter.outcome == contract(width=2)
+    assert set(scenario.failed) == set(old[2:])
+    assert {type(error) for error in scenario.failed.values()} == {errors.ContractError}
+
+
+def test_a_server_without_the_model_is_asked_again_later() -> None:
+    scenario = Scenario()
+    scenario.served[ONE] = UNLOADED
+    scenario.submit(8)
+    assert not scenario.at(ONE)
+    scenario.answer_all()
+    scenario.served[ONE] = contract()
+    scenario.wait(2.1)
+    scenario.submit(100)
+    assert scenario.at(ONE)
+
+
+def test_a_model_that_no_server_has_any_more_fails_what_waits() -> None:
+    scenario = Scenario(ONE, retry_timeout_s=10)
+    slices = scenario.submit(1000)
+    scenario.served[ONE] = UNLOADED
+    miss_all(scenario)
+    scenario.wait(9.8)
+    assert not scenario.failed
+    scenario.wait(2.1)
+    assert {type(error) for error in scenario.failed.values()} == {errors.ModelNotFoundError}
+    assert set(scenario.failed) == set(slices)
+    # A runner that tries again learns at once that it is still gone, and at once that it is back.
+    again = scenario.ask()
+    assert isinstance(again.outcome, errors.ModelNotFoundError)
+    scenario.served[ONE] = contract()
+    assert scenario.ask().outcome == contract()
+
+
+def test_a_model_that_is_loaded_again_costs_time_only() -> None:
+    scenario = Scenario(ONE)
+    slices = scenario.submit(100)
+    scenario.served[ONE] = UNLOADED
+    miss_all(scenario)
+    scenario.wait(7)
+    waiter = scenario.ask()
+    assert waiter.outcome is None
+    scenario.served[ONE] = contract()
+    scenario.wait(2.1)
+    assert waiter.outcome == contract()
+    scenario.answer_all()
+    assert set(scenario.delivered) == set(slices)
+    assert not scenario.failed
+
+
+def test_a_server_behind_a_url_that_lacks_the_model_costs_no_time() -> None:
+    """Rows that it refused are sent again at once, and find one that has it."""
+    scenario = Scenario(ONE)
+    slices = scenario.submit(200)
+    began, number = scenario.now, 0
+    while scenario.in_flight:
+        number += 1
+        attempt = scenario.in_flight[0]
+        if number % 4:
+            scenario.fail(attempt, UNLOADED)
+        else:
+            scenario.answer(attempt, rtt_s=0.001)
+    assert set(scenario.delivered) == set(slices)
+    assert scenario.now == began
+
+
+def test_a_server_that_never_finds_what_it_says_to_have_is_given_up() -> None:
+    scenario = Scenario(ONE, retry_timeout_s=10)
+    slices = scenario.submit(4)
+    for _ in range(100):
+        miss_all(scenario)
+        scenario.wait(0.2)
+    assert {type(error) for error in scenario.failed.values()} == {errors.ModelNotFoundError}
+    assert set(scenario.failed) == set(slices)
+    assert scenario.retries < 2_000
+
+
+def test_a_model_that_was_never_there_is_refused_at_once() -> None:
+    scenario = Scenario(ONE)
+    scenario.served[ONE] = UNLOADED
+    assert isinstance(scenario.ask().outcome, errors.ModelNotFoundError)
+
+
+@pytest.mark.parametrize(
+    "passing", [LOST, errors.ModelNotReadyError("loading"), errors.OverloadError("busy")]
+)
+def test_a_server_may_come_back_before_its_model_does(passing: errors.SonicError) -> None:
+    scenario = Scenario(ONE)
+    scenario.served[ONE] = passing
+    waiter = scenario.ask()
+    scenario.wait(3)
+    scenario.served[ONE] = UNLOADED
+    scenario.wait(3)
+    assert waiter.outcome is None
+    scenario.served[ONE] = contract()
+    scenario.wait(2.1)
+    assert waiter.outcome == contract()
+
+
+def test_what_a_returning_server_refuses_is_said() -> None:
+    scenario = Scenario(ONE, retry_timeout_s=60)
+    slices = scenario.submit(10)
+    scenario.served[ONE] = errors.AccessError("another token, please")
+    scenario.lose(ONE)
+    scenario.wait(0.2)
+    assert {type(error) for error in scenario.failed.values()} == {errors.AccessError}
+    assert set(scenario.failed) == set(slices)
