@@ -512,7 +512,7 @@ def test_answers_for_constituents_are_all_of_one_kind(
 )
 def test_compiled_code_gets_no_tensor_of_other_rows(rows: Any, shape: Any, dtype: str) -> None:
     columns = bind_inputs({"in": sonic.Padded("pt", 3)}, JAGGED).bound["in"].columns
-    scatter = Scatter(columns, 1, np.dtype("f4"))
+    scatter = Scatter(columns.split, columns.order, 1, np.dtype("f4"))
     with pytest.raises(ValueError, match=r"expected \(2, 1, dtype"):
         scatter.place(rows, np.zeros(shape, dtype))
 
@@ -521,7 +521,7 @@ def test_compiled_code_gets_no_tensor_of_other_rows(rows: Any, shape: Any, dtype
 def test_values_without_an_answer_are_zero(monkeypatch: Any, answer: Any) -> None:
     monkeypatch.setattr(_scatter, "empty", lambda shape, dtype: np.full(shape, 7, dtype))
     columns = bind_inputs({"in": sonic.Padded("pt", 3)}, JAGGED).bound["in"].columns
-    scatter = Scatter(columns, 1, np.dtype("f4"))
+    scatter = Scatter(columns.split, columns.order, 1, np.dtype("f4"))
     scatter.place(slice(2, 3), answer)
     assert scatter.content(None).to_list() == [[0.0] * 3, [0.0] * 0, [1.0]]
 
@@ -529,7 +529,7 @@ def test_values_without_an_answer_are_zero(monkeypatch: Any, answer: Any) -> Non
 def test_values_that_were_truncated_are_zero_below_their_none(monkeypatch: Any) -> None:
     monkeypatch.setattr(_scatter, "empty", lambda shape, dtype: np.full(shape, np.nan, dtype))
     columns = bind_inputs({"in": sonic.Padded("pt", 2)}, JAGGED).bound["in"].columns
-    scatter = Scatter(columns, 1, np.dtype("f4"))
+    scatter = Scatter(columns.split, columns.order, 1, np.dtype("f4"))
     scatter.place(slice(0, 3), np.ones((3, 2, 1), np.float32))
     content = scatter.content(None)
     assert content.to_list() == [[1.0, 1.0, None], [], [1.0]]

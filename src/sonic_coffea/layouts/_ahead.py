@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import awkward as ak
 
     from sonic_coffea.layouts._layout import Layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from threading import Lock
@@ -19,8 +20,6 @@ from sonic_coffea.layouts._layout import declare
 from sonic_coffea.layouts._texts import TEXT, Texts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from sonic_coffea.layouts._inputs import Inputs
     from sonic_coffea.layouts._outputs import Output
     from sonic_coffea.layouts._rows import RowSelection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +14,6 @@ from sonic_coffea.layouts._answers import misshapen, tensor_of
 from sonic_coffea.layouts._constituents import PerConstituent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sonic_coffea.layouts._inputs import Inputs
     from sonic_coffea.layouts._outputs import Output
     from sonic_coffea.layouts._rows import RowSelection

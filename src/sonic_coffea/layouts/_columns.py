@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -17,7 +18,7 @@ from sonic_coffea.layouts._range import misfit
 from sonic_coffea.layouts._scatter import Scatter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from awkward.contents import Content
 
     from sonic_coffea.layouts._fields import Column
     from sonic_coffea.layouts._rows import Int64, RowSelection, Split
@@ -71,13 +72,12 @@ class Columns:
         rows: RowSelection,
         *,
         wrap: bool = False,
-        stamp: Stamp | None = None,
     ) -> None:
         """Fill ``out[n, F, L]``, with `fills` behind, or with the row's own elements again.
 
-        Of ``out[n, P, F, L]``, each of `P` has a row of its own. A `stamp` fills other lines.
+        Of ``out[n, P, F, L]``, each of `P` has a row of its own.
         """
-        fill_rows(self.fillings(out, fills, rows, wrap=wrap, stamp=stamp), out)
+        fill_rows(self.fillings(out, fills, rows, wrap=wrap), out)
 
     def fillings(
         self,
@@ -88,7 +88,7 @@ class Columns:
         wrap: bool = False,
         stamp: Stamp | None = None,
     ) -> list[Filling]:
-        """Return what `pad` does."""
+        """Return what `pad` does; a `stamp` fills other lines."""
         starts, stops = self.split.starts[rows], self.split.stops[rows]
         place, gathered = Place.of(out), list[Group]()
         for group in self.groups:
@@ -199,7 +199,13 @@ class Columns:
 
     def scatter(self, width: int, dtype: np.dtype[Any], *, axes: int = 1) -> Scatter:
         """Return what takes in `width` values for each element, or for each pair of a row."""
-        return Scatter(self, width, dtype, axes=axes)
+        return Scatter(self.split, self.order, width, dtype, axes=axes)
+
+    def scattered(self, tensor: Tensor, names: Sequence[str]) -> Content:
+        """Return the values of all elements as lists of records."""
+        scatter = self.scatter(len(self), tensor.dtype)
+        scatter.place(slice(0, len(self.split.rows)), tensor)
+        return scatter.content(list(names))
 
     def number(self, rows: RowSelection, place: int) -> int:
         """Return the number of the row at a place of some rows."""

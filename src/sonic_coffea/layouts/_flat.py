@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,25 +16,21 @@ from sonic_coffea.layouts._layout import (
     DType,
     Fields,
     FieldsLayout,
+    Layout,
     Shape,
     Tensor,
     declare,
     order_of,
     ordered,
 )
-from sonic_coffea.layouts._rows import offsets_of
-from sonic_coffea.layouts._scatter import scattered
+from sonic_coffea.layouts._rows import Int64, RowSelection, Split, offsets_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from awkward.contents import Content
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._fields import Feature
-    from sonic_coffea.layouts._layout import Layout
-    from sonic_coffea.layouts._rows import Int64, RowSelection, Split
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -203,7 +200,7 @@ class Flat(FieldsLayout):
         numbers += np.repeat(np.cumsum(sizes) - sizes, counts)[:, np.newaxis].astype(numbers.dtype)
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
-        return scattered(self._by_element(tensor), columns)
+        return columns.scattered(self._by_element(tensor), columns.names)
 
     def _by_element(self, tensor: Tensor) -> Tensor:
         """Return the view ``[sum n, F]`` of a tensor."""

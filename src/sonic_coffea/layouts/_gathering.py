@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._rows import Int64, Split, aligned, united
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from awkward.contents import Content
 
 

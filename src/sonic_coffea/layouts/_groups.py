@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,6 @@ from numpy.typing import NDArray
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._fields import FUNCTIONS, Column, Feature, limits
 from sonic_coffea.layouts._rows import Int64, offsets_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Tensor = NDArray[Any]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -12,13 +13,10 @@ import numpy as np
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._fields import Source
-from sonic_coffea.layouts._memory import lent
+from sonic_coffea.layouts._memory import Lend, lent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from sonic_coffea.layouts._layout import Bound, DType, Layout, Shape, Tensor
-    from sonic_coffea.layouts._memory import Lend
     from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
 
 

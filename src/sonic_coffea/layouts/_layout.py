@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from sonic_coffea.errors import ConfigError, InputError, nearest
 from sonic_coffea.layouts._binding import bind_columns
@@ -22,7 +22,6 @@ from sonic_coffea.layouts._texts import TEXT, Numbered, Texts, dtype_of
 if TYPE_CHECKING:
     import awkward as ak
     from awkward.contents import Content
-    from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._rows import Int64, Rows, RowSelection

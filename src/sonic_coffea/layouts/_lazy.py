@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def is_lazy(arrays: Any) -> bool:

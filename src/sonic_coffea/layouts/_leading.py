@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -11,16 +12,12 @@ import numpy as np
 
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._collection import of_one_collection
-from sonic_coffea.layouts._columns import Columns
-from sonic_coffea.layouts._fields import Column
+from sonic_coffea.layouts._columns import Columns, Tensor
+from sonic_coffea.layouts._fields import Column, Feature, Source
 from sonic_coffea.layouts._groups import Group, Place, grouped
 from sonic_coffea.layouts._paths import path_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sonic_coffea.layouts._columns import Tensor
-    from sonic_coffea.layouts._fields import Feature, Source
     from sonic_coffea.layouts._rows import Int64, RowSelection, Split
 
 

@@ -11,6 +11,7 @@ import ctypes
 import os
 import platform
 from array import array
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -22,8 +23,6 @@ import numpy as np
 from sonic_coffea.layouts._disk import Files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from numpy.typing import NDArray
 
 Kinds = tuple[Any, ...]

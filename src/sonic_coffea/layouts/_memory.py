@@ -6,17 +6,14 @@ import math
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-    Lend = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any] | None]
+Lend = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any] | None]
 
 # The C library uses smaller blocks again. It gives larger ones back to the system: from 32 MB on,
 # and in dask's workers from much less (they set MALLOC_TRIM_THRESHOLD_).

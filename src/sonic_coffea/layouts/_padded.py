@@ -20,7 +20,6 @@ from sonic_coffea.layouts._layout import (
     ordered,
     with_axes,
 )
-from sonic_coffea.layouts._scatter import scattered
 from sonic_coffea.layouts._texts import TEXT
 
 if TYPE_CHECKING:
@@ -79,7 +78,9 @@ class PaddedLayout(FieldsLayout):
         )
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
-        return scattered(with_axes(tensor, self.axis_order).transpose(0, 2, 1), columns)
+        return columns.scattered(
+            with_axes(tensor, self.axis_order).transpose(0, 2, 1), columns.names
+        )
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._columns import Columns
-from sonic_coffea.layouts._formulae import DEFAULT, compile_formulae, four_vector
+from sonic_coffea.layouts._formulae import DEFAULT, Program, compile_formulae, four_vector
 from sonic_coffea.layouts._given_pairs import GivenPairs, given_pairs
 from sonic_coffea.layouts._layout import (
     Bound,
@@ -27,12 +28,9 @@ from sonic_coffea.layouts._memory import empty
 from sonic_coffea.layouts._padded import Padded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._fields import Feature, Source
-    from sonic_coffea.layouts._formulae import Program
     from sonic_coffea.layouts._rows import Int64, RowSelection
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 from awkward.contents import (
@@ -18,31 +18,9 @@ from numpy.typing import NDArray
 
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._memory import empty
-from sonic_coffea.layouts._rows import offsets_of
-
-if TYPE_CHECKING:
-    from sonic_coffea.layouts._rows import Int64, RowSelection, Split
+from sonic_coffea.layouts._rows import Int64, RowSelection, Split, offsets_of
 
 Tensor = NDArray[Any]
-
-
-class Elements(Protocol):
-    """The columns whose elements get values."""
-
-    @property
-    def split(self) -> Split:
-        """The elements of each row."""
-
-    @property
-    def order(self) -> Int64 | None:
-        """How they are sorted."""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the fields."""
-
-    def __len__(self) -> int:
-        """Return how many fields there are."""
 
 
 class Scatter:
@@ -50,8 +28,10 @@ class Scatter:
 
     Parameters
     ----------
-    columns : Elements
-        Whose elements they are.
+    split : Split
+        The elements of each row.
+    order : array of int64 or None
+        How the elements are sorted.
     width : int
         Values of each.
     dtype : dtype
@@ -66,10 +46,10 @@ class Scatter:
     """
 
     def __init__(
-        self, columns: Elements, width: int, dtype: np.dtype[Any], *, axes: int = 1
+        self, split: Split, order: Int64 | None, width: int, dtype: np.dtype[Any], *, axes: int = 1
     ) -> None:
-        self._split, self._order, self._axes = columns.split, columns.order, axes
-        self._counts = columns.split.counts
+        self._split, self._order, self._axes = split, order, axes
+        self._counts = split.counts
         self._offsets = offsets_of(self._counts**axes)
         self.values = empty((int(self._offsets[-1]), width), dtype)
         self._open = np.ones(len(self._counts), np.bool_)
@@ -133,13 +113,6 @@ class Scatter:
             counts = np.repeat(self._counts, self._counts**axis)
             values = ListOffsetArray(Index64(offsets_of(counts)), values)
         return values
-
-
-def scattered(tensor: Tensor, columns: Elements) -> Content:
-    """Return the values of all elements as lists of records of the columns' names."""
-    scatter = Scatter(columns, len(columns), tensor.dtype)
-    scatter.place(slice(0, len(columns.split.rows)), tensor)
-    return scatter.content(columns.names)
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -198,16 +198,7 @@ class Tokens(Layout):
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
         by_element = tensor if self.axis_order == "LF" else tensor.transpose(0, 2, 1)
-        assert isinstance(columns, _TokenColumns)  # noqa: S101
-        contents = []
-        for part in columns.parts:
-            own = by_element[:, part.places][:, :, part.slots]
-            scatter = part.columns.scatter(own.shape[2], own.dtype)
-            scatter.place(slice(0, len(own)), np.ascontiguousarray(own))
-            own_channels = [self.channels[slot] for slot in part.slots]
-            names = [f"{name}_{k}" if k else name for name, k in own_channels]
-            contents.append(part.of_rows(scatter.content(names)))
-        return RecordArray(contents, [part.name for part in columns.parts], length=len(tensor))
+        return columns.scattered(by_element, [f"{n}_{k}" if k else n for n, k in self.channels])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -268,10 +259,9 @@ class _TokenColumns(Columns):
         return tuple(part.name for part in self.parts)
 
     def present(self, rows: RowSelection, length: int) -> Tensor:
+        del length
         each = [part.columns.present(rows, part.length) for part in self.parts]
-        present = np.concatenate(each, axis=1)
-        assert present.shape[1] == length  # noqa: S101
-        return present
+        return np.concatenate(each, axis=1)
 
     def indices(self, rows: RowSelection, slots: Int64, length: int) -> Int64:
         del length
@@ -288,6 +278,15 @@ class _TokenColumns(Columns):
         assert axes == 1  # noqa: S101  others are refused, as there are several collections
         return _TokenScatter(self, width, dtype)
 
+    def scattered(self, tensor: Tensor, names: Sequence[str]) -> Content:
+        contents = []
+        for part in self.parts:
+            own = part.columns.scattered(
+                tensor[:, part.places][:, :, part.slots], [names[slot] for slot in part.slots]
+            )
+            contents.append(part.of_rows(own))
+        return RecordArray(contents, list(self.collections), length=len(tensor))
+
 
 class _TokenScatter(Scatter):
     """Values of each token: a record of the parts."""
@@ -298,7 +297,7 @@ class _TokenScatter(Scatter):
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
         for part, scatter in self._parts:
-            scatter.place(rows, np.ascontiguousarray(tensor[:, part.places]))
+            scatter.place(rows, tensor[:, part.places])
 
     def content(
         self, names: list[str] | None, each: tuple[int, ...] = (), *, optional: bool = False
@@ -318,9 +317,6 @@ class _PartSource(Source):
 
     def collection(self, path: str) -> tuple[Content | None, str]:
         return self._source.collection(self._path(path))
-
-    def names(self, path: str = "") -> list[str]:
-        return self._source.names(path)
 
     def column(self, path: str) -> Content:
         return self._source.column(self._path(path))

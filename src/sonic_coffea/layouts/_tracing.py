@@ -6,6 +6,7 @@ for the branches that a processor needs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -15,8 +16,6 @@ from sonic_coffea.layouts._fields import Source
 from sonic_coffea.layouts._inputs import arrays_by_input, bind_sources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from awkward.contents import Content
 
     from sonic_coffea.layouts._layout import Layout
