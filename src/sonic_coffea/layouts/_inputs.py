@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -152,7 +152,11 @@ def declared(layouts: Mapping[str, Layout]) -> dict[str, tuple[DType, Shape]]:
 
 
 def bind_inputs(
-    layouts: Mapping[str, Layout], arrays: Any, *, one_request_per: str | None = None
+    layouts: Mapping[str, Layout],
+    arrays: Any,
+    *,
+    one_request_per: str | None = None,
+    source_of: Callable[[Any], Source] = Source,
 ) -> Inputs:
     """Bind the inputs of a model to arrays.
 
@@ -165,20 +169,12 @@ def bind_inputs(
         A `Mask` of another input may be left out of the dict.
     one_request_per : {"row", "event"}, optional
         What has a request of its own; by default, rows share requests.
+    source_of : callable
+        Returns what a layout reads from, for an array.
     """
-    sources = arrays_by_input(layouts, arrays)
-    return bind_sources(layouts, sources, one_request_per=one_request_per)
-
-
-def bind_sources(
-    layouts: Mapping[str, Layout],
-    sources: Mapping[str, Source],
-    *,
-    one_request_per: str | None = None,
-) -> Inputs:
-    """Bind the inputs of a model to what each reads from."""
+    counted = _counted_inputs(layouts)
+    sources = _sources(layouts, arrays, counted, source_of)
     layouts = _among(layouts)
-    counted = counted_inputs(layouts)
     bound: dict[str, Bound] = {}
     for name, layout in layouts.items():
         if name not in counted:
@@ -323,7 +319,7 @@ def within(name: str) -> Iterator[None]:
         raise error.within(f"input {name!r}") from None
 
 
-def counted_inputs(layouts: Mapping[str, Layout]) -> dict[str, str]:
+def _counted_inputs(layouts: Mapping[str, Layout]) -> dict[str, str]:
     """Return the inputs that are bound to another input, and that input's name."""
     jagged = [name for name, layout in layouts.items() if layout.jagged]
     counted = {}
@@ -335,7 +331,12 @@ def counted_inputs(layouts: Mapping[str, Layout]) -> dict[str, str]:
     return counted
 
 
-def arrays_by_input(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
+def _sources(
+    layouts: Mapping[str, Layout],
+    arrays: Any,
+    counted: Mapping[str, str],
+    source_of: Callable[[Any], Source],
+) -> dict[str, Source]:
     """Return what each input reads from."""
     if isinstance(arrays, dict) and set(arrays) & set(layouts):
         unknown = [name for name in arrays if name not in layouts]
@@ -343,12 +344,11 @@ def arrays_by_input(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Sou
             raise FieldError(
                 f"the model has no input {unknown[0]!r}; {nearest(unknown[0], layouts)}"
             )
-        free = counted_inputs(layouts)
-        missing = [name for name in layouts if name not in arrays and name not in free]
+        missing = [name for name in layouts if name not in arrays and name not in counted]
         if missing:
             raise FieldError(
                 f"no array for the model's input {missing[0]!r}; {nearest(missing[0], arrays)}"
             )
-        return {name: Source(array) for name, array in arrays.items()}
+        return {name: source_of(array) for name, array in arrays.items()}
     # One array of records, or a dict of columns, that all inputs share.
-    return dict.fromkeys(layouts, Source(arrays))
+    return dict.fromkeys(layouts, source_of(arrays))

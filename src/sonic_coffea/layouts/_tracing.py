@@ -13,7 +13,7 @@ import awkward as ak
 
 from sonic_coffea.layouts._assembly import Outputs
 from sonic_coffea.layouts._fields import Source
-from sonic_coffea.layouts._inputs import arrays_by_input, bind_sources
+from sonic_coffea.layouts._inputs import bind_inputs
 
 if TYPE_CHECKING:
     from awkward.contents import Content
@@ -45,8 +45,7 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
     FieldError, InputError
         If a field is missing, or has no axis where one is needed.
     """
-    sources = arrays_by_input(layouts, arrays)
-    inputs = bind_sources(layouts, {name: _Touched(source) for name, source in sources.items()})
+    inputs = bind_inputs(layouts, arrays, source_of=_Touched)
     scores = inputs.rows.unflatten(Outputs.of(outputs, inputs).typed())
     return ak.Array(scores.layout.to_typetracer(forget_length=True))
 
@@ -54,16 +53,13 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
 class _Touched(Source):
     """Arrays of length zero in the place of typetracers: whatever is read of them is touched."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
     def collection(self, path: str) -> tuple[None, str]:
         return None, path
 
     def names(self, path: str = "") -> list[str]:
-        return self._source.names(path)
+        return Source(self._array).names(path)
 
     def column(self, path: str) -> Content:
-        column = self._source.column(path)
+        column = super().column(path)
         ak.typetracer.touch_data(ak.Array(column))
         return column.form.length_zero_array(highlevel=False)
