@@ -231,16 +231,16 @@ def test_addresses_are_those_of_numpy() -> None:
         np.frombuffer(b"abc", np.uint8),
         whole.view(np.recarray),
     ):
-        assert _kernels.address(values) == values.ctypes.data
+        assert _machine_code.address(values) == values.ctypes.data
 
 
 def test_numba_is_ready_before_rows_are_queued() -> None:
     """What it takes to get ready is no part of the time of packing."""
     jets = ak.Array([[{"pt": 1.0}]])
-    _kernels.load.cache_clear()
+    _machine_code.load.cache_clear()
     bind_inputs({"x": Row("pt")}, jets).load()
-    assert _kernels.load.cache_info().currsize == 1
+    assert _machine_code.load.cache_info().currsize == 1
     with FakeServer({"m": FakeModel.of(MODEL)}) as server, Pool(Settings.make(server.url)) as pool:
-        _kernels.load.cache_clear()
+        _machine_code.load.cache_clear()
         MODEL.submit(jets, pool=pool)
-        assert _kernels.load.cache_info().currsize == 1
+        assert _machine_code.load.cache_info().currsize == 1

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from awkward.contents import Content
 
     from sonic_coffea.layouts._outputs import Output
-    from sonic_coffea.layouts._rows import RowSelection
-    from sonic_coffea.layouts._scatter import Tensor
+    from sonic_coffea.layouts._rows import RowSelection, Tensor
 
 
 class Assembly(ABC):

@@ -9,7 +9,6 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts import _kernels
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
     from awkward.contents import Content
 
     from sonic_coffea.layouts._fields import Column
-    from sonic_coffea.layouts._rows import Int64, RowSelection, Split
+    from sonic_coffea.layouts._machine_code import Call
+    from sonic_coffea.layouts._rows import Int64, RowSelection, Split, Tensor
     from sonic_coffea.layouts._texts import Texts
-
-Tensor = NDArray[Any]
 
 _BLOCK = 2048
 _CAN_BE_SENT = "a kernel refused a number that can be sent"
@@ -33,7 +31,7 @@ _CAN_BE_SENT = "a kernel refused a number that can be sent"
 class Filling(NamedTuple):
     """A kernel that fills rows of a tensor, and what checks which row it found first."""
 
-    call: _kernels.Call
+    call: Call
     check: Callable[[int], None]
 
 
@@ -175,9 +173,9 @@ class Columns:
         """The names of the collections that the elements are of; none if they are of one."""
         return ()
 
-    def present(self, rows: RowSelection, length: int) -> NDArray[np.bool_]:
+    def present(self, rows: RowSelection, length: int) -> Tensor:
         """Return whether there is an element at each of `length` places, ``[n, L]``."""
-        present: NDArray[np.bool_] = np.arange(length) < self.split.counts_of(rows)[:, np.newaxis]
+        present: Tensor = np.arange(length) < self.split.counts_of(rows)[:, np.newaxis]
         return present
 
     def indices(self, rows: RowSelection, slots: Int64, length: int) -> Int64:

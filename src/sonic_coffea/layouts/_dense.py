@@ -21,7 +21,6 @@ from sonic_coffea.layouts._layout import (
     DType,
     FieldsLayout,
     Shape,
-    Tensor,
     declare,
     length_of,
 )
@@ -29,7 +28,7 @@ from sonic_coffea.layouts._nodes import split
 from sonic_coffea.layouts._numbers import not_numbers, readable
 from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import check_range
-from sonic_coffea.layouts._rows import RowSelection, Split
+from sonic_coffea.layouts._rows import RowSelection, Split, Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray

@@ -11,17 +11,17 @@ import numpy as np
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._binding import bind_columns
-from sonic_coffea.layouts._columns import Columns, Tensor
+from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._formulae import VECTORS
 from sonic_coffea.layouts._nodes import read
 from sonic_coffea.layouts._range import check_range, is_checked
-from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Split
+from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Split, Tensor
 
 if TYPE_CHECKING:
     from sonic_coffea.layouts._fields import Feature, Source
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GivenPairs(Columns):
     """Columns of pairs.
 
@@ -33,8 +33,8 @@ class GivenPairs(Columns):
         How many pairs each first element of a row has.
     """
 
-    inner: Columns = None  # type: ignore[assignment]
-    other_counts: Int64 = None  # type: ignore[assignment]
+    inner: Columns
+    other_counts: Int64
 
     def write(self, out: Tensor, fills: Sequence[float], rows: RowSelection) -> None:
         """Fill ``out[n, C, L, M]``."""

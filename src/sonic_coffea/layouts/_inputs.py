@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
-from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._fields import Source
+from sonic_coffea.layouts._machine_code import load
 from sonic_coffea.layouts._memory import Lend, lent
 
 if TYPE_CHECKING:
-    from sonic_coffea.layouts._layout import Bound, DType, Layout, Shape, Tensor
-    from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
+    from sonic_coffea.layouts._layout import Bound, DType, Layout, Shape
+    from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Inputs:
 
     def load(self) -> None:
         """Load what packing needs: the first time in a process, it would be taken for packing."""
-        _kernels.load()
+        load()
 
     def pack(self, start: int, stop: int, lend: Lend | None = None) -> dict[str, Tensor]:
         """Return the tensors of the rows at places `start` to `stop`, by input.
@@ -141,7 +141,7 @@ class Inputs:
             bound.layout.count_elements(bound.columns, rows, levels)
             for bound in self.bound.values()
         ]
-        sent, truncated, padding = map(sum, zip(*each, strict=True))
+        sent, truncated, padding = np.sum(each, axis=0).tolist()
         return sent, truncated, padding
 
 

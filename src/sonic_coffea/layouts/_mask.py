@@ -13,7 +13,6 @@ from sonic_coffea.layouts._layout import (
     Bound,
     DType,
     Layout,
-    Tensor,
     declare,
     length_of,
     order_of,
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._fields import Source
-    from sonic_coffea.layouts._rows import RowSelection
+    from sonic_coffea.layouts._rows import RowSelection, Tensor
 
 
 @dataclass(frozen=True, slots=True, init=False)

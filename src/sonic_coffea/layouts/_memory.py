@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -25,28 +25,24 @@ KEPT = 64_000_000
 _spare: deque[NDArray[np.uint8]] = deque()
 
 
-class _Lender(threading.local):
-    """What lends memory for tensors, if something does, to the thread that packs."""
-
-    lend: Lend | None = None
-
-
-_lender = _Lender()
+_lending: ContextVar[Lend | None] = ContextVar("lending", default=None)
+"""What lends memory for tensors, if something does, to the thread that packs."""
 
 
 @contextmanager
 def lent(lend: Lend | None) -> Iterator[None]:
     """Have tensors of this thread be packed where `lend` has room for them."""
-    before, _lender.lend = _lender.lend, lend
+    before = _lending.set(lend)
     try:
         yield
     finally:
-        _lender.lend = before
+        _lending.reset(before)
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an array with undefined contents for what is sent, in lent memory if there is some."""
-    tensor = None if _lender.lend is None else _lender.lend(shape, dtype)
+    lend = _lending.get()
+    tensor = None if lend is None else lend(shape, dtype)
     return empty(shape, dtype) if tensor is None else tensor
 
 

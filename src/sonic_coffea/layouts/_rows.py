@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts import _kernels
 
+Tensor = NDArray[Any]
 Int64 = NDArray[np.int64]
 RowSelection = slice | Int64
 """Rows of a call: a range of them, or their numbers."""

@@ -14,13 +14,10 @@ from awkward.contents import (
     UnmaskedArray,
 )
 from awkward.index import Index8, Index64
-from numpy.typing import NDArray
 
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._memory import empty
-from sonic_coffea.layouts._rows import Int64, RowSelection, Split, offsets_of
-
-Tensor = NDArray[Any]
+from sonic_coffea.layouts._rows import Int64, RowSelection, Split, Tensor, offsets_of
 
 
 class Scatter:
@@ -54,7 +51,7 @@ class Scatter:
         self.values = empty((int(self._offsets[-1]), width), dtype)
         self._open = np.ones(len(self._counts), np.bool_)
         # Which values there are, once some have been truncated.
-        self._kept: NDArray[np.bool_] | None = None
+        self._kept: Tensor | None = None
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
         """Place ``[n, L, K]``, of pairs ``[n, L, L, K]``, without padding, or ``[sum n, K]``.
@@ -115,7 +112,7 @@ class Scatter:
         return values
 
 
-def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+def _bytes(tensor: Tensor) -> Tensor:
     """Return a tensor with the bytes of its last axis as that axis."""
     whole = np.ascontiguousarray(tensor)
     size = whole.shape[-1] * whole.itemsize

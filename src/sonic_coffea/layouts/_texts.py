@@ -103,17 +103,7 @@ class Texts:
 
 
 class Numbered(Source):
-    """Arrays whose strings are numbers, in the fields that hold strings.
-
-    Parameters
-    ----------
-    source : Source
-        The arrays.
-    features : sequence of Feature
-        The fields that hold strings.
-    texts : Texts
-        What numbers them.
-    """
+    """Arrays whose strings are numbers, in the fields that `features` read."""
 
     def __init__(self, source: Source, features: Sequence[Feature], texts: Texts) -> None:
         self._source, self._texts = source, texts

@@ -20,14 +20,13 @@ from sonic_coffea.layouts._layout import (
     DType,
     FieldsLayout,
     Layout,
-    Tensor,
     check_held,
     declare,
     order_of,
 )
 from sonic_coffea.layouts._padded import Padded
 from sonic_coffea.layouts._row import Row
-from sonic_coffea.layouts._rows import Int64, RowSelection, Split
+from sonic_coffea.layouts._rows import Int64, RowSelection, Split, Tensor
 from sonic_coffea.layouts._scatter import Scatter
 from sonic_coffea.layouts._texts import TEXT
 
@@ -111,15 +110,13 @@ class Tokens(Layout):
                 )
         if isinstance(flags, str) and flags not in FLAGS:
             raise ConfigError(f"Tokens: expected flags 'onehot' or 'number', got {flags!r}")
-        chosen: str | tuple[tuple[str, float], ...] | None = None
+        chosen: Any = flags
         if isinstance(flags, Mapping):
             if set(flags) != set(parts):
                 raise ConfigError(
                     f"Tokens: expected flags of {', '.join(parts)}, got {', '.join(flags)}"
                 )
             chosen = tuple((name, float(flags[name])) for name in parts)
-        else:
-            chosen = flags
         check_held(fill, first[1], "Tokens", "fill")
         declare(self, parts=tuple(parts.items()), flags=chosen, fill=float(fill))
         declare(self, axis_order=axis_order, dtype=first[1], channels=_channels(parts))
@@ -130,7 +127,7 @@ class Tokens(Layout):
 
     @property
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
-        return (sum(_length(part) for _, part in self.parts),)
+        return (sum(part.padded_length(0) or 1 for _, part in self.parts),)
 
     def row_shape(self, level: int) -> tuple[int, ...]:
         width = len(self.channels) + len(_flag_values(self, 0))
@@ -149,10 +146,9 @@ class Tokens(Layout):
             keys = _keys(part)
             slots = np.asarray([self.channels.index(key) for key in keys], np.int64)
             groups = tuple(replace(g, slots=slots[g.slots]) for g in columns.groups)
-            fills = [self.fill] * len(self.channels)
-            for slot, value in zip(slots, _fills(part), strict=True):
-                fills[slot] = value
-            stop = start + _length(part)
+            fills = np.full(len(self.channels), self.fill)
+            fills[slots] = part.fill or 0.0
+            stop = start + (part.padded_length(0) or 1)
             flags = _flag_values(self, number)
             lacking = [n for n in range(len(self.channels)) if n not in slots]
             behind = range(len(self.channels), len(self.channels) + len(flags))
@@ -164,7 +160,7 @@ class Tokens(Layout):
                     slice(start, stop),
                     part.jagged,
                     slots,
-                    tuple(fills),
+                    fills.tolist(),
                     _stamp([*lacking, *behind], (*absent, *flags), (*absent, *nothing)),
                     isinstance(part, Padded) and part.pad_mode == "wrap",
                 )
@@ -193,7 +189,7 @@ class Tokens(Layout):
             part.count_elements(here.columns, rows, levels * 0)
             for (_, part), here in zip(self.parts, columns.parts, strict=True)
         ]
-        sent, truncated, padding = map(sum, zip(*each, strict=True))
+        sent, truncated, padding = np.sum(each, axis=0).tolist()
         return sent, truncated, padding
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
@@ -213,7 +209,7 @@ class _Part:
         Its tokens in the sequence.
     slots : array of int64
         The channel of each of its fields.
-    fills : tuple of float
+    fills : list of float
         What pads each channel.
     stamp : Stamp or None
         What its tokens have in the channels that it lacks, and in those of the flags behind.
@@ -226,7 +222,7 @@ class _Part:
     places: slice
     jagged: bool
     slots: Int64
-    fills: tuple[float, ...]
+    fills: list[float]
     stamp: Stamp | None
     wraps: bool
 
@@ -240,11 +236,11 @@ class _Part:
         return lists if self.jagged else lists.content
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _TokenColumns(Columns):
     """The columns of all parts; `split` has the tokens of each row."""
 
-    parts: tuple[_Part, ...] = ()
+    parts: tuple[_Part, ...]
 
     @classmethod
     def of(cls, parts: list[_Part]) -> _TokenColumns:
@@ -348,14 +344,6 @@ def _check_part(name: str, part: Any) -> None:
 
 def _stamp(slots: list[int], numbers: tuple[float, ...], behind: tuple[float, ...]) -> Stamp | None:
     return Stamp(np.asarray(slots, np.int64), numbers, behind) if slots else None
-
-
-def _length(part: Padded | Row) -> int:
-    return part.length if isinstance(part, Padded) else 1
-
-
-def _fills(part: Padded | Row) -> tuple[float, ...]:
-    return part.fill if isinstance(part, Padded) else (0.0,) * len(part.features)
 
 
 def _keys(part: Padded | Row) -> list[Channel]:
