@@ -195,7 +195,7 @@ def test_what_is_chosen_picks_from_the_collection() -> None:
     ("make", "message"),
     [
         (lambda: sonic.Output(["a"], shape=(1,)), "labels or a shape"),
-        (lambda: sonic.Output(shape=(0,)), "lengths of at least 1, got 0"),
+        (lambda: sonic.Output(shape=(0,)), "Output: expected a length of at least 1, got 0"),
         (lambda: sonic.Output(axes=2), "and per='constituent', got axes=2"),
         (lambda: sonic.Output(axes=0, per="constituent"), "one axis .* or more"),
         (lambda: sonic.Output(per="constituent", choose="argmin"), "did you mean 'argmax'"),

@@ -12,7 +12,7 @@ import sonic_coffea as sonic
 from sonic_coffea.demo.analysis import Schema
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.errors import ConfigError, FieldError, InputError, ResponseError
-from sonic_coffea.layouts import _scatter, assemble, bind_inputs, declared
+from sonic_coffea.layouts import _memory, assemble, bind_inputs, declared
 from sonic_coffea.layouts._scatter import Scatter
 
 JETS = ak.Array(
@@ -512,28 +512,42 @@ def test_answers_for_constituents_are_all_of_one_kind(
 )
 def test_compiled_code_gets_no_tensor_of_other_rows(rows: Any, shape: Any, dtype: str) -> None:
     columns = bind_inputs({"in": sonic.Padded("pt", 3)}, JAGGED).bound["in"].columns
-    scatter = Scatter(columns, 1, np.dtype("f4"))
+    scatter = Scatter(columns.split, columns.order, 1, np.dtype("f4"))
     with pytest.raises(ValueError, match=r"expected \(2, 1, dtype"):
         scatter.place(rows, np.zeros(shape, dtype))
 
 
-@pytest.mark.parametrize("answer", [np.ones((1, 3, 1), np.float32), np.ones((1, 1), np.float32)])
-def test_values_without_an_answer_are_zero(monkeypatch: Any, answer: Any) -> None:
-    monkeypatch.setattr(_scatter, "empty", lambda shape, dtype: np.full(shape, 7, dtype))
-    columns = bind_inputs({"in": sonic.Padded("pt", 3)}, JAGGED).bound["in"].columns
-    scatter = Scatter(columns, 1, np.dtype("f4"))
-    scatter.place(slice(2, 3), answer)
-    assert scatter.content(None).to_list() == [[0.0] * 3, [0.0] * 0, [1.0]]
+WIDE = _memory.LARGE // 4
+"""Numbers of an element, so that values have memory that was used before."""
 
 
-def test_values_that_were_truncated_are_zero_below_their_none(monkeypatch: Any) -> None:
-    monkeypatch.setattr(_scatter, "empty", lambda shape, dtype: np.full(shape, np.nan, dtype))
-    columns = bind_inputs({"in": sonic.Padded("pt", 2)}, JAGGED).bound["in"].columns
-    scatter = Scatter(columns, 1, np.dtype("f4"))
-    scatter.place(slice(0, 3), np.ones((3, 2, 1), np.float32))
-    content = scatter.content(None)
-    assert content.to_list() == [[1.0, 1.0, None], [], [1.0]]
-    assert content.content.content.data.tolist() == [1.0, 1.0, 0.0, 1.0]
+def used_before(length: int) -> Scatter:
+    """What takes in values of `JAGGED`, in memory that has NaN."""
+    columns = bind_inputs({"in": sonic.Padded("pt", length)}, JAGGED).bound["in"].columns
+    _memory._spare.clear()
+    _memory.empty((4, WIDE), np.dtype("f4"))[:] = np.nan
+    scatter = Scatter(columns.split, columns.order, WIDE, np.dtype("f4"))
+    assert np.isnan(scatter.values).all()
+    return scatter
+
+
+@pytest.mark.parametrize("shape", [(1, 3, WIDE), (1, WIDE)])
+def test_values_without_an_answer_are_zero(shape: Any) -> None:
+    scatter = used_before(3)
+    scatter.place(slice(2, 3), np.ones(shape, np.float32))
+    values = ak.Array(scatter.content(None, (WIDE,)))
+    assert ak.num(values).tolist() == [3, 0, 1]
+    np.testing.assert_array_equal(ak.flatten(values[:2]), 0)
+    np.testing.assert_array_equal(values[2], 1)
+
+
+def test_values_that_were_truncated_are_zero_below_their_none() -> None:
+    scatter = used_before(2)
+    scatter.place(slice(0, 3), np.ones((3, 2, WIDE), np.float32))
+    content = scatter.content(None, (WIDE,))
+    assert ak.is_none(ak.Array(content), axis=1).tolist() == [[False, False, True], [], [False]]
+    below = content.content.content.data
+    np.testing.assert_array_equal(below, np.repeat([[1.0], [1.0], [0.0], [1.0]], WIDE, axis=1))
 
 
 @pytest.mark.parametrize("feature", [sonic.Feature("x"), sonic.Feature("x", scale=2.0)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
@@ -15,7 +17,6 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.demo.features import constituent_features
 from sonic_coffea.demo.samples import DATA
-from sonic_coffea.pool import _pool as pools
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,16 +65,19 @@ WEIGHTS = sonic.Model(
 
 
 @pytest.fixture
-def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(url: str, **_: Any) -> None:
-        raise AssertionError(f"{url} was contacted")
+def uncontacted() -> Iterator[str]:
+    """The URL of the default server, which nothing may contact."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"grpc://127.0.0.1:{listener.getsockname()[1]}"
+        with dask.config.set({"sonic.servers": url}):
+            yield url
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
 
-    monkeypatch.setattr(pools, "connect_transport", refuse)
 
-
-@pytest.mark.usefixtures("no_connection")
-def test_a_graph_is_built_without_a_server(lazy: Any) -> None:
-    with sonic.connect("grpc://nowhere.example:1"):
+def test_a_graph_is_built_without_a_server(lazy: Any, uncontacted: str) -> None:
+    with sonic.connect(uncontacted):
         scores = MODEL(lazy.jets)
     assert isinstance(scores, dak.Array)
     assert scores.npartitions == lazy.npartitions
@@ -81,7 +85,7 @@ def test_a_graph_is_built_without_a_server(lazy: Any) -> None:
     assert scores.top.ndim == 2
 
 
-@pytest.mark.usefixtures("no_connection")
+@pytest.mark.usefixtures("uncontacted")
 def test_exactly_the_fields_named_are_read(lazy: Any) -> None:
     scores = MODEL(lazy.jets)
     (columns,) = dak.report_necessary_columns(scores.top).values()
@@ -209,10 +213,9 @@ def of_unknown_length(lazy: Any) -> Any:
     return lazy[dak.sum(lazy.jets.ht, axis=1) > 1]
 
 
-@pytest.mark.usefixtures("no_connection")
-def test_variations_are_as_lazy(lazy: Any) -> None:
+def test_variations_are_as_lazy(lazy: Any, uncontacted: str) -> None:
     jets = of_unknown_length(lazy).jets
-    with sonic.connect("grpc://nowhere.example:1"):
+    with sonic.connect(uncontacted):
         scores = MODEL(sonic.Variations(nominal=jets, up=jets))
         assert {name: type(one) for name, one in scores.items()} == dict.fromkeys(
             ("nominal", "up"), dak.Array
@@ -231,7 +234,7 @@ def test_a_processor_of_variations(server: sonic.LocalServer, lazy: Any, cut: bo
     assert out == {"nominal": pytest.approx(top, rel=1e-5), "up": pytest.approx(top, rel=1e-5)}
 
 
-@pytest.mark.usefixtures("no_connection")
+@pytest.mark.usefixtures("uncontacted")
 def test_a_processor_that_sends_nothing(lazy: Any) -> None:
     events = of_unknown_length(lazy)
     out = OfNothing().process(events)
@@ -254,7 +257,7 @@ def nano() -> Any:
 TOPTAGGER = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
 
 
-@pytest.mark.usefixtures("no_connection")
+@pytest.mark.usefixtures("uncontacted")
 def test_branches_of_a_nanoaod_file(nano: Any) -> None:
     model = sonic.Model("substructure", {"x": sonic.Row(["pt", "tau2"])}, {"softmax": ["a", "b"]})
     assert _branches(model(nano.FatJet)) == {"FatJet_pt", "FatJet_tau2", "nFatJet"}
@@ -272,7 +275,7 @@ def test_branches_of_a_nanoaod_file(nano: Any) -> None:
     }
 
 
-@pytest.mark.usefixtures("no_connection")
+@pytest.mark.usefixtures("uncontacted")
 def test_branches_of_variations_of_a_nanoaod_file(nano: Any) -> None:
     model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["a", "b"]})
     jets = ak.zip({"pt": nano.FatJet["pt"]})

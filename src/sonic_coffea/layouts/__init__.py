@@ -10,7 +10,7 @@ from sonic_coffea.layouts._fields import Feature, OneHot, Source
 from sonic_coffea.layouts._flat import Flat
 from sonic_coffea.layouts._inputs import Inputs, Segment, bind_inputs, check_told_apart, declared
 from sonic_coffea.layouts._layout import Bound, Layout
-from sonic_coffea.layouts._lazy import is_lazy, over_partitions
+from sonic_coffea.layouts._lazy import is_lazy, is_tracer, over_partitions, trace
 from sonic_coffea.layouts._mask import Mask
 from sonic_coffea.layouts._outputs import Output
 from sonic_coffea.layouts._padded import Bucketed, Padded
@@ -19,7 +19,6 @@ from sonic_coffea.layouts._row import Row
 from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
 from sonic_coffea.layouts._texts import dtype_name
 from sonic_coffea.layouts._tokens import Tokens
-from sonic_coffea.layouts._tracing import is_tracer, trace
 
 __all__ = [
     "Bound",

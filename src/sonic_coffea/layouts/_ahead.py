@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import awkward as ak
 
     from sonic_coffea.layouts._layout import Layout
 
 
-def compile_ahead() -> int:
-    """Compile the kernels of common inputs, and return how many there are.
+def compile_ahead(inputs: Iterable[tuple[Layout, ak.Array]] | None = None) -> int:
+    """Compile the kernels of inputs, by default of common ones, and return how many there are.
 
     Processes on all processors of the family load them, also where no disk can be written. This
     process compiles for the family from now on.
@@ -37,15 +36,15 @@ def compile_ahead() -> int:
         if "numba" in sys.modules:
             raise ConfigError("numba compiles for this processor alone, as it is loaded already")
         os.environ |= {"NUMBA_CPU_NAME": family, "NUMBA_CPU_FEATURES": ""}
-    for layout, array in _common():
+    for layout, array in common() if inputs is None else inputs:
         layout.pack(array)
-    kernels = [one for one in vars(_kernels).values() if isinstance(one, Kernel)]
+    kernels = [kernel for kernel in vars(_kernels).values() if isinstance(kernel, Kernel)]
     if any(kernel.unsaved for kernel in kernels):
         raise ConfigError("the kernels cannot be saved; NUMBA_CACHE_DIR names a folder for them")
     return sum(map(len, kernels))
 
 
-def _common() -> Iterator[tuple[Layout, ak.Array]]:
+def common() -> Iterator[tuple[Layout, ak.Array]]:
     """Yield layouts, and arrays as they come from files and from cuts."""
     import awkward as ak
     import numpy as np

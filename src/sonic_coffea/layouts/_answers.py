@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ResponseError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from awkward.contents import Content
 
     from sonic_coffea.layouts._outputs import Output
-    from sonic_coffea.layouts._rows import RowSelection
-    from sonic_coffea.layouts._scatter import Tensor
+    from sonic_coffea.layouts._rows import RowSelection, Tensor
 
 
 class Assembly(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from threading import Lock
@@ -13,18 +14,14 @@ from awkward.index import Index64
 
 from sonic_coffea.errors import ResponseError
 from sonic_coffea.layouts._answers import Assembly, check_kind, misshapen, tensor_of
-from sonic_coffea.layouts._choices import Choices
-from sonic_coffea.layouts._constituents import Constituents
+from sonic_coffea.layouts._constituents import Choices, Constituents
 from sonic_coffea.layouts._layout import declare
 from sonic_coffea.layouts._texts import TEXT, Texts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from sonic_coffea.layouts._inputs import Inputs
     from sonic_coffea.layouts._outputs import Output
-    from sonic_coffea.layouts._rows import RowSelection
-    from sonic_coffea.layouts._scatter import Tensor
+    from sonic_coffea.layouts._rows import RowSelection, Tensor
 
 
 def assemble(name: str, output: Output, inputs: Inputs) -> Assembly:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +13,6 @@ from sonic_coffea.layouts._nodes import read, split
 from sonic_coffea.layouts._numbers import is_readable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from awkward.contents import Content
 
     from sonic_coffea.layouts._rows import Int64, Split

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts import _kernels
@@ -17,13 +17,12 @@ from sonic_coffea.layouts._range import misfit
 from sonic_coffea.layouts._scatter import Scatter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from awkward.contents import Content
 
     from sonic_coffea.layouts._fields import Column
-    from sonic_coffea.layouts._rows import Int64, RowSelection, Split
+    from sonic_coffea.layouts._machine_code import Call
+    from sonic_coffea.layouts._rows import Int64, RowSelection, Split, Tensor
     from sonic_coffea.layouts._texts import Texts
-
-Tensor = NDArray[Any]
 
 _BLOCK = 2048
 _CAN_BE_SENT = "a kernel refused a number that can be sent"
@@ -32,7 +31,7 @@ _CAN_BE_SENT = "a kernel refused a number that can be sent"
 class Filling(NamedTuple):
     """A kernel that fills rows of a tensor, and what checks which row it found first."""
 
-    call: _kernels.Call
+    call: Call
     check: Callable[[int], None]
 
 
@@ -71,13 +70,12 @@ class Columns:
         rows: RowSelection,
         *,
         wrap: bool = False,
-        stamp: Stamp | None = None,
     ) -> None:
         """Fill ``out[n, F, L]``, with `fills` behind, or with the row's own elements again.
 
-        Of ``out[n, P, F, L]``, each of `P` has a row of its own. A `stamp` fills other lines.
+        Of ``out[n, P, F, L]``, each of `P` has a row of its own.
         """
-        fill_rows(self.fillings(out, fills, rows, wrap=wrap, stamp=stamp), out)
+        fill_rows(self.fillings(out, fills, rows, wrap=wrap), out)
 
     def fillings(
         self,
@@ -88,7 +86,7 @@ class Columns:
         wrap: bool = False,
         stamp: Stamp | None = None,
     ) -> list[Filling]:
-        """Return what `pad` does."""
+        """Return what `pad` does; a `stamp` fills other lines."""
         starts, stops = self.split.starts[rows], self.split.stops[rows]
         place, gathered = Place.of(out), list[Group]()
         for group in self.groups:
@@ -175,9 +173,9 @@ class Columns:
         """The names of the collections that the elements are of; none if they are of one."""
         return ()
 
-    def present(self, rows: RowSelection, length: int) -> NDArray[np.bool_]:
+    def present(self, rows: RowSelection, length: int) -> Tensor:
         """Return whether there is an element at each of `length` places, ``[n, L]``."""
-        present: NDArray[np.bool_] = np.arange(length) < self.split.counts_of(rows)[:, np.newaxis]
+        present: Tensor = np.arange(length) < self.split.counts_of(rows)[:, np.newaxis]
         return present
 
     def indices(self, rows: RowSelection, slots: Int64, length: int) -> Int64:
@@ -199,7 +197,13 @@ class Columns:
 
     def scatter(self, width: int, dtype: np.dtype[Any], *, axes: int = 1) -> Scatter:
         """Return what takes in `width` values for each element, or for each pair of a row."""
-        return Scatter(self, width, dtype, axes=axes)
+        return Scatter(self.split, self.order, width, dtype, axes=axes)
+
+    def scattered(self, tensor: Tensor, names: Sequence[str]) -> Content:
+        """Return the values of all elements as lists of records."""
+        scatter = self.scatter(len(self), tensor.dtype)
+        scatter.place(slice(0, len(self.split.rows)), tensor)
+        return scatter.content(list(names))
 
     def number(self, rows: RowSelection, place: int) -> int:
         """Return the number of the row at a place of some rows."""

@@ -1,24 +1,23 @@
-"""Outputs that have values for each element of the axis that rows consume."""
+"""Outputs of the elements of the axis that rows consume: values of each, or which are chosen."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from awkward.contents import ByteMaskedArray, Content, NumpyArray, RecordArray, RegularArray
+from awkward.index import Index8
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
 from sonic_coffea.layouts._answers import Assembly, misshapen, tensor_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy as np
-    from awkward.contents import Content
-
     from sonic_coffea.layouts._inputs import Inputs
     from sonic_coffea.layouts._outputs import Output
-    from sonic_coffea.layouts._rows import RowSelection
-    from sonic_coffea.layouts._scatter import Scatter, Tensor
+    from sonic_coffea.layouts._rows import RowSelection, Tensor
+    from sonic_coffea.layouts._scatter import Scatter
 
 
 class PerConstituent(Assembly):
@@ -109,3 +108,93 @@ class Constituents(PerConstituent):
             shape = () if each == (1,) else each
         names = None if labels is None else list(labels)
         return scatter.content(names, shape, optional=optional)
+
+
+class Choices(PerConstituent):
+    """Which elements of a row a model chooses: their places in the row's list, or None."""
+
+    def __init__(self, name: str, output: Output, inputs: Inputs) -> None:
+        super().__init__(name, output, inputs)
+        self._width = output.axes if output.axes > 1 else math.prod(output.last)
+        self._collections = self._bound.columns.collections
+        shape = len(inputs.rows), self._width, max(len(self._collections), 1)
+        self._chosen = np.full(shape, -1, np.int64)
+
+    def place(self, selection: RowSelection, rows: int, answer: Mapping[str, Tensor]) -> None:
+        columns = self._bound.columns
+        if self._output.choose == "slot":
+            tensor = tensor_of(self._name, answer)
+            if (
+                tensor.shape not in ((rows, self._width), (rows,))
+                or tensor.size != rows * self._width
+            ):
+                raise misshapen(self._name, tensor, f"for {self._width} slots of {rows} rows")
+            length = self._bound.layout.padded_length(self._inputs.level_of(selection))
+            slots = tensor.reshape(rows, self._width).astype(np.int64)
+        else:
+            tensor, axes = self._split(selection, answer)
+            each = math.prod(tensor.shape[axes:])
+            wanted = 1 if self._output.axes > 1 else self._width
+            if each != wanted:
+                raise misshapen(self._name, tensor, f"for {wanted} choices of each row")
+            if not self._is_padded:
+                counts = columns.split.counts_of(selection)
+                tensor = _by_row(tensor.reshape(len(tensor), each), counts)
+                axes = 2
+            length = tensor.shape[1]
+            inside = columns.present(selection, length)
+            slots = _greatest(tensor.reshape(*tensor.shape[:axes], each), inside, axes - 1)
+        self._chosen[selection] = columns.indices(selection, slots, length)
+
+    def content(self) -> Content:
+        labels = self._output.labels
+        if labels is not None:
+            each = [self._named(self._chosen[:, n]) for n in range(self._width)]
+            return RecordArray(each, list(labels), length=len(self._chosen))
+        if self._output.axes == 1:
+            return self._named(self._chosen[:, 0])
+        flat = self._chosen.reshape(-1, self._chosen.shape[-1])
+        return RegularArray(self._named(flat), self._width, len(self._chosen))
+
+    def _named(self, indices: Tensor) -> Content:
+        """Return ``[n, K]`` as an index each; of several collections, as one in each of them."""
+        each = [_optional(column) for column in indices.T]
+        if not self._collections:
+            return each[0]
+        return RecordArray(each, list(self._collections), length=len(indices))
+
+
+def _optional(places: Tensor) -> Content:
+    there = (places >= 0).view(np.int8)
+    return ByteMaskedArray(Index8(there), NumpyArray(np.maximum(places, 0)), valid_when=True)
+
+
+def _by_row(tensor: Tensor, counts: Tensor) -> Tensor:
+    """Return ``[sum n, K]`` as ``[N, L, K]``."""
+    out = np.zeros((len(counts), int(counts.max(initial=0)), tensor.shape[1]), tensor.dtype)
+    within = np.arange(len(tensor)) - np.repeat(np.cumsum(counts) - counts, counts)
+    out[np.repeat(np.arange(len(counts)), counts), within] = tensor
+    return out
+
+
+def _greatest(tensor: Tensor, inside: Tensor, axes: int) -> Tensor:
+    """Return the slots of the greatest score of each row, of ``[N, L, …, K]``: ``[N, axes * K]``.
+
+    Padding is left aside, and so are NaN and -inf, which stand for what cannot be chosen: -1.
+    """
+    rows, length, each = *tensor.shape[:2], tensor.shape[-1]
+    if not length:
+        return np.full((rows, axes * each), -1, np.int64)
+    scores = tensor.astype(np.float64)
+    for axis in range(1, axes + 1):
+        shape = [rows] + [1] * (axes + 1)
+        shape[axis] = length
+        scores[~np.broadcast_to(inside.reshape(shape), scores.shape)] = -np.inf
+    scores = np.nan_to_num(
+        scores.reshape(rows, length**axes, each), nan=-np.inf, posinf=np.inf, neginf=-np.inf
+    )
+    best = np.argmax(scores, axis=1)
+    slots = np.stack(np.unravel_index(best, (length,) * axes), axis=1)
+    chosen = scores.max(axis=1, keepdims=True) > -np.inf
+    found: Tensor = np.where(chosen, slots, -1).reshape(rows, axes * each)
+    return found

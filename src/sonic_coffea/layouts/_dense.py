@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,13 @@ from awkward.contents import Content, NumpyArray, UnionArray
 
 from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts._columns import Columns
-from sonic_coffea.layouts._fields import Column
+from sonic_coffea.layouts._fields import Column, Feature, Source
 from sonic_coffea.layouts._groups import grouped
 from sonic_coffea.layouts._layout import (
     Bound,
     DType,
     FieldsLayout,
     Shape,
-    Tensor,
     declare,
     length_of,
 )
@@ -28,15 +28,10 @@ from sonic_coffea.layouts._nodes import split
 from sonic_coffea.layouts._numbers import not_numbers, readable
 from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import check_range
-from sonic_coffea.layouts._rows import Split
+from sonic_coffea.layouts._rows import RowSelection, Split, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from numpy.typing import DTypeLike, NDArray
-
-    from sonic_coffea.layouts._fields import Feature, Source
-    from sonic_coffea.layouts._rows import RowSelection
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -32,10 +32,14 @@ class Files:
     folders : sequence of Path, optional
         Where they may be: by default in NUMBA_CACHE_DIR, if it is set, or else the package's
         own and the user's.
+    sources : str, optional
+        A digest of the sources, by default of all that is compiled.
     """
 
-    def __init__(self, machine: Any, folders: list[Path] | None = None) -> None:
-        self._of = repr(machine), _sources()
+    def __init__(
+        self, machine: Any, folders: list[Path] | None = None, *, sources: str | None = None
+    ) -> None:
+        self._of = repr(machine), sources or _sources()
         self._folders = _default_folders() if folders is None else folders
 
     def load(self, key: Any) -> Any:

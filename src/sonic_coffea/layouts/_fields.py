@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,6 @@ from sonic_coffea.layouts._expressions import expression_of
 from sonic_coffea.layouts._paths import path_of, picks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from awkward.contents import Content
     from numpy.typing import NDArray
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,25 +16,20 @@ from sonic_coffea.layouts._layout import (
     DType,
     Fields,
     FieldsLayout,
+    Layout,
     Shape,
-    Tensor,
     declare,
     order_of,
     ordered,
 )
-from sonic_coffea.layouts._rows import offsets_of
-from sonic_coffea.layouts._scatter import scattered
+from sonic_coffea.layouts._rows import Int64, RowSelection, Split, Tensor, offsets_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from awkward.contents import Content
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._fields import Feature
-    from sonic_coffea.layouts._layout import Layout
-    from sonic_coffea.layouts._rows import Int64, RowSelection, Split
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -104,15 +100,10 @@ class Flat(FieldsLayout):
         refers_to: str | None = None,
         merge_rows: bool = False,
     ) -> None:
-        options: dict[str, Any] = {
-            "sort_by": sort_by,
-            "sort_ascending": sort_ascending,
-            "missing": missing,
-        }
-        self._declare(fields, dtype, splits=splits, batch=batch, **options)
+        self._declare(fields, dtype, splits=splits, batch=batch, sort_by=sort_by, missing=missing)
         axis_order = order_of(axis_order, self, len(self.features))
         declare(self, axis_order=axis_order, merge_rows=bool(merge_rows))
-        declare(self, refers_to=refers_to, referred=None)
+        declare(self, sort_ascending=sort_ascending, refers_to=refers_to, referred=None)
         if refers_to is not None and self.dtype.name not in ("int32", "int64"):
             raise ConfigError(
                 f"Flat: numbers that refer to the elements of {refers_to!r} are int32 or int64, "
@@ -175,7 +166,7 @@ class Flat(FieldsLayout):
         tensors = FieldsLayout.make(self, name, columns, rows, level)
         counts = columns.split.counts_of(rows)
         if self.referred is not None:
-            self._count_on(self._by_element(tensors[name]), self.referred, counts, rows)
+            self._count_on(self._by_element(tensors[name]), self.referred, columns, rows)
         if self.splits:
             tensors[self.splits] = offsets_of(counts)
         if self.batch:
@@ -183,16 +174,16 @@ class Flat(FieldsLayout):
         return tensors
 
     def _count_on(
-        self, numbers: Tensor, referred: Split, counts: Int64, rows: RowSelection
+        self, numbers: Tensor, referred: Split, columns: Columns, rows: RowSelection
     ) -> None:
         """Let the numbers of each row count on from the elements of the rows before it."""
-        sizes = referred.counts_of(rows)
+        counts, sizes = columns.split.counts_of(rows), referred.counts_of(rows)
         wrong = np.flatnonzero(
             np.any((numbers < 0) | (numbers >= np.repeat(sizes, counts)[:, np.newaxis]), axis=1)
         )
         if len(wrong):
             place = int(np.searchsorted(np.cumsum(counts), wrong[0], side="right"))
-            row = int(np.arange(len(referred.rows))[rows][place])
+            row = columns.number(rows, place)
             raise InputError(
                 f"field {self.features[0].name!r}, or one beside it, refers to no element of input "
                 f"{self.refers_to!r} in event {referred.rows.event_of(row)}: got "
@@ -203,7 +194,7 @@ class Flat(FieldsLayout):
         numbers += np.repeat(np.cumsum(sizes) - sizes, counts)[:, np.newaxis].astype(numbers.dtype)
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
-        return scattered(self._by_element(tensor), columns)
+        return columns.scattered(self._by_element(tensor), columns.names)
 
     def _by_element(self, tensor: Tensor) -> Tensor:
         """Return the view ``[sum n, F]`` of a tensor."""

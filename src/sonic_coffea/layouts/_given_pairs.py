@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from awkward.contents import NumpyArray, RegularArray
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._binding import bind_columns
@@ -15,18 +15,13 @@ from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._formulae import VECTORS
 from sonic_coffea.layouts._nodes import read
 from sonic_coffea.layouts._range import check_range, is_checked
-from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Split
+from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Split, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from awkward.contents import Content
-
-    from sonic_coffea.layouts._columns import Tensor
     from sonic_coffea.layouts._fields import Feature, Source
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GivenPairs(Columns):
     """Columns of pairs.
 
@@ -38,8 +33,8 @@ class GivenPairs(Columns):
         How many pairs each first element of a row has.
     """
 
-    inner: Columns = None  # type: ignore[assignment]
-    other_counts: Int64 = None  # type: ignore[assignment]
+    inner: Columns
+    other_counts: Int64
 
     def write(self, out: Tensor, fills: Sequence[float], rows: RowSelection) -> None:
         """Fill ``out[n, C, L, M]``."""
@@ -68,32 +63,23 @@ def given_pairs(
     longest: tuple[int, int],
     between: bool,
 ) -> GivenPairs:
-    """Read pairs: the rows are those of the outer lists.
+    """Read pairs; each outer list is a row.
 
-    Parameters
-    ----------
-    source : Source
-        The arrays.
-    features : sequence of Feature
-        The channels.
-    target : dtype
-        What the tensor will hold.
-    longest : (int, int)
-        How many first elements, and second ones, are sent at most.
-    between : bool
-        Whether the second elements are of another collection than the first: a row has a number of
-        them of its own.
+    At most `longest` first and second elements of a row are sent. Pairs `between` two collections
+    may have other numbers of second elements than of first ones.
     """
     what = f"field {features[0].name!r}"
     inner = bind_columns(source, features, jagged=True, target=None)
-    skeleton, offsets = _without_last_list(inner.split.rows.skeleton)
-    if offsets is None:
+    levels = inner.split.rows.levels
+    if not levels or levels[-1].is_option:
         raise InputError(
-            f"{what} has {'one jagged axis' if skeleton is not None else 'None'} where Pairwise "
+            f"{what} has {'None' if levels else 'one jagged axis'} where Pairwise "
             "needs i x j lists of pairs without None; to compute pairs of elements, name formulae, "
             f"or the fields of a four-vector: {' or '.join(f'({one})' for one in VECTORS)}"
         )
+    offsets = np.asarray(read(levels[-1].offsets), np.int64)
     starts, sizes = offsets[:-1], np.diff(offsets)
+    skeleton = inner.split.rows.outermost(len(levels) - 1)
     rows = Rows(skeleton, np.arange(len(starts)), contiguous=True)
     counts, other_counts = inner.split.counts, sizes
     if between:
@@ -125,24 +111,3 @@ def given_pairs(
     split = Split(rows, inner.split.leaf, starts, offsets[1:])
     each = replace(inner, split=extended)
     return GivenPairs(split, inner.columns, (), inner=each, other_counts=other_counts)
-
-
-def _without_last_list(node: Content) -> tuple[Any, Int64 | None]:
-    """Return the structure above the innermost lists, numbering them, and their offsets."""
-    if isinstance(node, NumpyArray):
-        return node, None
-    if isinstance(node.content, NumpyArray):
-        if node.is_option:
-            return None, None
-        if isinstance(node, RegularArray):
-            offsets = np.arange(node.length + 1) * node.size
-        else:
-            offsets = np.asarray(read(node.offsets), np.int64)
-        return NumpyArray(np.arange(node.length, dtype=np.int64)), offsets
-    inner, offsets = _without_last_list(node.content)
-    if offsets is not None:
-        if isinstance(node, RegularArray):
-            inner = RegularArray(inner, node.size, zeros_length=node.length)
-        else:
-            inner = node.copy(content=inner)
-    return inner, offsets

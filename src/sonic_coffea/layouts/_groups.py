@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._fields import FUNCTIONS, Column, Feature, limits
-from sonic_coffea.layouts._rows import Int64, offsets_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-Tensor = NDArray[Any]
+from sonic_coffea.layouts._machine_code import Call, address
+from sonic_coffea.layouts._rows import Int64, Tensor, offsets_of
 
 _SIDE_BY_SIDE = 64
 """Elements that a kernel packs as a row, where rows do not matter."""
@@ -28,8 +24,8 @@ class Group:
     slots: Int64
     columns: tuple[Column, ...]
     addresses: Int64
-    transform: tuple[NDArray[Any], ...] | None
-    missing: NDArray[np.float64] | None = None
+    transform: tuple[Tensor, ...] | None
+    missing: Tensor | None = None
 
     @property
     def by_row(self) -> bool:
@@ -107,12 +103,8 @@ class Place(NamedTuple):
     def of(cls, out: Tensor) -> Place:
         """Return that of ``out[n, F, L]``, or of ``out[n, P, F, L]``."""
         outer, *inner, line, step = (stride // out.itemsize for stride in out.strides)
-        rows = _kernels.address(out), out.shape[1] if inner else 1, outer, *(inner or (0,))
+        rows = address(out), out.shape[1] if inner else 1, outer, *(inner or (0,))
         return cls(out.dtype, rows, line, out.shape[-1], step)
-
-    def fill(self, group: Group, starts: Int64, stops: Int64, fills: Tensor) -> int:
-        """Fill the lines of a group; return the first row that cannot be sent, or -1."""
-        return self.filling(group, starts, stops, fills)()
 
     def filling(
         self,
@@ -123,7 +115,7 @@ class Place(NamedTuple):
         *,
         wrap: bool = False,
         stamp: Stamp | None = None,
-    ) -> _kernels.Call:
+    ) -> Call:
         """Return what fills the lines of a group, and those of a stamp, beside each other.
 
         It returns the place of the first row that cannot be sent, or -1.
@@ -172,10 +164,10 @@ def side_by_side(out: Tensor, group: Group, first: int) -> int:
     for length in (_SIDE_BY_SIDE, len(out) % _SIDE_BY_SIDE):
         count = (len(out) - done) // length if length else 0
         if count:
-            rows = _kernels.address(out[done:]), 1, length * step, 0
+            rows = address(out[done:]), 1, length * step, 0
             starts = np.arange(first + done, first + done + count * length, length)
             place = Place(out.dtype, rows, line, length, step)
-            bad = place.fill(group, starts, starts + length, fills)
+            bad = place.filling(group, starts, starts + length, fills)()
             if bad >= 0:
                 return done + bad * length
             done += count * length
@@ -183,7 +175,7 @@ def side_by_side(out: Tensor, group: Group, first: int) -> int:
 
 
 def _address(values: Tensor | None) -> int:
-    return 0 if values is None else _kernels.address(values)
+    return 0 if values is None else address(values)
 
 
 def run(kernel: Any, out: Tensor, group: Group, *where: Any) -> int:
@@ -225,13 +217,13 @@ def _group(slots: list[int], columns: list[Column], missing: Sequence[float] | N
     return Group(
         np.asarray(slots, np.int64),
         tuple(columns),
-        np.asarray([_kernels.address(c.values) for c in columns], np.int64),
+        np.asarray([address(c.values) for c in columns], np.int64),
         None if columns[0].feature.plain else _transform(columns),
         np.asarray([missing[s] for s in slots]) if gaps and missing is not None else None,
     )
 
 
-def _transform(columns: list[Column]) -> tuple[NDArray[Any], ...]:
+def _transform(columns: list[Column]) -> tuple[Tensor, ...]:
     """Return what a kernel needs to transform: numbers ``[9, F]``, flags, categories."""
     features = [c.feature for c in columns]
     numbers = np.asarray(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -10,16 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
-from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._fields import Source
-from sonic_coffea.layouts._memory import lent
+from sonic_coffea.layouts._machine_code import load
+from sonic_coffea.layouts._memory import Lend, lent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sonic_coffea.layouts._layout import Bound, DType, Layout, Shape, Tensor
-    from sonic_coffea.layouts._memory import Lend
-    from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
+    from sonic_coffea.layouts._layout import Bound, DType, Layout, Shape
+    from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ class Inputs:
 
     def load(self) -> None:
         """Load what packing needs: the first time in a process, it would be taken for packing."""
-        _kernels.load()
+        load()
 
     def pack(self, start: int, stop: int, lend: Lend | None = None) -> dict[str, Tensor]:
         """Return the tensors of the rows at places `start` to `stop`, by input.
@@ -143,7 +141,7 @@ class Inputs:
             bound.layout.count_elements(bound.columns, rows, levels)
             for bound in self.bound.values()
         ]
-        sent, truncated, padding = map(sum, zip(*each, strict=True))
+        sent, truncated, padding = np.sum(each, axis=0).tolist()
         return sent, truncated, padding
 
 
@@ -154,7 +152,11 @@ def declared(layouts: Mapping[str, Layout]) -> dict[str, tuple[DType, Shape]]:
 
 
 def bind_inputs(
-    layouts: Mapping[str, Layout], arrays: Any, *, one_request_per: str | None = None
+    layouts: Mapping[str, Layout],
+    arrays: Any,
+    *,
+    one_request_per: str | None = None,
+    source_of: Callable[[Any], Source] = Source,
 ) -> Inputs:
     """Bind the inputs of a model to arrays.
 
@@ -167,20 +169,12 @@ def bind_inputs(
         A `Mask` of another input may be left out of the dict.
     one_request_per : {"row", "event"}, optional
         What has a request of its own; by default, rows share requests.
+    source_of : callable
+        Returns what a layout reads from, for an array.
     """
-    sources = arrays_by_input(layouts, arrays)
-    return bind_sources(layouts, sources, one_request_per=one_request_per)
-
-
-def bind_sources(
-    layouts: Mapping[str, Layout],
-    sources: Mapping[str, Source],
-    *,
-    one_request_per: str | None = None,
-) -> Inputs:
-    """Bind the inputs of a model to what each reads from."""
+    counted = _counted_inputs(layouts)
+    sources = _sources(layouts, arrays, counted, source_of)
     layouts = _among(layouts)
-    counted = counted_inputs(layouts)
     bound: dict[str, Bound] = {}
     for name, layout in layouts.items():
         if name not in counted:
@@ -325,7 +319,7 @@ def within(name: str) -> Iterator[None]:
         raise error.within(f"input {name!r}") from None
 
 
-def counted_inputs(layouts: Mapping[str, Layout]) -> dict[str, str]:
+def _counted_inputs(layouts: Mapping[str, Layout]) -> dict[str, str]:
     """Return the inputs that are bound to another input, and that input's name."""
     jagged = [name for name, layout in layouts.items() if layout.jagged]
     counted = {}
@@ -337,7 +331,12 @@ def counted_inputs(layouts: Mapping[str, Layout]) -> dict[str, str]:
     return counted
 
 
-def arrays_by_input(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Source]:
+def _sources(
+    layouts: Mapping[str, Layout],
+    arrays: Any,
+    counted: Mapping[str, str],
+    source_of: Callable[[Any], Source],
+) -> dict[str, Source]:
     """Return what each input reads from."""
     if isinstance(arrays, dict) and set(arrays) & set(layouts):
         unknown = [name for name in arrays if name not in layouts]
@@ -345,12 +344,11 @@ def arrays_by_input(layouts: Mapping[str, Layout], arrays: Any) -> dict[str, Sou
             raise FieldError(
                 f"the model has no input {unknown[0]!r}; {nearest(unknown[0], layouts)}"
             )
-        free = counted_inputs(layouts)
-        missing = [name for name in layouts if name not in arrays and name not in free]
+        missing = [name for name in layouts if name not in arrays and name not in counted]
         if missing:
             raise FieldError(
                 f"no array for the model's input {missing[0]!r}; {nearest(missing[0], arrays)}"
             )
-        return {name: Source(array) for name, array in arrays.items()}
+        return {name: source_of(array) for name, array in arrays.items()}
     # One array of records, or a dict of columns, that all inputs share.
-    return dict.fromkeys(layouts, Source(arrays))
+    return dict.fromkeys(layouts, source_of(arrays))

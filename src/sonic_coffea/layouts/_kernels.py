@@ -4,21 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sonic_coffea.layouts._machine_code import Call, Kernel, address, load
-
-__all__ = [
-    "Call",
-    "address",
-    "in_turn",
-    "load",
-    "mask",
-    "padded",
-    "pairs",
-    "positions",
-    "rows",
-    "sort",
-    "unpad",
-]
+from sonic_coffea.layouts._machine_code import Call, Kernel
 
 padded = Kernel("_packing", "padded")
 rows = Kernel("_packing", "rows")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, InputError, nearest
 from sonic_coffea.layouts._binding import bind_columns
@@ -25,12 +24,11 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._columns import Columns
-    from sonic_coffea.layouts._rows import Int64, Rows, RowSelection
+    from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Tensor
 
 T = TypeVar("T")
 Field = str | float | Feature | OneHot
 Fields = Sequence[Field] | Field
-Tensor = NDArray[Any]
 DType = np.dtype[Any]
 Shape = tuple[int, ...] | None
 
@@ -155,23 +153,26 @@ class Layout(ABC):
     ) -> tuple[int, int, int]:
         """Return how many elements of jagged rows are sent, truncated, and padding.
 
-        Parameters
-        ----------
-        columns : Columns
-            What the rows have.
-        rows : slice or array of int64
-            The rows.
-        levels : array of int64
-            The level of each row's request.
+        `levels` has the level of each row's request.
         """
         if not self.jagged:
             return 0, 0, 0
-        counts = columns.split.counts_of(rows)
-        if not self.lengths:
-            return int(counts.sum()), 0, 0
-        length = np.asarray(self.lengths)[np.minimum(levels, len(self.lengths) - 1)]
-        sent = np.minimum(counts, length)
-        return int(sent.sum()), int((counts - sent).sum()), int((length - sent).sum())
+        lengths = columns.split.counts_of(rows)
+        if self.lengths:
+            lengths = np.asarray(self.lengths)[np.minimum(levels, len(self.lengths) - 1)]
+        axes = np.asarray(self.jagged_axes(columns, rows, lengths))
+        elements, places = axes.prod(axis=0)
+        sent = axes.min(axis=1).prod(axis=0)
+        return int(sent.sum()), int((elements - sent).sum()), int((places - sent).sum())
+
+    def jagged_axes(
+        self, columns: Columns, rows: RowSelection, lengths: Int64
+    ) -> list[tuple[Int64, Int64]]:
+        """Return how many elements each row has, and places for them, on each axis of elements.
+
+        `lengths` are the places on the first axis.
+        """
+        return [(columns.split.counts_of(rows), lengths)]
 
     def among(self, inputs: Mapping[str, Layout]) -> Layout:
         """Return the layout with what it takes over from a model's other inputs.
@@ -405,10 +406,10 @@ def check_held(number: float, dtype: DType, layout: str, what: str) -> None:
         raise ConfigError(f"{layout}: {dtype.name} cannot hold the {what} {number!r}")
 
 
-def length_of(length: Any, layout: Layout) -> int:
+def length_of(length: Any, declaration: object) -> int:
     """Return the length of an axis, refusing what is none."""
     if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or length < 1:
-        name = type(layout).__name__
+        name = type(declaration).__name__
         raise ConfigError(f"{name}: expected a length of at least 1, got {length!r}")
     return int(length)
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._collection import of_one_collection
 from sonic_coffea.layouts._columns import Columns
-from sonic_coffea.layouts._fields import Column
-from sonic_coffea.layouts._groups import Group, Place, grouped
+from sonic_coffea.layouts._fields import Column, Feature, Source
+from sonic_coffea.layouts._groups import Place, grouped
+from sonic_coffea.layouts._machine_code import address
 from sonic_coffea.layouts._paths import path_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sonic_coffea.layouts._columns import Tensor
-    from sonic_coffea.layouts._fields import Feature, Source
-    from sonic_coffea.layouts._rows import Int64, RowSelection, Split
+    from sonic_coffea.layouts._rows import Int64, RowSelection, Split, Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,34 +39,26 @@ class _Steps:
     def place_in(self, out: Tensor) -> Place:
         """Return where ``[n, fields, objects]`` is in ``out[n, F]``."""
         row, one = (stride // out.itemsize for stride in out.strides)
-        rows = _kernels.address(out), 1, row, 0
+        rows = address(out), 1, row, 0
         strides = self.field_step * one, self.objects, self.object_step * one
         return Place(out.dtype, rows, *strides)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Lists:
-    """Lists whose first objects go into rows, one list for each row; `fills` behind short ones."""
-
-    split: Split
-    steps: _Steps
-    group: Group
-    fills: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LeadingColumns(Columns):
-    """Columns that are all of the first objects of the same lists."""
+    """Columns that are all of the first objects of the same lists, one list for each row."""
 
-    lists: _Lists | None = None
+    lists: Split
+    steps: _Steps
+    fills: tuple[float, ...]
+    """What is behind short lists."""
 
     def list(self, out: Tensor, elements: Int64 | None, rows: RowSelection) -> None:
         del elements
-        lists = self.lists
-        assert lists is not None  # noqa: S101
-        where = lists.split.starts[rows], lists.split.stops[rows]
-        pads = np.asarray(lists.fills).astype(out.dtype)
-        bad = lists.steps.place_in(out).fill(lists.group, *where, pads)
+        where = self.lists.starts[rows], self.lists.stops[rows]
+        pads = np.asarray(self.fills).astype(out.dtype)
+        (group,) = self.groups
+        bad = self.steps.place_in(out).filling(group, *where, pads)()
         if bad >= 0:
             self.refuse(self.columns, out, None, rows, bad)
 
@@ -100,8 +88,7 @@ def leading_columns(
         each.append(Column(feature, columns[field].values, None, gaps=True, pick=pick))
     every = np.arange(len(lists.rows))
     rows = replace(lists, starts=every, stops=every + 1)
-    first = _Lists(lists, steps, groups[0], fills)
-    return LeadingColumns(rows, tuple(each), (), lists=first)
+    return LeadingColumns(rows, tuple(each), groups, lists=lists, steps=steps, fills=fills)
 
 
 @lru_cache(maxsize=256)
@@ -112,27 +99,15 @@ def _plan(
     steps = _steps(features)
     if steps is None:
         return None
+    named = [replace(f, name=path_of(f.name).column) for f in features]
+    fills = (0.0,) * len(features) if missing is None else missing
     firsts = [steps.field_step * k for k in range(steps.fields)]
-    for slot, feature in enumerate(features):
-        field, place = steps.place(slot)
-        first = firsts[field]
-        if feature != replace(features[first], name=feature.name):
+    for slot, feature in enumerate(named):
+        first = firsts[steps.place(slot)[0]]
+        # Objects with a fill of their own are left to the kernel that looks each number up.
+        if feature != named[first] or repr(fills[slot]) != repr(fills[first]):
             return None
-        if feature.name != features[first].name.replace("[0]", f"[{place}]"):
-            return None
-        # Of an object's own, which is left to the kernel that looks each number up.
-        if missing is not None and not _same(missing[slot], missing[first]):
-            return None
-    named = tuple(replace(features[k], name=path_of(features[k].name).column) for k in firsts)
-    return (
-        steps,
-        named,
-        (0.0,) * len(firsts) if missing is None else tuple(missing[k] for k in firsts),
-    )
-
-
-def _same(a: float, b: float) -> bool:
-    return a == b or (math.isnan(a) and math.isnan(b))
+    return steps, tuple(named[k] for k in firsts), tuple(fills[k] for k in firsts)
 
 
 def _steps(features: Sequence[Feature]) -> _Steps | None:

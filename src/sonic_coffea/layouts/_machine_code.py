@@ -11,6 +11,7 @@ import ctypes
 import os
 import platform
 from array import array
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -22,8 +23,6 @@ import numpy as np
 from sonic_coffea.layouts._disk import Files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from numpy.typing import NDArray
 
 Kinds = tuple[Any, ...]
@@ -72,6 +71,8 @@ class Kernel:
         The module of `_loops` that has the function.
     name : str
         The function, which returns an integer or nothing.
+    files : sequence of Files, optional
+        The code that is kept, by default for this processor and for its family.
 
     Attributes
     ----------
@@ -80,8 +81,8 @@ class Kernel:
         many of them no file has it now.
     """
 
-    def __init__(self, module: str, name: str) -> None:
-        self._module, self._name = module, name
+    def __init__(self, module: str, name: str, files: Sequence[Files] | None = None) -> None:
+        self._module, self._name, self._kept = module, name, files
         self._ready: dict[Kinds, tuple[Callable[..., int], int]] = {}
         self.compiled = self.unsaved = 0
 
@@ -107,12 +108,12 @@ class Kernel:
         return Call(self._name, *ready, memory, arguments)
 
     def _prepared(self, kinds: Kinds) -> tuple[Callable[..., int], int]:
-        folders, key = _files(), (self._name, repr(_named(kinds)))
-        code = next((code for files in folders if (code := files.load(key)) is not None), None)
+        kept, key = self._kept or _files(), (self._name, repr(_named(kinds)))
+        code = next((code for files in kept if (code := files.load(key)) is not None), None)
         if code is None:
             code = self._compile(_named(kinds))
             self.compiled += 1
-            self.unsaved += not folders[0].save(key, code)
+            self.unsaved += not kept[0].save(key, code)
         where = _load(*code)
         return _PROTOTYPE(where), where
 

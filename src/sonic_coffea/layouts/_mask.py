@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from sonic_coffea.layouts._layout import (
     Bound,
     DType,
     Layout,
-    Tensor,
     declare,
     length_of,
     order_of,
@@ -23,12 +23,10 @@ from sonic_coffea.layouts._layout import (
 from sonic_coffea.layouts._nodes import split
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._fields import Source
-    from sonic_coffea.layouts._rows import RowSelection
+    from sonic_coffea.layouts._rows import RowSelection, Tensor
 
 
 @dataclass(frozen=True, slots=True, init=False)

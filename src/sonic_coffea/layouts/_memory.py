@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-    Lend = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any] | None]
+Lend = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any] | None]
 
 # The C library uses smaller blocks again. It gives larger ones back to the system: from 32 MB on,
 # and in dask's workers from much less (they set MALLOC_TRIM_THRESHOLD_).
@@ -28,28 +25,24 @@ KEPT = 64_000_000
 _spare: deque[NDArray[np.uint8]] = deque()
 
 
-class _Lender(threading.local):
-    """What lends memory for tensors, if something does, to the thread that packs."""
-
-    lend: Lend | None = None
-
-
-_lender = _Lender()
+_lending: ContextVar[Lend | None] = ContextVar("lending", default=None)
+"""What lends memory for tensors, if something does, to the thread that packs."""
 
 
 @contextmanager
 def lent(lend: Lend | None) -> Iterator[None]:
     """Have tensors of this thread be packed where `lend` has room for them."""
-    before, _lender.lend = _lender.lend, lend
+    before = _lending.set(lend)
     try:
         yield
     finally:
-        _lender.lend = before
+        _lending.reset(before)
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an array with undefined contents for what is sent, in lent memory if there is some."""
-    tensor = None if _lender.lend is None else _lender.lend(shape, dtype)
+    lend = _lending.get()
+    tensor = None if lend is None else lend(shape, dtype)
     return empty(shape, dtype) if tensor is None else tensor
 
 

@@ -18,12 +18,10 @@ from awkward.contents import (
 from awkward.index import Index8, Index64
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._rows import Rows, Split
+from sonic_coffea.layouts._rows import Int64, Rows, Split
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from sonic_coffea.layouts._rows import Int64
 
 
 def split(layout: Content, *, jagged: bool, what: str, below: int = 0) -> Split:

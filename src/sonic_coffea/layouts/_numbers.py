@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from awkward.contents import ByteMaskedArray, NumpyArray
+from awkward.contents import ByteMaskedArray, Content, NumpyArray
 from awkward.index import Index8
 
 from sonic_coffea.errors import InputError
@@ -14,7 +14,6 @@ from sonic_coffea.layouts._fields import Column, Feature
 from sonic_coffea.layouts._nodes import read, unwrapped
 
 if TYPE_CHECKING:
-    from awkward.contents import Content
     from numpy.typing import NDArray
 
     from sonic_coffea.layouts._rows import Int64, Split

@@ -12,13 +12,14 @@ import numpy as np
 from awkward.contents import Content, NumpyArray, RecordArray
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
-from sonic_coffea.layouts._layout import declare
+from sonic_coffea.layouts._layout import declare, length_of
 from sonic_coffea.layouts._texts import TEXT, dtype_of
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from sonic_coffea.layouts._scatter import Tensor
+    from sonic_coffea.layouts._rows import Tensor
+
 
 PER = ("row", "constituent")
 CHOOSE = ("argmax", "slot")
@@ -108,7 +109,7 @@ class Output:
             self,
             labels=None if labels is None else tuple(labels),
             dtype=dtype_of(dtype),
-            shape=None if shape is None else tuple(_length(n) for n in shape),
+            shape=None if shape is None else tuple(length_of(n, self) for n in shape),
             per=per,
             axes=axes,
             choose=choose,
@@ -206,17 +207,10 @@ class Output:
 
     def check_each(self, shape: tuple[int, ...]) -> None:
         """Refuse an answer whose numbers for each element are not those that are declared."""
-        if self.labels is not None:
-            self.check_width(math.prod(shape), shape)
+        self.check_width(math.prod(shape), shape)
         self.check_shape(shape)
 
     def blank(self, rows: int) -> Tensor:
         """Return the tensor of rows without answers."""
         last = () if self.inner is None else self.last
         return np.zeros((rows, *last), self.score_dtype)
-
-
-def _length(number: Any) -> int:
-    if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < 1:
-        raise ConfigError(f"an output's shape has lengths of at least 1, got {number!r}")
-    return int(number)

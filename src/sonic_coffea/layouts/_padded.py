@@ -12,7 +12,6 @@ from sonic_coffea.layouts._layout import (
     DType,
     Fields,
     FieldsLayout,
-    Tensor,
     declare,
     length_of,
     lengths_of,
@@ -20,7 +19,6 @@ from sonic_coffea.layouts._layout import (
     ordered,
     with_axes,
 )
-from sonic_coffea.layouts._scatter import scattered
 from sonic_coffea.layouts._texts import TEXT
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._fields import Feature
-    from sonic_coffea.layouts._rows import RowSelection
+    from sonic_coffea.layouts._rows import RowSelection, Tensor
 
 PAD_MODES = ("constant", "wrap")
 
@@ -50,8 +48,16 @@ class PaddedLayout(FieldsLayout):
     pad_mode: str
     missing: tuple[Any, ...] | None
 
-    def _declare_padding(self, fill: Constants, axis_order: str, pad_mode: str) -> None:
-        """Check what is declared of the padding, after the fields and the type."""
+    def _declare_padded(
+        self,
+        fields: Fields,
+        dtype: DTypeLike,
+        padding: tuple[Constants, str, str],
+        **options: Any,
+    ) -> None:
+        """Check all that is declared but the lengths."""
+        fill, axis_order, pad_mode = padding
+        self._declare(fields, dtype, **options)
         name, count = type(self).__name__, len(self.features)
         declare(self, axis_order=order_of(axis_order, self, count), pad_mode=pad_mode)
         if pad_mode not in PAD_MODES:
@@ -79,7 +85,9 @@ class PaddedLayout(FieldsLayout):
         )
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
-        return scattered(with_axes(tensor, self.axis_order).transpose(0, 2, 1), columns)
+        return columns.scattered(
+            with_axes(tensor, self.axis_order).transpose(0, 2, 1), columns.names
+        )
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -135,13 +143,9 @@ class Padded(PaddedLayout):
         pad_mode: str = "constant",
         missing: Constants = None,
     ) -> None:
-        options: dict[str, Any] = {
-            "sort_by": sort_by,
-            "sort_ascending": sort_ascending,
-            "missing": missing,
-        }
-        self._declare(fields, dtype, length=length_of(length, self), **options)
-        self._declare_padding(fill, axis_order, pad_mode)
+        declare(self, length=length_of(length, self), sort_ascending=sort_ascending)
+        padding = fill, axis_order, pad_mode
+        self._declare_padded(fields, dtype, padding, sort_by=sort_by, missing=missing)
 
     @property
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -193,10 +197,6 @@ class Bucketed(PaddedLayout):
         pad_mode: str = "constant",
         missing: Constants = None,
     ) -> None:
-        options: dict[str, Any] = {
-            "sort_by": sort_by,
-            "sort_ascending": sort_ascending,
-            "missing": missing,
-        }
-        self._declare(fields, dtype, lengths=lengths_of(lengths, self), **options)
-        self._declare_padding(fill, axis_order, pad_mode)
+        declare(self, lengths=lengths_of(lengths, self), sort_ascending=sort_ascending)
+        padding = fill, axis_order, pad_mode
+        self._declare_padded(fields, dtype, padding, sort_by=sort_by, missing=missing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,13 @@ from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._columns import Columns
-from sonic_coffea.layouts._formulae import DEFAULT, compile_formulae, four_vector
+from sonic_coffea.layouts._formulae import DEFAULT, Program, compile_formulae, four_vector
 from sonic_coffea.layouts._given_pairs import GivenPairs, given_pairs
 from sonic_coffea.layouts._layout import (
     Bound,
     DType,
     Fields,
     FieldsLayout,
-    Tensor,
     declare,
     lengths_of,
     order_of,
@@ -27,13 +27,10 @@ from sonic_coffea.layouts._memory import empty
 from sonic_coffea.layouts._padded import Padded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import DTypeLike
 
     from sonic_coffea.layouts._fields import Feature, Source
-    from sonic_coffea.layouts._formulae import Program
-    from sonic_coffea.layouts._rows import Int64, RowSelection
+    from sonic_coffea.layouts._rows import Int64, RowSelection, Tensor
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -191,7 +188,8 @@ class Pairwise(FieldsLayout):
         others = bind_columns(source, other.features, missing=other.missing, **how)
         fields = tuple(f"field {each.features[0].name!r}" for each in (self, other))
         columns.split.rows.check_same(others.split.rows, (fields[0], fields[1]))
-        return Bound(self, PairColumns.of(columns, others))
+        ours = columns.split, columns.columns, columns.groups, columns.order
+        return Bound(self, _PairColumns(*ours, others=others))
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
         by_channel = out if self.axis_order == "CLL" else out.transpose(0, 3, 1, 2)
@@ -200,15 +198,12 @@ class Pairwise(FieldsLayout):
         else:
             self._compute(by_channel, columns, rows)
 
-    def count_elements(
-        self, columns: Columns, rows: RowSelection, levels: Int64
-    ) -> tuple[int, int, int]:
-        counts = columns.split.counts_of(rows)
-        length = np.asarray(self.lengths)[np.minimum(levels, len(self.lengths) - 1)]
-        other_counts, other_length = _other_counts(columns, rows), self._other_length(length)
-        sent = np.minimum(counts, length) * np.minimum(other_counts, other_length)
-        pairs, padded = counts * other_counts, length * other_length
-        return int(sent.sum()), int((pairs - sent).sum()), int((padded - sent).sum())
+    def jagged_axes(
+        self, columns: Columns, rows: RowSelection, lengths: Int64
+    ) -> list[tuple[Int64, Int64]]:
+        other_lengths = np.full_like(lengths, self._other_length(lengths))
+        first = columns.split.counts_of(rows), lengths
+        return [first, (_other_counts(columns, rows), other_lengths)]
 
     def _names(self) -> list[list[str]]:
         """Return the fields' names, and those of the other elements if there are any."""
@@ -228,8 +223,8 @@ class Pairwise(FieldsLayout):
         program = self._program()
         fields = _numbers(columns, rows, out.shape[2])
         others, counts = fields, columns.split.counts_of(rows)
-        alike = not isinstance(columns, PairColumns)
-        if isinstance(columns, PairColumns):
+        alike = not isinstance(columns, _PairColumns)
+        if isinstance(columns, _PairColumns):
             others = _numbers(columns.others, rows, out.shape[3])
         length = max(out.shape[2:])
         known = np.empty((len(program.elements), length))
@@ -280,22 +275,18 @@ def _other(other: Any) -> Padded | int | None:
     return other
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PairColumns(Columns):
-    """The columns of the first elements of pairs, and of those of another collection."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _PairColumns(Columns):
+    """The columns of the first elements of pairs, and of the second ones of another collection."""
 
-    others: Columns = None  # type: ignore[assignment]
-
-    @classmethod
-    def of(cls, first: Columns, others: Columns) -> PairColumns:
-        return cls(first.split, first.columns, first.groups, first.order, others=others)
+    others: Columns
 
 
 def _other_counts(columns: Columns, rows: RowSelection) -> Int64:
     """Return how many second elements each row's pairs have."""
     if isinstance(columns, GivenPairs):
         return columns.other_counts[rows]
-    others = columns.others if isinstance(columns, PairColumns) else columns
+    others = columns.others if isinstance(columns, _PairColumns) else columns
     return others.split.counts_of(rows)
 
 

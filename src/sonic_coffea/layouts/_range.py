@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._fields import limits
+from sonic_coffea.layouts._fields import Column, limits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
-    from sonic_coffea.layouts._fields import Column
     from sonic_coffea.layouts._rows import Int64, Rows, Split
 
 HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))

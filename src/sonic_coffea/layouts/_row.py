@@ -14,7 +14,6 @@ from sonic_coffea.layouts._layout import (
     DType,
     Fields,
     FieldsLayout,
-    Tensor,
     order_of,
 )
 from sonic_coffea.layouts._leading import leading_columns
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._fields import Feature, Source
-    from sonic_coffea.layouts._rows import RowSelection
+    from sonic_coffea.layouts._rows import RowSelection, Tensor
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
@@ -21,9 +22,7 @@ from numpy.typing import NDArray
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts import _kernels
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
+Tensor = NDArray[Any]
 Int64 = NDArray[np.int64]
 RowSelection = slice | Int64
 """Rows of a call: a range of them, or their numbers."""
@@ -54,13 +53,18 @@ class Rows:
         return int(self.skeleton.length)
 
     @property
+    def levels(self) -> list[Content]:
+        """The lists and options above a row, from the outside in."""
+        return _levels_of(self.skeleton)
+
+    @property
     def depth(self) -> int:
         """How many lists are above a row."""
-        return sum(not node.is_option for node in levels_of(self.skeleton))
+        return sum(not node.is_option for node in self.levels)
 
     def unflatten(self, content: Content, attrs: Mapping[str, Any] | None = None) -> ak.Array:
         """Return `content`, one element per row, in the structure that the rows came from."""
-        return ak.Array(_within(levels_of(self.skeleton), content), attrs=attrs)
+        return ak.Array(_within(self.levels, content), attrs=attrs)
 
     def without(self, content: Content, masked: Sequence[RowSelection]) -> Content:
         """Return `content` with None at the rows that are masked."""
@@ -82,7 +86,7 @@ class Rows:
 
         Thousands of requests of a call may fail, and each failure names its events.
         """
-        for node in reversed(levels_of(self.skeleton)):
+        for node in reversed(self.levels):
             if node.is_option:
                 row = int(np.flatnonzero(np.asarray(node.index.data) >= 0)[row])
             else:
@@ -91,27 +95,37 @@ class Rows:
 
     def event_numbers(self) -> Int64:
         """Return the number of the event that each row belongs to."""
-        return _spread(levels_of(self.skeleton), self.events)
+        return self.above(1)[1]
 
     def above(self, depth: int) -> tuple[Content, Int64]:
         """Return the structure of the first `depth` axes, and where in it each row is."""
-        levels = levels_of(self.skeleton)
+        levels = self.levels
         lists = [i for i, node in enumerate(levels) if not node.is_option]
         upper = 0 if depth == 1 else lists[depth - 2] + 1
-        below = levels[upper].length if upper < len(levels) else len(self)
-        structure = _within(levels[:upper], NumpyArray(np.arange(below)))
-        return structure, _spread(levels[upper:], below)
+        structure = self.outermost(upper)
+        places = np.arange(levels[upper].length if upper < len(levels) else len(self))
+        for node in levels[upper:]:
+            if node.is_option:
+                places = places[np.asarray(node.index.data) >= 0]
+            else:
+                places = np.repeat(places, np.diff(node.offsets.data))
+        return structure, places
+
+    def outermost(self, number: int) -> Content:
+        """Return the structure of the first lists and options, with its leaves numbered."""
+        levels = self.levels
+        length = levels[number].length if number < len(levels) else len(self)
+        return _within(levels[:number], NumpyArray(np.arange(length)))
 
     def opened(self) -> tuple[Content, Int64]:
         """Return the structure without the rows' own option, and the row at each of its places.
 
         The latter is -1 where there is None.
         """
-        levels = levels_of(self.skeleton)
+        levels = self.levels
         if not levels or not levels[-1].is_option:
             return self.skeleton, np.arange(len(self))
-        index = np.asarray(levels[-1].index.data)
-        return _within(levels[:-1], NumpyArray(np.arange(len(index)))), index
+        return self.outermost(len(levels) - 1), np.asarray(levels[-1].index.data)
 
     def check_same(self, other: Rows, names: tuple[str, str]) -> None:
         """Raise unless another column, or input, has the same rows."""
@@ -183,7 +197,7 @@ class Split:
 
         A few lists, as in a chunk of few events, may be so by chance; that is not enough.
         """
-        levels = levels_of(self.rows.skeleton)
+        levels = self.rows.levels
         if not levels or levels[-1].is_option:
             return False
         offsets = np.asarray(levels[-1].offsets.data)
@@ -216,8 +230,7 @@ def offsets_of(counts: Int64) -> Int64:
     return offsets
 
 
-def levels_of(skeleton: Content) -> list[Content]:
-    """Return the lists and options of a structure, from the outside in."""
+def _levels_of(skeleton: Content) -> list[Content]:
     levels = []
     while not skeleton.is_numpy:
         levels.append(skeleton)
@@ -235,17 +248,6 @@ def _within(levels: Sequence[Content], content: Content) -> Content:
         else:
             content = IndexedOptionArray.simplified(node.index, content)
     return content
-
-
-def _spread(levels: Sequence[Content], length: int) -> Int64:
-    """Return, for each of what lists and options hold, which of the outermost ones has it."""
-    numbers = np.arange(length)
-    for node in levels:
-        if node.is_option:
-            numbers = numbers[np.asarray(node.index.data) >= 0]
-        else:
-            numbers = np.repeat(numbers, np.diff(node.offsets.data))
-    return numbers
 
 
 def aligned(main: Rows, other: Rows, ids: Int64, depth: int) -> Int64 | None:
@@ -291,7 +293,7 @@ def united(each: Sequence[Rows]) -> Rows:
     leaf: Content = NumpyArray(np.arange(number))
     if number < len(present):
         leaf = IndexedOptionArray(Index64(np.where(there, np.cumsum(there) - 1, -1)), leaf)
-    return Rows(_within(levels_of(structure), leaf), np.arange(number))
+    return Rows(_within(_levels_of(structure), leaf), np.arange(number))
 
 
 def _same(a: Content, b: Content) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 from awkward.contents import (
@@ -14,35 +14,10 @@ from awkward.contents import (
     UnmaskedArray,
 )
 from awkward.index import Index8, Index64
-from numpy.typing import NDArray
 
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._memory import empty
-from sonic_coffea.layouts._rows import offsets_of
-
-if TYPE_CHECKING:
-    from sonic_coffea.layouts._rows import Int64, RowSelection, Split
-
-Tensor = NDArray[Any]
-
-
-class Elements(Protocol):
-    """The columns whose elements get values."""
-
-    @property
-    def split(self) -> Split:
-        """The elements of each row."""
-
-    @property
-    def order(self) -> Int64 | None:
-        """How they are sorted."""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the fields."""
-
-    def __len__(self) -> int:
-        """Return how many fields there are."""
+from sonic_coffea.layouts._rows import Int64, RowSelection, Split, Tensor, offsets_of
 
 
 class Scatter:
@@ -50,8 +25,10 @@ class Scatter:
 
     Parameters
     ----------
-    columns : Elements
-        Whose elements they are.
+    split : Split
+        The elements of each row.
+    order : array of int64 or None
+        How the elements are sorted.
     width : int
         Values of each.
     dtype : dtype
@@ -66,15 +43,15 @@ class Scatter:
     """
 
     def __init__(
-        self, columns: Elements, width: int, dtype: np.dtype[Any], *, axes: int = 1
+        self, split: Split, order: Int64 | None, width: int, dtype: np.dtype[Any], *, axes: int = 1
     ) -> None:
-        self._split, self._order, self._axes = columns.split, columns.order, axes
-        self._counts = columns.split.counts
+        self._split, self._order, self._axes = split, order, axes
+        self._counts = split.counts
         self._offsets = offsets_of(self._counts**axes)
         self.values = empty((int(self._offsets[-1]), width), dtype)
         self._open = np.ones(len(self._counts), np.bool_)
         # Which values there are, once some have been truncated.
-        self._kept: NDArray[np.bool_] | None = None
+        self._kept: Tensor | None = None
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
         """Place ``[n, L, K]``, of pairs ``[n, L, L, K]``, without padding, or ``[sum n, K]``.
@@ -135,14 +112,7 @@ class Scatter:
         return values
 
 
-def scattered(tensor: Tensor, columns: Elements) -> Content:
-    """Return the values of all elements as lists of records of the columns' names."""
-    scatter = Scatter(columns, len(columns), tensor.dtype)
-    scatter.place(slice(0, len(columns.split.rows)), tensor)
-    return scatter.content(columns.names)
-
-
-def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+def _bytes(tensor: Tensor) -> Tensor:
     """Return a tensor with the bytes of its last axis as that axis."""
     whole = np.ascontiguousarray(tensor)
     size = whole.shape[-1] * whole.itemsize

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import ml_dtypes
 import numpy as np
-from awkward.contents import IndexedArray, ListOffsetArray, NumpyArray
+from awkward.contents import Content, IndexedArray, ListOffsetArray, NumpyArray
 from awkward.index import Index64
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._fields import Source
+from sonic_coffea.layouts._fields import Feature, Source
 from sonic_coffea.layouts._nodes import read
 from sonic_coffea.layouts._paths import path_of
-from sonic_coffea.layouts._rows import offsets_of
+from sonic_coffea.layouts._rows import Int64, offsets_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from awkward.contents import Content
     from numpy.typing import DTypeLike, NDArray
-
-    from sonic_coffea.layouts._fields import Feature
-    from sonic_coffea.layouts._rows import Int64
 
 TEXT = np.dtype(object)
 """The type of tensors of strings: each is of type bytes."""
@@ -108,17 +103,7 @@ class Texts:
 
 
 class Numbered(Source):
-    """Arrays whose strings are numbers, in the fields that hold strings.
-
-    Parameters
-    ----------
-    source : Source
-        The arrays.
-    features : sequence of Feature
-        The fields that hold strings.
-    texts : Texts
-        What numbers them.
-    """
+    """Arrays whose strings are numbers, in the fields that `features` read."""
 
     def __init__(self, source: Source, features: Sequence[Feature], texts: Texts) -> None:
         self._source, self._texts = source, texts
@@ -126,9 +111,6 @@ class Numbered(Source):
 
     def collection(self, path: str) -> tuple[Content | None, str]:
         return (None, path) if path in self._strings else self._source.collection(path)
-
-    def names(self, path: str = "") -> list[str]:
-        return self._source.names(path)
 
     def column(self, path: str) -> Content:
         column = self._source.column(path)

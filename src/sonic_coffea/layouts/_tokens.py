@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,14 +20,13 @@ from sonic_coffea.layouts._layout import (
     DType,
     FieldsLayout,
     Layout,
-    Tensor,
     check_held,
     declare,
     order_of,
 )
 from sonic_coffea.layouts._padded import Padded
 from sonic_coffea.layouts._row import Row
-from sonic_coffea.layouts._rows import Int64, RowSelection, Split
+from sonic_coffea.layouts._rows import Int64, RowSelection, Split, Tensor
 from sonic_coffea.layouts._scatter import Scatter
 from sonic_coffea.layouts._texts import TEXT
 
@@ -111,15 +110,13 @@ class Tokens(Layout):
                 )
         if isinstance(flags, str) and flags not in FLAGS:
             raise ConfigError(f"Tokens: expected flags 'onehot' or 'number', got {flags!r}")
-        chosen: str | tuple[tuple[str, float], ...] | None = None
+        chosen: Any = flags
         if isinstance(flags, Mapping):
             if set(flags) != set(parts):
                 raise ConfigError(
                     f"Tokens: expected flags of {', '.join(parts)}, got {', '.join(flags)}"
                 )
             chosen = tuple((name, float(flags[name])) for name in parts)
-        else:
-            chosen = flags
         check_held(fill, first[1], "Tokens", "fill")
         declare(self, parts=tuple(parts.items()), flags=chosen, fill=float(fill))
         declare(self, axis_order=axis_order, dtype=first[1], channels=_channels(parts))
@@ -130,7 +127,7 @@ class Tokens(Layout):
 
     @property
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
-        return (sum(_length(part) for _, part in self.parts),)
+        return (sum(part.padded_length(0) or 1 for _, part in self.parts),)
 
     def row_shape(self, level: int) -> tuple[int, ...]:
         width = len(self.channels) + len(_flag_values(self, 0))
@@ -149,10 +146,9 @@ class Tokens(Layout):
             keys = _keys(part)
             slots = np.asarray([self.channels.index(key) for key in keys], np.int64)
             groups = tuple(replace(g, slots=slots[g.slots]) for g in columns.groups)
-            fills = [self.fill] * len(self.channels)
-            for slot, value in zip(slots, _fills(part), strict=True):
-                fills[slot] = value
-            stop = start + _length(part)
+            fills = np.full(len(self.channels), self.fill)
+            fills[slots] = part.fill or 0.0
+            stop = start + (part.padded_length(0) or 1)
             flags = _flag_values(self, number)
             lacking = [n for n in range(len(self.channels)) if n not in slots]
             behind = range(len(self.channels), len(self.channels) + len(flags))
@@ -164,7 +160,7 @@ class Tokens(Layout):
                     slice(start, stop),
                     part.jagged,
                     slots,
-                    tuple(fills),
+                    fills.tolist(),
                     _stamp([*lacking, *behind], (*absent, *flags), (*absent, *nothing)),
                     isinstance(part, Padded) and part.pad_mode == "wrap",
                 )
@@ -193,21 +189,12 @@ class Tokens(Layout):
             part.count_elements(here.columns, rows, levels * 0)
             for (_, part), here in zip(self.parts, columns.parts, strict=True)
         ]
-        sent, truncated, padding = map(sum, zip(*each, strict=True))
+        sent, truncated, padding = np.sum(each, axis=0).tolist()
         return sent, truncated, padding
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
         by_element = tensor if self.axis_order == "LF" else tensor.transpose(0, 2, 1)
-        assert isinstance(columns, _TokenColumns)  # noqa: S101
-        contents = []
-        for part in columns.parts:
-            own = by_element[:, part.places][:, :, part.slots]
-            scatter = part.columns.scatter(own.shape[2], own.dtype)
-            scatter.place(slice(0, len(own)), np.ascontiguousarray(own))
-            own_channels = [self.channels[slot] for slot in part.slots]
-            names = [f"{name}_{k}" if k else name for name, k in own_channels]
-            contents.append(part.of_rows(scatter.content(names)))
-        return RecordArray(contents, [part.name for part in columns.parts], length=len(tensor))
+        return columns.scattered(by_element, [f"{n}_{k}" if k else n for n, k in self.channels])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,7 +209,7 @@ class _Part:
         Its tokens in the sequence.
     slots : array of int64
         The channel of each of its fields.
-    fills : tuple of float
+    fills : list of float
         What pads each channel.
     stamp : Stamp or None
         What its tokens have in the channels that it lacks, and in those of the flags behind.
@@ -235,7 +222,7 @@ class _Part:
     places: slice
     jagged: bool
     slots: Int64
-    fills: tuple[float, ...]
+    fills: list[float]
     stamp: Stamp | None
     wraps: bool
 
@@ -249,11 +236,11 @@ class _Part:
         return lists if self.jagged else lists.content
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _TokenColumns(Columns):
     """The columns of all parts; `split` has the tokens of each row."""
 
-    parts: tuple[_Part, ...] = ()
+    parts: tuple[_Part, ...]
 
     @classmethod
     def of(cls, parts: list[_Part]) -> _TokenColumns:
@@ -268,10 +255,9 @@ class _TokenColumns(Columns):
         return tuple(part.name for part in self.parts)
 
     def present(self, rows: RowSelection, length: int) -> Tensor:
+        del length
         each = [part.columns.present(rows, part.length) for part in self.parts]
-        present = np.concatenate(each, axis=1)
-        assert present.shape[1] == length  # noqa: S101
-        return present
+        return np.concatenate(each, axis=1)
 
     def indices(self, rows: RowSelection, slots: Int64, length: int) -> Int64:
         del length
@@ -288,6 +274,15 @@ class _TokenColumns(Columns):
         assert axes == 1  # noqa: S101  others are refused, as there are several collections
         return _TokenScatter(self, width, dtype)
 
+    def scattered(self, tensor: Tensor, names: Sequence[str]) -> Content:
+        contents = []
+        for part in self.parts:
+            own = part.columns.scattered(
+                tensor[:, part.places][:, :, part.slots], [names[slot] for slot in part.slots]
+            )
+            contents.append(part.of_rows(own))
+        return RecordArray(contents, list(self.collections), length=len(tensor))
+
 
 class _TokenScatter(Scatter):
     """Values of each token: a record of the parts."""
@@ -298,7 +293,7 @@ class _TokenScatter(Scatter):
 
     def place(self, rows: RowSelection, tensor: Tensor) -> None:
         for part, scatter in self._parts:
-            scatter.place(rows, np.ascontiguousarray(tensor[:, part.places]))
+            scatter.place(rows, tensor[:, part.places])
 
     def content(
         self, names: list[str] | None, each: tuple[int, ...] = (), *, optional: bool = False
@@ -318,9 +313,6 @@ class _PartSource(Source):
 
     def collection(self, path: str) -> tuple[Content | None, str]:
         return self._source.collection(self._path(path))
-
-    def names(self, path: str = "") -> list[str]:
-        return self._source.names(path)
 
     def column(self, path: str) -> Content:
         return self._source.column(self._path(path))
@@ -352,14 +344,6 @@ def _check_part(name: str, part: Any) -> None:
 
 def _stamp(slots: list[int], numbers: tuple[float, ...], behind: tuple[float, ...]) -> Stamp | None:
     return Stamp(np.asarray(slots, np.int64), numbers, behind) if slots else None
-
-
-def _length(part: Padded | Row) -> int:
-    return part.length if isinstance(part, Padded) else 1
-
-
-def _fills(part: Padded | Row) -> tuple[float, ...]:
-    return part.fill if isinstance(part, Padded) else (0.0,) * len(part.features)
 
 
 def _keys(part: Padded | Row) -> list[Channel]:
