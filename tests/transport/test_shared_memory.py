@@ -21,6 +21,7 @@ from tests.limits import without_room
 from tests.ports import held_port
 from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient, service_pb2
+from tritonclient.utils import InferenceServerException
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -198,7 +199,14 @@ def test_only_the_regions_are_gone(wide_server: sonic.LocalServer) -> None:
     with pool_of(wide_server) as pool:
         check(model()(sent, pool=pool), sent)
         with client_of(wide_server) as (client, headers):
-            client.unregister_system_shared_memory(headers=headers)
+
+            def unregistered() -> bool:
+                """Whether it is done; Triton refuses for a moment after it has responded."""
+                with contextlib.suppress(InferenceServerException):
+                    client.unregister_system_shared_memory(headers=headers)
+                return not client.get_system_shared_memory_status(headers=headers).regions
+
+            until(unregistered)
         check(model()(sent, pool=pool), sent)
         total = pool.statistics.total()
         assert total.rows == 8000
@@ -558,11 +566,16 @@ class Balanced:
             return SimpleNamespace(extensions=[shm.EXTENSION], regions=regions)
 
 
+def memory_of(balanced: Balanced, **options: Any) -> shm.SharedMemory:
+    address = Address.parse("grpc://127.0.0.1:1")
+    return shm.SharedMemory(balanced.call, address, shm.Usability(), demanded=False, **options)
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_each_server_behind_an_address_unregisters_its_regions(lost: bool) -> None:
     """While one was alone, all regions were registered there; later calls go to both in turn."""
     balanced = Balanced()
-    memory = shm.SharedMemory(balanced.call, Address.parse("grpc://127.0.0.1:1"), demanded=False)
+    memory = memory_of(balanced)
     inputs = service_pb2.ModelInferRequest(inputs=[{}]).inputs
     tensors = {"x": np.zeros(shm.WORTH_BYTES, np.uint8)}
     regions = [memory.place(tensors, inputs, None) for _ in range(8)]
@@ -586,7 +599,7 @@ def test_each_server_behind_an_address_unregisters_its_regions(lost: bool) -> No
 
 def test_tensors_are_packed_where_the_server_reads_them() -> None:
     balanced = Balanced()
-    memory = shm.SharedMemory(balanced.call, Address.parse("grpc://127.0.0.1:1"), demanded=False)
+    memory = memory_of(balanced)
     inputs = service_pb2.ModelInferRequest(inputs=[{}, {}, {}]).inputs
     kind = np.dtype(np.float32)
     room = memory.room(shm.WORTH_BYTES, 3)

@@ -21,15 +21,13 @@ from sonic_coffea.errors import (
     TokenExpiredError,
     nearest,
 )
-from sonic_coffea.transport._contents import classes_of, describe
+from sonic_coffea.transport._contents import classes_of, describe, with_contents
 from sonic_coffea.transport._contract import Contract, TensorSpec
-from sonic_coffea.transport._link import NO_MESSAGE
+from sonic_coffea.transport._link import NO_MESSAGE, Link
 from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, ServerMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from sonic_coffea.transport._link import Link
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +40,12 @@ _TRIES = 3
 _SERVERS = 5
 
 
-class ModelQueries:
-    """Asks a server about itself and its models, on the link of a connection."""
-
-    _link: Link
+class ModelQueries(Link):
+    """Asks a server about itself and its models."""
 
     def info(self) -> ServerMetadata:
         """Ask the server for its metadata. Blocks for up to ``metadata_s``."""
-        metadata = self._link.call("ServerMetadata", service_pb2.ServerMetadataRequest())
+        metadata = self._call("ServerMetadata", service_pb2.ServerMetadataRequest())
         return ServerMetadata(
             name=metadata.name, version=metadata.version, extensions=tuple(metadata.extensions)
         )
@@ -57,7 +53,7 @@ class ModelQueries:
     def models(self) -> list[ModelEntry]:
         """Ask for the repository index. Blocks for up to ``metadata_s``."""
         try:
-            index = self._link.call("RepositoryIndex", service_pb2.RepositoryIndexRequest())
+            index = self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         except ServerLostError as error:
             if not error.message.endswith((grpc.StatusCode.CANCELLED.name, NO_MESSAGE)):
                 raise
@@ -65,7 +61,7 @@ class ModelQueries:
             raise OverloadError(
                 "the server admits no new clients at the moment, as SuperSONIC does while it is "
                 "saturated; it still answers inference requests",
-                server=str(self._link.address),
+                server=str(self.address),
             ) from None
         return [
             ModelEntry(
@@ -102,7 +98,7 @@ class ModelQueries:
         # A balancer has asked two servers, of which one has been updated.
         raise ModelNotReadyError(
             "its metadata and its configuration do not fit; is it being replaced?",
-            server=str(self._link.address),
+            server=str(self.address),
             model=model,
             version=version,
         )
@@ -113,21 +109,21 @@ class ModelQueries:
         # Another server behind a balancer may have it.
         for _ in range(_SERVERS):
             try:
-                return self._link.call("ModelMetadata", request, model=model, version=version)
+                return self._call("ModelMetadata", request, model=model, version=version)
             except ModelNotFoundError as error:
                 missing = error
         try:
             index = self.models()
         except SonicError:
             raise missing from None
-        raise not_found(model, version, index, server=str(self._link.address))
+        raise not_found(model, version, index, server=str(self.address))
 
     def _config(self, model: str, version: str | None) -> Any:
         """Return the model's configuration, or None from a server that has none."""
         request = service_pb2.ModelConfigRequest(name=model, version=version or "")
         for left in reversed(range(_TRIES)):
             try:
-                return self._link.call("ModelConfig", request, model=model).config
+                return self._call("ModelConfig", request, model=model).config
             except (InferenceError, ModelNotFoundError, ServerLostError) as error:
                 # A balancer may lead this call to another server than the one before, which is
                 # dead, or does not have the model.
@@ -140,7 +136,7 @@ class ModelQueries:
                 failure = error
                 break
         # Of any other failure, nothing follows: there may be one, with the size of its batches.
-        logger.info("%s gives no configuration of %r: %s", self._link.address, model, failure)
+        logger.info("%s gives no configuration of %r: %s", self.address, model, failure)
         return None
 
     def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
@@ -160,11 +156,11 @@ class ModelQueries:
         )
         inputs = contract.zeros(1)
         describe(request, inputs, ())
-        request.raw_input_contents.extend(t.tobytes() for t in inputs.values())
         for name, dims in named.items():
             output = request.outputs.add(name=name)
             output.parameters["classification"].int64_param = max(1, math.prod(dims))
-        response = self._link.call("ModelInfer", request, model=contract.model)
+        message = with_contents(request, inputs.values())
+        response = self._call("ModelInfer", message, model=contract.model)
         return {
             output.name: classes_of(contents)
             for output, contents in zip(response.outputs, response.raw_output_contents, strict=True)
@@ -173,9 +169,7 @@ class ModelQueries:
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
         """Ask for a model's statistics. Blocks for up to ``metadata_s``."""
         request = service_pb2.ModelStatisticsRequest(name=model, version=version or "")
-        return statistics_of(
-            self._link.call("ModelStatistics", request, model=model, version=version)
-        )
+        return statistics_of(self._call("ModelStatistics", request, model=model, version=version))
 
 
 def newest_of(versions: Sequence[str]) -> str:

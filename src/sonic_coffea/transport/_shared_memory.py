@@ -52,9 +52,6 @@ _CALL_TIMEOUT_S = 2.0
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.01, 1.0
 # `close` waits for the first, as the process may end; then a thread waits for the second.
 _CLOSES_WITHIN_S, _LINGERS_S = 0.5, 60.0
-
-# A server that was started anew, or of which there are two, is noticed within this time.
-_SETTLED_S = 60.0
 # This number of calls reaches each of the few servers behind a balancer on this machine.
 _ENOUGH_CALLS = 16
 _NUMBERED = re.compile(rf"{regions.PREFIX}-[\d-]*-(\d+)")
@@ -64,7 +61,7 @@ Call = Callable[[str, Any, float], Any]
 
 @dataclass(slots=True)
 class Usability:
-    """Whether a server can use shared memory: what all connections to it have found.
+    """Whether a server can use shared memory, for all connections to it.
 
     Attributes
     ----------
@@ -74,14 +71,14 @@ class Usability:
         Why it cannot be used.
     servers : int
         How often a region has to be unregistered, as there may be several servers behind the URL.
-    connections : list
-        Those whose regions are discarded if the server cannot use them.
+    connections : set of SharedMemory
+        Their regions are discarded if the server cannot use them.
     """
 
     usable: bool | None = None
     reason: str = ""
     servers: int = 1
-    connections: list[SharedMemory] = field(default_factory=list)
+    connections: weakref.WeakSet[SharedMemory] = field(default_factory=weakref.WeakSet)
 
 
 class SharedMemory:
@@ -93,14 +90,22 @@ class SharedMemory:
         Makes an RPC, by method, request and timeout, and waits for the response.
     address : Address
         The server.
+    known : Usability
+        What the connections to the server share.
     demanded : bool
         Whether it is an error if the server cannot use them.
-    known : Usability, optional
-        What other connections to the server have found.
+    settled_s : float
+        A server that was started anew, or of which there are two, is noticed within this time.
     """
 
     def __init__(
-        self, call: Call, address: Address, *, demanded: bool, known: Usability | None = None
+        self,
+        call: Call,
+        address: Address,
+        known: Usability,
+        *,
+        demanded: bool,
+        settled_s: float = 60.0,
     ) -> None:
         self._call = call
         self._address = address
@@ -110,13 +115,14 @@ class SharedMemory:
         self._free: list[Region] = []
         self._unwanted: set[str] = set()
         self._unregistering = False
-        self.known = known or Usability()
-        self.known.connections.append(self)
+        self._settled_s = settled_s
+        self.known = known
+        self.known.connections.add(self)
         self._renewed = (-1, -math.inf)
         self._paths: set[Path] = set()
         self._registers = False
         # However this process ends, short of being killed, no file is left.
-        self._finalizer = weakref.finalize(self, regions.unlink, self._paths, os.getpid())
+        weakref.finalize(self, regions.unlink, self._paths, os.getpid())
 
     def room(self, nbytes: int, tensors: int) -> Region | None:
         """Return a region to pack a request's tensors in; None if the message is to have them.
@@ -203,7 +209,7 @@ class SharedMemory:
         # Only one of the servers that a balancer leads to has to unregister a region.
         self.known.servers = _ENOUGH_CALLS
         if number >= begun:  # else it was in flight when the server was started anew
-            if now - at <= _SETTLED_S:
+            if now - at <= self._settled_s:
                 self._renewed = (sys.maxsize, now)
                 self._give_up("a region is known to one server behind the URL, and not to another")
                 return f"the server is not the one that has the tensors: {details}"
@@ -219,7 +225,7 @@ class SharedMemory:
         done : callable
             Called when the server has unregistered them, or has been asked for long enough.
         """
-        self.known.connections.remove(self)
+        self.known.connections.discard(self)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
