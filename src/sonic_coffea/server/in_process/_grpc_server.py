@@ -35,6 +35,8 @@ EXTENSIONS = ("model_configuration", "statistics", "model_repository")
 
 Tensors = Mapping[str, NDArray[Any]]
 Function = Callable[[Tensors], Tensors]
+Fault = Callable[[Any, Any], None]
+"""Changes a ``ModelInferResponse``, or ends the request through gRPC's context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,9 +326,7 @@ class KServeServer:
         """Break all connections, and stop listening. May be called again."""
         server, self._server = self._server, None
         if server is not None:
-            stopped = server.stop(grace=None)
-            self.stopping()
-            stopped.wait()
+            server.stop(grace=None).wait()
             self._held.release()
 
     def serving(self, model: str, version: str) -> KServeModel | None:
@@ -345,11 +345,8 @@ class KServeServer:
     def enter(self, method: str, headers: Mapping[str, str], context: Any) -> None:
         """Take notice of a call, which gRPC's context can end."""
 
-    def receive(self, request: Received) -> Callable[[Any, Any], None] | None:
+    def receive(self, request: Received) -> Fault | None:
         """Take notice of an inference request; return what happens to its answer and call."""
-
-    def stopping(self) -> None:
-        """Let go of requests that are held back."""
 
 
 def _typed(answer: Any) -> Any:
