@@ -106,7 +106,7 @@ def nothing_is_left() -> Iterator[None]:
 def ours(pid: int | None = None) -> list[str]:
     """Return the regions of a process, by default this one: others may run tests, too."""
     made = f"{_regions.PREFIX}-{os.getuid()}-*-{os.getpid() if pid is None else pid}-*"
-    return [p.name for p in _regions.FOLDER.glob(made)]
+    return [p.name for p in local_state.SHARED_MEMORY.glob(made)]
 
 
 def pool_of(server: Any, **options: Any) -> Pool:
@@ -424,7 +424,7 @@ def test_what_a_killed_client_left_is_removed(
     assert client.wait(100) == -signal.SIGKILL
     assert ours(client.pid)
     mine = _regions.create(1000)
-    foreign = _regions.FOLDER / f"{_regions.PREFIX}-{os.getuid() + 1}-1-1-1-1"
+    foreign = local_state.SHARED_MEMORY / f"{_regions.PREFIX}-{os.getuid() + 1}-1-1-1-1"
     foreign.touch()
     try:
         with pool_of(wide_server) as pool, registered(wide_server) as regions:

@@ -17,8 +17,8 @@ from tritonclient.grpc import service_pb2
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.transport import Address, ConnectionOptions, Tls, connect_transport, local_state
-from sonic_coffea.transport._contents import with_contents
 from sonic_coffea.transport._failures import translate
+from sonic_coffea.transport._tensors import with_contents
 
 if TYPE_CHECKING:
     from pathlib import Path

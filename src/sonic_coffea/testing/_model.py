@@ -64,7 +64,7 @@ class FakeModel(KServeModel):
                     f"model {model.name!r} has an output of strings; give a function that makes "
                     "them"
                 )
-            if flat or any(o.per != "row" or o.splits for o in model.outputs.values()):
+            if flat or any(o.per != "row" or o.splits is not None for o in model.outputs.values()):
                 raise ConfigError(
                     f"model {model.name!r} has more than one row for each object; give a function "
                     "that makes its outputs"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, ContractError, nearest
-from sonic_coffea.transport._datatypes import DATATYPES, STRINGS, kserve_name
+from sonic_coffea.errors import ConfigError, ContractError, ResponseError, nearest
+from sonic_coffea.transport._tensors import DATATYPES, STRINGS, kserve_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -88,7 +88,6 @@ class Contract:
     outputs: tuple[TensorSpec, ...]
     max_rows: int | None = None
     preferred_rows: tuple[int, ...] = ()
-    platform: str = ""
     digest: str = ""
     unsupported: str = ""
     parameters: tuple[tuple[str, bool | int | float | str], ...] = ()
@@ -122,6 +121,31 @@ class Contract:
             shape = [rows, *(n if n >= 0 else length for n in spec.shape)]
             tensors[spec.name] = np.zeros(shape, DATATYPES[spec.datatype])
         return tensors
+
+    def received(
+        self, tensors: Mapping[str, NDArray[Any]], context: Mapping[str, Any]
+    ) -> dict[str, NDArray[Any]]:
+        """Return the tensors of a response; bfloat16, which awkward lacks, as float32.
+
+        Tensors of other types are refused, as their numbers would be taken as they are.
+
+        Raises
+        ------
+        ResponseError
+            Naming the output.
+        """
+        for spec in self.outputs:
+            tensor = tensors.get(spec.name)
+            if tensor is not None and kserve_name(tensor.dtype) != spec.datatype:
+                raise ResponseError(
+                    f"output {spec.name!r} came back as {kserve_name(tensor.dtype)}, "
+                    f"the model declares {spec.datatype}",
+                    **context,
+                )
+        return {
+            name: t.astype(np.float32) if kserve_name(t.dtype) == "BF16" else t
+            for name, t in tensors.items()
+        }
 
     def completed(
         self,

@@ -11,12 +11,17 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea.errors import CancelledError, ResponseError, ServerLostError, SonicError
-from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
-from sonic_coffea.transport._datatypes import to_wire, wire_bytes
 from sonic_coffea.transport._heap import LARGE_BYTES, keep_memory
 from sonic_coffea.transport._link import CLOSED, NO_MESSAGE
 from sonic_coffea.transport._metadata import Response
 from sonic_coffea.transport._model_queries import ModelQueries
+from sonic_coffea.transport._tensors import (
+    describe,
+    tensors_of,
+    to_wire,
+    wire_bytes,
+    with_contents,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -256,7 +261,7 @@ def _response(
     if tensors is None:
         raise ResponseError("the server's response has outputs without data", **context)
     return Response(
-        outputs=checked(tensors, contract, context),
+        outputs=contract.received(tensors, context),
         version=message.model_version,
         sent_bytes=sent_bytes,
         received_bytes=sum(map(wire_bytes, tensors.values())),

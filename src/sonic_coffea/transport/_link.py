@@ -67,19 +67,17 @@ class Channel:
 
     Attributes
     ----------
-    address : Address
-        Where it leads.
-    secret : mapping
-        The headers that a local server there demands.
+    reached : (Address, mapping)
+        Where it leads, and the headers that a local server there demands.
     in_flight : set
         The inference requests that are in flight on it.
     heard_at : float
         When the last call was answered, by `time.monotonic`.
     """
 
-    def __init__(self, address: Address, secret: Mapping[str, str], tls: Tls) -> None:
-        self.address = address
-        self.secret = secret
+    def __init__(self, reached: tuple[Address, Mapping[str, str]], tls: Tls) -> None:
+        self.reached = reached
+        address, self.secret = reached
         if address.tls:
             root, cert, key = tls.read()
             credentials = grpc.ssl_channel_credentials(root, key, cert)
@@ -179,18 +177,18 @@ class Link:
         """Return the channel, opened by the first call, and anew for a server started anew."""
         with self._opening:
             try:
-                secret, address = self._peer.secret(), self._peer.address
+                reached = self._peer.reach()
             except ServerLostError:
                 if self._shared is not None:
                     self._shared.forget()
                 raise
             channel = self._channel
-            if channel is None or (channel.address, channel.secret) != (address, secret):
+            if channel is None or channel.reached != reached:
                 if self._closed:
                     raise CancelledError(CLOSED, server=str(self.address))
                 if channel is not None:
                     self._replaced.append(channel)
-                self._channel = channel = Channel(address, secret, self._options.tls)
+                self._channel = channel = Channel(reached, self._options.tls)
             return channel
 
     def _replace(self, channel: Channel) -> None:

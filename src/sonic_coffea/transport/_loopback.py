@@ -91,15 +91,13 @@ class HeldPort:
         if not number:
             return cls.hold()
         until = time.monotonic() + _CLAIMS_WITHIN_S
-        while True:
+        while time.monotonic() < until:
             if not _listeners(number):
                 with contextlib.suppress(OSError):
                     return cls.hold(number)
                 # What connections of an earlier server left keeps it from being held for a minute.
                 with contextlib.suppress(OSError), _bound(number, socket.SO_REUSEADDR, _SHARE):
                     return cls(number, None)
-            if time.monotonic() >= until:
-                break
             time.sleep(0.05)
         raise ServerStartError(
             f"port {number} is in use, by another program or a server of yours, which "
@@ -142,18 +140,19 @@ class LocalPeer:
     """
 
     def __init__(self, address: Address) -> None:
-        # Where it listens.
-        self.address = self._address = address
+        self._address = address
         self._lock = threading.Lock()
         self._record: local_state.ServerRecord | None = None
         self._held: HeldPort | None = None
-        # It is looked up by the first call.
+        self._reached: tuple[Address, Mapping[str, str]] = address, {}
+        # The first call looks it up.
         self._running: Callable[[], bool] = lambda: not address.loopback
 
-    def secret(self) -> Mapping[str, str]:
-        """Return the headers that it demands, for one call; none of another server.
+    def reach(self) -> tuple[Address, Mapping[str, str]]:
+        """Return, for one call, where the server listens, and the headers that it demands.
 
-        Reads the record of the server when it has ended, and the first time.
+        Reads the record of the server when it has ended, and the first time. Another server than
+        one of this user demands nothing.
 
         Raises
         ------
@@ -163,14 +162,14 @@ class LocalPeer:
         with self._lock:
             if not self._running():
                 self._look_up()
-            return {} if self._record is None else self._record.headers
+            return self._reached
 
     def look_up(self) -> Mapping[str, str]:
         """Read the record again after a failure, and return the headers that it has now."""
         with self._lock, contextlib.suppress(ServerLostError):
             if self._address.loopback:
                 self._look_up()
-                return {} if self._record is None else self._record.headers
+            return self._reached[1]
         return {}
 
     def close(self) -> None:
@@ -188,7 +187,7 @@ class LocalPeer:
         if not self._is_own() or record is None or not record.alive:
             raise self._refusal(known)
         self._record, self._running = record, _watch(record)
-        self.address = replace(self._address, host=_HOST)
+        self._reached = replace(self._address, host=_HOST), record.headers
         if before not in (None, record):
             # It may have other models.
             raise ServerLostError("the local server was started anew", server=record.url)

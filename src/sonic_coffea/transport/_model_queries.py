@@ -21,10 +21,10 @@ from sonic_coffea.errors import (
     TokenExpiredError,
     nearest,
 )
-from sonic_coffea.transport._contents import classes_of, describe, with_contents
 from sonic_coffea.transport._contract import Contract, TensorSpec
 from sonic_coffea.transport._link import NO_MESSAGE, Link
 from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, ServerMetadata
+from sonic_coffea.transport._tensors import classes_of, describe, with_contents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,7 @@ class ModelQueries(Link):
                 if left:
                     continue
                 raise
-            if config is None or agree(metadata, config):
+            if agree(metadata, config):
                 return contract_of(model, newest, metadata, config)
         # A balancer has asked two servers, of which one has been updated.
         raise ModelNotReadyError(
@@ -119,7 +119,7 @@ class ModelQueries(Link):
         raise not_found(model, version, index, server=str(self.address))
 
     def _config(self, model: str, version: str | None) -> Any:
-        """Return the model's configuration, or None from a server that has none."""
+        """Return the model's configuration; an empty one from a server that has none."""
         request = service_pb2.ModelConfigRequest(name=model, version=version or "")
         for left in reversed(range(_TRIES)):
             try:
@@ -135,9 +135,9 @@ class ModelQueries(Link):
                     raise
                 failure = error
                 break
-        # Of any other failure, nothing follows: there may be one, with the size of its batches.
+        # Any other failure means nothing: there may be a configuration, with a batch size.
         logger.info("%s gives no configuration of %r: %s", self.address, model, failure)
-        return None
+        return model_config_pb2.ModelConfig()
 
     def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
         """Ask for the labels of outputs whose configuration names a file of them.
@@ -146,19 +146,17 @@ class ModelQueries(Link):
         one row of zeros is made. Blocks for up to ``metadata_s`` a call.
         """
         config = self._config(contract.model, version or contract.version)
-        named = (
-            {} if config is None else {o.name: o.dims for o in config.output if o.label_filename}
-        )
-        if not named:
+        labelled = [output for output in config.output if output.label_filename]
+        if not labelled:
             return {}
         request = service_pb2.ModelInferRequest(
             model_name=contract.model, model_version=version or "", id="labels"
         )
         inputs = contract.zeros(1)
-        describe(request, inputs, ())
-        for name, dims in named.items():
-            output = request.outputs.add(name=name)
-            output.parameters["classification"].int64_param = max(1, math.prod(dims))
+        describe(request, inputs, [output.name for output in labelled])
+        for output, tensor in zip(labelled, request.outputs, strict=True):
+            classes = max(1, math.prod(output.dims))
+            tensor.parameters["classification"].int64_param = classes
         message = with_contents(request, inputs.values())
         response = self._call("ModelInfer", message, model=contract.model)
         return {
@@ -167,9 +165,23 @@ class ModelQueries(Link):
         }
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
-        """Ask for a model's statistics. Blocks for up to ``metadata_s``."""
+        """Ask for a model's statistics, of all versions or one. Blocks for up to ``metadata_s``."""
         request = service_pb2.ModelStatisticsRequest(name=model, version=version or "")
-        return statistics_of(self._call("ModelStatistics", request, model=model, version=version))
+        response = self._call("ModelStatistics", request, model=model, version=version)
+        total = ModelStatistics()
+        for stats in response.model_stats:
+            inference = stats.inference_stats
+            total += ModelStatistics(
+                rows=stats.inference_count,
+                executions=stats.execution_count,
+                requests=inference.success.count,
+                failures=inference.fail.count,
+                queue_s=inference.queue.ns * 1e-9,
+                input_s=inference.compute_input.ns * 1e-9,
+                compute_s=inference.compute_infer.ns * 1e-9,
+                output_s=inference.compute_output.ns * 1e-9,
+            )
+        return total
 
 
 def newest_of(versions: Sequence[str]) -> str:
@@ -180,50 +192,37 @@ def newest_of(versions: Sequence[str]) -> str:
 def agree(metadata: Any, config: Any) -> bool:
     """Whether metadata and configuration are of the same model."""
     rows = [-1] if config.max_batch_size > 0 else []
-    kinds = model_config_pb2.DataType.Name
+
+    def datatype(kind: int) -> str:
+        name: str = model_config_pb2.DataType.Name(kind)
+        return "BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_")
+
     return all(
-        {t.name: (t.datatype, list(t.shape)) for t in said}
-        == {t.name: (_kserve(kinds(t.data_type)), rows + list(t.dims)) for t in configured}
-        for said, configured in ((metadata.inputs, config.input), (metadata.outputs, config.output))
+        {t.name: (t.datatype, list(t.shape)) for t in listed}
+        == {t.name: (datatype(t.data_type), rows + list(t.dims)) for t in configured}
+        for listed, configured in (
+            (metadata.inputs, config.input),
+            (metadata.outputs, config.output),
+        )
         if configured
     )
 
 
-def _kserve(kind: str) -> str:
-    return "BYTES" if kind == "TYPE_STRING" else kind.removeprefix("TYPE_")
-
-
 def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contract:
-    """Return a model's contract.
-
-    Parameters
-    ----------
-    model, version : str
-        What was asked for, or the newest version.
-    metadata : ModelMetadataResponse
-        Its inputs, outputs and versions.
-    config : ModelConfig or None
-        Its configuration; None from a server that has none.
-    """
+    """Return the contract in a ModelMetadataResponse and a ModelConfig, which may be empty."""
+    batches = config.max_batch_size > 0
     free = all(t.shape and t.shape[0] < 0 for t in metadata.inputs)
-    max_rows = None if free else 1
-    digest, preferred_rows, unsupported = "", (), ""
-    if config is not None:
-        unsupported = _unsupported(config)
-        max_rows = config.max_batch_size if config.max_batch_size > 0 else max_rows
-        digest = config.parameters[f"sha256.{version}"].string_value
-        preferred_rows = tuple(config.dynamic_batching.preferred_batch_size)
+    unlimited = None if free else 1
     return Contract(
         model=model,
         version=version,
-        digest=digest,
         inputs=tuple(_tensor_spec(t) for t in metadata.inputs),
         outputs=tuple(_tensor_spec(t) for t in metadata.outputs),
-        max_rows=max_rows,
-        preferred_rows=preferred_rows,
-        platform=metadata.platform,
-        stacks=config is not None and config.max_batch_size > 0,
-        unsupported=unsupported,
+        max_rows=config.max_batch_size if batches else unlimited,
+        preferred_rows=tuple(config.dynamic_batching.preferred_batch_size),
+        digest=config.parameters[f"sha256.{version}"].string_value,
+        unsupported=_unsupported(config),
+        stacks=batches,
     )
 
 
@@ -247,24 +246,6 @@ def _tensor_spec(tensor: Any) -> TensorSpec:
     shape = tuple(int(n) for n in tensor.shape)
     rows = shape[0] if shape else -1
     return TensorSpec(name=tensor.name, datatype=tensor.datatype, shape=shape[1:], rows=rows)
-
-
-def statistics_of(response: Any) -> ModelStatistics:
-    """Return the sum over the versions in a ModelStatisticsResponse."""
-    total = ModelStatistics()
-    for stats in response.model_stats:
-        inference = stats.inference_stats
-        total += ModelStatistics(
-            rows=stats.inference_count,
-            executions=stats.execution_count,
-            requests=inference.success.count,
-            failures=inference.fail.count,
-            queue_s=inference.queue.ns * 1e-9,
-            input_s=inference.compute_input.ns * 1e-9,
-            compute_s=inference.compute_infer.ns * 1e-9,
-            output_s=inference.compute_output.ns * 1e-9,
-        )
-    return total
 
 
 def not_found(

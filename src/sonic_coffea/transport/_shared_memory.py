@@ -32,6 +32,7 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.transport import _regions as regions
+from sonic_coffea.transport._local_state import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -284,7 +285,7 @@ class SharedMemory:
             except SonicError as error:
                 logger.debug("%s does not tell its registered regions: %s", self._address, error)
                 break
-        return {n for n in registered if n.startswith(prefix) and not (regions.FOLDER / n).exists()}
+        return {n for n in registered if n.startswith(prefix) and not (SHARED_MEMORY / n).exists()}
 
     def _unregister(self, names: Iterable[str]) -> None:
         """Have the server unregister regions when it can, without waiting for it."""
@@ -356,7 +357,7 @@ def shares(address: Address, *, wanted: bool | str) -> bool:
     ConfigError
         If it is demanded where it cannot be.
     """
-    possible = address.loopback and sys.platform == "linux" and regions.FOLDER.is_dir()
+    possible = address.loopback and sys.platform == "linux" and SHARED_MEMORY.is_dir()
     if wanted is True and not possible:
         raise ConfigError(
             f"shared_memory=True, but {address} is not on this machine; use 'auto' or False"

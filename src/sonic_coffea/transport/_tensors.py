@@ -1,21 +1,87 @@
-"""Tensors in messages: raw bytes, or typed numbers."""
+"""Tensors in messages: KServe v2's data types and numpy's, raw bytes, and typed numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tritonclient.grpc import service_pb2
-
-from sonic_coffea.errors import ResponseError
-from sonic_coffea.transport._datatypes import DATATYPES, STRINGS, from_wire, kserve_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from numpy.typing import NDArray
 
-    from sonic_coffea.transport._contract import Contract
+STRINGS = np.dtype(object)
+"""The type of tensors of strings, BYTES: numpy has none of any length."""
+
+# KServe v2 data types and numpy's names for them.
+DATATYPES: Mapping[str, str] = {
+    "BOOL": "bool",
+    "UINT8": "uint8",
+    "UINT16": "uint16",
+    "UINT32": "uint32",
+    "UINT64": "uint64",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "FP16": "float16",
+    "BF16": "bfloat16",
+    "FP32": "float32",
+    "FP64": "float64",
+    "BYTES": STRINGS.name,
+}
+# Strings of a length that is not said are numpy's "bytes".
+_KSERVE_NAMES = {"bytes": "BYTES"} | {numpy_name: name for name, numpy_name in DATATYPES.items()}
+# The field of a parameter in KServe v2, by type.
+_PARAMETERS = {
+    bool: "bool_param",
+    int: "int64_param",
+    float: "double_param",
+    str: "string_param",
+}
+# How protobuf begins each item of field 7 of a ModelInferRequest, raw_input_contents.
+_RAW_CONTENTS = bytes([7 << 3 | 2])
+
+
+@cache
+def kserve_name(dtype: np.dtype[Any]) -> str:
+    """Return what KServe v2 calls a numpy dtype."""
+    return _KSERVE_NAMES[dtype.name]
+
+
+def to_wire(tensor: NDArray[Any]) -> NDArray[Any]:
+    """Return a tensor whose memory is what travels: of strings, bytes of one axis."""
+    if tensor.dtype != STRINGS:
+        return tensor
+    if not tensor.size:
+        return np.zeros(0, np.uint8)
+    from tritonclient.utils import serialize_byte_tensor
+
+    return np.frombuffer(serialize_byte_tensor(tensor).item(), np.uint8)
+
+
+def wire_bytes(tensor: NDArray[Any]) -> int:
+    """Return how many bytes of a message a tensor is."""
+    if tensor.dtype != STRINGS:
+        return tensor.nbytes
+    return sum(4 + len(string) for string in tensor.reshape(-1))
+
+
+def from_wire(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the tensor that bytes are of; of strings, each is of type bytes.
+
+    Raises
+    ------
+    ValueError
+        If they are not of this type and shape.
+    """
+    if dtype != STRINGS:
+        return np.frombuffer(raw, dtype).reshape(shape)
+    from tritonclient.utils import deserialize_bytes_tensor
+
+    strings: NDArray[Any] = deserialize_bytes_tensor(raw)
+    return strings.reshape(shape)
 
 
 def tensors_of(response: Any) -> dict[str, NDArray[Any]] | None:
@@ -34,32 +100,6 @@ def tensors_of(response: Any) -> dict[str, NDArray[Any]] | None:
             return None
         tensors[output.name] = np.array(numbers, dtype).reshape(shape)
     return tensors
-
-
-def checked(
-    tensors: Mapping[str, NDArray[Any]], contract: Contract, context: Mapping[str, Any]
-) -> Mapping[str, NDArray[Any]]:
-    """Return tensors of the model's types; bfloat16, which awkward lacks, as float32.
-
-    Tensors of other types are refused, as their numbers would be taken as they are.
-
-    Raises
-    ------
-    ResponseError
-        Naming the output.
-    """
-    for spec in contract.outputs:
-        tensor = tensors.get(spec.name)
-        if tensor is not None and kserve_name(tensor.dtype) != spec.datatype:
-            raise ResponseError(
-                f"output {spec.name!r} came back as {kserve_name(tensor.dtype)}, "
-                f"the model declares {spec.datatype}",
-                **context,
-            )
-    return {
-        name: t.astype(np.float32) if kserve_name(t.dtype) == "BF16" else t
-        for name, t in tensors.items()
-    }
 
 
 def classes_of(contents: bytes) -> list[str]:
@@ -97,17 +137,8 @@ def with_contents(request: Any, tensors: Iterable[NDArray[Any]]) -> bytes:
     parts: list[Any] = [request.SerializeToString()]
     for tensor in tensors:
         raw = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
-        parts += [_CONTENTS, _varint(len(raw)), raw.data]
+        parts += [_RAW_CONTENTS, _varint(len(raw)), raw.data]
     return b"".join(parts)
-
-
-_PARAMETERS = {
-    bool: "bool_param",
-    int: "int64_param",
-    float: "double_param",
-    str: "string_param",
-}
-"""The field of a parameter in KServe v2, by type."""
 
 
 def _varint(number: int) -> bytes:
@@ -118,7 +149,3 @@ def _varint(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
-
-
-_FIELD = service_pb2.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
-_CONTENTS = _varint(_FIELD << 3 | 2)
