@@ -16,9 +16,8 @@ from sonic_coffea.transport._metadata import (
     ServerMetadata,
 )
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
-from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls
+from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls, TokenFile, read_text
 from sonic_coffea.transport._tensors import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
-from sonic_coffea.transport._tokens import TokenFile, read_text
 
 if TYPE_CHECKING:
     # gRPC is loaded by the first connection.

@@ -24,7 +24,6 @@ from sonic_coffea.errors import (
 from sonic_coffea.transport._failures import STOOD_STILL, UNKNOWN_REGION, failure_of, translate
 from sonic_coffea.transport._loopback import LocalPeer
 from sonic_coffea.transport._shared_memory import SharedMemory, Usability, shares
-from sonic_coffea.transport._tokens import token_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +67,7 @@ class Channel:
     Attributes
     ----------
     reached : (Address, mapping)
-        Where it leads, and the headers that a local server there demands.
+        The address to which it leads, and the headers that a local server there demands.
     in_flight : set
         The inference requests that are in flight on it.
     heard_at : float
@@ -107,10 +106,6 @@ class Link:
 
     Parameters
     ----------
-    address : Address
-        The server.
-    options : ConnectionOptions
-        How to connect.
     known : Usability, optional
         What other connections to the server know about its use of shared memory.
 
@@ -223,7 +218,7 @@ class Link:
         """
         while True:
             channel = channel or self._open()
-            headers = self._headers(channel)
+            headers = self._options.metadata(channel.secret)
             try:
                 call = getattr(channel.stub, method).future(message, timeout_s, headers, **options)
             except ValueError:  # a closed channel
@@ -234,13 +229,6 @@ class Link:
                 channel = None
             else:
                 return call, channel
-
-    def _headers(self, channel: Channel) -> tuple[tuple[str, str], ...]:
-        """Return the headers of a call: a local server's secret, the user's headers, the token."""
-        headers = {**channel.secret, **self._options.headers}
-        if self._options.token is not None:
-            headers["authorization"] = f"Bearer {token_of(self._options.token)}"
-        return tuple((name.lower(), value) for name, value in headers.items())
 
     def _call(
         self, method: str, request: Any, timeout_s: float | None = None, **context: Any
