@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.network.nginx import needs_nginx
 from tests.network.tritons import tritons
-from tests.transport.test_shared_memory import check, model, objects
+from tests.transport.shared import check, model, objects
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings

@@ -350,9 +350,8 @@ def test_a_function_for_the_token_that_fails(fake: FakeServer) -> None:
 
 
 def test_a_file_of_servers_that_changes_while_rows_are_out(
-    fake: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeServer, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("sonic_coffea.pool._watch.INTERVAL_S", 0.01)
     path = tmp_path / "servers.txt"
     path.write_text(f"{fake.url}\n")
     with (
@@ -369,25 +368,6 @@ def test_a_file_of_servers_that_changes_while_rows_are_out(
         fake.release()
         assert twice(pending.result(timeout_s=60)) == list(range(40))
         assert [s.url for s in pool.servers] == [other.url]
-
-
-def test_a_name_with_several_addresses(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests take turns among the servers that it leads to."""
-    with FakeServer({"m": FakeModel.of(MODEL, double, max_rows=4)}) as other:
-        ports = [s.url.rpartition(":")[2] for s in (fake, other)]
-        resolved = "ipv4:" + ",".join(f"127.0.0.1:{port}" for port in ports)
-        connect = grpc.insecure_channel
-        monkeypatch.setattr(grpc, "insecure_channel", lambda _, **o: connect(resolved, **o))
-        with Pool(Settings.make("grpc://name.example:1")) as pool:
-
-            def scored() -> list[int]:
-                return [s.statistics["m", "rows"] for s in (fake, other)]
-
-            # At first those that are connected already take turns.
-            until(lambda: len(MODEL(objects(4), pool=pool)) == 4 and min(scored()) > 0)
-            before = scored()
-            assert twice(MODEL(objects(100), pool=pool)) == list(range(100))
-            assert all(now - then > 20 for now, then in zip(scored(), before, strict=True))
 
 
 def test_a_configuration_that_cannot_be_had_for_the_moment(fake: FakeServer) -> None:

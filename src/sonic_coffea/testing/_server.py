@@ -101,8 +101,6 @@ class FakeServer(KServeServer):
         self._unloaded: set[str] = set()
         self._refused: dict[str, Fault] = {}
 
-    # What goes wrong.
-
     def inject(self, fault: Fault, *, times: int = 1, every: int = 1) -> None:
         """Inject a fault into the next inference requests.
 
@@ -184,8 +182,6 @@ class FakeServer(KServeServer):
         """Break all connections, and stop listening; requests that are held back end."""
         super().stop()
         self._open.set()
-
-    # What the server asks.
 
     def enter(self, method: str, headers: Mapping[str, str], context: Any) -> None:
         """Record a call, and end it if its method is refused."""

@@ -15,13 +15,7 @@ from sonic_coffea.transport._heap import LARGE_BYTES, keep_memory
 from sonic_coffea.transport._link import CLOSED, NO_MESSAGE
 from sonic_coffea.transport._metadata import Response
 from sonic_coffea.transport._model_queries import ModelQueries
-from sonic_coffea.transport._tensors import (
-    describe,
-    tensors_of,
-    to_wire,
-    wire_bytes,
-    with_contents,
-)
+from sonic_coffea.transport._tensors import describe, tensors_of, wire_bytes, with_contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +35,7 @@ _COMPRESSIONS = {
 }
 # A live server responds to a probe at once, however busy it is.
 _LIVE_TIMEOUT_S = 2.0
-# A deadline that passes before this part of a request's own time is a proxy's.
+# A deadline that passes before this fraction of a request's own timeout is a proxy's.
 _EARLY = 0.9
 
 
@@ -62,7 +56,7 @@ class Connection(ModelQueries):
 
     def another(self) -> Connection:
         """Return one more connection to the server; both share what they know of its memory."""
-        return Connection(self.address, self._options, known=self._known)
+        return type(self)(self.address, self._options, known=self._known)
 
     def ready(self) -> bool:
         """Whether the server is ready; False also if it does not respond.
@@ -189,7 +183,7 @@ class Connection(ModelQueries):
         requests: int = 1,
         in_flight: int = 1,
     ) -> tuple[Response, float]:
-        """Make requests, `in_flight` at a time; return the last response and the time of all."""
+        """Send requests, `in_flight` at a time; return the last response and the total time."""
         outputs = [spec.name for spec in contract.outputs]
         outcomes: SimpleQueue[Response | SonicError] = SimpleQueue()
         begun = time.perf_counter()
@@ -198,7 +192,7 @@ class Connection(ModelQueries):
                 outcome = outcomes.get()
                 if isinstance(outcome, SonicError):
                     raise outcome
-                answer = outcome
+                response = outcome
             if number < requests:
                 self.infer(
                     contract,
@@ -208,7 +202,7 @@ class Connection(ModelQueries):
                     request_id=f"zeros-{number}",
                     done=outcomes.put,
                 )
-        return answer, time.perf_counter() - begun
+        return response, time.perf_counter() - begun
 
     def _packed(
         self,
@@ -223,8 +217,7 @@ class Connection(ModelQueries):
         region = None if shared is None else shared.room(nbytes, len(contract.inputs))
         try:
             inputs = pack(None if region is None else region.lend)
-            describe(request, inputs, outputs, contract.parameters)
-            sent = {name: to_wire(tensor) for name, tensor in inputs.items()}
+            sent = describe(request, inputs, outputs, contract.parameters)
             if shared is not None:
                 region = shared.place(sent, request.inputs, region)
         except BaseException:
@@ -241,7 +234,7 @@ class Connection(ModelQueries):
     def _release(self, region: Region | None, *, reusable: bool) -> None:
         """Hand back a region, which is used again if the server surely does not read it."""
         if region is not None and self._shared is not None:
-            (self._shared.release if reusable else self._shared.discard)(region)
+            self._shared.release(region, reusable=reusable)
 
     def __enter__(self) -> Self:
         return self

@@ -21,7 +21,7 @@ from sonic_coffea.errors import (
     SonicError,
     TokenExpiredError,
 )
-from sonic_coffea.transport._failures import STOOD_STILL, UNKNOWN_REGION, failure_of, translate
+from sonic_coffea.transport._failures import STUB_UNHEALTHY, UNKNOWN_REGION, failure_of, translate
 from sonic_coffea.transport._loopback import LocalPeer
 from sonic_coffea.transport._shared_memory import SharedMemory, Usability, shares
 
@@ -36,11 +36,11 @@ _OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})
 CLOSED = "the connection is closed"
 NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
 
-# Calls that change nothing. A server that hangs may have got one, behind a balancer with others
-# that answer at once: it is made again after these times. The last one goes over another
-# connection, if nothing has come over the first: it may be the connection that hangs.
+# Read-only calls are repeated after these times: behind a balancer, one server may hang while the
+# others answer at once. If no response has come over the channel since the first, the last goes
+# over a new channel, as the connection itself may hang.
 _READS = ("ServerMetadata", "RepositoryIndex", "ModelMetadata", "ModelConfig", "ModelStatistics")
-_ASK_AGAIN_S = (0.2, 1.0, 2.0)
+_REPEAT_AFTER_S = (0.2, 1.0, 2.0)
 
 _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", -1),
@@ -155,13 +155,13 @@ class Link:
             self._closed = True
         for channel in self._replaced:
             channel.close()
-        if self._channel is None or self._shared is None:
-            self._shut()
-            return
-        # The channel stays open for the server to unregister what these requests used.
-        for call in list(self._channel.in_flight):
+        for call in [] if self._channel is None else list(self._channel.in_flight):
             call.cancel()
-        self._shared.close(done=self._shut)
+        if self._shared is None:
+            self._shut()
+        else:
+            # The channel stays open for the server to unregister what these requests used.
+            self._shared.close(done=self._shut)
 
     def _shut(self) -> None:
         if self._channel is not None:
@@ -209,13 +209,7 @@ class Link:
         channel: Channel | None = None,
         **options: Any,
     ) -> tuple[Any, Channel]:
-        """Send a message, over another channel if the first is replaced and closed meanwhile.
-
-        Raises
-        ------
-        ConfigError
-            If the token cannot be had.
-        """
+        """Send a message, over another channel if the first is replaced and closed meanwhile."""
         while True:
             channel = channel or self._open()
             headers = self._options.metadata(channel.secret)
@@ -240,13 +234,13 @@ class Link:
         channels: list[Channel] = []
 
         def begin() -> Any:
-            if len(channels) == len(_ASK_AGAIN_S) and channels[-1].heard_at < begun_at:
+            if len(channels) == len(_REPEAT_AFTER_S) and channels[-1].heard_at < begun_at:
                 self._replace(channels[-1])
             call, channel = self._begin(method, request, until - time.monotonic())
             channels.append(channel)
             return call
 
-        call = _first(begin, _ASK_AGAIN_S if method in _READS else ())
+        call = _first(begin, _REPEAT_AFTER_S if method in _READS else ())
         channel = channels[-1]
         if not channel.answered(call):
             failure = self._failure(call, channel, optional=method in _OPTIONAL, **context)
@@ -282,7 +276,7 @@ class Link:
                 error.undelivered = True
             elif isinstance(error, ServerLostError):
                 self._shared.forget()
-        if channel.secret and row.hint is STOOD_STILL:  # so it ends itself
+        if channel.secret and row.hint is STUB_UNHEALTHY:  # so it ends itself
             error = ServerLostError(error.message, **context)
         if isinstance(error, TokenExpiredError) and not callable(self._options.token):
             error = AccessError(f"{error.message}; token_file= reads a new one", **context)
@@ -295,20 +289,18 @@ class Link:
         return error
 
 
-def _first(begin: Callable[[], Any], ask_again_s: Sequence[float]) -> Any:
-    """Make a call, and again if it takes long; return what was answered first, or failed last."""
+def _first(begin: Callable[[], Any], repeat_after_s: Sequence[float]) -> Any:
+    """Make a call, and repeat it; return the first that was answered, or the last that failed."""
     responses: SimpleQueue[Any] = SimpleQueue()
     calls: list[Any] = []
     failed: list[Any] = []
     try:
-        for wait_s in (*ask_again_s, math.inf):
+        for wait_s in (*repeat_after_s, None):
             calls.append(begin())
             calls[-1].add_done_callback(responses.put)
-            until = time.monotonic() + wait_s
             while len(failed) < len(calls):
-                left_s = None if until == math.inf else max(0.0, until - time.monotonic())
                 try:
-                    call = responses.get(timeout=left_s)
+                    call = responses.get(timeout=wait_s)
                 except Empty:
                     break
                 if call.code() == grpc.StatusCode.OK:

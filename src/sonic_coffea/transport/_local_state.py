@@ -102,7 +102,7 @@ def register(record: ServerRecord) -> Path | None:
 
 
 def remove(url: str, pid: int | None = None) -> None:
-    """Forget the server at `url` that has ended, or that is process `pid`; another one stays."""
+    """Remove the record of the server at `url` if the server has ended or is process `pid`."""
     for path in _record_paths(url):
         record = _read(path)
         if record is None or not record.alive or record.pid == pid:
@@ -182,7 +182,7 @@ def _candidates() -> list[Path]:
 
 
 def _make_private(folder: Path) -> bool:
-    """Make a directory for this user alone, and return whether it is; one there stays as it is."""
+    """Create a directory for this user alone unless it exists; return whether it is private."""
     try:
         # The mode of one that exists is left alone: others may share it.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The owner of a loopback port: this user's server, or another user, who is told nothing.
+"""The owner of a loopback port: this user's server, or another user, who is sent nothing.
 
 On a machine of many users a port is nobody's: where a local server has ended, any user may listen.
 Two things keep its secret, and rows, from them.
@@ -51,13 +51,6 @@ class HeldPort:
     """A loopback port that no other user can take until it is released.
 
     Where the system does not tell users apart, nothing is held.
-
-    Parameters
-    ----------
-    number : int
-        The port.
-    fd : int or None
-        The socket that holds it.
     """
 
     def __init__(self, number: int, fd: int | None) -> None:
@@ -118,7 +111,7 @@ def _bound(number: int, *options: int) -> socket.socket:
 
 
 def _listeners(port: int) -> set[int]:
-    """Return the users, by number, who listen at a port of this address."""
+    """Return the numbers of the users who listen at a port of this address."""
     users = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -131,13 +124,7 @@ def _listeners(port: int) -> set[int]:
 
 
 class LocalPeer:
-    """The local server of this user at an address, where there is one.
-
-    Parameters
-    ----------
-    address : Address
-        The server.
-    """
+    """The local server of this user at an address, where there is one."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -203,12 +190,12 @@ class LocalPeer:
 
     def _refusal(self, record: local_state.ServerRecord) -> ServerLostError:
         port = self._address.port
-        why = f"lost port {port}" if record.alive else f"has ended (process {record.pid})"
+        state = f"lost port {port}" if record.alive else f"has ended (process {record.pid})"
         others = _listeners(port) - {os.getuid()}
-        who = f"another user, who has port {port} now," if others else "what listens there now"
+        listener = f"another user, who has port {port} now," if others else "what listens there now"
         path = local_state.record_path(record.url)
         return ServerLostError(
-            f"the local server {why}; {who} is sent neither its secret nor rows. "
+            f"the local server {state}; {listener} is sent neither its secret nor rows. "
             f"If another server is meant to be there, remove {path}",
             server=str(self._address),
         )

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What the index says of a version that a server has, or will have again.
-_PASSING = ("READY", "LOADING", "UNLOADING")
+# States in the index of a version that a server serves, or will serve again.
+_TRANSIENT = ("READY", "LOADING", "UNLOADING")
 _UNLOADED = "unloaded"
 
 _TRIES = 3
-# Servers behind a balancer that are asked for a model before the model counts as missing.
+# Calls to servers behind a balancer before a model counts as missing.
 _SERVERS = 5
 
 
@@ -80,9 +80,9 @@ class ModelQueries(Link):
         Raises
         ------
         ModelNotReadyError
-            If a server has it, or is to have it soon.
+            If a server has the model, or is loading or replacing it.
         ModelNotFoundError
-            If it has to be made, or mended, first.
+            If no server has the model, or the model cannot be loaded.
         """
         for left in reversed(range(_TRIES)):
             metadata = self._metadata(model, version)
@@ -152,8 +152,8 @@ class ModelQueries(Link):
         request = service_pb2.ModelInferRequest(
             model_name=contract.model, model_version=version or "", id="labels"
         )
-        inputs = contract.zeros(1)
-        describe(request, inputs, [output.name for output in labelled])
+        names = [output.name for output in labelled]
+        inputs = describe(request, contract.zeros(1), names)
         for output, tensor in zip(labelled, request.outputs, strict=True):
             classes = max(1, math.prod(output.dims))
             tensor.parameters["classification"].int64_param = classes
@@ -257,7 +257,7 @@ def not_found(
     kind = ModelNotFoundError
     if not entries:
         hint = nearest(model, {entry.name for entry in index})
-    elif any(entry.state in _PASSING or entry.reason == _UNLOADED for entry in matching):
+    elif any(entry.state in _TRANSIENT or entry.reason == _UNLOADED for entry in matching):
         kind = ModelNotReadyError
         hint = "it is listed, so another server has it, or it is being loaded or replaced"
     elif version is not None and not matching:
@@ -266,6 +266,6 @@ def not_found(
     else:
         reasons = {entry.reason for entry in matching if entry.reason}
         hint = f"it is there but not ready: {'; '.join(sorted(reasons)) or 'no reason given'}"
-    asked = f"model {model!r}" + (f" version {version}" if version else "")
-    message = f"the server does not have {asked}; {hint}"
+    wanted = f"model {model!r}" + (f" version {version}" if version else "")
+    message = f"the server does not have {wanted}; {hint}"
     return kind(message, server=server, model=model, version=version)

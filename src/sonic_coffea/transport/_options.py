@@ -133,7 +133,7 @@ class ConnectionOptions:
 
 
 def _unreadable(role: str, path: str | Path, problem: str) -> ConfigError:
-    """Return the error of a file that cannot be used; it names the machine, one of many."""
+    """Return the error for a file that cannot be used; it names the machine, one of many."""
     return ConfigError(f"cannot read the {role} {str(path)!r} on {socket.gethostname()}: {problem}")
 
 
@@ -204,13 +204,7 @@ class TokenFile:
 
 
 def _token_of(source: Any) -> str:
-    """Return a token: the text itself, or what a function returns; no error shows it.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be had, or gRPC does not take it.
-    """
+    """Return a token that gRPC takes: a text, or what a function returns; no error shows it."""
     token, origin, failure = source, "the token has", ""
     if callable(source):
         origin = "the function that token= names returned"

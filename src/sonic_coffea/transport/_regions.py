@@ -33,7 +33,7 @@ class Region:
     Attributes
     ----------
     address : int
-        Where it begins in this process.
+        Where the memory begins in this process.
     lent : int
         Number of its bytes that are lent to tensors, or taken by them.
     """

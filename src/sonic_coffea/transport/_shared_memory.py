@@ -3,8 +3,8 @@
 A region is a file in ``/dev/shm`` that only this user can read; this process maps it and, by its
 name, the server. A region holds one request at a time, and the next once the server has answered.
 If the server has not, it might still read, and the region is never used again. Triton keeps a
-region until it is asked to unregister it, and refuses that while a request uses it; so it is asked
-again until it agrees.
+region until a client unregisters it, and refuses to while a request uses it; so the client tries
+again until Triton agrees.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class Usability:
         Why it cannot be used.
     servers : int
         How often a region has to be unregistered, as there may be several servers behind the URL.
-    connections : set of SharedMemory
+    connections : list of SharedMemory
         Their regions are discarded if the server cannot use them.
     """
 
     usable: bool | None = None
     reason: str = ""
     servers: int = 1
-    connections: weakref.WeakSet[SharedMemory] = field(default_factory=weakref.WeakSet)
+    connections: list[SharedMemory] = field(default_factory=list)
 
 
 class SharedMemory:
@@ -89,8 +89,6 @@ class SharedMemory:
     ----------
     call : callable
         Makes an RPC, by method, request and timeout, and waits for the response.
-    address : Address
-        The server.
     known : Usability
         What the connections to the server share.
     demanded : bool
@@ -118,7 +116,7 @@ class SharedMemory:
         self._unregistering = False
         self._settled_s = settled_s
         self.known = known
-        self.known.connections.add(self)
+        self.known.connections.append(self)
         self._renewed = (-1, -math.inf)
         self._paths: set[Path] = set()
         self._registers = False
@@ -126,16 +124,9 @@ class SharedMemory:
         weakref.finalize(self, regions.unlink, self._paths, os.getpid())
 
     def room(self, nbytes: int, tensors: int) -> Region | None:
-        """Return a region to pack a request's tensors in; None if the message is to have them.
+        """Return a region for tensors of about `nbytes`; None if the message is to have them.
 
         May block while the server registers a new region.
-
-        Parameters
-        ----------
-        nbytes : int
-            About how many bytes they have.
-        tensors : int
-            How many there are.
 
         Raises
         ------
@@ -149,7 +140,7 @@ class SharedMemory:
             try:
                 region = self._take(nbytes) or self._new(nbytes)
             except (ServerLostError, DeadlineError):
-                return None  # the request itself will tell
+                return None  # the request itself fails with the cause
             except (SonicError, OSError) as error:
                 self._give_up(str(error))
             else:
@@ -164,7 +155,7 @@ class SharedMemory:
     ) -> Region | None:
         """Put a request's tensors into its region; None if the message is to have them.
 
-        Those that were packed there stay where they are. What has no room takes another region.
+        Tensors that were packed there stay. If the others have no room, all take another region.
         """
         if region is not None and region.fill(inputs, tensors):
             return region
@@ -175,17 +166,13 @@ class SharedMemory:
             self.release(region)
         return larger
 
-    def release(self, region: Region) -> None:
-        """Use a region again, which the server does not read any more."""
+    def release(self, region: Region, *, reusable: bool = True) -> None:
+        """Take a region back; it is not reusable if the server might still read it."""
         with self._changed:
             kept = sum(r.nbytes for r in self._free) + region.nbytes <= _KEPT_BYTES
-            if kept and self.known.usable and not self._closed:
+            if reusable and kept and self.known.usable and not self._closed:
                 self._free.append(region)
                 return
-        self.discard(region)
-
-    def discard(self, region: Region) -> None:
-        """Never use a region again: the server might still read it."""
         region.remove()
         self._unregister([region.name])
         with self._changed:
@@ -196,7 +183,7 @@ class SharedMemory:
         with self._changed:
             free, self._free = self._free, []
         for region in free:
-            self.discard(region)
+            self.release(region, reusable=False)
 
     def unknown(self, details: str) -> str:
         """Discard all regions, as the server does not know one; return what that means.
@@ -221,12 +208,9 @@ class SharedMemory:
     def close(self, done: Callable[[], None]) -> None:
         """Discard all regions, after the requests in flight have been cancelled.
 
-        Parameters
-        ----------
-        done : callable
-            Called when the server has unregistered them, or has been asked for long enough.
+        `done` is called when the server has unregistered them, or has been asked for long enough.
         """
-        self.known.connections.discard(self)
+        self.known.connections.remove(self)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -263,7 +247,7 @@ class SharedMemory:
         try:
             self._call("SystemSharedMemoryRegister", request, _CALL_TIMEOUT_S)
         except BaseException:  # the server may have registered it all the same
-            self.discard(region)
+            self.release(region, reusable=False)
             raise
         # Only now is it known that the server sees the same files.
         if self.known.usable is None:

@@ -31,7 +31,7 @@ DATATYPES: Mapping[str, str] = {
     "FP64": "float64",
     "BYTES": STRINGS.name,
 }
-# Strings of a length that is not said are numpy's "bytes".
+# numpy calls strings without a fixed length "bytes".
 _KSERVE_NAMES = {"bytes": "BYTES"} | {numpy_name: name for name, numpy_name in DATATYPES.items()}
 # The field of a parameter in KServe v2, by type.
 _PARAMETERS = {
@@ -51,7 +51,7 @@ def kserve_name(dtype: np.dtype[Any]) -> str:
 
 
 def to_wire(tensor: NDArray[Any]) -> NDArray[Any]:
-    """Return a tensor whose memory is what travels: of strings, bytes of one axis."""
+    """Return a tensor whose memory is sent as it is; strings become one axis of bytes."""
     if tensor.dtype != STRINGS:
         return tensor
     if not tensor.size:
@@ -62,19 +62,19 @@ def to_wire(tensor: NDArray[Any]) -> NDArray[Any]:
 
 
 def wire_bytes(tensor: NDArray[Any]) -> int:
-    """Return how many bytes of a message a tensor is."""
+    """Return the number of bytes of a tensor in a message."""
     if tensor.dtype != STRINGS:
         return tensor.nbytes
     return sum(4 + len(string) for string in tensor.reshape(-1))
 
 
 def from_wire(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the tensor that bytes are of; of strings, each is of type bytes.
+    """Return a tensor from its bytes; each string has the type bytes.
 
     Raises
     ------
     ValueError
-        If they are not of this type and shape.
+        If the bytes do not fit the type and the shape.
     """
     if dtype != STRINGS:
         return np.frombuffer(raw, dtype).reshape(shape)
@@ -118,14 +118,15 @@ def describe(
     inputs: Mapping[str, NDArray[Any]],
     outputs: Iterable[str],
     parameters: Iterable[tuple[str, bool | int | float | str]] = (),
-) -> None:
-    """Write into a request what its inputs are, which outputs are wanted, and its parameters."""
+) -> dict[str, NDArray[Any]]:
+    """Write the description of a request's tensors into it; return the inputs as they travel."""
     for name, value in parameters:
         setattr(request.parameters[name], _PARAMETERS[type(value)], value)
     for name, tensor in inputs.items():
         request.inputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
     for name in outputs:
         request.outputs.add(name=name)
+    return {name: to_wire(tensor) for name, tensor in inputs.items()}
 
 
 def with_contents(request: Any, tensors: Iterable[NDArray[Any]]) -> bytes:
