@@ -110,9 +110,11 @@ def test_a_function_whose_token_grpc_does_not_take(
     connection = connect_transport(
         "grpc://127.0.0.1:9", options=ConnectionOptions(token=lambda: token)
     )
-    with pytest.raises(errors.ConfigError, match="the function that token= names returned") as it:
+    with pytest.raises(
+        errors.ConfigError, match="the function that token= names returned"
+    ) as caught:
         connection.info()
-    assert "hush" not in str(it.value)
+    assert "hush" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
     connection.close()
 
