@@ -198,8 +198,8 @@ class Envoy(Proxy):
                 "endpoints": [
                     {
                         "lb_endpoints": [
-                            {"endpoint": {"address": _address(one.address, one.port)}}
-                            for one in tritons
+                            {"endpoint": {"address": _address(triton.address, triton.port)}}
+                            for triton in tritons
                         ]
                     }
                 ],
@@ -257,8 +257,8 @@ class Envoy(Proxy):
         with urllib.request.urlopen(
             f"http://127.0.0.1:{self.admin_port}/{page}", timeout=10
         ) as answer:
-            said: str = answer.read().decode()
-            return said
+            text: str = answer.read().decode()
+            return text
 
     def statistic(self, pattern: str) -> int:
         """Return the sum of its counters of such names: ``cluster.tritons.upstream_rq_total``."""

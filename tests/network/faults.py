@@ -100,7 +100,7 @@ class Case:
             server.misbehave(self.fault, times=times, method=method)  # type: ignore[arg-type]
 
 
-def _said() -> Iterator[Case]:
+def _statuses() -> Iterator[Case]:
     """What a server or a proxy says in gRPC's own words."""
     upstream = "upstream connect error or disconnect/reset before headers. reset reason: "
     refused = "remote connection failure, transport failure reason: delayed connect error: 111"
@@ -166,9 +166,9 @@ def _said() -> Iterator[Case]:
         ("Envoy", Code.PERMISSION_DENIED, "RBAC: access denied", AccessError),
         ("Triton", Code.UNAVAILABLE, "This protocol is restricted", AccessError),
     ):
-        said = words.removeprefix(upstream).removeprefix(node) or "no words"
-        name = f"{origin} {code.name} {said} {' '.join(dict(trailers))}".strip()
-        unreached = said.startswith(
+        shown = words.removeprefix(upstream).removeprefix(node) or "no words"
+        name = f"{origin} {code.name} {shown} {' '.join(dict(trailers))}".strip()
+        unreached = shown.startswith(
             ("remote connection", "connection timeout", "no healthy", "Unable to find shared")
         )
         fault = status(code, words, *trailers)
@@ -271,4 +271,4 @@ def _hanging() -> Iterator[Case]:
     yield Case("a proxy's deadline", cut, late, "Deadline Exceeded", RouteTimeoutError)
 
 
-CASES = [*_hanging(), *_said(), *_web(), *_streams(), *_broken(), *_connections()]
+CASES = [*_hanging(), *_statuses(), *_web(), *_streams(), *_broken(), *_connections()]

@@ -104,9 +104,9 @@ class Kept:
         deadline = time.monotonic() + timeout_s
         while not ready():
             if not self.running or time.monotonic() > deadline:
-                said = self.log.read_text(errors="replace")
+                log = self.log.read_text(errors="replace")
                 self.end()
-                raise RuntimeError(f"{self.log.stem} is not ready:\n{said}")
+                raise RuntimeError(f"{self.log.stem} is not ready:\n{log}")
             time.sleep(0.02)
 
 

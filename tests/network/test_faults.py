@@ -22,12 +22,12 @@ from tritonclient.grpc import service_pb2
 
 import sonic_coffea as sonic
 from sonic_coffea.testing import FakeModel, FakeServer
-from sonic_coffea.transport import ConnectionOptions, Timeouts, _failures, connect_transport
+from sonic_coffea.transport import ConnectionOptions, Timeouts, connect_transport
 from sonic_coffea.transport._failures import FAILURES, failure_of
 from sonic_coffea.transport._link import _CHANNEL_OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tests.network.faults import Case
 
@@ -175,19 +175,16 @@ def test_every_row_of_the_table_decides_a_fault(
     observations: dict[str, Observed],
     untrusted: list[Observed],
     unknown_host: Observed,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without it, a fault would be taken for something else."""
     observed = (*observations.values(), *untrusted, unknown_host)
-    failed = [one for one in observed if one.code != Code.OK]
+    failed = [seen for seen in observed if seen.code != Code.OK]
 
-    def decided() -> list[Any]:
-        rows = [failure_of(*one) for one in failed]
-        return [(row.error, row.hint, row.undelivered) for row in rows]
+    def decided(rows: Sequence[Any]) -> list[Any]:
+        matches = [failure_of(*seen, rows) for seen in failed]
+        return [(match.error, match.hint, match.undelivered) for match in matches]
 
-    before = decided()
     nothing = row._replace(error=None, codes=(), words="", trailer="")
     others = [other for other in FAILURES if other is not row]
-    monkeypatch.setattr(_failures, "FAILURES", (*others, nothing))
-    changed = decided() != before
+    changed = decided((*others, nothing)) != decided(FAILURES)
     assert changed, f"no fault is decided by {row}"

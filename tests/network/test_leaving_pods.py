@@ -266,13 +266,13 @@ def test_metadata_and_configuration_are_of_one_server(
     write, running = versions
     write()
     tell(running[1], "Load")
-    found = set()
+    seen = set()
     with envoy(running, policy="ROUND_ROBIN") as balancer:
         for _ in range(20):
             with contextlib.closing(connect_transport(balancer.url)) as connection:
                 contract = connection.contract("tagger", None)
-                found.add((contract.version, bool(contract.digest)))
-    assert found <= {("1", True), ("2", True)}
+                seen.add((contract.version, bool(contract.digest)))
+    assert seen <= {("1", True), ("2", True)}
 
 
 @pytest.fixture
@@ -323,5 +323,5 @@ def test_a_version_that_all_servers_replace_is_said(
         scores = pending.result(timeout_s=60)
         same_scores(scores.top, expected)
     assert scores.attrs["sonic"]["version"] == "1, 2"
-    said = [message for message in caplog.messages if "no server has version 1" in message]
-    assert len(said) == 1
+    warnings = [message for message in caplog.messages if "no server has version 1" in message]
+    assert len(warnings) == 1

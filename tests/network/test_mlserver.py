@@ -53,9 +53,9 @@ def mlserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ["pip", "install", "--quiet", "--python", str(python), "mlserver>=1.7"],
     ):
         argv = [uv.find_uv_bin(), *command]
-        made = subprocess.run(argv, check=False, capture_output=True, text=True)
-        if made.returncode:
-            pytest.skip(f"MLServer cannot be installed: {made.stderr.strip()}")
+        created = subprocess.run(argv, check=False, capture_output=True, text=True)
+        if created.returncode:
+            pytest.skip(f"MLServer cannot be installed: {created.stderr.strip()}")
     with contextlib.ExitStack() as stack:
         names = ("http_port", "grpc_port", "metrics_port")
         ports = {name: stack.enter_context(held_port()) for name in names}

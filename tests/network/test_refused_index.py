@@ -39,10 +39,10 @@ def test_what_it_means_is_said(url: str) -> None:
     with pytest.raises(errors.OverloadError, match="admits no new clients at the moment"):
         connection.models()
     connection.close()
-    said = run("models", url)
-    assert said.returncode == 1
-    assert "admits no new clients at the moment" in said.stderr.replace("\n", " ")
-    assert "Traceback" not in said.stderr
+    listed = run("models", url)
+    assert listed.returncode == 1
+    assert "admits no new clients at the moment" in listed.stderr.replace("\n", " ")
+    assert "Traceback" not in listed.stderr
     checked = run("check", url, "--json")
     assert checked.returncode == 0
     steps = {step["name"]: step for step in json.loads(checked.stdout)["steps"]}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.network.tritons import tritons
-from tests.transport.test_shared_memory import check, model, objects, ours, wide
+from tests.transport.shared import check, files, model, objects, write_models
 from tests.waiting import until
 from tritonclient.grpc import InferenceServerClient
 
@@ -16,17 +16,16 @@ from sonic_coffea.pool import Pool, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.network.tritons import Triton
-
-__all__ = ["wide"]
 
 
 @pytest.fixture(scope="module")
 def wide_tritons(
-    wide: Path, installation: Any, tmp_path_factory: pytest.TempPathFactory
+    installation: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Triton]]:
+    wide = tmp_path_factory.mktemp("wide")
+    write_models(wide, "one", "two")
     with tritons(wide, tmp_path_factory.mktemp("tritons"), 2) as running:
         yield running
 
@@ -57,10 +56,10 @@ def test_tensors_travel_in_messages_through_a_balancer(
         for _ in range(3):
             check(model()(sent, pool=pool), sent)
         assert pool.statistics.total().failures == 0
-        said = [r.message for r in caplog.records if "cannot use shared memory" in r.message]
-        assert len(said) == 1
-        assert "known to one server behind the URL, and not to another" in said[0]
-        until(lambda: ours() == [])
+        refusals = [r.message for r in caplog.records if "cannot use shared memory" in r.message]
+        assert len(refusals) == 1
+        assert "known to one server behind the URL, and not to another" in refusals[0]
+        until(lambda: files() == [])
 
         def settled() -> bool:
             """Whether no request of a call is sent again: half of them would be, on a region."""
@@ -69,7 +68,7 @@ def test_tensors_travel_in_messages_through_a_balancer(
             return pool.statistics.total().retries == before
 
         until(settled)
-        assert ours() == []
+        assert files() == []
         until(lambda: registered(wide_tritons) == [])
 
 
@@ -84,20 +83,3 @@ def test_shared_memory_that_is_demanded_through_a_balancer(
                 until(lambda: model()(sent, pool=pool) is None)
             assert "shared_memory=True, but " in str(caught.value)
             assert "known to one server behind the URL" in str(caught.value)
-
-
-def test_a_server_that_is_started_anew_twice_keeps_shared_memory(
-    wide_tritons: list[Triton], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sonic_coffea.transport._shared_memory._SETTLED_S", 0.01)
-    triton = wide_tritons[0]
-    triton.restore()
-    sent = objects(40_000)
-    with Pool(Settings.make(triton.url, retry_timeout_s=60.0)) as pool:
-        for _ in range(3):
-            check(model()(sent, pool=pool), sent)
-            assert ours()
-            triton.kill()
-            triton.start()
-        check(model()(sent, pool=pool), sent)
-        assert ours()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.network.nginx import needs_nginx
 from tests.network.tritons import tritons
-from tests.transport.test_shared_memory import check, model, objects
+from tests.transport.shared import check, model, objects
 
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
@@ -83,8 +83,8 @@ def test_what_is_larger_than_a_proxy_takes_is_split(
     with nginx(triton, body="1m") as running, pool_of(running.url) as pool:
         assert scored(pool) > 0
         assert scored(pool) == 0
-        (said,) = [r.message for r in caplog.records if "bytes are split" in r.message]
-        assert "status: 413; let requests be smaller: max_request_bytes" in said
+        (message,) = [r.message for r in caplog.records if "bytes are split" in r.message]
+        assert "status: 413; let requests be smaller: max_request_bytes" in message
 
 
 def test_what_is_larger_than_envoys_buffer_is_split(triton: list[Triton], envoy: Any) -> None:

@@ -155,8 +155,8 @@ class Triton:
     def requests(self, model: str) -> int:
         """Return how many requests for a model it has answered."""
         with contextlib.closing(InferenceServerClient(f"{self.address}:{self.port}")) as client:
-            (found,) = client.get_inference_statistics(model).model_stats
-            answered: int = found.inference_stats.success.count
+            (statistics,) = client.get_inference_statistics(model).model_stats
+            answered: int = statistics.inference_stats.success.count
             return answered
 
     def restore(self) -> None:

@@ -1,4 +1,4 @@
-"""onnxruntime in place of a Triton: the same answers, and found by other processes."""
+"""onnxruntime in place of a Triton: the same answers, and other processes can use it."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_status_lists_it_and_does_not_end_it(repository):
             command = [sys.executable, "-m", "sonic_coffea", "status", "--json", *arguments]
             return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
-        (one,) = [o for o in json.loads(status().stdout) if o["url"] == local.url]
-        assert one["models"] == ["top v1"]
+        (listed,) = [row for row in json.loads(status().stdout) if row["url"] == local.url]
+        assert listed["models"] == ["top v1"]
         refused = status("--stop", local.url)
         assert refused.returncode == 1
         assert f"a part of process {os.getpid()}" in refused.stderr
@@ -99,13 +99,13 @@ def test_a_version_that_is_pinned(tmp_path, classifier, serve):
     build_repository(path, {"m": classifier}, version=2, versions=[1])
     with InProcessServer(path) as local, serve(path) as triton:
         assert [m.version for m in local.metadata.models] == ["1"]
-        found = []
+        contracts = []
         for server in (local, triton):
-            connection = connect_transport(server.url)
-            found.append(connection.contract("m", None))
-            connection.close()
-    assert found[0].digest == found[1].digest != ""
-    assert found[0].version == found[1].version == "1"
+            with connect_transport(server.url) as connection:
+                contracts.append(connection.contract("m", None))
+    ours, theirs = contracts
+    assert ours.digest == theirs.digest != ""
+    assert ours.version == theirs.version == "1"
 
 
 def test_from_the_command_line(repository):
@@ -114,9 +114,9 @@ def test_from_the_command_line(repository):
         [*command, "--runtime", "in-process", "--json"], stdout=subprocess.PIPE, text=True
     )
     try:
-        said = json.loads(process.stdout.readline())
-        assert said["models"] == ["top v1"]
-        connection = connect_transport(said["url"])
+        served = json.loads(process.stdout.readline())
+        assert served["models"] == ["top v1"]
+        connection = connect_transport(served["url"])
         assert connection.info().name == "onnxruntime"
         connection.close()
     finally:
@@ -172,22 +172,22 @@ def test_a_port_in_use(repository):
 def test_the_fallback_of_a_machine_where_no_server_can_start(
     repository, jets, server, monkeypatch, caplog, tmp_path
 ):
+    expected = scored(server.url, jets)
     monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(install.platform, "libc_ver", lambda: ("glibc", "2.28"))
     with pytest.raises(ServerStartError, match="glibc 2.28, and there is none of apptainer"):
         LocalServer(repository).start()
-    # The shared server is lost; the fallback of this machine is this process.
-    monkeypatch.setattr(local_state, "records", list)
+    # The shared server is lost, and no other is on record; the fallback is this process.
+    monkeypatch.setenv("SONIC_COFFEA_STATE_DIR", str(tmp_path / "state"))
     try:
         with sonic.connect("grpc://127.0.0.1:9", fallback=repository, fallback_after_s=0.1) as pool:
-            found = TOP(jets, pool=pool)
+            scores = TOP(jets, pool=pool)
             ((url, *_), _) = next(iter(pool.statistics))
     finally:
-        for one in fallback._own.values():
-            one.stop()
+        for own in fallback._own.values():
+            own.stop()
         fallback._own.clear()
     assert "onnxruntime takes the place of a Triton on this machine" in caplog.text
     assert url.startswith("grpc://127.0.0.1:")
-    expected = scored(server.url, jets)
-    np.testing.assert_allclose(ak.flatten(found.t), ak.flatten(expected.t), rtol=1e-6)
+    np.testing.assert_allclose(ak.flatten(scores.t), ak.flatten(expected.t), rtol=1e-6)

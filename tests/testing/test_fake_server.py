@@ -12,6 +12,8 @@ import numpy as np
 import onnxruntime
 import pytest
 from tests.waiting import until
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -74,14 +76,14 @@ def test_it_is_like_a_real_server(
         with pool_of(fake) as pool:
             scored(pool)
         for name, version in (("taggr", None), ("tagger", "7")):
-            said = []
+            messages = []
             for url in urls:
                 with pytest.raises(errors.ModelNotFoundError) as caught:
                     connect_transport(url).contract(name, version)
-                said.append(caught.value.message)
-            assert said[0] == said[1]
-        told = connect_transport(fake.url).statistics("tagger", None)
-        assert told.rows == fake.statistics["tagger", "rows"] > 1000
+                messages.append(caught.value.message)
+            assert messages[0] == messages[1]
+        counted = connect_transport(fake.url).statistics("tagger", None)
+        assert counted.rows == fake.statistics["tagger", "rows"] > 1000
 
 
 @pytest.mark.parametrize("version", [None, "1"])
@@ -97,9 +99,9 @@ def test_default_scores_are_those_that_are_documented(version: str | None) -> No
         scores = model(jets, pool=pool)
     means = [[3 / 6], [], [0.0, 1.5 / 6]]
     assert ak.num(scores).tolist() == [1, 0, 2]
-    for k, found in enumerate((scores.y.a, scores.y.b)):
+    for k, scored in enumerate((scores.y.a, scores.y.b)):
         expected = (1 + np.sin(ak.Array(means) + k)) / 2
-        np.testing.assert_allclose(ak.flatten(found), ak.flatten(expected), rtol=1e-6)
+        np.testing.assert_allclose(ak.flatten(scored), ak.flatten(expected), rtol=1e-6)
     assert ak.all(scores.mass == scores.y.a)
     assert [r.model for r in fake.requests] == ["m"]
     assert fake.requests[0].rows == 3
@@ -169,7 +171,7 @@ def test_half_of_the_requests_are_refused(fake: FakeServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         (Wrong.shape, r"came back with shape \[2, 1\] for 3 rows"),
         (Wrong.type, "output 'y' came back as INT32, the model declares FP32"),
@@ -178,10 +180,10 @@ def test_half_of_the_requests_are_refused(fake: FakeServer) -> None:
         (Wrong.without_data, "outputs without data"),
     ],
 )
-def test_wrong_answers(fake: FakeServer, how: Any, said: str) -> None:
+def test_wrong_answers(fake: FakeServer, how: Any, message: str) -> None:
     fake.answer_wrongly(how)
     with pool_of(fake) as pool:
-        with pytest.raises(errors.ResponseError, match=said) as caught:
+        with pytest.raises(errors.ResponseError, match=message) as caught:
             MODEL(objects(3), pool=pool)
         assert (caught.value.server, caught.value.model) == (fake.url, "m")
         assert len(fake.requests) == 1
@@ -206,13 +208,13 @@ def test_a_fault_is_a_function_of_the_answer_and_the_call(fake: FakeServer) -> N
 def test_a_server_that_is_not_there_yet(fake: FakeServer) -> None:
     fake.stop()
     with pool_of(fake, retry_timeout_s=60) as pool:
-        found: list[Any] = []
-        thread = threading.Thread(target=lambda: found.append(MODEL(objects(9), pool=pool)))
+        scores: list[Any] = []
+        thread = threading.Thread(target=lambda: scores.append(MODEL(objects(9), pool=pool)))
         thread.start()
         until(lambda: any(s.last_error for s in pool.servers))
         fake.start()
         thread.join(60)
-        assert twice(found[0]) == list(range(9))
+        assert twice(scores[0]) == list(range(9))
 
 
 def test_a_server_that_breaks_its_connections(fake: FakeServer) -> None:
@@ -272,9 +274,9 @@ def test_numbers_one_by_one(kind: str) -> None:
     model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": sonic.Output(["v"], kind)})
     served = FakeModel.of(model, lambda inputs: {"y": inputs["x"].astype(kind)})
     with FakeServer({"m": served}, typed_contents=True) as fake, pool_of(fake) as pool:
-        found = model(objects(2), pool=pool).v
-    assert found.tolist() == [0, 1]
-    assert found.type.content.primitive == kind
+        values = model(objects(2), pool=pool).v
+    assert values.tolist() == [0, 1]
+    assert values.type.content.primitive == kind
 
 
 def test_half_precision_has_no_numbers() -> None:
@@ -334,18 +336,18 @@ def test_a_function_for_the_token_that_fails(fake: FakeServer) -> None:
     def broken() -> str:
         raise KeyError("TRITON_TOKEN")
 
-    for token, said in (
+    for token, message in (
         (broken, r"the function that token= names failed: KeyError( \[|$)"),
         (lambda: None, "the function that token= names returned NoneType, expected str"),
     ):
         with (
             pool_of(fake, token=token) as pool,
-            pytest.raises(errors.ConfigError, match=said),
+            pytest.raises(errors.ConfigError, match=message),
         ):
             MODEL(objects(3), pool=pool)
         options = ConnectionOptions(token=token)  # type: ignore[arg-type]
         connection = connect_transport(fake.url, options=options)
-        with pytest.raises(errors.ConfigError, match=said):
+        with pytest.raises(errors.ConfigError, match=message):
             connection.info()
 
 
@@ -370,25 +372,6 @@ def test_a_file_of_servers_that_changes_while_rows_are_out(
         assert [s.url for s in pool.servers] == [other.url]
 
 
-def test_a_name_with_several_addresses(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests take turns among the servers that it leads to."""
-    with FakeServer({"m": FakeModel.of(MODEL, double, max_rows=4)}) as other:
-        ports = [s.url.rpartition(":")[2] for s in (fake, other)]
-        resolved = "ipv4:" + ",".join(f"127.0.0.1:{port}" for port in ports)
-        connect = grpc.insecure_channel
-        monkeypatch.setattr(grpc, "insecure_channel", lambda _, **o: connect(resolved, **o))
-        with Pool(Settings.make("grpc://name.example:1")) as pool:
-
-            def scored() -> list[int]:
-                return [s.statistics["m", "rows"] for s in (fake, other)]
-
-            # At first those that are connected already take turns.
-            until(lambda: len(MODEL(objects(4), pool=pool)) == 4 and min(scored()) > 0)
-            before = scored()
-            assert twice(MODEL(objects(100), pool=pool)) == list(range(100))
-            assert all(now - then > 20 for now, then in zip(scored(), before, strict=True))
-
-
 def test_a_configuration_that_cannot_be_had_for_the_moment(fake: FakeServer) -> None:
     """The size of its batches must be known: it is asked again."""
     fake.refuse("ModelConfig", Code.UNAVAILABLE, "for the moment")
@@ -398,6 +381,17 @@ def test_a_configuration_that_cannot_be_had_for_the_moment(fake: FakeServer) -> 
         fake.accept("ModelConfig")
         assert twice(scores.result()) == list(range(40))
     assert max(r.rows for r in fake.requests) == 4
+
+
+def test_a_client_without_this_package(fake: FakeServer) -> None:
+    with InferenceServerClient(fake.url.removeprefix("grpc://")) as client:
+        assert client.is_model_ready("m")
+        assert not client.is_model_ready("n")
+        wide = InferInput("x", [1, 2], "FP32")
+        wide.set_data_from_numpy(np.zeros((1, 2), np.float32))
+        message = r"input 'x': expected FP32 \[-1, 1\], got float32 \[1, 2\]"
+        with pytest.raises(InferenceServerException, match=message):
+            client.infer("m", [wide])
 
 
 def test_unknown_extension() -> None:

@@ -68,9 +68,9 @@ def test_what_a_refused_index_means_is_said(saturated: FakeServer) -> None:
     with pytest.raises(errors.OverloadError, match=r"no new clients .* SuperSONIC .* saturated"):
         connection.models()
     connection.close()
-    said = run("models", saturated.url)
-    assert said.returncode == 1
-    assert "admits no new clients at the moment" in said.stderr.replace("\n", " ")
+    listed = run("models", saturated.url)
+    assert listed.returncode == 1
+    assert "admits no new clients at the moment" in listed.stderr.replace("\n", " ")
     checked = run("check", saturated.url, "m", "--json")
     assert checked.returncode == 0
     assert all(step["ok"] for step in json.loads(checked.stdout)["steps"])
@@ -113,8 +113,8 @@ class Listener:
             pass
 
     def close(self) -> None:
-        for one in (self._socket, *self._pairs):
-            one.close()
+        for endpoint in (self._socket, *self._pairs):
+            endpoint.close()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -135,15 +135,15 @@ def test_a_connection_that_is_refused_for_a_while(server: FakeServer) -> None:
     listener = Listener(int(server.url.rpartition(":")[2]), most=0)
     with Pool(Settings.make(listener.url, retry_timeout_s=60)) as pool:
         pending = MODEL.submit
-        found: list[Any] = []
+        scores: list[Any] = []
         thread = threading.Thread(
-            target=lambda: found.append(pending(objects(8), pool=pool).result(timeout_s=60))
+            target=lambda: scores.append(pending(objects(8), pool=pool).result(timeout_s=60))
         )
         thread.start()
         until(lambda: listener.refused >= 2, 30)
         listener._most = 1
         thread.join(60)
-        assert found[0].twice.tolist() == [2.0 * n for n in range(8)]
+        assert scores[0].twice.tolist() == [2.0 * n for n in range(8)]
     listener.close()
 
 

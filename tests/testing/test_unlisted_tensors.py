@@ -92,8 +92,8 @@ def test_arrays_that_are_made_ready_by_hand(server: FakeServer) -> None:
 
 
 def test_what_check_says(server: FakeServer) -> None:
-    said = run("check", server.url, "m", "--json")
-    steps = {step["name"]: step for step in json.loads(said.stdout)["steps"]}
-    assert said.returncode == 0
+    checked = run("check", server.url, "m", "--json")
+    steps = {step["name"]: step for step in json.loads(checked.stdout)["steps"]}
+    assert checked.returncode == 0
     assert "lists no tensors" in steps["model m"]["detail"]
     assert "inference" not in steps

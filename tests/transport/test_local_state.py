@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import stat
 import subprocess
 import sys
@@ -210,17 +211,9 @@ def test_where_no_directory_can_be_made(tmp_path, monkeypatch, caplog):
     assert local_state.lookup(URL) is None
 
 
-def test_lookup_works_where_there_is_no_proc(monkeypatch):
-    def missing(*_, **__):
-        raise FileNotFoundError
-
-    local_state.machine.cache_clear()
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(local_state.Path, "read_text", missing)
-            assert local_state.lookup(URL) is None
-    finally:
-        local_state.machine.cache_clear()
+def test_a_machine_without_proc_has_a_name(tmp_path):
+    assert re.fullmatch("[0-9a-f]{16}", local_state.machine(proc=tmp_path))
+    assert local_state.machine(proc=tmp_path) != local_state.machine()
 
 
 def test_a_record_that_cannot_be_written_is_a_warning(caplog):

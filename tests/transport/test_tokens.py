@@ -17,8 +17,6 @@ from sonic_coffea.transport import ConnectionOptions, TokenFile, connect_transpo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATIENCE = "sonic_coffea.transport._tokens._RENEWED_WITHIN_S"
-
 
 def emptied(path: Path) -> None:
     path.write_text("")
@@ -52,14 +50,13 @@ def test_a_file_that_is_being_renewed_leaves_the_last_token(
 
 @pytest.mark.parametrize("happens", [emptied, removed, garbled])
 def test_a_file_without_a_token_yet_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happens: Callable[[Path], None]
+    tmp_path: Path, happens: Callable[[Path], None]
 ) -> None:
-    monkeypatch.setattr(PATIENCE, 60.0)
     path = tmp_path / "token"
     path.write_text("")
     happens(path)
     tokens: list[str] = []
-    token = TokenFile(path)
+    token = TokenFile(path, renewed_within_s=60.0)
     reading = threading.Thread(target=lambda: tokens.append(token()))
     reading.start()
     path.write_text("late")
@@ -67,19 +64,16 @@ def test_a_file_without_a_token_yet_is_waited_for(
     reading.join()
 
 
-def test_a_file_that_never_has_a_token_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PATIENCE, 0.01)
+def test_a_file_that_never_has_a_token_is_named(tmp_path: Path) -> None:
     path = tmp_path / "token"
     with pytest.raises(
         errors.ConfigError, match="token file '.*token' on .*: No such file"
     ) as caught:
-        TokenFile(path)()
+        TokenFile(path, renewed_within_s=0.0)()
     assert caught.value.__cause__ is None
     path.write_text(" \n")
     with pytest.raises(errors.ConfigError, match="token file '.*token' on .*: it is empty"):
-        TokenFile(path)()
+        TokenFile(path, renewed_within_s=0.0)()
 
 
 @pytest.mark.parametrize(
@@ -116,9 +110,11 @@ def test_a_function_whose_token_grpc_does_not_take(
     connection = connect_transport(
         "grpc://127.0.0.1:9", options=ConnectionOptions(token=lambda: token)
     )
-    with pytest.raises(errors.ConfigError, match="the function that token= names returned") as it:
+    with pytest.raises(
+        errors.ConfigError, match="the function that token= names returned"
+    ) as caught:
         connection.info()
-    assert "hush" not in str(it.value)
+    assert "hush" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
     connection.close()
 

@@ -16,9 +16,10 @@ from tritonclient.grpc import service_pb2
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
+from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import Address, ConnectionOptions, Tls, connect_transport, local_state
-from sonic_coffea.transport._contents import with_contents
 from sonic_coffea.transport._failures import translate
+from sonic_coffea.transport._tensors import with_contents
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,11 +51,11 @@ def test_addresses(url: str, target: str, tls: bool, model: Any) -> None:
     assert Address.parse(address.url).target == target
 
 
-def test_a_port_that_is_taken_for_tls_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_port_that_is_taken_for_tls_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        assert Address.parse("triton+grpc://told.example:443/m/1").url == "grpcs://told.example:443"
-    (told,) = caplog.messages
-    assert "is taken for 'triton+grpcs://told.example/m/1', as port 443" in told
+        assert Address.parse("triton+grpc://once.example:443/m/1").url == "grpcs://once.example:443"
+    (message,) = caplog.messages
+    assert "is taken for 'triton+grpcs://once.example/m/1', as port 443" in message
 
 
 @pytest.mark.parametrize(
@@ -270,20 +271,48 @@ def test_nobody_there() -> None:
     connection.close()
 
 
-def test_a_server_may_be_far_away(
-    server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_may_be_far_away(server: sonic.LocalServer) -> None:
     """A connection takes several trips; each has to wait for its turn."""
     with SlowProxy(Address.parse(server.url).port, delay_s=0.3) as proxy:
         record = local_state.lookup(server.url)
         assert record is not None
         options = ConnectionOptions(headers={record.header: record.secret})
-        connection = connect_transport(f"grpc://127.0.0.1:{proxy.port}", options=options)
-        assert connection.info().name == "triton"
-        assert connection.round_trip_s == 0.0  # whatever it takes on this machine
-        monkeypatch.setattr(Address, "loopback", False)
-        assert connection.round_trip_s >= proxy.delay_s
-        connection.close()
+        # 0.0.0.0 leads to this machine, and is no loopback address.
+        for host, far in (("0.0.0.0", True), ("127.0.0.1", False)):  # noqa: S104
+            connection = connect_transport(f"grpc://{host}:{proxy.port}", options=options)
+            assert connection.info().name == "triton"
+            assert (connection.round_trip_s >= proxy.delay_s) is far
+            assert (connection.round_trip_s > 0.0) is far
+            connection.close()
+
+
+class Resolved(Address):
+    """An address whose name the system resolves to two servers."""
+
+    @property
+    def target(self) -> str:
+        return self.host
+
+
+def test_a_name_with_several_addresses() -> None:
+    """Requests take turns among the servers that it leads to."""
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["top"]})
+    served = {"m": FakeModel.of(model)}
+    with FakeServer(served) as first, FakeServer(served) as second:
+        ports = [Address.parse(server.url).port for server in (first, second)]
+        name = "ipv4:" + ",".join(f"127.0.0.1:{port}" for port in ports)
+        with connect_transport(Resolved(host=name, port=1)) as connection:
+            contract = connection.contract("m", None)
+
+            def numbers(requests: int) -> list[int]:
+                connection.ask(contract, None, contract.zeros(1), requests=requests)
+                return [server.statistics["m", "rows"] for server in (first, second)]
+
+            # At first, those that are connected already take turns.
+            until(lambda: min(numbers(2)) > 0)
+            before = numbers(1)
+            after = numbers(100)
+            assert all(now - then > 20 for now, then in zip(after, before, strict=True))
 
 
 class SlowProxy:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from sonic_coffea.server.in_process import Received
-from sonic_coffea.testing._faults import Wrong
 from sonic_coffea.testing._model import FakeModel
-from sonic_coffea.testing._server import FakeServer
+from sonic_coffea.testing._server import FakeServer, Wrong
 
 __all__ = ["FakeModel", "FakeServer", "Received", "Wrong"]

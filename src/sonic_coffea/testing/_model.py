@@ -49,28 +49,28 @@ class FakeModel(KServeModel):
         """
         tensors = declared(model.inputs)
         flat = not all(layout.stacks for layout in model.inputs.values())
-        by_row = all(o.per == "row" and o.splits is None for o in model.outputs.values())
-        if function is None and any(o.dtype == STRINGS for o in model.outputs.values()):
-            raise ConfigError(
-                f"model {model.name!r} has an output of strings; give a function that makes them"
-            )
-        if function is None and (flat or not by_row):
-            raise ConfigError(
-                f"model {model.name!r} has more than one row for each object; give a function that "
-                "makes its outputs"
-            )
         # Row by row, a network can be asked for any length; a graph has its rows as a whole.
         rows: tuple[int, ...] = (-1,) if flat else ()
         inputs = {
             name: (dtype, (*rows, *(_NO_SHAPE if shape is None else shape)))
             for name, (dtype, shape) in tensors.items()
         }
-        outputs = {name: (one.dtype, (*rows, *_inner(one))) for name, one in model.outputs.items()}
+        outputs = {name: (o.dtype, (*rows, *_inner(o))) for name, o in model.outputs.items()}
         if flat:
             options["max_rows"] = 0
-        first = next(iter(tensors))
-        made = function or _Scores(first, {n: (d, s[0]) for n, (d, s) in outputs.items()})
-        return cls(inputs=inputs, outputs=outputs, function=made, **options)
+        if function is None:
+            if any(o.dtype == STRINGS for o in model.outputs.values()):
+                raise ConfigError(
+                    f"model {model.name!r} has an output of strings; give a function that makes "
+                    "them"
+                )
+            if flat or any(o.per != "row" or o.splits is not None for o in model.outputs.values()):
+                raise ConfigError(
+                    f"model {model.name!r} has more than one row for each object; give a function "
+                    "that makes its outputs"
+                )
+            function = _default_scores(next(iter(tensors)), outputs)
+        return cls(inputs=inputs, outputs=outputs, function=function, **options)
 
 
 _NO_SHAPE = (-1, -1)
@@ -82,15 +82,13 @@ def _inner(output: Any) -> tuple[int, ...]:
     return (*(-1,) * (output.axes * (output.per == "constituent" and not chosen)), *output.last)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scores:
-    """The default scores; see `FakeModel.of`."""
+def _default_scores(
+    first_input: str, outputs: Mapping[str, tuple[Any, tuple[int, ...]]]
+) -> Function:
+    """Return the function that `FakeModel.of` documents."""
 
-    first: str
-    outputs: Mapping[str, tuple[Any, int]]
-
-    def __call__(self, inputs: Tensors) -> dict[str, NDArray[Any]]:
-        tensor = inputs[self.first]
+    def scores(inputs: Tensors) -> dict[str, NDArray[Any]]:
+        tensor = inputs[first_input]
         if tensor.dtype == STRINGS:
             sums = [zlib.crc32(string) / 2**32 for string in tensor.flat]
             tensor = np.reshape(sums, tensor.shape)
@@ -98,6 +96,8 @@ class _Scores:
         rows = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
         mean = rows.mean(axis=1, keepdims=True) if rows.shape[1] else np.zeros((len(rows), 1))
         return {
-            name: ((1 + np.sin(mean + np.arange(width))) / 2).astype(dtype)
-            for name, (dtype, width) in self.outputs.items()
+            name: ((1 + np.sin(mean + np.arange(shape[0]))) / 2).astype(dtype)
+            for name, (dtype, shape) in outputs.items()
         }
+
+    return scores

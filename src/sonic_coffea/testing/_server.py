@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
+from typing import Any
 
-from sonic_coffea.server.in_process import EXTENSIONS, KServeServer, Received
-from sonic_coffea.testing._faults import FaultPlan, status
+from sonic_coffea.server.in_process import EXTENSIONS, Fault, KServeModel, KServeServer, Received
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
-    from sonic_coffea.server.in_process import KServeModel
-    from sonic_coffea.testing._faults import Fault
+class Wrong:
+    """Wrong answers, for `FakeServer.answer_wrongly`."""
+
+    @staticmethod
+    def shape(answer: Any) -> None:
+        """Give one row less than the request has."""
+        for output, raw in zip(answer.outputs, list(answer.raw_output_contents), strict=True):
+            rows = output.shape[0]
+            output.shape[0] = rows - 1
+            del answer.raw_output_contents[0]
+            answer.raw_output_contents.append(raw[: len(raw) // rows * (rows - 1)])
+
+    @staticmethod
+    def missing(answer: Any) -> None:
+        """Leave the first output out."""
+        del answer.outputs[0]
+        del answer.raw_output_contents[0]
+
+    @staticmethod
+    def type(answer: Any) -> None:
+        """Say that the first output is of integers, with the same bytes."""
+        answer.outputs[0].datatype = "INT32"
+
+    @staticmethod
+    def cut(answer: Any) -> None:
+        """Leave out the last byte of the first output."""
+        answer.raw_output_contents[0] = answer.raw_output_contents[0][:-1]
+
+    @staticmethod
+    def without_data(answer: Any) -> None:
+        """Leave all data out."""
+        del answer.raw_output_contents[:]
 
 
 class FakeServer(KServeServer):
@@ -65,13 +94,12 @@ class FakeServer(KServeServer):
         )
         self.requests: list[Received] = []
         self.calls: list[tuple[str, dict[str, str]]] = []
-        self._faults = FaultPlan()
+        self._planned: list[Iterator[Fault | None]] = []
+        self._planning = threading.Lock()
         self._open = threading.Event()
         self._open.set()
         self._unloaded: set[str] = set()
         self._refused: dict[str, Fault] = {}
-
-    # What goes wrong.
 
     def inject(self, fault: Fault, *, times: int = 1, every: int = 1) -> None:
         """Inject a fault into the next inference requests.
@@ -86,7 +114,9 @@ class FakeServer(KServeServer):
         every : int
             Only every n-th of the next requests has the fault; the others are answered.
         """
-        self._faults.add(fault, times, every)
+        turns = (*repeat(None, every - 1), fault)
+        with self._planning:
+            self._planned.append(chain.from_iterable(repeat(turns, times)))
 
     def fail(self, code: Any, details: str = "", *, times: int = 1, every: int = 1) -> None:
         """Make the next inference requests fail.
@@ -100,7 +130,7 @@ class FakeServer(KServeServer):
         times, every : int
             As for `inject`.
         """
-        self.inject(status(code, details or code.name.lower()), times=times, every=every)
+        self.inject(_status(code, details or code.name.lower()), times=times, every=every)
 
     def answer_wrongly(self, how: Callable[[Any], None], *, times: int = 1, every: int = 1) -> None:
         """Change the next responses before they are sent.
@@ -126,7 +156,7 @@ class FakeServer(KServeServer):
         details : str
             The server's words; none by default.
         """
-        self._refused[method] = status(code, details)
+        self._refused[method] = _status(code, details)
 
     def accept(self, method: str) -> None:
         """Answer the calls of a method again."""
@@ -148,25 +178,30 @@ class FakeServer(KServeServer):
         """Load a model again."""
         self._unloaded.discard(model)
 
-    # What the server asks.
+    def stop(self) -> None:
+        """Break all connections, and stop listening; requests that are held back end."""
+        super().stop()
+        self._open.set()
 
     def enter(self, method: str, headers: Mapping[str, str], context: Any) -> None:
-        """Keep the call, and end it if its method is refused."""
+        """Record a call, and end it if its method is refused."""
         self.calls.append((method, dict(headers)))
         if method in self._refused:
             self._refused[method](None, context)
 
     def receive(self, request: Received) -> Fault | None:
-        """Keep the request; wait while answers are held; return what goes wrong with it."""
+        """Record a request, wait while responses are held back, and return the oldest due fault."""
         self.requests.append(request)
-        fault = self._faults.next()
+        with self._planning:
+            fault = next(filter(None, (next(turns, None) for turns in self._planned)), None)
         self._open.wait()
         return fault
 
-    def stopping(self) -> None:
-        """Let go of requests that are held back."""
-        self._open.set()
-
     def serving(self, model: str, version: str) -> KServeModel | None:
-        """Return a model, if it is there in a version, and loaded."""
+        """Return a model that is loaded, if it has the version."""
         return None if model in self._unloaded else super().serving(model, version)
+
+
+def _status(code: Any, details: str) -> Fault:
+    """Return the fault that ends a request with a ``grpc.StatusCode`` and the server's words."""
+    return lambda _, context: context.abort(code, details)

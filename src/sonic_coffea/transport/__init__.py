@@ -7,13 +7,6 @@ from typing import TYPE_CHECKING
 from sonic_coffea.transport import _local_state as local_state
 from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._contract import Contract, TensorSpec
-from sonic_coffea.transport._datatypes import (
-    DATATYPES,
-    STRINGS,
-    from_wire,
-    kserve_name,
-    to_wire,
-)
 from sonic_coffea.transport._local_state import ServerRecord
 from sonic_coffea.transport._loopback import HeldPort
 from sonic_coffea.transport._metadata import (
@@ -23,8 +16,8 @@ from sonic_coffea.transport._metadata import (
     ServerMetadata,
 )
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
-from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls
-from sonic_coffea.transport._tokens import TokenFile, read_text
+from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls, TokenFile, read_text
+from sonic_coffea.transport._tensors import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 
 if TYPE_CHECKING:
     # gRPC is loaded by the first connection.

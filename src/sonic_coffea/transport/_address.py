@@ -17,7 +17,7 @@ from sonic_coffea.errors import ConfigError, nearest
 
 logger = logging.getLogger(__name__)
 
-# coffea's form has no word for TLS, and a server without a scheme says nothing of it.
+# coffea's scheme cannot express TLS, and a server without a scheme has none.
 _TLS_BY_PORT = re.compile(
     r"(?P<coffea>triton\+grpc://)?(?P<server>[^/:@]+|\[[0-9a-f:]+\]):443(?=/|$)"
 )
@@ -82,7 +82,15 @@ class Address:
             raise ConfigError(f"expected a server as {scheme}://host:port, got {url!r}")
         if parts.username or parts.password:
             raise ConfigError("a server's URL must not hold a secret; use token= or headers=")
-        model, version = _path(parts.path, url, coffea=scheme.startswith("triton+"))
+        path = [part for part in parts.path.split("/") if part]
+        if path and bare == scheme:
+            raise ConfigError(
+                f"expected grpc://host:port without a path, got {url!r}; "
+                "the model is named by sonic.Model"
+            )
+        if len(path) > 2:
+            raise ConfigError(f"expected triton+grpc://host:port/model/version, got {url!r}")
+        model, version = (*path, None, None)[:2]
         return cls(
             host=parts.hostname,
             port=port or DEFAULT_PORT[bare],
@@ -122,17 +130,3 @@ def _with_tls(url: str) -> str:
     secure = f"{scheme}://{match['server']}{url[match.end() :]}"
     logger.warning("%r is taken for %r, as port 443 is for TLS", url, secure)
     return secure
-
-
-def _path(path: str, url: str, *, coffea: bool) -> tuple[str | None, str | None]:
-    parts = [p for p in path.split("/") if p]
-    if not parts:
-        return None, None
-    if not coffea:
-        raise ConfigError(
-            f"expected grpc://host:port without a path, got {url!r}; "
-            "the model is named by sonic.Model"
-        )
-    if len(parts) > 2:
-        raise ConfigError(f"expected triton+grpc://host:port/model/version, got {url!r}")
-    return parts[0], parts[1] if len(parts) == 2 else None

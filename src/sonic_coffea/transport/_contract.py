@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, ContractError, nearest
-from sonic_coffea.transport._datatypes import DATATYPES, STRINGS, kserve_name
+from sonic_coffea.errors import ConfigError, ContractError, ResponseError, nearest
+from sonic_coffea.transport._tensors import DATATYPES, STRINGS, kserve_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from numpy.typing import NDArray
 
-# The length of zeros where it is free: networks that look for nearest neighbours need some.
-_FREE = 16
+# The length of zeros on a free axis: networks that search for nearest neighbours need several.
+_FREE_LENGTH = 16
 
 SCHEDULING = ("priority", "timeout")
 """Parameters of a request that say when it is executed, not how."""
 
 Inner = int | tuple[Any, ...] | None
 """The number of labels of an output, or the shape of a row; None and `...` are not known."""
+
+DeclaredInputs = Mapping[str, tuple[np.dtype[Any], tuple[int, ...] | None]]
+"""Declared inputs by name: dtype and inner shape of what will be sent; None is not known yet."""
+
+DeclaredOutputs = Mapping[str, tuple[Inner, np.dtype[Any] | None]]
+"""Declared outputs by name: labels or inner shape, and the dtype; None is any."""
+
+Parameters = tuple[tuple[str, bool | int | float | str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +86,7 @@ class Contract:
     unsupported : str
         Why requests of rows cannot be sent to it, such as that it wants sequences.
     parameters : tuple of (str, value)
-        What each request carries besides tensors; declared, not told by the server.
+        What each request carries besides tensors; declared, not described by the server.
     """
 
     model: str
@@ -88,14 +95,13 @@ class Contract:
     outputs: tuple[TensorSpec, ...]
     max_rows: int | None = None
     preferred_rows: tuple[int, ...] = ()
-    platform: str = ""
     digest: str = ""
     unsupported: str = ""
-    parameters: tuple[tuple[str, bool | int | float | str], ...] = ()
+    parameters: Parameters = ()
     stacks: bool = False
 
     @property
-    def scored_by(self) -> tuple[tuple[str, bool | int | float | str], ...]:
+    def scored_by(self) -> Parameters:
         """The parameters that may change scores."""
         return tuple(p for p in self.parameters if p[0] not in SCHEDULING)
 
@@ -104,8 +110,8 @@ class Contract:
         """Whether the server lists inputs and outputs; some runtimes do not."""
         return bool(self.inputs and self.outputs)
 
-    def zeros(self, rows: int, length: int = _FREE) -> dict[str, NDArray[Any]]:
-        """Return tensors of zeros, of some length where the model takes any.
+    def zeros(self, rows: int, length: int = _FREE_LENGTH) -> dict[str, NDArray[Any]]:
+        """Return tensors of zeros, of `length` along axes that are free.
 
         Raises
         ------
@@ -123,12 +129,33 @@ class Contract:
             tensors[spec.name] = np.zeros(shape, DATATYPES[spec.datatype])
         return tensors
 
-    def completed(
-        self,
-        inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...] | None]],
-        outputs: Mapping[str, tuple[Inner, np.dtype[Any] | None]],
-    ) -> Contract:
-        """Return it with declared tensors, as for `check`, where the server lists none."""
+    def received(
+        self, tensors: Mapping[str, NDArray[Any]], context: Mapping[str, Any]
+    ) -> dict[str, NDArray[Any]]:
+        """Return the tensors of a response; bfloat16, which awkward lacks, as float32.
+
+        Tensors of other types are refused, as their numbers would be taken as they are.
+
+        Raises
+        ------
+        ResponseError
+            Naming the output.
+        """
+        for spec in self.outputs:
+            tensor = tensors.get(spec.name)
+            if tensor is not None and kserve_name(tensor.dtype) != spec.datatype:
+                raise ResponseError(
+                    f"output {spec.name!r} came back as {kserve_name(tensor.dtype)}, "
+                    f"the model declares {spec.datatype}",
+                    **context,
+                )
+        return {
+            name: t.astype(np.float32) if kserve_name(t.dtype) == "BF16" else t
+            for name, t in tensors.items()
+        }
+
+    def completed(self, inputs: DeclaredInputs, outputs: DeclaredOutputs) -> Contract:
+        """Return the contract with the declared tensors where the server lists none."""
         takes = tuple(
             TensorSpec(name=name, datatype=kserve_name(dtype), shape=shape or ())
             for name, (dtype, shape) in inputs.items()
@@ -144,24 +171,8 @@ class Contract:
         )
         return replace(self, inputs=self.inputs or takes, outputs=self.outputs or gives)
 
-    def check(
-        self,
-        inputs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...] | None]],
-        outputs: Mapping[str, tuple[Inner, np.dtype[Any] | None]],
-        *,
-        server: str,
-    ) -> None:
-        """Compare the model with a declaration, as far as the server lists its tensors.
-
-        Parameters
-        ----------
-        inputs : mapping
-            Names, with dtype and inner shape of what will be sent.
-        outputs : mapping
-            Names, with the number of labels, or the inner shape, and the dtype that are expected
-            (None: any).
-        server : str
-            The server's URL, for the message.
+    def check(self, inputs: DeclaredInputs, outputs: DeclaredOutputs, *, server: str) -> None:
+        """Compare the model with a declaration, as far as `server` lists the model's tensors.
 
         Raises
         ------

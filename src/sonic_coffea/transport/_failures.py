@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -22,9 +23,6 @@ from sonic_coffea.errors import (
     SonicError,
     TokenExpiredError,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Code = grpc.StatusCode
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -64,8 +62,8 @@ class Failure(NamedTuple):
 SILENT = "(no words)"
 _NO_ROUTE = "the proxy has no such route, or not yet; check the URL's host and port"
 _NO_CONNECTION = "no connection to the server could be made"
-_IS_IT_THERE = "is the server running, at this host and port?"
-# gRPC's words for a connection that cannot be made, and plain ones.
+_IS_IT_RUNNING = "is the server running, at this host and port?"
+# gRPC's words for a connection that cannot be made, in plain words.
 _WHY_UNCONNECTED = {
     "connection refused": "nothing listens at this port of the host",
     "errors resolving": "no address is known for this name of a host",
@@ -74,7 +72,7 @@ _WHY_UNCONNECTED = {
     "timeout occurred": "the host does not answer",
 }
 _LARGE = "let requests be smaller: max_request_bytes"
-STOOD_STILL = (
+STUB_UNHEALTHY = (
     "Triton may take what this process answers late for answers to other requests, so restart the "
     "server; local servers and models of build_repository end themselves then"
 )
@@ -94,7 +92,7 @@ def _unreached(phase: str, words: str, hint: str = "") -> Failure:
 FAILURES: tuple[Failure, ...] = (
     Failure("proxy", OverloadError, trailer="x-envoy-overloaded"),
     Failure("server", OverloadError, _BUSY, trailer=_PUSHBACK),
-    # gRPC says "Stream removed" of what ended below it, under whatever status.
+    # gRPC says "Stream removed", under any status, when what is below the stream has ended.
     Failure("stream", DeadlineError, (), "stream removed (deadline exceeded)"),
     Failure("stream", OverloadError, (), "rst_stream with error code 11"),
     Failure("stream", InferenceError, (), "metadata size exceeds"),
@@ -105,7 +103,7 @@ FAILURES: tuple[Failure, ...] = (
     Failure("stream", ServerLostError, (Code.UNKNOWN,), "no status received"),
     Failure("connection", AccessError, (Code.UNAVAILABLE,), "certificate_verify_failed"),
     Failure("connection", AccessError, (Code.UNAVAILABLE,), "hostname verification check failed"),
-    # What the server has against this side's certificate: in TLS 1.2, and in TLS 1.3.
+    # The server refuses the client's certificate: in TLS 1.2, and in TLS 1.3.
     Failure("connection", AccessError, (Code.UNAVAILABLE,), "_alert_"),
     Failure("connection", AccessError, (Code.UNAVAILABLE,), "unwrap failed"),
     _unreached(
@@ -127,7 +125,7 @@ FAILURES: tuple[Failure, ...] = (
     _unreached("proxy", f"{_HTTP}503"),
     Failure("proxy", AccessError, (), f"{_HTTP}302", hint="a login page answers in its place"),
     Failure("proxy", ServerLostError, (), f"{_HTTP}404", hint=_NO_ROUTE),
-    # Envoy says so of a call without a route; a server says of which method it speaks.
+    # Envoy gives no details for a call without a route; a server names the method.
     Failure("proxy", ServerLostError, (Code.UNIMPLEMENTED,), SILENT, hint=_NO_ROUTE),
     Failure("proxy", ServerLostError, (), f"{_HTTP}408"),
     Failure("proxy", RequestTooLargeError, (), f"{_HTTP}413", hint=_LARGE),
@@ -154,7 +152,7 @@ FAILURES: tuple[Failure, ...] = (
     Failure("server", RequestTooLargeError, _FAILED, "failed to allocate", hint=_LARGE),
     Failure("server", RequestTooLargeError, _FAILED, "unable to allocate", hint=_LARGE),
     Failure("server", ServerLostError, (), UNKNOWN_REGION, undelivered=True),
-    Failure("server", RequestError, _FAILED, "is not healthy", hint=STOOD_STILL),
+    Failure("server", RequestError, _FAILED, "is not healthy", hint=STUB_UNHEALTHY),
     Failure("server", ServerLostError, (Code.UNAVAILABLE, Code.ABORTED, Code.DATA_LOSS)),
     Failure("server", ServerLostError, (Code.CANCELLED,)),
     Failure("server", OverloadError, (Code.RESOURCE_EXHAUSTED,)),
@@ -181,12 +179,17 @@ _MEANING: dict[type[SonicError], str] = {
 }
 
 
-def failure_of(code: Any, details: str, trailers: Mapping[str, str] = _NONE) -> Failure:
+def failure_of(
+    code: Any,
+    details: str,
+    trailers: Mapping[str, str] = _NONE,
+    rows: Sequence[Failure] = FAILURES,
+) -> Failure:
     """Return the row of the table that fits a failed call."""
     words = details.strip().lower() or SILENT
     return next(
         row
-        for row in FAILURES
+        for row in rows
         if (not row.codes or code in row.codes)
         and row.words in words
         and (not row.trailer or row.trailer in trailers)
@@ -206,12 +209,6 @@ def translate(
 
     Parameters
     ----------
-    code : grpc.StatusCode
-        The status.
-    details : str
-        What the server says.
-    trailers : mapping
-        The trailing metadata.
     closing : bool
         Whether this side cancelled; a CANCELLED that it did not ask for is a lost server.
     early : bool
@@ -229,9 +226,8 @@ def translate(
     meaning = _MEANING[kind]
     if kind is ServerLostError and row.phase == "connection":
         meaning = _NO_CONNECTION
-        hint = (
-            hint or f"{_IS_IT_THERE} `sonic-coffea check {context.get('server') or 'URL'}` tries it"
-        )
+        url = context.get("server") or "URL"
+        hint = hint or f"{_IS_IT_RUNNING} `sonic-coffea check {url}` tries it"
         known = (why for words, why in _WHY_UNCONNECTED.items() if words in details.lower())
         reason = next(known, reason)
     error = kind(f"{meaning}: {reason}{hint and f'; {hint}'}", **context)

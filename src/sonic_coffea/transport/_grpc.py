@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,13 +11,11 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from sonic_coffea.errors import CancelledError, ResponseError, ServerLostError, SonicError
-from sonic_coffea.transport._contents import checked, describe, tensors_of, with_contents
-from sonic_coffea.transport._datatypes import to_wire, wire_bytes
-from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._heap import LARGE_BYTES, keep_memory
-from sonic_coffea.transport._link import NO_MESSAGE, Channel, Link
+from sonic_coffea.transport._link import CLOSED, NO_MESSAGE
 from sonic_coffea.transport._metadata import Response
 from sonic_coffea.transport._model_queries import ModelQueries
+from sonic_coffea.transport._tensors import describe, tensors_of, wire_bytes, with_contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sonic_coffea.transport._address import Address
     from sonic_coffea.transport._contract import Contract
-    from sonic_coffea.transport._options import ConnectionOptions
     from sonic_coffea.transport._regions import Lend, Region
-    from sonic_coffea.transport._shared_memory import Usability
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +35,7 @@ _COMPRESSIONS = {
 }
 # A live server responds to a probe at once, however busy it is.
 _LIVE_TIMEOUT_S = 2.0
-# A deadline that passes before this part of a request's own time is a proxy's.
+# A deadline that passes before this fraction of a request's own timeout is a proxy's.
 _EARLY = 0.9
 
 
@@ -53,43 +47,16 @@ class RpcHandle(Protocol):
 
 
 class Connection(ModelQueries):
-    """A channel to one server.
+    """A connection to one server.
 
     A connection is made without blocking. Its first call reads certificates and opens the channel,
     on the thread that calls; every call may block in the function or file of a token. So nothing
     but `address` and `RpcHandle.cancel` is for a thread that must not block.
-
-    Parameters
-    ----------
-    address : Address
-        The server.
-    options : ConnectionOptions
-        How to connect.
-    known : Usability, optional
-        What other connections to the server have found about shared memory.
-
-    Raises
-    ------
-    ConfigError
-        If shared memory is demanded of a server that is not on this machine.
     """
 
-    def __init__(
-        self, address: Address, options: ConnectionOptions, *, known: Usability | None = None
-    ) -> None:
-        self.address = address
-        self._process = os.getpid()
-        self._link = Link(address, options, known)
-
-    @property
-    def round_trip_s(self) -> float:
-        """How far the server is, by calls without tensors so far; 0 if that is not known."""
-        return self._link.round_trip_s
-
     def another(self) -> Connection:
-        """Return one more connection to the server; both share what they find about memory."""
-        known = None if self._link.shared is None else self._link.shared.known
-        return Connection(self.address, self._link.options, known=known)
+        """Return one more connection to the server; both share what they know of its memory."""
+        return type(self)(self.address, self._options, known=self._known)
 
     def ready(self) -> bool:
         """Whether the server is ready; False also if it does not respond.
@@ -97,7 +64,7 @@ class Connection(ModelQueries):
         Blocks for up to ``metadata_s``.
         """
         try:
-            return bool(self._link.call("ServerReady", service_pb2.ServerReadyRequest()).ready)
+            return bool(self._call("ServerReady", service_pb2.ServerReadyRequest()).ready)
         except SonicError as error:
             logger.debug("%s is not ready: %s", self.address, error)
             return False
@@ -108,32 +75,25 @@ class Connection(ModelQueries):
         Does not wait for the response. `done` may be called before this returns.
         """
         where = str(self.address)
+        request = service_pb2.ServerLiveRequest()
         try:
-            channel, secret = self._link.open()
-            future = channel.stub.ServerLive.future(
-                service_pb2.ServerLiveRequest(),
-                timeout=_LIVE_TIMEOUT_S,
-                metadata=self._link.metadata(secret),
-            )
+            future, channel = self._begin("ServerLive", request, _LIVE_TIMEOUT_S)
         except SonicError as error:
             done(error)
-            return
-        except ValueError as error:  # a closed channel
-            done(CancelledError(str(error), server=where))
             return
 
         def finished(call: Any) -> None:
             if call.code() == grpc.StatusCode.OK:
                 done(None)
             elif call.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                self._link.replace(channel)
+                self._replace(channel)
                 message = (
                     "the server has requests in flight, and did not respond to a liveness probe "
                     f"within {_LIVE_TIMEOUT_S:g} s"
                 )
                 done(ServerLostError(message, server=where))
             else:
-                error = self._link.failure(call, secret, server=where)
+                error = self._failure(call, channel, server=where)
                 done(error if isinstance(error, ServerLostError) else None)
 
         future.add_done_callback(finished)
@@ -167,16 +127,22 @@ class Connection(ModelQueries):
             "version": version or contract.version,
             "request": request_id,
         }
-        if self._link.closed:
-            raise CancelledError("the connection is closed", **context)
-        channel, secret = self._link.open()
+        if self._closed:
+            raise CancelledError(CLOSED, **context)
+        channel = self._open()
         request = service_pb2.ModelInferRequest(
             model_name=contract.model, model_version=version or "", id=request_id
         )
         message, region, sent_bytes = self._packed(request, contract, pack, outputs, nbytes)
         sent_at = time.monotonic()
         try:
-            channel, secret, future = self._begin(channel, secret, message, context)
+            future, channel = self._begin(
+                "ModelInfer",
+                message,
+                self._options.timeouts.request_s,
+                channel,
+                compression=_COMPRESSIONS[self._options.compression],
+            )
         except BaseException:  # such as a token that cannot be had
             self._release(region, reusable=True)
             raise
@@ -186,9 +152,15 @@ class Connection(ModelQueries):
             # gRPC would only log what is raised here, and the rows would wait for ever.
             channel.in_flight.discard(call)
             answered = channel.answered(call)
+            outcome: Response | SonicError
             try:
-                outcome = self._outcome(call, contract, sent_bytes, secret, sent_at, context)
-            except ResponseError as error:
+                if answered:
+                    outcome = _response(call, contract, sent_bytes, context)
+                else:
+                    early_s = _EARLY * self._options.timeouts.request_s
+                    early = time.monotonic() - sent_at < early_s
+                    outcome = self._failure(call, channel, early=early, **context)
+            except SonicError as error:
                 outcome = error
             except Exception as error:  # noqa: BLE001
                 outcome = ResponseError(f"cannot read the server's response: {error!r}", **context)
@@ -197,31 +169,10 @@ class Connection(ModelQueries):
             done(outcome)
 
         future.add_done_callback(finished)
-        if self._link.closed:
+        if self._closed:
             future.cancel()
         handle: RpcHandle = future
         return handle
-
-    def _begin(
-        self, channel: Channel, secret: Mapping[str, str], message: bytes, context: dict[str, Any]
-    ) -> tuple[Channel, Mapping[str, str], Any]:
-        """Send a message, over another channel if this one was replaced meanwhile."""
-        while True:
-            try:
-                future = channel.infer.future(
-                    message,
-                    timeout=self._link.options.timeouts.request_s,
-                    metadata=self._link.metadata(secret),
-                    compression=_COMPRESSIONS[self._link.options.compression],
-                )
-            except ValueError:  # a closed channel
-                if self._link.closed:
-                    raise CancelledError("the connection is closed", **context) from None
-                if channel is self._link.channel:
-                    raise
-                channel, secret = self._link.open()
-            else:
-                return channel, secret, future
 
     def ask(
         self,
@@ -232,7 +183,7 @@ class Connection(ModelQueries):
         requests: int = 1,
         in_flight: int = 1,
     ) -> tuple[Response, float]:
-        """Make requests, `in_flight` at a time; return the last response and the time of all."""
+        """Send requests, `in_flight` at a time; return the last response and the total time."""
         outputs = [spec.name for spec in contract.outputs]
         outcomes: SimpleQueue[Response | SonicError] = SimpleQueue()
         begun = time.perf_counter()
@@ -241,7 +192,7 @@ class Connection(ModelQueries):
                 outcome = outcomes.get()
                 if isinstance(outcome, SonicError):
                     raise outcome
-                answer = outcome
+                response = outcome
             if number < requests:
                 self.infer(
                     contract,
@@ -251,7 +202,7 @@ class Connection(ModelQueries):
                     request_id=f"zeros-{number}",
                     done=outcomes.put,
                 )
-        return answer, time.perf_counter() - begun
+        return response, time.perf_counter() - begun
 
     def _packed(
         self,
@@ -262,12 +213,11 @@ class Connection(ModelQueries):
         nbytes: int,
     ) -> tuple[bytes, Region | None, int]:
         """Return the message, the region of the tensors or None, and the bytes to be sent."""
-        shared = self._link.shared
+        shared = self._shared
         region = None if shared is None else shared.room(nbytes, len(contract.inputs))
         try:
             inputs = pack(None if region is None else region.lend)
-            describe(request, inputs, outputs, contract.parameters)
-            sent = {name: to_wire(tensor) for name, tensor in inputs.items()}
+            sent = describe(request, inputs, outputs, contract.parameters)
             if shared is not None:
                 region = shared.place(sent, request.inputs, region)
         except BaseException:
@@ -283,36 +233,8 @@ class Connection(ModelQueries):
 
     def _release(self, region: Region | None, *, reusable: bool) -> None:
         """Hand back a region, which is used again if the server surely does not read it."""
-        if region is not None and self._link.shared is not None:
-            (self._link.shared.release if reusable else self._link.shared.discard)(region)
-
-    def _outcome(
-        self,
-        call: Any,
-        contract: Contract,
-        sent_bytes: int,
-        secret: Mapping[str, str],
-        sent_at: float,
-        context: Mapping[str, Any],
-    ) -> Response | SonicError:
-        if call.cancelled():
-            code, details = grpc.StatusCode.CANCELLED, "cancelled by this client"
-            return translate(code, details, closing=True, **context)
-        if call.code() != grpc.StatusCode.OK:
-            early = time.monotonic() - sent_at < _EARLY * self._link.options.timeouts.request_s
-            return self._link.failure(call, secret, early=early, **context)
-        message = call.result()
-        if message is None:
-            return ServerLostError(NO_MESSAGE, **context)
-        tensors = tensors_of(message)
-        if tensors is None:
-            return ResponseError("the server's response has outputs without data", **context)
-        return Response(
-            outputs=checked(tensors, contract, context),
-            version=message.model_version,
-            sent_bytes=sent_bytes,
-            received_bytes=sum(map(wire_bytes, tensors.values())),
-        )
+        if region is not None and self._shared is not None:
+            self._shared.release(region, reusable=reusable)
 
     def __enter__(self) -> Self:
         return self
@@ -320,18 +242,20 @@ class Connection(ModelQueries):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Cancel what is in flight, and close the channel. May be called again.
 
-        May block for a moment while the server unregisters shared memory.
-        """
-        link = self._link
-        if os.getpid() != self._process or not link.close():  # a forked child's is its parent's
-            return
-        if link.channel is None or link.shared is None:
-            link.shut()
-            return
-        # The channel stays open for the server to unregister what these requests used.
-        for future in list(link.channel.in_flight):
-            future.cancel()
-        link.shared.close(done=link.shut)
+def _response(
+    call: Any, contract: Contract, sent_bytes: int, context: Mapping[str, Any]
+) -> Response:
+    """Return the response to an inference request that was answered."""
+    message = call.result()
+    if message is None:
+        raise ServerLostError(NO_MESSAGE, **context)
+    tensors = tensors_of(message)
+    if tensors is None:
+        raise ResponseError("the server's response has outputs without data", **context)
+    return Response(
+        outputs=contract.received(tensors, context),
+        version=message.model_version,
+        sent_bytes=sent_bytes,
+        received_bytes=sum(map(wire_bytes, tensors.values())),
+    )

@@ -18,17 +18,17 @@ LARGE_BYTES = 100_000
 # much it keeps of what was freed.
 _MMAP_THRESHOLD, _MMAP_BYTES = -3, 32 * 2**20
 _TRIM_THRESHOLD, _KEPT_BYTES = -1, 64 * 2**20
-_CHOICES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
-_OF_DASK = "65536"
+_CHOSEN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+_DASK_DEFAULT = "65536"
 
 
 @cache
 def keep_memory() -> bool:
-    """Have the C library keep up to 64 MiB that were freed, and say whether it does.
+    """Have the C library keep up to 64 MiB of freed memory; return whether it does.
 
-    It does not if it is another than glibc, or if the user has set how much it keeps.
+    It does not if it is not glibc, or if the user has set how much it keeps.
     """
-    if any(os.environ.get(name, _OF_DASK) != _OF_DASK for name in _CHOICES):
+    if any(os.environ.get(name, _DASK_DEFAULT) != _DASK_DEFAULT for name in _CHOSEN):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
-from itertools import count
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -21,27 +21,26 @@ from sonic_coffea.errors import (
     SonicError,
     TokenExpiredError,
 )
-from sonic_coffea.transport._failures import STOOD_STILL, UNKNOWN_REGION, failure_of, translate
+from sonic_coffea.transport._failures import STUB_UNHEALTHY, UNKNOWN_REGION, failure_of, translate
 from sonic_coffea.transport._loopback import LocalPeer
-from sonic_coffea.transport._shared_memory import SharedMemory, shares
-from sonic_coffea.transport._tokens import token_of
+from sonic_coffea.transport._shared_memory import SharedMemory, Usability, shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sonic_coffea.transport._address import Address
     from sonic_coffea.transport._options import ConnectionOptions, Tls
-    from sonic_coffea.transport._shared_memory import Usability
 
 # Triton's extensions, which other servers lack: gRPC's own servers say so without words.
 _OPTIONAL = frozenset({"ModelConfig", "ModelStatistics", "RepositoryIndex"})
+CLOSED = "the connection is closed"
 NO_MESSAGE = "the response was cut off: it has a status, and no whole message"
 
-# Calls that change nothing. A server that hangs may have got one, behind a balancer with others
-# that answer at once: it is made again after these times. The last one goes over another
-# connection, if nothing has come over the first: it may be the connection that hangs.
+# Read-only calls are repeated after these times: behind a balancer, one server may hang while the
+# others answer at once. If no response has come over the channel since the first, the last goes
+# over a new channel, as the connection itself may hang.
 _READS = ("ServerMetadata", "RepositoryIndex", "ModelMetadata", "ModelConfig", "ModelStatistics")
-_ASK_AGAIN_S = (0.2, 1.0, 2.0)
+_REPEAT_AFTER_S = (0.2, 1.0, 2.0)
 
 _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", -1),
@@ -67,26 +66,29 @@ class Channel:
 
     Attributes
     ----------
+    reached : (Address, mapping)
+        The address to which it leads, and the headers that a local server there demands.
     in_flight : set
         The inference requests that are in flight on it.
     heard_at : float
         When the last call was answered, by `time.monotonic`.
     """
 
-    def __init__(self, address: Address, tls: Tls) -> None:
-        self.address = address
+    def __init__(self, reached: tuple[Address, Mapping[str, str]], tls: Tls) -> None:
+        self.reached = reached
+        address, self.secret = reached
         if address.tls:
             root, cert, key = tls.read()
             credentials = grpc.ssl_channel_credentials(root, key, cert)
-            self._grpc = grpc.secure_channel(address.target, credentials, options=_CHANNEL_OPTIONS)
+            channel = grpc.secure_channel(address.target, credentials, options=_CHANNEL_OPTIONS)
         else:
-            self._grpc = grpc.insecure_channel(address.target, options=_CHANNEL_OPTIONS)
-        self.close: Callable[[], None] = self._grpc.close
+            channel = grpc.insecure_channel(address.target, options=_CHANNEL_OPTIONS)
+        self.close: Callable[[], None] = channel.close
         self.in_flight: set[Any] = set()
         self.heard_at = -math.inf
-        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._grpc)
+        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         # Requests are serialized by `with_contents`, which saves three copies of every tensor.
-        self.infer = self._grpc.unary_unary(
+        self.stub.ModelInfer = channel.unary_unary(
             "/inference.GRPCInferenceService/ModelInfer",
             response_deserializer=service_pb2.ModelInferResponse.FromString,
         )
@@ -104,21 +106,8 @@ class Link:
 
     Parameters
     ----------
-    address : Address
-        The server.
-    options : ConnectionOptions
-        How to connect.
-    known : Usability or None
-        What other connections to the server have found about shared memory.
-
-    Attributes
-    ----------
-    channel : Channel or None
-        The channel for the next call, if it is open.
-    closed : bool
-        Whether nothing more is to be sent.
-    shared : SharedMemory or None
-        The regions, if the server may share this machine's memory.
+    known : Usability, optional
+        What other connections to the server know about its use of shared memory.
 
     Raises
     ------
@@ -127,50 +116,22 @@ class Link:
     """
 
     def __init__(
-        self, address: Address, options: ConnectionOptions, known: Usability | None
+        self, address: Address, options: ConnectionOptions, *, known: Usability | None = None
     ) -> None:
         self.address = address
-        self.options = options
-        self.channel: Channel | None = None
-        self._shortest_s = math.inf
-        self.closed = False
+        self._options = options
+        self._process = os.getpid()
         self._opening = threading.Lock()
+        self._channel: Channel | None = None
         self._replaced: list[Channel] = []
+        self._closed = False
+        self._shortest_s = math.inf
         self._peer = LocalPeer(address)
-        self.shared: SharedMemory | None = None
+        self._known = known or Usability()
+        self._shared: SharedMemory | None = None
         if shares(address, wanted=options.shared_memory):
             demanded = options.shared_memory is True
-            self.shared = SharedMemory(self.call, address, demanded=demanded, known=known)
-
-    def open(self) -> tuple[Channel, Mapping[str, str]]:
-        """Return the channel, opened by the first call, and the secret of a local server."""
-        with self._opening:
-            try:
-                secret, address = self._peer.secret(), self._peer.address
-            except ServerLostError:
-                if self.shared is not None:
-                    self.shared.forget()
-                raise
-            if self.channel is None or self.channel.address != address:
-                if self.closed:
-                    raise CancelledError("the connection is closed", server=str(self.address))
-                if self.channel is not None:
-                    self._replaced.append(self.channel)
-                self.channel = Channel(address, self.options.tls)
-            return self.channel, secret
-
-    def metadata(self, secret: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-        """Return the headers of a call: a local server's secret, the user's headers and the token.
-
-        Raises
-        ------
-        ConfigError
-            If the token cannot be had.
-        """
-        headers = {**secret, **self.options.headers}
-        if self.options.token is not None:
-            headers["authorization"] = f"Bearer {token_of(self.options.token)}"
-        return tuple((name.lower(), value) for name, value in headers.items())
+            self._shared = SharedMemory(self._call, address, self._known, demanded=demanded)
 
     @property
     def round_trip_s(self) -> float:
@@ -181,122 +142,165 @@ class Link:
         known = self._shortest_s < math.inf and not self.address.loopback
         return self._shortest_s if known else 0.0
 
-    def replace(self, channel: Channel) -> None:
+    def close(self) -> None:
+        """Cancel what is in flight, and close the channels. May be called again.
+
+        May block for a moment while the server unregisters shared memory.
+        """
+        if os.getpid() != self._process:  # a forked child's is its parent's
+            return
+        with self._opening:
+            if self._closed:
+                return
+            self._closed = True
+        for channel in self._replaced:
+            channel.close()
+        for call in [] if self._channel is None else list(self._channel.in_flight):
+            call.cancel()
+        if self._shared is None:
+            self._shut()
+        else:
+            # The channel stays open for the server to unregister what these requests used.
+            self._shared.close(done=self._shut)
+
+    def _shut(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._peer.close()
+
+    def _open(self) -> Channel:
+        """Return the channel, opened by the first call, and anew for a server started anew."""
+        with self._opening:
+            try:
+                reached = self._peer.reach()
+            except ServerLostError:
+                if self._shared is not None:
+                    self._shared.forget()
+                raise
+            channel = self._channel
+            if channel is None or channel.reached != reached:
+                if self._closed:
+                    raise CancelledError(CLOSED, server=str(self.address))
+                if channel is not None:
+                    self._replaced.append(channel)
+                self._channel = channel = Channel(reached, self._options.tls)
+            return channel
+
+    def _replace(self, channel: Channel) -> None:
         """Have the next call open another channel, as the network may have forgotten this one.
 
         Calls in flight on it may still be answered, if only the server behind it hangs.
         """
         with self._opening:
-            if channel is not self.channel or self.closed:
+            if channel is not self._channel or self._closed:
                 return
-            self.channel = None
-            over = [known for known in self._replaced if not known.in_flight]
+            self._channel = None
+            idle = [known for known in self._replaced if not known.in_flight]
             self._replaced = [known for known in self._replaced if known.in_flight]
             self._replaced.append(channel)
-        for known in over:
+        for known in idle:
             known.close()
 
-    def close(self) -> bool:
-        """Open no more channels, and close those that were replaced; False if that is done."""
-        with self._opening:
-            closed, self.closed = self.closed, True
-        for channel in self._replaced:
-            channel.close()
-        return not closed
+    def _begin(
+        self,
+        method: str,
+        message: Any,
+        timeout_s: float,
+        channel: Channel | None = None,
+        **options: Any,
+    ) -> tuple[Any, Channel]:
+        """Send a message, over another channel if the first is replaced and closed meanwhile."""
+        while True:
+            channel = channel or self._open()
+            headers = self._options.metadata(channel.secret)
+            try:
+                call = getattr(channel.stub, method).future(message, timeout_s, headers, **options)
+            except ValueError:  # a closed channel
+                if self._closed:
+                    raise CancelledError(CLOSED, server=str(self.address)) from None
+                if channel is self._channel:
+                    raise
+                channel = None
+            else:
+                return call, channel
 
-    def shut(self) -> None:
-        """Close the channel, which cancels the calls on it, and release the port."""
-        if self.channel is not None:
-            self.channel.close()
-        self._peer.close()
-
-    def call(
+    def _call(
         self, method: str, request: Any, timeout_s: float | None = None, **context: Any
     ) -> Any:
         """Make a call without tensors, and wait for the response."""
         context["server"] = str(self.address)
-        channel, secret = self.open()
-        metadata = self.metadata(secret)
-        asked_at = time.monotonic()
-        until = asked_at + (timeout_s or self.options.timeouts.metadata_s)
-        tries = count(1)
+        begun_at = time.monotonic()
+        until = begun_at + (timeout_s or self._options.timeouts.metadata_s)
+        channels: list[Channel] = []
 
         def begin() -> Any:
-            nonlocal channel
-            if next(tries) == len(_ASK_AGAIN_S) + 1 and channel.heard_at < asked_at:
-                self.replace(channel)
-                channel, _ = self.open()
-            timeout_s = until - time.monotonic()
-            return getattr(channel.stub, method).future(request, timeout_s, metadata)
+            if len(channels) == len(_REPEAT_AFTER_S) and channels[-1].heard_at < begun_at:
+                self._replace(channels[-1])
+            call, channel = self._begin(method, request, until - time.monotonic())
+            channels.append(channel)
+            return call
 
-        try:
-            call = _first(begin, _ASK_AGAIN_S if method in _READS else ())
-        except ValueError as error:  # a closed channel
-            lost = CancelledError if self.closed else ServerLostError
-            failure: SonicError = lost(str(error), **context)
-        else:
-            if not channel.answered(call):
-                failure = self.failure(call, secret, optional=method in _OPTIONAL, **context)
-                if isinstance(failure, RequestTooLargeError):  # it is the server that has no room
-                    failure = InferenceError(f"{method} failed: {call.details()}", **context)
-            elif (response := call.result()) is not None:
-                self._shortest_s = min(self._shortest_s, channel.heard_at - asked_at)
-                return response
-            else:
-                failure = ServerLostError(NO_MESSAGE, **context)
-        raise failure
+        call = _first(begin, _REPEAT_AFTER_S if method in _READS else ())
+        channel = channels[-1]
+        if not channel.answered(call):
+            failure = self._failure(call, channel, optional=method in _OPTIONAL, **context)
+            if isinstance(failure, RequestTooLargeError):  # it is the server that has no room
+                failure = InferenceError(f"{method} failed: {call.details()}", **context)
+            raise failure
+        response = call.result()
+        if response is None:
+            raise ServerLostError(NO_MESSAGE, **context)
+        self._shortest_s = min(self._shortest_s, channel.heard_at - begun_at)
+        return response
 
-    def failure(
+    def _failure(
         self,
         call: Any,
-        secret: Mapping[str, str],
+        channel: Channel,
         *,
         optional: bool = False,
         early: bool = False,
         **context: Any,
     ) -> SonicError:
-        """Return our error for a failed call that was made with a local server's `secret`."""
+        """Return our error for a failed call on a channel."""
         code, details = call.code(), call.details() or ""
         if optional and code == grpc.StatusCode.UNIMPLEMENTED:
             details = details or "the server has no such method"
         trailers = dict(call.trailing_metadata() or ())
+        closing = self._closed or call.cancelled()
         row = failure_of(code, details, trailers)
-        error = translate(code, details, trailers, closing=self.closed, early=early, **context)
-        if self.shared is not None:
+        error = translate(code, details, trailers, closing=closing, early=early, **context)
+        if self._shared is not None:
             if row.words == UNKNOWN_REGION:
-                meaning = self.shared.unknown(details)
-                error = ServerLostError(meaning, **context)
+                error = ServerLostError(self._shared.unknown(details), **context)
                 error.undelivered = True
             elif isinstance(error, ServerLostError):
-                self.shared.forget()
-        if secret and row.hint is STOOD_STILL:  # so it ends itself
+                self._shared.forget()
+        if channel.secret and row.hint is STUB_UNHEALTHY:  # so it ends itself
             error = ServerLostError(error.message, **context)
-        if isinstance(error, TokenExpiredError) and not callable(self.options.token):
+        if isinstance(error, TokenExpiredError) and not callable(self._options.token):
             error = AccessError(f"{error.message}; token_file= reads a new one", **context)
-        if not isinstance(error, (AccessError, ServerLostError)):
-            return error
-        # A local server that was started anew has another secret, recorded a moment after it
-        # answers. To the rows, it is a lost server that comes back.
-        recorded = self._peer.look_up()
-        if isinstance(error, AccessError) and recorded != secret:
-            return ServerLostError(f"the local server was started anew: {details}", **context)
+        if isinstance(error, (AccessError, ServerLostError)):
+            # A local server that was started anew has another secret, recorded a moment after it
+            # answers. To the rows, it is a lost server that comes back.
+            recorded = self._peer.look_up()
+            if isinstance(error, AccessError) and recorded != channel.secret:
+                return ServerLostError(f"the local server was started anew: {details}", **context)
         return error
 
 
-def _first(begin: Callable[[], Any], ask_again_s: Sequence[float]) -> Any:
-    """Make a call, and again if it takes long; return what was answered first, or failed last."""
+def _first(begin: Callable[[], Any], repeat_after_s: Sequence[float]) -> Any:
+    """Make a call, and repeat it; return the first that was answered, or the last that failed."""
     responses: SimpleQueue[Any] = SimpleQueue()
     calls: list[Any] = []
     failed: list[Any] = []
     try:
-        for wait_s in (*ask_again_s, math.inf):
+        for wait_s in (*repeat_after_s, None):
             calls.append(begin())
             calls[-1].add_done_callback(responses.put)
-            until = time.monotonic() + wait_s
             while len(failed) < len(calls):
-                left_s = None if until == math.inf else max(0.0, until - time.monotonic())
                 try:
-                    call = responses.get(timeout=left_s)
+                    call = responses.get(timeout=wait_s)
                 except Empty:
                     break
                 if call.code() == grpc.StatusCode.OK:

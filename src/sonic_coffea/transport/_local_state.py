@@ -29,7 +29,7 @@ STATE_VARIABLE = "SONIC_COFFEA_STATE_DIR"
 # Not ::1: local servers listen at 127.0.0.1, and the other port may be anybody's.
 _LOOPBACK = frozenset({"127.0.0.1", "localhost"})
 _KEPT_FOR_S = 30 * 86400.0
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +102,12 @@ def register(record: ServerRecord) -> Path | None:
 
 
 def remove(url: str, pid: int | None = None) -> None:
-    """Forget the server at `url` that has ended, or that is process `pid`; another one stays."""
-    port = _local_port(url)
-    if port is None:
-        return
-    for folder in _folders():
-        record = _read(folder / _file_name(port))
+    """Remove the record of the server at `url` if the server has ended or is process `pid`."""
+    for path in _record_paths(url):
+        record = _read(path)
         if record is None or not record.alive or record.pid == pid:
             with contextlib.suppress(OSError):
-                (folder / _file_name(port)).unlink()
+                path.unlink()
 
 
 def find(url: str) -> ServerRecord | None:
@@ -120,10 +117,7 @@ def find(url: str) -> ServerRecord | None:
     not on loopback are answered without touching the disk. A record that another user could have
     written is ignored with a logged warning.
     """
-    port = _local_port(url)
-    if port is None:
-        return None
-    return next(filter(None, (_read(f / _file_name(port)) for f in _folders())), None)
+    return next(filter(None, map(_read, _record_paths(url))), None)
 
 
 def lookup(url: str) -> ServerRecord | None:
@@ -144,10 +138,10 @@ def directory() -> Path | None:
 
 def record_path(url: str) -> Path | None:
     """Return where the record of `url` is to be written, or None without a private directory."""
-    port, base = _local_port(url), directory()
-    if port is None or base is None or not _make_private(base / "servers"):
+    name, base = _record_name(url), directory()
+    if name is None or base is None or not _make_private(base / "servers"):
         return None
-    return base / "servers" / _file_name(port)
+    return base / "servers" / name
 
 
 def process_start_ticks(pid: int) -> int | None:
@@ -188,7 +182,7 @@ def _candidates() -> list[Path]:
 
 
 def _make_private(folder: Path) -> bool:
-    """Make a directory for this user alone, and return whether it is; one there stays as it is."""
+    """Create a directory for this user alone unless it exists; return whether it is private."""
     try:
         # The mode of one that exists is left alone: others may share it.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -213,28 +207,31 @@ def _is_private(path: Path) -> bool:
     return False
 
 
-def _local_port(url: str) -> int | None:
+def _record_name(url: str) -> str | None:
     parts = urlsplit(url)
-    return parts.port if parts.hostname in _LOOPBACK else None
+    local = parts.hostname in _LOOPBACK and parts.port is not None
+    return f"{machine()}-{parts.port}.json" if local else None
+
+
+def _record_paths(url: str) -> list[Path]:
+    """Return where the record of `url` may be; nowhere if it is not on loopback."""
+    name = _record_name(url)
+    return [] if name is None else [folder / name for folder in _folders()]
 
 
 @functools.cache
-def machine() -> str:
+def machine(proc: Path = Path("/proc")) -> str:
     """Return a name of the namespaces in which loopback addresses and process numbers hold.
 
     Machines (home on a network) and containers may share the directory of records.
     """
     try:
-        parts = [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()]
-        parts += [str(Path(f"/proc/self/ns/{kind}").stat().st_ino) for kind in ("net", "pid")]
+        parts = [(proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()]
+        parts += [str((proc / "self/ns" / kind).stat().st_ino) for kind in ("net", "pid")]
     except OSError:
         # Not Linux: no local server runs here, but what is on loopback may be a tunnel's end.
         parts = [platform.node()]
     return hashlib.sha256(":".join(parts).encode()).hexdigest()[:16]
-
-
-def _file_name(port: int) -> str:
-    return f"{machine()}-{port}.json"
 
 
 def _recorded(folder: Path) -> Iterator[tuple[Path, ServerRecord]]:
@@ -271,7 +268,7 @@ def _read(path: Path) -> ServerRecord | None:
         logger.warning("ignoring %s: %s", path, error)
         return None
     if not record.alive and record.shm_prefix.startswith("sonic_"):
-        for left in _SHARED_MEMORY.glob(f"{record.shm_prefix}*"):
+        for left in SHARED_MEMORY.glob(f"{record.shm_prefix}*"):
             with contextlib.suppress(OSError):
                 left.unlink()
     return record

@@ -1,4 +1,4 @@
-"""The owner of a loopback port: this user's server, or another user, who is told nothing.
+"""The owner of a loopback port: this user's server, or another user, who is sent nothing.
 
 On a machine of many users a port is nobody's: where a local server has ended, any user may listen.
 Two things keep its secret, and rows, from them.
@@ -51,13 +51,6 @@ class HeldPort:
     """A loopback port that no other user can take until it is released.
 
     Where the system does not tell users apart, nothing is held.
-
-    Parameters
-    ----------
-    number : int
-        The port.
-    fd : int or None
-        The socket that holds it.
     """
 
     def __init__(self, number: int, fd: int | None) -> None:
@@ -91,15 +84,13 @@ class HeldPort:
         if not number:
             return cls.hold()
         until = time.monotonic() + _CLAIMS_WITHIN_S
-        while True:
+        while time.monotonic() < until:
             if not _listeners(number):
                 with contextlib.suppress(OSError):
                     return cls.hold(number)
                 # What connections of an earlier server left keeps it from being held for a minute.
                 with contextlib.suppress(OSError), _bound(number, socket.SO_REUSEADDR, _SHARE):
                     return cls(number, None)
-            if time.monotonic() >= until:
-                break
             time.sleep(0.05)
         raise ServerStartError(
             f"port {number} is in use, by another program or a server of yours, which "
@@ -120,7 +111,7 @@ def _bound(number: int, *options: int) -> socket.socket:
 
 
 def _listeners(port: int) -> set[int]:
-    """Return the users, by number, who listen at a port of this address."""
+    """Return the numbers of the users who listen at a port of this address."""
     users = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -133,27 +124,22 @@ def _listeners(port: int) -> set[int]:
 
 
 class LocalPeer:
-    """The local server of this user at an address, where there is one.
-
-    Parameters
-    ----------
-    address : Address
-        The server.
-    """
+    """The local server of this user at an address, where there is one."""
 
     def __init__(self, address: Address) -> None:
-        # Where it listens.
-        self.address = self._address = address
+        self._address = address
         self._lock = threading.Lock()
         self._record: local_state.ServerRecord | None = None
         self._held: HeldPort | None = None
-        # It is looked up by the first call.
+        self._reached: tuple[Address, Mapping[str, str]] = address, {}
+        # The first call looks it up.
         self._running: Callable[[], bool] = lambda: not address.loopback
 
-    def secret(self) -> Mapping[str, str]:
-        """Return the headers that it demands, for one call; none of another server.
+    def reach(self) -> tuple[Address, Mapping[str, str]]:
+        """Return, for one call, where the server listens, and the headers that it demands.
 
-        Reads the record of the server when it has ended, and the first time.
+        Reads the record of the server when it has ended, and the first time. Another server than
+        one of this user demands nothing.
 
         Raises
         ------
@@ -163,14 +149,14 @@ class LocalPeer:
         with self._lock:
             if not self._running():
                 self._look_up()
-            return {} if self._record is None else self._record.headers
+            return self._reached
 
     def look_up(self) -> Mapping[str, str]:
         """Read the record again after a failure, and return the headers that it has now."""
         with self._lock, contextlib.suppress(ServerLostError):
             if self._address.loopback:
                 self._look_up()
-                return {} if self._record is None else self._record.headers
+            return self._reached[1]
         return {}
 
     def close(self) -> None:
@@ -188,7 +174,7 @@ class LocalPeer:
         if not self._is_own() or record is None or not record.alive:
             raise self._refusal(known)
         self._record, self._running = record, _watch(record)
-        self.address = replace(self._address, host=_HOST)
+        self._reached = replace(self._address, host=_HOST), record.headers
         if before not in (None, record):
             # It may have other models.
             raise ServerLostError("the local server was started anew", server=record.url)
@@ -204,12 +190,12 @@ class LocalPeer:
 
     def _refusal(self, record: local_state.ServerRecord) -> ServerLostError:
         port = self._address.port
-        why = f"lost port {port}" if record.alive else f"has ended (process {record.pid})"
+        state = f"lost port {port}" if record.alive else f"has ended (process {record.pid})"
         others = _listeners(port) - {os.getuid()}
-        who = f"another user, who has port {port} now," if others else "what listens there now"
+        listener = f"another user, who has port {port} now," if others else "what listens there now"
         path = local_state.record_path(record.url)
         return ServerLostError(
-            f"the local server {why}; {who} is sent neither its secret nor rows. "
+            f"the local server {state}; {listener} is sent neither its secret nor rows. "
             f"If another server is meant to be there, remove {path}",
             server=str(self._address),
         )

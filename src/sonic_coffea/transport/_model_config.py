@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from sonic_coffea.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def read_model_config(text: str) -> dict[str, Any]:

@@ -21,35 +21,31 @@ from sonic_coffea.errors import (
     TokenExpiredError,
     nearest,
 )
-from sonic_coffea.transport._contents import classes_of, describe
 from sonic_coffea.transport._contract import Contract, TensorSpec
-from sonic_coffea.transport._link import NO_MESSAGE
+from sonic_coffea.transport._link import NO_MESSAGE, Link
 from sonic_coffea.transport._metadata import ModelEntry, ModelStatistics, ServerMetadata
+from sonic_coffea.transport._tensors import classes_of, describe, with_contents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sonic_coffea.transport._link import Link
-
 logger = logging.getLogger(__name__)
 
-# What the index says of a version that a server has, or will have again.
-_PASSING = ("READY", "LOADING", "UNLOADING")
+# States in the index of a version that a server serves, or will serve again.
+_TRANSIENT = ("READY", "LOADING", "UNLOADING")
 _UNLOADED = "unloaded"
 
 _TRIES = 3
-# Servers behind a balancer that are asked for a model before the model counts as missing.
+# Calls to servers behind a balancer before a model counts as missing.
 _SERVERS = 5
 
 
-class ModelQueries:
-    """Asks a server about itself and its models, on the link of a connection."""
-
-    _link: Link
+class ModelQueries(Link):
+    """Asks a server about itself and its models."""
 
     def info(self) -> ServerMetadata:
         """Ask the server for its metadata. Blocks for up to ``metadata_s``."""
-        metadata = self._link.call("ServerMetadata", service_pb2.ServerMetadataRequest())
+        metadata = self._call("ServerMetadata", service_pb2.ServerMetadataRequest())
         return ServerMetadata(
             name=metadata.name, version=metadata.version, extensions=tuple(metadata.extensions)
         )
@@ -57,7 +53,7 @@ class ModelQueries:
     def models(self) -> list[ModelEntry]:
         """Ask for the repository index. Blocks for up to ``metadata_s``."""
         try:
-            index = self._link.call("RepositoryIndex", service_pb2.RepositoryIndexRequest())
+            index = self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         except ServerLostError as error:
             if not error.message.endswith((grpc.StatusCode.CANCELLED.name, NO_MESSAGE)):
                 raise
@@ -65,7 +61,7 @@ class ModelQueries:
             raise OverloadError(
                 "the server admits no new clients at the moment, as SuperSONIC does while it is "
                 "saturated; it still answers inference requests",
-                server=str(self._link.address),
+                server=str(self.address),
             ) from None
         return [
             ModelEntry(
@@ -84,9 +80,9 @@ class ModelQueries:
         Raises
         ------
         ModelNotReadyError
-            If a server has it, or is to have it soon.
+            If a server has the model, or is loading or replacing it.
         ModelNotFoundError
-            If it has to be made, or mended, first.
+            If no server has the model, or the model cannot be loaded.
         """
         for left in reversed(range(_TRIES)):
             metadata = self._metadata(model, version)
@@ -97,12 +93,12 @@ class ModelQueries:
                 if left:
                     continue
                 raise
-            if config is None or agree(metadata, config):
+            if agree(metadata, config):
                 return contract_of(model, newest, metadata, config)
         # A balancer has asked two servers, of which one has been updated.
         raise ModelNotReadyError(
             "its metadata and its configuration do not fit; is it being replaced?",
-            server=str(self._link.address),
+            server=str(self.address),
             model=model,
             version=version,
         )
@@ -113,21 +109,21 @@ class ModelQueries:
         # Another server behind a balancer may have it.
         for _ in range(_SERVERS):
             try:
-                return self._link.call("ModelMetadata", request, model=model, version=version)
+                return self._call("ModelMetadata", request, model=model, version=version)
             except ModelNotFoundError as error:
                 missing = error
         try:
             index = self.models()
         except SonicError:
             raise missing from None
-        raise not_found(model, version, index, server=str(self._link.address))
+        raise not_found(model, version, index, server=str(self.address))
 
     def _config(self, model: str, version: str | None) -> Any:
-        """Return the model's configuration, or None from a server that has none."""
+        """Return the model's configuration; an empty one from a server that has none."""
         request = service_pb2.ModelConfigRequest(name=model, version=version or "")
         for left in reversed(range(_TRIES)):
             try:
-                return self._link.call("ModelConfig", request, model=model).config
+                return self._call("ModelConfig", request, model=model).config
             except (InferenceError, ModelNotFoundError, ServerLostError) as error:
                 # A balancer may lead this call to another server than the one before, which is
                 # dead, or does not have the model.
@@ -139,9 +135,9 @@ class ModelQueries:
                     raise
                 failure = error
                 break
-        # Of any other failure, nothing follows: there may be one, with the size of its batches.
-        logger.info("%s gives no configuration of %r: %s", self._link.address, model, failure)
-        return None
+        # Any other failure means nothing: there may be a configuration, with a batch size.
+        logger.info("%s gives no configuration of %r: %s", self.address, model, failure)
+        return model_config_pb2.ModelConfig()
 
     def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
         """Ask for the labels of outputs whose configuration names a file of them.
@@ -150,32 +146,42 @@ class ModelQueries:
         one row of zeros is made. Blocks for up to ``metadata_s`` a call.
         """
         config = self._config(contract.model, version or contract.version)
-        named = (
-            {} if config is None else {o.name: o.dims for o in config.output if o.label_filename}
-        )
-        if not named:
+        labelled = [output for output in config.output if output.label_filename]
+        if not labelled:
             return {}
         request = service_pb2.ModelInferRequest(
             model_name=contract.model, model_version=version or "", id="labels"
         )
-        inputs = contract.zeros(1)
-        describe(request, inputs, ())
-        request.raw_input_contents.extend(t.tobytes() for t in inputs.values())
-        for name, dims in named.items():
-            output = request.outputs.add(name=name)
-            output.parameters["classification"].int64_param = max(1, math.prod(dims))
-        response = self._link.call("ModelInfer", request, model=contract.model)
+        names = [output.name for output in labelled]
+        inputs = describe(request, contract.zeros(1), names)
+        for output, tensor in zip(labelled, request.outputs, strict=True):
+            classes = max(1, math.prod(output.dims))
+            tensor.parameters["classification"].int64_param = classes
+        message = with_contents(request, inputs.values())
+        response = self._call("ModelInfer", message, model=contract.model)
         return {
             output.name: classes_of(contents)
             for output, contents in zip(response.outputs, response.raw_output_contents, strict=True)
         }
 
     def statistics(self, model: str, version: str | None) -> ModelStatistics:
-        """Ask for a model's statistics. Blocks for up to ``metadata_s``."""
+        """Ask for a model's statistics, of all versions or one. Blocks for up to ``metadata_s``."""
         request = service_pb2.ModelStatisticsRequest(name=model, version=version or "")
-        return statistics_of(
-            self._link.call("ModelStatistics", request, model=model, version=version)
-        )
+        response = self._call("ModelStatistics", request, model=model, version=version)
+        total = ModelStatistics()
+        for stats in response.model_stats:
+            inference = stats.inference_stats
+            total += ModelStatistics(
+                rows=stats.inference_count,
+                executions=stats.execution_count,
+                requests=inference.success.count,
+                failures=inference.fail.count,
+                queue_s=inference.queue.ns * 1e-9,
+                input_s=inference.compute_input.ns * 1e-9,
+                compute_s=inference.compute_infer.ns * 1e-9,
+                output_s=inference.compute_output.ns * 1e-9,
+            )
+        return total
 
 
 def newest_of(versions: Sequence[str]) -> str:
@@ -186,50 +192,37 @@ def newest_of(versions: Sequence[str]) -> str:
 def agree(metadata: Any, config: Any) -> bool:
     """Whether metadata and configuration are of the same model."""
     rows = [-1] if config.max_batch_size > 0 else []
-    kinds = model_config_pb2.DataType.Name
+
+    def datatype(kind: int) -> str:
+        name: str = model_config_pb2.DataType.Name(kind)
+        return "BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_")
+
     return all(
-        {t.name: (t.datatype, list(t.shape)) for t in said}
-        == {t.name: (_kserve(kinds(t.data_type)), rows + list(t.dims)) for t in configured}
-        for said, configured in ((metadata.inputs, config.input), (metadata.outputs, config.output))
+        {t.name: (t.datatype, list(t.shape)) for t in listed}
+        == {t.name: (datatype(t.data_type), rows + list(t.dims)) for t in configured}
+        for listed, configured in (
+            (metadata.inputs, config.input),
+            (metadata.outputs, config.output),
+        )
         if configured
     )
 
 
-def _kserve(kind: str) -> str:
-    return "BYTES" if kind == "TYPE_STRING" else kind.removeprefix("TYPE_")
-
-
 def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contract:
-    """Return a model's contract.
-
-    Parameters
-    ----------
-    model, version : str
-        What was asked for, or the newest version.
-    metadata : ModelMetadataResponse
-        Its inputs, outputs and versions.
-    config : ModelConfig or None
-        Its configuration; None from a server that has none.
-    """
+    """Return the contract in a ModelMetadataResponse and a ModelConfig, which may be empty."""
+    batches = config.max_batch_size > 0
     free = all(t.shape and t.shape[0] < 0 for t in metadata.inputs)
-    max_rows = None if free else 1
-    digest, preferred_rows, unsupported = "", (), ""
-    if config is not None:
-        unsupported = _unsupported(config)
-        max_rows = config.max_batch_size if config.max_batch_size > 0 else max_rows
-        digest = config.parameters[f"sha256.{version}"].string_value
-        preferred_rows = tuple(config.dynamic_batching.preferred_batch_size)
+    unlimited = None if free else 1
     return Contract(
         model=model,
         version=version,
-        digest=digest,
         inputs=tuple(_tensor_spec(t) for t in metadata.inputs),
         outputs=tuple(_tensor_spec(t) for t in metadata.outputs),
-        max_rows=max_rows,
-        preferred_rows=preferred_rows,
-        platform=metadata.platform,
-        stacks=config is not None and config.max_batch_size > 0,
-        unsupported=unsupported,
+        max_rows=config.max_batch_size if batches else unlimited,
+        preferred_rows=tuple(config.dynamic_batching.preferred_batch_size),
+        digest=config.parameters[f"sha256.{version}"].string_value,
+        unsupported=_unsupported(config),
+        stacks=batches,
     )
 
 
@@ -255,24 +248,6 @@ def _tensor_spec(tensor: Any) -> TensorSpec:
     return TensorSpec(name=tensor.name, datatype=tensor.datatype, shape=shape[1:], rows=rows)
 
 
-def statistics_of(response: Any) -> ModelStatistics:
-    """Return the sum over the versions in a ModelStatisticsResponse."""
-    total = ModelStatistics()
-    for stats in response.model_stats:
-        inference = stats.inference_stats
-        total += ModelStatistics(
-            rows=stats.inference_count,
-            executions=stats.execution_count,
-            requests=inference.success.count,
-            failures=inference.fail.count,
-            queue_s=inference.queue.ns * 1e-9,
-            input_s=inference.compute_input.ns * 1e-9,
-            compute_s=inference.compute_infer.ns * 1e-9,
-            output_s=inference.compute_output.ns * 1e-9,
-        )
-    return total
-
-
 def not_found(
     model: str, version: str | None, index: Sequence[ModelEntry], *, server: str
 ) -> ModelNotFoundError:
@@ -282,7 +257,7 @@ def not_found(
     kind = ModelNotFoundError
     if not entries:
         hint = nearest(model, {entry.name for entry in index})
-    elif any(entry.state in _PASSING or entry.reason == _UNLOADED for entry in matching):
+    elif any(entry.state in _TRANSIENT or entry.reason == _UNLOADED for entry in matching):
         kind = ModelNotReadyError
         hint = "it is listed, so another server has it, or it is being loaded or replaced"
     elif version is not None and not matching:
@@ -291,6 +266,6 @@ def not_found(
     else:
         reasons = {entry.reason for entry in matching if entry.reason}
         hint = f"it is there but not ready: {'; '.join(sorted(reasons)) or 'no reason given'}"
-    asked = f"model {model!r}" + (f" version {version}" if version else "")
-    message = f"the server does not have {asked}; {hint}"
+    wanted = f"model {model!r}" + (f" version {version}" if version else "")
+    message = f"the server does not have {wanted}; {hint}"
     return kind(message, server=server, model=model, version=version)

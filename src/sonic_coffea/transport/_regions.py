@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.transport._local_state import process_start_ticks
+from sonic_coffea.transport._local_state import SHARED_MEMORY, process_start_ticks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FOLDER = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is
 PREFIX = "sonic-coffea-client"
 ALIGNED_BYTES = 64
 
@@ -34,7 +33,7 @@ class Region:
     Attributes
     ----------
     address : int
-        Where it begins in this process.
+        Where the memory begins in this process.
     lent : int
         Number of its bytes that are lent to tensors, or taken by them.
     """
@@ -95,7 +94,7 @@ numbers = itertools.count()
 
 def create(nbytes: int) -> Region:
     """Create a region, whose memory is reserved."""
-    path = FOLDER / f"{process_prefix(os.getpid())}-{next(numbers)}"
+    path = SHARED_MEMORY / f"{process_prefix(os.getpid())}-{next(numbers)}"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         # Writing to memory that is not reserved may kill the process, by SIGBUS.
@@ -123,7 +122,7 @@ def process_prefix(pid: int) -> str:
 
 def remove_stale() -> None:
     """Remove the files of this user's processes that were killed."""
-    for path in FOLDER.glob(f"{user_prefix()}*"):
+    for path in SHARED_MEMORY.glob(f"{user_prefix()}*"):
         with contextlib.suppress(ValueError, OSError):
             pid = int(path.name.removeprefix(user_prefix()).split("-")[0])
             alive = path.name.startswith(f"{process_prefix(pid)}-")

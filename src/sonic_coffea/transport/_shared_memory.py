@@ -3,8 +3,8 @@
 A region is a file in ``/dev/shm`` that only this user can read; this process maps it and, by its
 name, the server. A region holds one request at a time, and the next once the server has answered.
 If the server has not, it might still read, and the region is never used again. Triton keeps a
-region until it is asked to unregister it, and refuses that while a request uses it; so it is asked
-again until it agrees.
+region until a client unregisters it, and refuses to while a request uses it; so the client tries
+again until Triton agrees.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from sonic_coffea.errors import (
     SonicError,
 )
 from sonic_coffea.transport import _regions as regions
+from sonic_coffea.transport._local_state import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,9 +53,6 @@ _CALL_TIMEOUT_S = 2.0
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.01, 1.0
 # `close` waits for the first, as the process may end; then a thread waits for the second.
 _CLOSES_WITHIN_S, _LINGERS_S = 0.5, 60.0
-
-# A server that was started anew, or of which there are two, is noticed within this time.
-_SETTLED_S = 60.0
 # This number of calls reaches each of the few servers behind a balancer on this machine.
 _ENOUGH_CALLS = 16
 _NUMBERED = re.compile(rf"{regions.PREFIX}-[\d-]*-(\d+)")
@@ -64,7 +62,7 @@ Call = Callable[[str, Any, float], Any]
 
 @dataclass(slots=True)
 class Usability:
-    """Whether a server can use shared memory: what all connections to it have found.
+    """Whether a server can use shared memory, for all connections to it.
 
     Attributes
     ----------
@@ -74,8 +72,8 @@ class Usability:
         Why it cannot be used.
     servers : int
         How often a region has to be unregistered, as there may be several servers behind the URL.
-    connections : list
-        Those whose regions are discarded if the server cannot use them.
+    connections : list of SharedMemory
+        Their regions are discarded if the server cannot use them.
     """
 
     usable: bool | None = None
@@ -91,16 +89,22 @@ class SharedMemory:
     ----------
     call : callable
         Makes an RPC, by method, request and timeout, and waits for the response.
-    address : Address
-        The server.
+    known : Usability
+        What the connections to the server share.
     demanded : bool
         Whether it is an error if the server cannot use them.
-    known : Usability, optional
-        What other connections to the server have found.
+    settled_s : float
+        A server that was started anew, or of which there are two, is noticed within this time.
     """
 
     def __init__(
-        self, call: Call, address: Address, *, demanded: bool, known: Usability | None = None
+        self,
+        call: Call,
+        address: Address,
+        known: Usability,
+        *,
+        demanded: bool,
+        settled_s: float = 60.0,
     ) -> None:
         self._call = call
         self._address = address
@@ -110,25 +114,19 @@ class SharedMemory:
         self._free: list[Region] = []
         self._unwanted: set[str] = set()
         self._unregistering = False
-        self.known = known or Usability()
+        self._settled_s = settled_s
+        self.known = known
         self.known.connections.append(self)
         self._renewed = (-1, -math.inf)
         self._paths: set[Path] = set()
         self._registers = False
         # However this process ends, short of being killed, no file is left.
-        self._finalizer = weakref.finalize(self, regions.unlink, self._paths, os.getpid())
+        weakref.finalize(self, regions.unlink, self._paths, os.getpid())
 
     def room(self, nbytes: int, tensors: int) -> Region | None:
-        """Return a region to pack a request's tensors in; None if the message is to have them.
+        """Return a region for tensors of about `nbytes`; None if the message is to have them.
 
         May block while the server registers a new region.
-
-        Parameters
-        ----------
-        nbytes : int
-            About how many bytes they have.
-        tensors : int
-            How many there are.
 
         Raises
         ------
@@ -142,7 +140,7 @@ class SharedMemory:
             try:
                 region = self._take(nbytes) or self._new(nbytes)
             except (ServerLostError, DeadlineError):
-                return None  # the request itself will tell
+                return None  # the request itself fails with the cause
             except (SonicError, OSError) as error:
                 self._give_up(str(error))
             else:
@@ -157,7 +155,7 @@ class SharedMemory:
     ) -> Region | None:
         """Put a request's tensors into its region; None if the message is to have them.
 
-        Those that were packed there stay where they are. What has no room takes another region.
+        Tensors that were packed there stay. If the others have no room, all take another region.
         """
         if region is not None and region.fill(inputs, tensors):
             return region
@@ -168,17 +166,13 @@ class SharedMemory:
             self.release(region)
         return larger
 
-    def release(self, region: Region) -> None:
-        """Use a region again, which the server does not read any more."""
+    def release(self, region: Region, *, reusable: bool = True) -> None:
+        """Take a region back; it is not reusable if the server might still read it."""
         with self._changed:
             kept = sum(r.nbytes for r in self._free) + region.nbytes <= _KEPT_BYTES
-            if kept and self.known.usable and not self._closed:
+            if reusable and kept and self.known.usable and not self._closed:
                 self._free.append(region)
                 return
-        self.discard(region)
-
-    def discard(self, region: Region) -> None:
-        """Never use a region again: the server might still read it."""
         region.remove()
         self._unregister([region.name])
         with self._changed:
@@ -189,7 +183,7 @@ class SharedMemory:
         with self._changed:
             free, self._free = self._free, []
         for region in free:
-            self.discard(region)
+            self.release(region, reusable=False)
 
     def unknown(self, details: str) -> str:
         """Discard all regions, as the server does not know one; return what that means.
@@ -203,7 +197,7 @@ class SharedMemory:
         # Only one of the servers that a balancer leads to has to unregister a region.
         self.known.servers = _ENOUGH_CALLS
         if number >= begun:  # else it was in flight when the server was started anew
-            if now - at <= _SETTLED_S:
+            if now - at <= self._settled_s:
                 self._renewed = (sys.maxsize, now)
                 self._give_up("a region is known to one server behind the URL, and not to another")
                 return f"the server is not the one that has the tensors: {details}"
@@ -214,10 +208,7 @@ class SharedMemory:
     def close(self, done: Callable[[], None]) -> None:
         """Discard all regions, after the requests in flight have been cancelled.
 
-        Parameters
-        ----------
-        done : callable
-            Called when the server has unregistered them, or has been asked for long enough.
+        `done` is called when the server has unregistered them, or has been asked for long enough.
         """
         self.known.connections.remove(self)
         with self._changed:
@@ -256,7 +247,7 @@ class SharedMemory:
         try:
             self._call("SystemSharedMemoryRegister", request, _CALL_TIMEOUT_S)
         except BaseException:  # the server may have registered it all the same
-            self.discard(region)
+            self.release(region, reusable=False)
             raise
         # Only now is it known that the server sees the same files.
         if self.known.usable is None:
@@ -278,7 +269,7 @@ class SharedMemory:
             except SonicError as error:
                 logger.debug("%s does not tell its registered regions: %s", self._address, error)
                 break
-        return {n for n in registered if n.startswith(prefix) and not (regions.FOLDER / n).exists()}
+        return {n for n in registered if n.startswith(prefix) and not (SHARED_MEMORY / n).exists()}
 
     def _unregister(self, names: Iterable[str]) -> None:
         """Have the server unregister regions when it can, without waiting for it."""
@@ -350,7 +341,7 @@ def shares(address: Address, *, wanted: bool | str) -> bool:
     ConfigError
         If it is demanded where it cannot be.
     """
-    possible = address.loopback and sys.platform == "linux" and regions.FOLDER.is_dir()
+    possible = address.loopback and sys.platform == "linux" and SHARED_MEMORY.is_dir()
     if wanted is True and not possible:
         raise ConfigError(
             f"shared_memory=True, but {address} is not on this machine; use 'auto' or False"

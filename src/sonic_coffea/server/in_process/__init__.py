@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sonic_coffea.server.in_process._grpc_server import (
     EXTENSIONS,
+    Fault,
     Function,
     KServeModel,
     KServeServer,
@@ -14,6 +15,7 @@ from sonic_coffea.server.in_process._onnx_server import InProcessServer
 
 __all__ = [
     "EXTENSIONS",
+    "Fault",
     "Function",
     "InProcessServer",
     "KServeModel",

@@ -35,6 +35,8 @@ EXTENSIONS = ("model_configuration", "statistics", "model_repository")
 
 Tensors = Mapping[str, NDArray[Any]]
 Function = Callable[[Tensors], Tensors]
+Fault = Callable[[Any, Any], None]
+"""Changes a ``ModelInferResponse``, or ends the request through gRPC's context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ class Received:
 class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     def __init__(self, server: KServeServer) -> None:
         self._server = server
+        self._counting = threading.Lock()
 
     def ServerLive(self, request: Any, context: Any) -> Any:
         self._enter("ServerLive", context)
@@ -168,7 +171,9 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         answer = self._answer(request, model, inputs, context)
         if fault is not None:
             fault(answer, context)
-        server.count(received)
+        with self._counting:
+            server.statistics[request.model_name, "requests"] += 1
+            server.statistics[request.model_name, "rows"] += received.rows
         return _typed(answer) if server.typed_contents else answer
 
     def _enter(self, method: str, context: Any, extension: str | None = None) -> None:
@@ -282,7 +287,6 @@ class KServeServer:
         self.typed_contents = typed_contents
         self.statistics: Counter[tuple[str, str]] = Counter()
         self._threads = threads
-        self._counting = threading.Lock()
         self._port = port or 0
         self._server: Any = None
         self._held: HeldPort
@@ -324,9 +328,7 @@ class KServeServer:
         """Break all connections, and stop listening. May be called again."""
         server, self._server = self._server, None
         if server is not None:
-            stopped = server.stop(grace=None)
-            self.stopping()
-            stopped.wait()
+            server.stop(grace=None).wait()
             self._held.release()
 
     def serving(self, model: str, version: str) -> KServeModel | None:
@@ -334,22 +336,11 @@ class KServeServer:
         served = self.models.get(model)
         return served if served is not None and version in ("", *served.versions) else None
 
-    def count(self, request: Received) -> None:
-        """Count a request that was answered."""
-        with self._counting:
-            self.statistics[request.model, "requests"] += 1
-            self.statistics[request.model, "rows"] += request.rows
-
-    # Hooks of a server for tests.
-
     def enter(self, method: str, headers: Mapping[str, str], context: Any) -> None:
-        """Take notice of a call, which gRPC's context can end."""
+        """Notice a call, which gRPC's context can end; a hook of servers for tests."""
 
-    def receive(self, request: Received) -> Callable[[Any, Any], None] | None:
-        """Take notice of an inference request; return what happens to its answer and call."""
-
-    def stopping(self) -> None:
-        """Let go of requests that are held back."""
+    def receive(self, request: Received) -> Fault | None:
+        """Notice a request; return the fault of its response, if it has one."""
 
 
 def _typed(answer: Any) -> Any:

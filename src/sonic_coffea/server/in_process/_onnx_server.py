@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HEADER = "sonic-secret"
+# onnxruntime takes strings of type str.
+_decoded = np.vectorize(bytes.decode, otypes=[STRINGS])
 
 
 class InProcessServer(KServeServer):
@@ -69,9 +71,9 @@ class InProcessServer(KServeServer):
         port: int | None = None,
     ) -> None:
         self.repository = Path(repository).absolute()
-        turn = threading.Lock()
+        lock = threading.Lock()
         folders = sorted(path for path in self.repository.glob("[!.]*") if path.is_dir())
-        networks = {path.name: _model(path, threads or cores(), turn) for path in folders}
+        networks = {path.name: _model(path, threads or cores(), lock) for path in folders}
         models = {name: model for name, model in networks.items() if model is not None}
         others = [name for name in networks if name not in models]
         if not models:
@@ -121,8 +123,8 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def _model(folder: Path, threads: int, turn: threading.Lock) -> KServeModel | None:
-    """Return the network of a folder, in the version that is served; None of what is none."""
+def _model(folder: Path, threads: int, lock: threading.Lock) -> KServeModel | None:
+    """Return the network of a folder, in the version that is served; None without a network."""
     file = folder / "config.pbtxt"
     config = read_model_config(file.read_text(encoding="utf-8")) if file.is_file() else {}
     pinned = config.get("version_policy", {}).get("specific", {}).get("versions")
@@ -145,8 +147,9 @@ def _model(folder: Path, threads: int, turn: threading.Lock) -> KServeModel | No
         raise ConfigError(f"onnxruntime cannot load {path}: {error}") from None
 
     def run(inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        with turn:
-            return network({name: _readable(one) for name, one in inputs.items()}, names)
+        readable = {n: _decoded(t) if t.dtype == STRINGS else t for n, t in inputs.items()}
+        with lock:
+            return network(readable, names)
 
     rows = int(config.get("max_batch_size", 0))
     # A Triton passes on what the configuration says of the version's files.
@@ -161,17 +164,8 @@ def _model(folder: Path, threads: int, turn: threading.Lock) -> KServeModel | No
     )
 
 
-def _readable(tensor: NDArray[Any]) -> NDArray[Any]:
-    """Return a tensor as onnxruntime takes it: strings are of type str."""
-    if tensor.dtype != STRINGS:
-        return tensor
-    strings = np.empty(tensor.shape, STRINGS)
-    strings.reshape(-1)[:] = [string.decode() for string in tensor.reshape(-1)]
-    return strings
-
-
 def _described(version: Path) -> Mapping[str, Any] | None:
-    """Return the manifest of a network, or what its file says of it; None of what is none."""
+    """Return the manifest of a network, or what its file describes; None without a network."""
     manifest = _manifest.read(version)
     if manifest is not None:
         return manifest if manifest["kind"] == "onnx" else None

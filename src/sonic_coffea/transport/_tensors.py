@@ -1,0 +1,152 @@
+"""Tensors in messages: KServe v2's data types and numpy's, raw bytes, and typed numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+STRINGS = np.dtype(object)
+"""The type of tensors of strings, BYTES: numpy has none of any length."""
+
+# KServe v2 data types and numpy's names for them.
+DATATYPES: Mapping[str, str] = {
+    "BOOL": "bool",
+    "UINT8": "uint8",
+    "UINT16": "uint16",
+    "UINT32": "uint32",
+    "UINT64": "uint64",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "FP16": "float16",
+    "BF16": "bfloat16",
+    "FP32": "float32",
+    "FP64": "float64",
+    "BYTES": STRINGS.name,
+}
+# numpy calls strings without a fixed length "bytes".
+_KSERVE_NAMES = {"bytes": "BYTES"} | {numpy_name: name for name, numpy_name in DATATYPES.items()}
+# The field of a parameter in KServe v2, by type.
+_PARAMETERS = {
+    bool: "bool_param",
+    int: "int64_param",
+    float: "double_param",
+    str: "string_param",
+}
+# How protobuf begins each item of field 7 of a ModelInferRequest, raw_input_contents.
+_RAW_CONTENTS = bytes([7 << 3 | 2])
+
+
+@cache
+def kserve_name(dtype: np.dtype[Any]) -> str:
+    """Return what KServe v2 calls a numpy dtype."""
+    return _KSERVE_NAMES[dtype.name]
+
+
+def to_wire(tensor: NDArray[Any]) -> NDArray[Any]:
+    """Return a tensor whose memory is sent as it is; strings become one axis of bytes."""
+    if tensor.dtype != STRINGS:
+        return tensor
+    if not tensor.size:
+        return np.zeros(0, np.uint8)
+    from tritonclient.utils import serialize_byte_tensor
+
+    return np.frombuffer(serialize_byte_tensor(tensor).item(), np.uint8)
+
+
+def wire_bytes(tensor: NDArray[Any]) -> int:
+    """Return the number of bytes of a tensor in a message."""
+    if tensor.dtype != STRINGS:
+        return tensor.nbytes
+    return sum(4 + len(string) for string in tensor.reshape(-1))
+
+
+def from_wire(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return a tensor from its bytes; each string has the type bytes.
+
+    Raises
+    ------
+    ValueError
+        If the bytes do not fit the type and the shape.
+    """
+    if dtype != STRINGS:
+        return np.frombuffer(raw, dtype).reshape(shape)
+    from tritonclient.utils import deserialize_bytes_tensor
+
+    strings: NDArray[Any] = deserialize_bytes_tensor(raw)
+    return strings.reshape(shape)
+
+
+def tensors_of(response: Any) -> dict[str, NDArray[Any]] | None:
+    """Return the tensors of a response by name; None if some have no data."""
+    raw = response.raw_output_contents
+    if raw and len(raw) != len(response.outputs):
+        return None
+    tensors = {}
+    for index, output in enumerate(response.outputs):
+        shape, dtype = tuple(output.shape), np.dtype(DATATYPES[output.datatype])
+        if raw:
+            tensors[output.name] = from_wire(raw[index], dtype, shape)
+            continue
+        numbers = next((values for _, values in output.contents.ListFields()), ())
+        if len(numbers) != np.prod(shape):
+            return None
+        tensors[output.name] = np.array(numbers, dtype).reshape(shape)
+    return tensors
+
+
+def classes_of(contents: bytes) -> list[str]:
+    """Return the labels in a tensor of classes, ``value:index:label`` each, by their index."""
+    labels: dict[int, str] = {}
+    for text in from_wire(contents, STRINGS, (-1,)):
+        _, _, indexed = text.decode("utf-8", "replace").partition(":")
+        index, _, label = indexed.partition(":")
+        if index.isdigit():
+            labels[int(index)] = label
+    return [labels.get(i) or f"label_{i + 1}" for i in range(max(labels, default=-1) + 1)]
+
+
+def describe(
+    request: Any,
+    inputs: Mapping[str, NDArray[Any]],
+    outputs: Iterable[str],
+    parameters: Iterable[tuple[str, bool | int | float | str]] = (),
+) -> dict[str, NDArray[Any]]:
+    """Write the description of a request's tensors into it; return the inputs as they travel."""
+    for name, value in parameters:
+        setattr(request.parameters[name], _PARAMETERS[type(value)], value)
+    for name, tensor in inputs.items():
+        request.inputs.add(name=name, datatype=kserve_name(tensor.dtype), shape=tensor.shape)
+    for name in outputs:
+        request.outputs.add(name=name)
+    return {name: to_wire(tensor) for name, tensor in inputs.items()}
+
+
+def with_contents(request: Any, tensors: Iterable[NDArray[Any]]) -> bytes:
+    """Return the serialized request, with the bytes of tensors copied once into it.
+
+    A field that is a list of bytes may be appended to a serialized message: for each, its tag, its
+    length and the bytes.
+    """
+    parts: list[Any] = [request.SerializeToString()]
+    for tensor in tensors:
+        raw = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+        parts += [_RAW_CONTENTS, _varint(len(raw)), raw.data]
+    return b"".join(parts)
+
+
+def _varint(number: int) -> bytes:
+    """Return a number as protobuf writes it: seven bits a byte, the lowest first."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
