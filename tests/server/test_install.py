@@ -39,6 +39,7 @@ WHEELS = [
     ("xgboost_cpu", "3.2.0", [], ["package-that-no-index-has"]),
     ("scipy", "1.15.3", [], []),
     ("scikit_learn", "1.6", [], ["numpy>=1.0"]),
+    ("scikit_learn", "1.7", [], ["numpy>=2.0"]),
 ]
 
 
