@@ -3,16 +3,65 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 import threading
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server import _backends
 from sonic_coffea.server import _install as install
+from sonic_coffea.server._install import Machine
+
+OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
+BUNDLE = "pytriton/tritonserver"
+TRITON = [
+    f"{BUNDLE}/bin/tritonserver",
+    f"{BUNDLE}/backends/python/libtriton_python.so",
+    f"{BUNDLE}/backends/python/triton_python_backend_utils.py",
+    *(
+        f"{BUNDLE}/python_backend_stubs/{tag}/triton_python_backend_stub"
+        for tag in install._PYTHONS
+    ),
+]
+# Name and version, what the wheel contains, and what it requires.
+WHEELS = [
+    ("nvidia_pytriton", "0.7.0", TRITON, ["package-that-no-index-has"]),
+    ("onnxruntime", "1.23.2", [], []),
+    ("onnxruntime", "1.31.1", [], []),
+    ("numpy", "1.26.4", [], []),
+    ("numpy", "2.0.0", [], []),
+    ("xgboost_cpu", "3.2.0", [], ["package-that-no-index-has"]),
+    ("scipy", "1.15.3", [], []),
+    ("scikit_learn", "1.6", [], ["numpy>=1.0"]),
+    ("scikit_learn", "1.7", [], ["numpy>=2.0"]),
+]
+
+
+def save_wheel(folder, name, version, files, requirements):
+    info = f"{name}-{version}.dist-info"
+    metadata = [f"Name: {name}", f"Version: {version}"]
+    metadata += [f"Requires-Dist: {requirement}" for requirement in requirements]
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for file in files:
+            wheel.writestr(file, "")
+        wheel.writestr(f"{info}/METADATA", "\n".join(["Metadata-Version: 2.1", *metadata]))
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory) -> Path:
+    """The packages of a server, without what is large in them."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for wheel in WHEELS:
+        save_wheel(folder, *wheel)
+    return folder
 
 
 @pytest.fixture
@@ -22,33 +71,15 @@ def root(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def fake_uv(monkeypatch):
-    """Stand in for the slow step: what uv would put in place."""
-    calls = []
+def index(root, wheels, tmp_path, monkeypatch) -> None:
+    """Let uv find these packages, and no others."""
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
 
-    def run(*arguments, purpose):
-        calls.append(purpose)
-        if purpose.startswith("adding"):
-            return
-        if purpose != "installing it":
-            real(*arguments, purpose=purpose)
-            return
-        environment = Path(arguments[arguments.index("--python") + 1]).parent.parent
-        packages = next((environment / "lib").glob("python3*")) / "site-packages"
-        bundle = packages / "pytriton" / "tritonserver"
-        tag = packages.parent.name.removeprefix("python")
-        for name in (
-            "bin/tritonserver",
-            "backends/python/libtriton_python.so",
-            "backends/python/triton_python_backend_utils.py",
-            f"python_backend_stubs/{tag}/triton_python_backend_stub",
-        ):
-            (bundle / name).parent.mkdir(parents=True, exist_ok=True)
-            (bundle / name).write_text("")
 
-    real = install._uv
-    monkeypatch.setattr(install, "_uv", run)
-    return calls
+def packages(installed) -> set[str]:
+    return {path.stem for path in installed.root.glob("lib/python3*/site-packages/*.dist-info")}
 
 
 def test_an_installation_is_used_again(installation):
@@ -60,11 +91,11 @@ def test_an_installation_is_used_again(installation):
     assert marker["triton"] == "2.51.0"
 
 
-def test_made_once_by_concurrent_callers(root, fake_uv):
-    told, results = [], []
+def test_concurrent_callers_install_once(index):
+    stages, results = [], []
 
     def work():
-        results.append(install.ensure(told.append))
+        results.append(install.ensure(stages.append))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -73,90 +104,145 @@ def test_made_once_by_concurrent_callers(root, fake_uv):
         thread.join(60.0)
     assert len(results) == 4
     assert len(set(results)) == 1
-    assert fake_uv.count("installing it") == 1
+    assert [stage for stage in stages if stage.startswith("installing")] == [
+        "installing Triton 2.51.0 and onnxruntime (about 100 MB to fetch, once)"
+    ]
     assert install.find() == results[0]
 
 
-def test_a_half_made_installation_is_redone(root, fake_uv):
-    made = install.ensure()
-    leftover = made.root / "leftover"
+HOLDER = """
+import sys
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("holds it", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_another_process_that_installs_is_waited_for(root, index):
+    root.mkdir()
+    command = [sys.executable, "-c", HOLDER, str(root / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"holds it\n"
+        stages = []
+
+        def progress(stage):
+            # The other process goes on only when this one says that it waits.
+            stages.append(stage)
+            holder.stdin.close()
+
+        assert install.ensure(progress) == install.find()
+    assert stages[0] == "waiting for another process that is installing the server"
+
+
+def test_an_interrupted_installation_is_redone(index):
+    installed = install.ensure()
+    leftover = installed.root / "leftover"
     leftover.write_text("")
-    (made.root / "sonic-coffea.json").unlink()
+    (installed.root / "sonic-coffea.json").unlink()
     assert install.find() is None
-    assert install.ensure() == made
+    assert install.ensure() == installed
     assert not leftover.exists()
 
 
-def test_an_installation_that_lost_a_part_is_redone(root, fake_uv):
-    made = install.ensure()
-    made.python.unlink()
+def test_an_installation_that_lost_a_part_is_redone(index):
+    installed = install.ensure()
+    leftover = installed.root / "leftover"
+    leftover.write_text("")
+    installed.python.unlink()
     assert install.find() is None
-    assert install.ensure() == made
-    assert install.find() == made
-    assert fake_uv.count("installing it") == 2
+    assert install.ensure() == installed
+    assert install.find() == installed
+    assert not leftover.exists()
 
 
-def test_backends_that_lost_a_part_are_redone(root, fake_uv):
-    made = install.ensure()
-    (made.backend_directory / "python" / "triton_python_backend_stub").unlink()
-    assert install.find() is None
-    assert install.ensure() == made
-    assert install.find() == made
-    assert fake_uv.count("installing it") == 1
+def test_only_the_lost_parts_of_backends_are_added_again(index):
+    """Servers may run the others."""
+    installed = install.ensure()
+    folder = installed.backend_directory
+    before = {path: path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
+    assert {str(path.relative_to(folder)) for path in before} == {
+        "python/libtriton_python.so",
+        "python/triton_python_backend_utils.py",
+        "python/triton_python_backend_stub",
+        *(f"{b}/{s}" for b in ("onnxruntime", "pytorch") for s in ("model.py", "sonic_runner.py")),
+    }
+    lost = [folder / "python" / "triton_python_backend_stub", folder / "pytorch" / "model.py"]
+    for path in lost:
+        path.unlink()
+    threads = [threading.Thread(target=install.ensure, args=[pytest.fail]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    after = {path: path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
+    assert after.keys() == before.keys()
+    assert {path for path in before if before[path] != after[path]} <= set(lost)
+    assert all(os.access(path, os.X_OK) for path in after)
 
 
-def test_backends_that_another_process_makes_meanwhile_are_not_removed(root, fake_uv, monkeypatch):
-    made = install.ensure()
-    moved = made.root / "moved"
-    made.backend_directory.rename(moved)
-    # Another process has the lock first, and makes them.
-    monkeypatch.setattr(
-        _backends.filelock.FileLock, "__enter__", lambda _: moved.rename(made.backend_directory)
-    )
-    monkeypatch.setattr(_backends.shutil, "rmtree", pytest.fail)
-    assert install.ensure() == made
-    assert install.find() == made
+# Without the capability, root too may only write what the modes allow.
+ORDINARY = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(24, 1)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
 
 
-def test_an_installation_for_all_by_another_version_of_the_package(
-    root, fake_uv, monkeypatch, tmp_path
-):
-    made = install.ensure()
-    monkeypatch.setattr(_backends, "_digest", lambda: "other")
-    monkeypatch.setattr(_backends.os, "access", lambda *_: False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    again = install.ensure(pytest.fail)
-    assert again.root == made.root
-    assert again.backend_directory.is_relative_to(tmp_path / "cache")
-    assert sorted(p.name for p in (again.backend_directory / "onnxruntime").iterdir()) == [
+def test_an_installation_for_all_by_another_version_of_the_package(index, monkeypatch, tmp_path):
+    installed = install.ensure()
+    # Another version has other scripts, and so another folder.
+    installed.backend_directory.rename(installed.root / "backends-other")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of the user"))
+    installed.root.chmod(0o555)
+    try:
+        code = "from sonic_coffea.server import ensure; print(ensure(exit).backend_directory)"
+        command = [sys.executable, "-c", ORDINARY, code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    finally:
+        installed.root.chmod(0o755)
+    folder = Path(done.stdout.strip())
+    assert folder.is_relative_to(tmp_path / "of the user")
+    assert sorted(p.name for p in (folder / "onnxruntime").iterdir()) == [
         "model.py",
         "sonic_runner.py",
     ]
 
 
-def test_an_older_choice_of_versions_is_redone(root, fake_uv):
-    made = install.ensure()
-    marker = made.root / "sonic-coffea.json"
+def test_an_older_choice_of_versions_is_redone(index):
+    installed = install.ensure()
+    marker = installed.root / "sonic-coffea.json"
     marker.write_text(json.dumps({"requirements": ["nvidia-pytriton==0.1"]}))
     assert install.find() is None
 
 
 @pytest.mark.parametrize(
-    ("system", "machine"), [("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")]
+    ("system", "processor"), [("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")]
 )
-def test_other_platforms(root, monkeypatch, system, machine):
-    monkeypatch.setattr(install.platform, "system", lambda: system)
-    monkeypatch.setattr(install.platform, "machine", lambda: machine)
-    with pytest.raises(ServerStartError, match=f"Linux on x86_64, got {system} on {machine}"):
-        install.ensure()
-    assert not root.exists()
+def test_other_platforms(system, processor):
+    reason = install.reason_against(Machine(system=system, processor=processor))
+    assert reason.endswith(f"needs Linux on x86_64, got {system} on {processor}")
 
 
 @pytest.mark.parametrize("libc", [("glibc", "2.34"), ("glibc", "2.9"), ("", "")])
-def test_an_old_libc(root, monkeypatch, libc):
-    monkeypatch.setattr(install.platform, "libc_ver", lambda: libc)
-    with pytest.raises(ServerStartError, match=r"needs glibc 2\.35 or newer .* got"):
-        install.ensure()
+def test_an_old_libc(libc):
+    reason = install.reason_against(Machine(system="Linux", processor="x86_64", libc=libc))
+    assert "needs glibc 2.35 or newer" in reason
+    assert reason.endswith(f"got {' '.join(libc) if libc[0] else 'an unknown libc '}")
+
+
+def test_a_machine_that_runs_it():
+    machine = Machine(system="Linux", processor="x86_64", libc=("glibc", "2.35"))
+    assert install.reason_against(machine) is None
+
+
+@pytest.mark.skipif(shutil.which("setarch") is None, reason="needs setarch of util-linux")
+def test_nothing_is_installed_on_another_platform(root):
+    code = "from sonic_coffea.server import ensure; ensure()"
+    command = ["setarch", "i686", sys.executable, "-c", code]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert "needs Linux on x86_64, got Linux on i686; use a server elsewhere" in done.stderr
+    assert not root.exists()
 
 
 def test_a_machine_without_network(root, monkeypatch, tmp_path):
@@ -182,66 +268,62 @@ def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
     assert caught.value.__cause__ is None
 
 
-OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
+@pytest.mark.skipif(OWN not in install._PYTHONS, reason="the server cannot use this Python")
+def test_the_python_in_use_comes_first(index):
+    stages = []
+    installed = install.ensure(stages.append)
+    assert installed.root.name.endswith(f"py{OWN.replace('.', '')}")
+    assert installed.python.resolve() == Path(sys.executable).resolve()
+    assert (installed.library_path[-1] / f"libpython{OWN}.so.1.0").exists()
+    assert stages[0] == f"made an environment of Python {OWN} for the server"
+
+
+def test_pythons_of_this_machine_come_before_a_download():
+    *present, last = install._python_requests()
+    assert last == ("3.12", "3.12", "--managed-python")
+    assert all(option == "--no-python-downloads" for *_, option in present)
+    assert {tag for tag, *_ in present} == set(install._PYTHONS)
+
+
+# No machine has the shared library of the first; the second is no Python.
+WITHOUT_LIBRARY = ("3.1", sys.executable)
+ABSENT = ("3.12", "/no/python", "--no-python-downloads")
 
 
 @pytest.mark.skipif(OWN not in install._PYTHONS, reason="the server cannot use this Python")
-def test_the_python_in_use_comes_first(root, fake_uv):
-    made = install.ensure()
-    assert made.root.name.endswith(f"py{OWN.replace('.', '')}")
-    assert made.python.resolve() == Path(sys.executable).resolve()
-    assert (made.library_path[-1] / f"libpython{OWN}.so.1.0").exists()
-    assert fake_uv == ["finding a Python", "installing it"]
+def test_pythons_that_the_server_cannot_use_are_passed_over(root, index):
+    root.mkdir()
+    own = (OWN, sys.executable, "--no-python-downloads")
+    installed = install._install(print, [WITHOUT_LIBRARY, ABSENT, own])
+    assert install.find() == installed
+    assert [path.name for path in root.iterdir()] == [f"triton-2.51.0-py{OWN.replace('.', '')}"]
 
 
-def test_a_python_without_its_library_is_passed_over(root, fake_uv, monkeypatch):
-    link, asked = install._link_libpython, []
-
-    def none_at_first(made, tag):
-        asked.append(tag)
-        if len(asked) == 1:
-            raise ServerStartError("built without it")
-        link(made, tag)
-
-    monkeypatch.setattr(install, "_link_libpython", none_at_first)
-    made = install.ensure()
-    assert len(asked) == 2
-    assert install.find() == made
-
-
-def test_no_suitable_python(root, monkeypatch):
-    requests = []
-
-    def none(*arguments, purpose):
-        requests.append(arguments[3:])
-        raise ServerStartError("uv: no download")
-
-    monkeypatch.setattr(install, "_uv", none)
-    with pytest.raises(ServerStartError, match=r"needs Python 3\.12, .* uv: no download"):
-        install.ensure()
-    # What the machine has first, and one from elsewhere only then.
-    assert requests[-1] == ("3.12", "--managed-python")
-    assert all(option == "--no-python-downloads" for _, option in requests[:-1])
-    assert {request for request, _ in requests} >= set(install._PYTHONS)
-    assert [path.name for path in root.iterdir()] == [".lock"]
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (WITHOUT_LIBRARY, r"built without libpython3\.1\.so"),
+        (ABSENT, "while finding a Python(?s:.*)/no/python"),
+    ],
+)
+def test_no_suitable_python(root, request_, reason):
+    root.mkdir()
+    with pytest.raises(ServerStartError, match=rf"needs Python 3\.12, .* {reason}"):
+        install._install(pytest.fail, [request_])
+    assert list(root.iterdir()) == []
 
 
-def test_packages_for_models_are_added_once(root, fake_uv, monkeypatch):
-    commands = []
-    real = install._pip
-
-    def pip(python, *arguments, purpose):
-        commands.append(arguments)
-        real(python, *arguments, purpose=purpose)
-
-    monkeypatch.setattr(install, "_pip", pip)
-    assert install.ensure().extras == ()
-    assert install.ensure(extras=["xgboost"]).extras == ("xgboost",)
-    made = install.ensure(extras=["xgboost", "scikit-learn>=1.5"])
-    assert made.extras == ("xgboost", "scikit-learn>=1.5")
-    assert install.ensure() == install.find() == made
-    assert fake_uv.count("installing it") == 1
-    _, first, second = commands
-    # Neither may bring another numpy.
-    assert {"--no-deps", "xgboost-cpu==3.2.0"} <= set(first)
-    assert second == ("scikit-learn>=1.5", "numpy==1.26.4")
+def test_packages_for_models_are_added_once(index):
+    stages = []
+    assert install.ensure(stages.append).extras == ()
+    assert install.ensure(stages.append, extras=["xgboost"]).extras == ("xgboost",)
+    installed = install.ensure(stages.append, extras=["xgboost", "scikit-learn>=1.5"])
+    assert installed.extras == ("xgboost", "scikit-learn>=1.5")
+    assert install.ensure(pytest.fail) == install.find() == installed
+    assert stages[-2:] == ["installing xgboost", "installing scikit-learn>=1.5"]
+    # Neither brings another numpy, nor what the server does without.
+    expected = {"xgboost_cpu-3.2.0", "scipy-1.15.3", "scikit_learn-1.6", "numpy-1.26.4"}
+    assert {name for name in packages(installed) if "onnx" not in name} == {
+        *expected,
+        "nvidia_pytriton-0.7.0",
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,7 @@ from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError, ServerStartError
 from sonic_coffea.server import LocalServer, build_repository
-from sonic_coffea.server import _install as install
-from sonic_coffea.server.launch import runtimes
+from sonic_coffea.server._install import Machine
 from sonic_coffea.server.launch.runtimes import Options, Serving, choose
 from sonic_coffea.server.launch.runtimes._containers import Container
 from sonic_coffea.server.launch.runtimes._pip import Pip
@@ -48,26 +48,27 @@ BOX = [
 BIND = "/data/repository:/data/repository:ro"
 
 
+CURRENT = Machine(system="Linux", processor="x86_64", libc=("glibc", "2.36"), gpu=False)
+OLD = Machine(system="Linux", processor="x86_64", libc=("glibc", "2.28"), gpu=False)
+
+
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """Return what makes a machine that has some engines, and can or cannot run the binary."""
+def engines(tmp_path, monkeypatch):
+    """Return a function that puts engines on the PATH, which has no others."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("SONIC_COFFEA_SERVER_DIR", str(tmp_path / "servers"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def make(*engines, old=False, gpu=False, script="exit 0\n"):
-        for engine in engines:
-            path = folder / engine
+    def add(*names, script="exit 0\n"):
+        for name in names:
+            path = folder / name
             path.write_text(f"#!/bin/sh\n{script}")
             path.chmod(0o755)
-        if old:
-            monkeypatch.setattr(install.platform, "libc_ver", lambda: ("glibc", "2.28"))
-        monkeypatch.setattr(runtimes, "has_gpu", lambda: gpu)
         return folder
 
-    return make
+    return add
 
 
 def launched(runtime, **options):
@@ -81,10 +82,10 @@ THREADS = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS
 
 @pytest.mark.parametrize("engine", ["apptainer", "singularity"])
 @pytest.mark.parametrize("gpu", [False, True])
-def test_the_command_line_of_apptainer(machine, tmp_path, engine, gpu):
+def test_the_command_line_of_apptainer(engines, tmp_path, engine, gpu):
     image = tmp_path / "unpacked" / "triton"
     image.mkdir(parents=True)
-    folder = machine(engine)
+    folder = engines(engine)
     launch = launched(engine, image=str(image), gpu=gpu)
     assert launch.argv == [
         str(folder / engine),
@@ -112,8 +113,8 @@ def test_the_command_line_of_apptainer(machine, tmp_path, engine, gpu):
     ],
 )
 @pytest.mark.parametrize("gpu", [False, True])
-def test_the_command_line_of_docker(machine, engine, own, gpu, monkeypatch):
-    folder = machine(engine)
+def test_the_command_line_of_docker(engines, engine, own, gpu, monkeypatch):
+    folder = engines(engine)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     launch = launched(engine, image="site/triton:1", gpu=gpu)
     keys = sorted([*THREADS, "A", "PROTOCOLS", "SONIC_SECRET", *(["CUDA_VISIBLE_DEVICES"] * gpu)])
@@ -138,10 +139,11 @@ def test_the_command_line_of_docker(machine, engine, own, gpu, monkeypatch):
     assert "hidden" not in repr(launch)
 
 
-def test_the_binary_is_taken_where_it_runs(machine, installation, monkeypatch):
-    machine("podman", "apptainer", gpu=True)
-    monkeypatch.setattr(install, "ensure", lambda _: installation)
-    launch = launched("auto")
+def test_the_binary_is_taken_where_it_runs(engines, installation):
+    engines("podman", "apptainer")
+    with_gpu = replace(CURRENT, gpu=True)
+    assert isinstance(choose("auto", Options(machine=with_gpu)), Pip)
+    launch = launched("auto", machine=with_gpu, installation=installation)
     assert launch.argv == [
         str(installation.tritonserver),
         "--model-repository=/data/repository",
@@ -154,38 +156,39 @@ def test_the_binary_is_taken_where_it_runs(machine, installation, monkeypatch):
     ]
     assert launch.env["LD_LIBRARY_PATH"].startswith(str(installation.library_path[0]))
     # Where there is a GPU, and somebody has said from which image, it is used.
-    assert isinstance(choose("auto", Options(image="docker://site/triton")), Container)
-    # One that is given runs on any machine that has no others.
-    assert isinstance(choose("pip", Options(installation=installation)), Pip)
+    image = "docker://site/triton"
+    assert isinstance(choose("auto", Options(image=image, machine=with_gpu)), Container)
+    assert isinstance(choose("auto", Options(image=image, machine=CURRENT)), Pip)
+    # An installation that the user passes runs on any machine.
+    assert isinstance(choose("pip", Options(installation=installation, machine=OLD)), Pip)
 
 
-def test_a_container_is_taken_where_the_binary_does_not_run(machine):
-    machine("docker", "apptainer", old=True)
-    chosen = choose("auto", Options(image="docker://site/triton"))
+def test_a_container_is_taken_where_the_binary_does_not_run(engines):
+    engines("docker", "apptainer")
+    chosen = choose("auto", Options(image="docker://site/triton", machine=OLD))
     assert (chosen.engine, chosen.image) == ("apptainer", "docker://site/triton")
     with pytest.raises(ConfigError, match="no image at /cvmfs/site/triton"):
-        launched("auto", image="/cvmfs/site/triton")
+        launched("auto", image="/cvmfs/site/triton", machine=OLD)
 
 
-def test_a_machine_with_nothing(machine):
-    machine(old=True)
+def test_a_machine_with_nothing(engines):
     with pytest.raises(
         ServerStartError, match=r"glibc 2.35 or newer .*, got glibc 2.28, and there"
     ):
-        choose("auto", Options())
+        choose("auto", Options(machine=OLD))
     with pytest.raises(ServerStartError, match="there is no podman on this machine"):
-        choose("podman", Options())
+        choose("podman", Options(machine=OLD))
     with pytest.raises(ServerStartError, match=r"2.28; use a server elsewhere"):
-        choose("pip", Options())
+        choose("pip", Options(machine=OLD))
     with pytest.raises(ConfigError, match="no runtime 'dokcer'.*did you mean 'docker'"):
         choose("dokcer", Options())
     with pytest.raises(ConfigError, match="the runtime of InProcessServer"):
         LocalServer("/", runtime="in-process").reason_against()
 
 
-def test_images_are_fetched_once(machine, tmp_path):
+def test_images_are_fetched_once(engines, tmp_path):
     log = tmp_path / "log"
-    machine("apptainer", "docker", script=f'echo "$@" >> {log}\n[ $1 != pull ] || : > "$3"\n')
+    engines("apptainer", "docker", script=f'echo "$@" >> {log}\n[ $1 != pull ] || : > "$3"\n')
     for _ in range(2):
         launch = launched("apptainer", image="site/triton:1")
     (line,) = log.read_text().splitlines()
@@ -196,15 +199,15 @@ def test_images_are_fetched_once(machine, tmp_path):
     assert list(image.parent.glob("*.part")) == []
     assert "docker://site/triton" in launched("apptainer", image="docker://site/triton").argv
     log.write_text("")
-    machine("docker", script=f'echo "$@" >> {log}\n[ $1 != image ]\n')
+    engines("docker", script=f'echo "$@" >> {log}\n[ $1 != image ]\n')
     launched("docker", image="site/triton:1")
     assert log.read_text().splitlines() == ["image inspect site/triton:1", "pull site/triton:1"]
 
 
 @pytest.mark.parametrize("engine", ["apptainer", "podman"])
-def test_an_image_that_cannot_be_fetched(machine, tmp_path, engine):
+def test_an_image_that_cannot_be_fetched(engines, tmp_path, engine):
     # What it leaves behind must not be taken for an image.
-    machine(engine, script='[ -z "$3" ] || : > "$3"\necho "no such manifest" >&2\nexit 1\n')
+    engines(engine, script='[ -z "$3" ] || : > "$3"\necho "no such manifest" >&2\nexit 1\n')
     with pytest.raises(
         ServerStartError, match=rf"(?s){engine} could not fetch site/none.*no such"
     ) as e:

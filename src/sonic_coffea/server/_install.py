@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
 import json
 import logging
 import os
@@ -16,7 +18,8 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ import platformdirs
 import uv
 
 from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server import _backends
+from sonic_coffea.server.repository.formats import FORMATS, scripts_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +49,23 @@ _EXTRAS = {
     "lightgbm": ("lightgbm==4.6.0", _SCIPY),
 }
 _MARKER = "sonic-coffea.json"
-NATIVE = _backends.NATIVE
+# The Python backend runs here what NVIDIA's container has native backends for.
+_SCRIPTS = {f.native: scripts_of(name) for name, f in FORMATS.items() if f.native}
+BACKENDS = ("python", *_SCRIPTS)
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What decides which servers a machine can run; by default, the facts of this machine."""
+
+    system: str = dataclasses.field(default_factory=platform.system)
+    processor: str = dataclasses.field(default_factory=platform.machine)
+    libc: tuple[str, str] = dataclasses.field(default_factory=platform.libc_ver)
+    gpu: bool = dataclasses.field(
+        default_factory=lambda: any(Path(path).exists() for path in _GPU_DEVICES)
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +104,7 @@ def install_root() -> Path:
 
 
 def find() -> ServerInstall | None:
-    install = _find()
-    return install if install and _backends.stub(install.backend_directory).exists() else None
-
-
-def _find() -> ServerInstall | None:
-    """Return an installation, which may lack the backends of this version of the package."""
+    """Return the installation that this machine has; it may lack this version's backends."""
     for tag in sorted(_PYTHONS, key=lambda tag: tag != _OWN):
         install = _layout(tag)
         try:
@@ -99,12 +112,13 @@ def _find() -> ServerInstall | None:
         except (OSError, ValueError):
             continue
         needed = (
-            # The interpreter and its library are links, and what they point to may be gone since.
+            # The interpreter and its library are links, and their targets may be gone.
             install.python,
             install.library_path[-1] / f"libpython{tag}.so.1.0",
             install.tritonserver,
         )
-        if marker.get("requirements") == _requirements(tag) and all(p.exists() for p in needed):
+        complete = all(os.access(path, os.R_OK) for path in needed)
+        if complete and marker.get("requirements") == _requirements(install):
             return dataclasses.replace(install, extras=tuple(marker.get("extras", ())))
     return None
 
@@ -127,52 +141,42 @@ def ensure(progress: Progress | None = None, *, extras: Sequence[str] = ()) -> S
     sonic_coffea.errors.ServerStartError
         If Triton does not run on this platform, or the installation failed; with uv's last lines.
     """
-    install = _find()
-    if install is None or not set(extras) <= set(install.extras):
-        install = _ensure(extras, progress or warn)
-    target = install.backend_directory
-    try:
-        _backends.add(target, install.tritonserver.parent.parent, _tag(install))
-    except OSError as error:
-        raise ServerStartError(f"cannot put the server's backends in {target}: {error}") from None
-    return install
-
-
-def warn(text: str) -> None:
-    """Tell a stage of an installation: it is long, so its user is to see why nothing happens."""
-    logger.warning("%s", text)
-
-
-def _ensure(extras: Sequence[str], tell: Progress) -> ServerInstall:
-    against = reason_against()
-    if against is not None:
-        raise ServerStartError(f"{against}; {ALTERNATIVES}")
     root = install_root()
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        with locked(root / ".lock", tell):
-            install = _find()
-            if install is None:
-                install = _install(tell)
-            for extra in extras:
-                install = _add(install, extra, tell)
-            return install
+        install = find()
+        if install is None or not set(extras) <= set(install.extras):
+            reason = reason_against(Machine())
+            if reason is not None:
+                raise ServerStartError(f"{reason}; {ALTERNATIVES}")
+            root.mkdir(parents=True, exist_ok=True)
+            progress = progress or warn
+            with locked(root / ".lock", progress):
+                install = find() or _install(progress, _python_requests())
+                for extra in extras:
+                    install = _add(install, extra, progress)
+        _add_backends(install)
     except OSError as error:
         raise ServerStartError(
             f"cannot install the server in {root}: {error}; "
             f"set {DIRECTORY_VARIABLE} to a directory with space that this user can write"
         ) from None
+    return install
 
 
-def _install(tell: Progress) -> ServerInstall:
-    tag = _make_environment(tell)
-    install = _layout(tag)
-    requirements = _requirements(tag)
+def warn(text: str) -> None:
+    """Log a stage of an installation, which is long: the user sees why nothing else happens."""
+    logger.warning("%s", text)
+
+
+def _install(progress: Progress, requests: Iterable[Sequence[str]]) -> ServerInstall:
+    install = _make_environment(progress, requests)
     try:
-        tell(f"installing Triton {TRITON_VERSION} and onnxruntime (about 100 MB to fetch, once)")
+        progress(
+            f"installing Triton {TRITON_VERSION} and onnxruntime (about 100 MB to fetch, once)"
+        )
         # --no-deps: the wheel's requirements are those of its Python client, which is not used.
-        _pip(install.python, "--no-deps", *requirements, purpose="installing it")
-        _mark(install.root, requirements, ())
+        _pip(install.python, "--no-deps", *_requirements(install), purpose="installing it")
+        _mark(install)
     except BaseException:
         shutil.rmtree(install.root, ignore_errors=True)
         raise
@@ -180,27 +184,30 @@ def _install(tell: Progress) -> ServerInstall:
     return install
 
 
-def _make_environment(tell: Progress) -> str:
-    """Make an environment of a Python that the server can use, and return its version.
-
-    The Python in use comes first, then others on this machine, then one that uv fetches.
-    """
+def _python_requests() -> list[tuple[str, ...]]:
+    """Return versions of Python with uv's arguments: those of this machine before a download."""
     own = [(_OWN, sys.executable)] if _OWN in _PYTHONS else []
-    here = [(*way, "--no-python-downloads") for way in (*own, *((t, t) for t in _PYTHONS))]
+    present = [*own, *((tag, tag) for tag in _PYTHONS)]
+    download = (_PYTHONS[0], _PYTHONS[0], "--managed-python")
+    return [*((*request, "--no-python-downloads") for request in present), download]
+
+
+def _make_environment(progress: Progress, requests: Iterable[Sequence[str]]) -> ServerInstall:
+    """Make an environment of the first of these Pythons that the server can use."""
     reason = ""
-    for tag, *request in (*here, (_PYTHONS[0], _PYTHONS[0], "--managed-python")):
+    for tag, *request in requests:
         install = _layout(tag)
-        # What an installation that was interrupted has left, or an older choice of versions.
+        # An interrupted installation may be there, or one of an older choice of versions.
         shutil.rmtree(install.root, ignore_errors=True)
         try:
             _uv("venv", str(install.root), "--python", *request, purpose="finding a Python")
-            _link_libpython(install, tag)
+            _link_libpython(install)
         except ServerStartError as error:
             reason = error.message
             shutil.rmtree(install.root, ignore_errors=True)
             continue
-        tell(f"made an environment of Python {tag} for the server")
-        return tag
+        progress(f"made an environment of Python {tag} for the server")
+        return install
     raise ServerStartError(
         f"the local server needs Python {', '.join(_PYTHONS)} with its shared library, which this "
         "machine lacks and uv could not fetch (Debian, Ubuntu: the package libpython3.11; the "
@@ -208,19 +215,19 @@ def _make_environment(tell: Progress) -> str:
     )
 
 
-def _link_libpython(install: ServerInstall, tag: str) -> None:
+def _link_libpython(install: ServerInstall) -> None:
     """Link a Python's shared library, without which the server cannot run model code.
 
-    It comes into a folder of its own: a whole lib directory on ``LD_LIBRARY_PATH`` (conda's, say)
+    The link has a folder of its own: a whole lib directory on ``LD_LIBRARY_PATH`` (conda's, say)
     would replace the server's C++ runtime as well.
     """
     code = (
         "import sys, sysconfig; print(sysconfig.get_config_var('LIBDIR')); print(sys.base_prefix)"
     )
-    ask = [str(install.python), "-I", "-c", code]
-    done = subprocess.run(ask, stdout=subprocess.PIPE, text=True, check=False)
-    name = f"libpython{tag}.so.1.0"
-    paths = [Path(folder, sub, name) for folder in done.stdout.splitlines() for sub in ("", "lib")]
+    command = [str(install.python), "-I", "-c", code]
+    folders = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+    name = f"libpython{_tag(install)}.so.1.0"
+    paths = [Path(folder, sub, name) for folder in folders.splitlines() for sub in ("", "lib")]
     library = next(filter(Path.is_file, paths), None)
     if library is None:
         raise ServerStartError(f"{install.python.resolve()} was built without {name}")
@@ -228,23 +235,52 @@ def _link_libpython(install: ServerInstall, tag: str) -> None:
     (install.library_path[-1] / name).symlink_to(library.resolve())
 
 
-def _add(install: ServerInstall, extra: str, tell: Progress) -> ServerInstall:
+def _add(install: ServerInstall, extra: str, progress: Progress) -> ServerInstall:
     """Add a package to the server's environment, which keeps its numpy."""
     if extra in install.extras:
         return install
-    tell(f"installing {extra}")
+    progress(f"installing {extra}")
     arguments = ["--no-deps", *_EXTRAS[extra]] if extra in _EXTRAS else [extra, _NUMPY]
     _pip(install.python, *arguments, purpose=f"adding {extra}")
     extended = dataclasses.replace(install, extras=(*install.extras, extra))
-    _mark(install.root, _requirements(_tag(install)), extended.extras)
+    _mark(extended)
     return extended
 
 
-def _mark(root: Path, requirements: Sequence[str], extras: Sequence[str]) -> None:
-    marker = {"triton": TRITON_VERSION, "requirements": requirements, "extras": extras}
-    temporary = root / f"{_MARKER}.tmp"
+def _mark(install: ServerInstall) -> None:
+    """Record that an installation is complete, and of which packages."""
+    marker = {
+        "triton": TRITON_VERSION,
+        "requirements": _requirements(install),
+        "extras": install.extras,
+    }
+    temporary = install.root / f"{_MARKER}.tmp"
     temporary.write_text(json.dumps(marker, indent=2), encoding="utf-8")
-    temporary.replace(root / _MARKER)
+    temporary.replace(install.root / _MARKER)
+
+
+def _add_backends(install: ServerInstall) -> None:
+    """Add the files that the folder of backends lacks; running servers may use the others."""
+    bundle, target = install.tritonserver.parent.parent, install.backend_directory
+    parts = (
+        "backends/python/libtriton_python.so",
+        "backends/python/triton_python_backend_utils.py",
+        f"python_backend_stubs/{_tag(install)}/triton_python_backend_stub",
+    )
+    files = {target / "python" / Path(part).name: bundle / part for part in parts}
+    for backend, scripts in _SCRIPTS.items():
+        files |= {target / backend / name: source for name, source in scripts.items()}
+    for path, source in files.items():
+        if path.exists():
+            continue
+        if not source.exists():
+            raise ServerStartError(f"expected {source} in the server's wheel, got none")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Copies: the server takes no links that lead out of the folder.
+        with tempfile.TemporaryDirectory(dir=target, prefix=".part-") as part:
+            copy = Path(shutil.copyfile(source, Path(part, path.name)))
+            copy.chmod(0o755)
+            copy.replace(path)
 
 
 def _layout(tag: str) -> ServerInstall:
@@ -254,17 +290,32 @@ def _layout(tag: str) -> ServerInstall:
         root=root,
         python=root / "bin" / "python3",
         tritonserver=packages / "pytriton" / "tritonserver" / "bin" / "tritonserver",
-        backend_directory=_backends.directory(root),
+        backend_directory=_backend_directory(root),
         library_path=(packages / "nvidia_pytriton.libs", root / "lib-python"),
     )
+
+
+def _backend_directory(root: Path) -> Path:
+    folder = root / f"backends-{_scripts_digest()}"
+    if folder.exists() or not root.exists() or os.access(root, os.W_OK):
+        return folder
+    # An operator installed the server for all users, with another version of this package.
+    return platformdirs.user_cache_path("sonic-coffea") / root.name / folder.name
+
+
+@functools.cache
+def _scripts_digest() -> str:
+    paths = [path for scripts in _SCRIPTS.values() for path in scripts.values()]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
 
 
 def _tag(install: ServerInstall) -> str:
     return install.tritonserver.parents[4].name.removeprefix("python")
 
 
-def _requirements(tag: str) -> list[str]:
-    return [_WHEEL, "onnxruntime==1.23.2" if tag == "3.10" else "onnxruntime==1.31.1", _NUMPY]
+def _requirements(install: ServerInstall) -> list[str]:
+    onnxruntime = "1.23.2" if _tag(install) == "3.10" else "1.31.1"
+    return [_WHEEL, f"onnxruntime=={onnxruntime}", _NUMPY]
 
 
 def _pip(python: Path, *arguments: str, purpose: str) -> None:
@@ -295,12 +346,14 @@ def run_or_raise(command: Sequence[str], failure: str, **options: Any) -> None:
         raise ServerStartError(f"{failure}. The last lines:\n{quoted}")
 
 
-def reason_against() -> str | None:
-    """Say why the server from PyPI cannot run on this machine; None if it can."""
-    system, machine = platform.system(), platform.machine()
-    if system != "Linux" or machine not in {"x86_64", "AMD64"}:
-        return f"the server from PyPI needs Linux on x86_64, got {system} on {machine}"
-    name, version = platform.libc_ver()
+def reason_against(machine: Machine) -> str | None:
+    """Return why the server from PyPI cannot run on a machine; None if it can."""
+    if machine.system != "Linux" or machine.processor not in {"x86_64", "AMD64"}:
+        return (
+            "the server from PyPI needs Linux on x86_64, "
+            f"got {machine.system} on {machine.processor}"
+        )
+    name, version = machine.libc
     if name != "glibc" or tuple(map(int, version.split("."))) < _GLIBC:
         return (
             f"the server from PyPI needs glibc {'.'.join(map(str, _GLIBC))} or newer (Debian 12, "
@@ -309,11 +362,11 @@ def reason_against() -> str | None:
     return None
 
 
-def locked(path: Path, tell: Progress) -> contextlib.AbstractContextManager[object]:
-    """Hold a lock on a file, which is made; others wait, and are told so."""
+def locked(path: Path, progress: Progress) -> contextlib.AbstractContextManager[object]:
+    """Hold a lock on a file, which is created; `progress` hears that another process has it."""
     lock = filelock.FileLock(path)
     try:
         return lock.acquire(timeout=0)
     except filelock.Timeout:
-        tell("waiting for another process that is installing the server")
+        progress("waiting for another process that is installing the server")
         return lock.acquire()

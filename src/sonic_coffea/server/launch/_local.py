@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import dask.config
 
-from sonic_coffea.errors import ConfigError, ModelNotFoundError, ServerError, ServerStartError
+from sonic_coffea.errors import (
+    ConfigError,
+    ModelNotFoundError,
+    ServerError,
+    ServerStartError,
+    SonicError,
+)
 from sonic_coffea.reporting import tables
 from sonic_coffea.server import _install as install
 from sonic_coffea.server._probe import fetch_metadata
 from sonic_coffea.server.launch._logs import last_words, loaded_models, new_log
 from sonic_coffea.server.launch._run import Run
-from sonic_coffea.server.launch._watcher import Watcher
 from sonic_coffea.server.launch.runtimes import AUTO, Options, Runtime, Serving, choose
 from sonic_coffea.transport import HeldPort, ServerMetadata, local_state
 
@@ -30,8 +35,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _STARTS = 3
+_RESTARTS = 5
+# A server that has run for this time did not fail at its start.
+_LASTED_S = 60.0
 
 
 class LocalServer:
@@ -88,6 +96,8 @@ class LocalServer:
         Called with a short text at each stage.
     """
 
+    _first_pause_s = 0.5
+
     def __init__(  # noqa: PLR0913  independent options, each with a default
         self,
         repository: str | os.PathLike[str],
@@ -142,7 +152,8 @@ class LocalServer:
         )
         self._progress = progress or install.warn
         self._restart = restart
-        self._watcher: Watcher | None = None
+        self._watcher: threading.Thread | None = None
+        self._stopping = threading.Event()
         self._lock = threading.RLock()
         self._run: Run | None = None
         self._held: HeldPort | None = None
@@ -162,35 +173,38 @@ class LocalServer:
         """
         with self._lock:
             self._begin()
-            if self._restart and not (self._watcher and self._watcher.watching):
-                self._watcher = Watcher(self)
+            if self._restart and not self._watched:
+                self._stopping = threading.Event()
+                self._watcher = threading.Thread(
+                    target=self._watch, args=[self._stopping], name="sonic-server", daemon=True
+                )
+                self._watcher.start()
             return self
 
     def _begin(self) -> None:
-        with self._lock:
-            if self.running:
-                return
-            self._end()
-            models = any(path.is_dir() for path in self.repository.glob("*"))
-            if self._control == "none" and not models:
-                raise ConfigError(
-                    f"expected a model repository, got {self.repository}, which has no models; "
-                    "build_repository, or `sonic-coffea repository build`, makes one"
-                )
-            begun = time.monotonic()
-            runtime = choose(self._runtime, self._options)
-            runtime.prepare(self._progress)
-            self._owner = os.getpid()
-            for left in reversed(range(_STARTS)):
-                try:
-                    self._launch(runtime)
-                except ServerStartError as error:
-                    if not (left and self._run is not None and self._run.crashed):
-                        raise
-                    logger.warning("%s; starting it once more", error)
-                else:
-                    break
-            logger.info("%s is ready after %.1f s", self, time.monotonic() - begun)
+        if self.running:
+            return
+        self._end()
+        models = any(path.is_dir() for path in self.repository.glob("*"))
+        if self._control == "none" and not models:
+            raise ConfigError(
+                f"expected a model repository, got {self.repository}, which has no models; "
+                "build_repository, or `sonic-coffea repository build`, makes one"
+            )
+        begun = time.monotonic()
+        runtime = choose(self._runtime, self._options)
+        runtime.prepare(self._progress)
+        self._owner = os.getpid()
+        for left in reversed(range(_STARTS)):
+            try:
+                self._launch(runtime)
+            except ServerStartError as error:
+                if not (left and self._run is not None and self._run.crashed):
+                    raise
+                logger.warning("%s; starting it once more", error)
+            else:
+                break
+        logger.info("%s is ready after %.1f s", self, time.monotonic() - begun)
 
     def reason_against(self) -> str | None:
         """Say why this machine has no runtime for it; None if it has one."""
@@ -202,36 +216,66 @@ class LocalServer:
 
     def stop(self) -> None:
         """End the server and wait until it is gone; harmless when it does not run."""
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.stop()
-        self._end()
+        self._stopping.set()
+        if self._watcher is not None:
+            self._watcher.join()
         with self._lock:
+            self._end()
             if self._held is not None:
                 self._held.release()
             self._held = None
 
     def wait(self) -> None:
         """Return when the server has ended, and is not about to be started again."""
-        while self.running or (self._watcher is not None and self._watcher.watching):
-            time.sleep(_LOOK_S)
+        while self.running or self._watched:
+            time.sleep(_POLL_S)
 
-    def start_again(self) -> None:
-        """Start a server that has ended by itself, at the port that clients know."""
+    @property
+    def _watched(self) -> bool:
+        return self._watcher is not None and self._watcher.is_alive()
+
+    def _watch(self, stopping: threading.Event) -> None:
+        """Start the server again when it ends by itself, until it is stopped."""
+        failures, started = 0, time.monotonic()
+        while not stopping.wait(_POLL_S):
+            if self.running:
+                continue
+            if self.ended_on_request:
+                logger.info("%s was stopped on request", self)
+                return
+            if time.monotonic() - started > _LASTED_S:
+                failures = 0
+            failures += 1
+            if failures > _RESTARTS:
+                logger.error("%s has ended %d times in a row; it is left", self, _RESTARTS)
+                return
+            run, words = self._run_or_raise(), last_words(self.logs)
+            end = f"{run.end_reason}{f': {words}' if words else ''} (log: {run.log})"
+            logger.warning("%s %s; it is started again", self, end)
+            if stopping.wait(self._first_pause_s * 2 ** (failures - 1)):
+                return
+            try:
+                self._start_again()
+            except SonicError as error:
+                logger.warning("%s", error)
+            started = time.monotonic()
+
+    def _start_again(self) -> None:
         with self._lock:
             if self._control == "explicit" and self._run is not None and self._run.was_ready:
-                # It serves what it served, and that may be other models than at its start.
+                # Clients may have loaded and unloaded models since its start.
                 self._models = tuple(
                     name for name in loaded_models(self.logs) if (self.repository / name).is_dir()
                 )
             self._begin()
 
     def _end(self) -> None:
-        with self._lock:
-            if self._run is not None and os.getpid() != self._owner:
-                self._run.disown()
-            elif self._run is not None:
-                self._run.end()
+        if self._run is None:
+            return
+        if os.getpid() == self._owner:
+            self._run.end()
+        else:
+            self._run.disown()
 
     @property
     def url(self) -> str:
@@ -291,7 +335,7 @@ class LocalServer:
             try:
                 models = self.metadata.models
             except ServerError:
-                if self._watcher is None or not self._watcher.watching:
+                if not self._watched:
                     raise
                 models = ()
             versions = [m for m in models if m.name == model and wanted in (None, m.version)]
@@ -299,7 +343,7 @@ class LocalServer:
                 return
             if time.monotonic() > until:
                 break
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         states = ", ".join(f"version {m.version} {m.state} {m.reason}".rstrip() for m in versions)
         raise ModelNotFoundError(
             f"the model was not ready after {timeout_s:g} s; "
@@ -332,14 +376,7 @@ class LocalServer:
     @property
     def ended_on_request(self) -> bool:
         """Whether another process has ended the server: ``sonic-coffea status --stop``."""
-        return self._run is not None and not self.running and self._run.asked
-
-    @property
-    def how_it_ended(self) -> str:
-        """How the server ended, such as ``was ended by SIGSEGV``, what it said, and its log."""
-        run = self._run_or_raise()
-        words = last_words(run.read_log())
-        return f"{run.end_reason}{f': {words}' if words else ''} (log: {run.log})"
+        return self._run is not None and not self.running and self._run.ended_on_request
 
     def __enter__(self) -> Self:
         self.start()
@@ -373,7 +410,7 @@ class LocalServer:
     def _launch(self, runtime: Runtime) -> None:
         self._held = self._held or HeldPort.claim(self._port_wanted)
         port = self._held.number
-        # What is said of one that ended here before is not true of the next.
+        # The record of an earlier server at this port does not hold for this one.
         local_state.remove(f"grpc://127.0.0.1:{port}")
         metrics = ["--allow-metrics=false"]
         if self._metrics:

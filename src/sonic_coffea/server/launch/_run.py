@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from sonic_coffea.errors import ServerStartError
 from sonic_coffea.server._probe import is_ready
@@ -39,10 +39,10 @@ class Run:
         self.url = f"grpc://127.0.0.1:{port}"
         self.headers = {_HEADER: serving.secret}
         self.server_pid: int | None = None
-        self.asked = self.crashed = self.was_ready = False
+        self.ended_on_request = self.crashed = self.was_ready = False
+        self.end_reason = "ended without a word"
         self._serving = serving
         self._grace_s = grace_s
-        self.end_reason = "ended without a word"
         self._ended = threading.Event()
         record = local_state.record_path(self.url)
         job = {
@@ -68,12 +68,11 @@ class Run:
             raise ServerStartError(
                 f"cannot start the server's supervisor process: {error}"
             ) from None
-        self.supervisor_pid = self._supervisor.pid
         self._stdin = cast("IO[bytes]", self._supervisor.stdin)
         self._stdout = cast("IO[bytes]", self._supervisor.stdout)
         self._thread = threading.Thread(target=self._listen, name="sonic-run", daemon=True)
         self._thread.start()
-        # Should it have ended already, its end is heard.
+        # If the supervisor has ended already, `_listen` notices.
         with contextlib.suppress(OSError):
             self._stdin.write(json.dumps(job).encode() + b"\n")
             self._stdin.flush()
@@ -90,9 +89,9 @@ class Run:
             return ""
 
     def wait_until_ready(self, timeout_s: float, *, metrics_port: int | None) -> None:
-        """Return when it is ready and recorded, or raise what it says if it ends or is late."""
+        """Return when the server is ready and recorded; raise if it ends or is late."""
         deadline = time.monotonic() + timeout_s
-        # Whatever else answers on the port is not this server, so ask only once it listens.
+        # Another process may answer at the port, so probe only after this server listens.
         last = ("GRPCInferenceService", self.port)
         if metrics_port is not None:  # which it starts after gRPC
             last = ("Metrics Service", metrics_port)
@@ -114,12 +113,12 @@ class Run:
         if other is not None and other.pid != self.server_pid:
             # Both claimed the port before either listened there.
             raise self._failure(f"has its port in common with process {other.pid}")
-        # By it this user's processes find the server.
+        # This user's processes find the server by its record.
         record = local_state.ServerRecord(
             url=self.url,
             pid=self.server_pid,
             start_ticks=ticks,
-            supervisor_pid=self.supervisor_pid,
+            supervisor_pid=self._supervisor.pid,
             header=_HEADER,
             secret=self._serving.secret,
             repository=str(self._serving.repository),
@@ -137,7 +136,7 @@ class Run:
         try:
             self._supervisor.wait(self._grace_s + 10.0)
         except subprocess.TimeoutExpired:
-            logger.warning("the supervisor %d does not end; killing it", self.supervisor_pid)
+            logger.warning("the supervisor %d does not end; killing it", self._supervisor.pid)
             self._supervisor.kill()
             self._supervisor.wait()
         self._thread.join()
@@ -153,25 +152,21 @@ class Run:
         self._ended.set()
 
     def _listen(self) -> None:
-        # Not by the buffered stream, which an exiting interpreter could not lock.
-        pending, fd = b"", self._stdout.fileno()
+        # Unbuffered: an exiting interpreter could not lock the buffered stream.
+        events = os.fdopen(self._stdout.fileno(), "rb", buffering=0, closefd=False)
         try:
-            while block := os.read(fd, 65536):
-                *lines, pending = (pending + block).split(b"\n")
-                for line in lines:
-                    self._take(json.loads(line))
+            for line in events:
+                event = json.loads(line)
+                if event["event"] == "started":
+                    self.server_pid = event["pid"]
+                elif event["event"] == "exited":
+                    self.ended_on_request = event["on_request"]
+                    self.crashed = event["code"] < 0 and not self.ended_on_request
+                    self.end_reason = _describe_exit(event["code"])
+                else:
+                    self.end_reason = f"cannot be started: {event['message']}"
         finally:
             self._ended.set()
-
-    def _take(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "started":
-            self.server_pid = event["pid"]
-        elif kind == "exited":
-            self.end_reason, self.asked = _end_of(event["code"]), event["asked"]
-            self.crashed = event["code"] < 0 and not self.asked
-        elif kind == "failed":
-            self.end_reason = f"cannot be started: {event['message']}"
 
     def _failure(self, end: str) -> Exception:
         lines = _logs.error_lines(self.read_log().replace(self._serving.secret, "…"))
@@ -183,7 +178,7 @@ class Run:
         )
 
 
-def _end_of(status: int) -> str:
+def _describe_exit(status: int) -> str:
     if status >= 0:
         return f"ended with exit status {status}"
     try:

@@ -31,10 +31,10 @@ _RECORD = re.compile(rb"(?m)^[IWEF]\d{4} \d\d:")
 def main() -> int:
     job = json.loads(sys.stdin.buffer.readline())
     # Signals meant for a terminal's foreground group or a whole job must not break the clean-up.
-    asked: list[int] = []
+    requests: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    signal.signal(signal.SIGTERM, lambda number, _: requests.append(number))
     log = os.open(job["log"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
         server = _start(job, log)
@@ -43,17 +43,17 @@ def main() -> int:
         return 1
     _report(event="started", pid=server.pid)
     try:
-        _watch(job, server, asked)
+        _watch(job, server, requests)
     finally:
-        _end(job, server, forget=bool(asked))
-    _report(event="exited", code=server.returncode, asked=bool(asked))
+        _end(job, server, forget=bool(requests))
+    _report(event="exited", code=server.returncode, on_request=bool(requests))
     return 0
 
 
 def _start(job: dict[str, Any], log: int) -> subprocess.Popen[bytes]:
     supervisor = os.getpid()
     libc = ctypes.CDLL(None)
-    # Model processes that outlive the server become children of this process, which awaits them.
+    # Model processes that outlive the server become children of this process, which reaps them.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def prepare() -> None:
@@ -73,7 +73,7 @@ def _start(job: dict[str, Any], log: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _watch(job: dict[str, Any], server: subprocess.Popen[bytes], asked: list[int]) -> None:
+def _watch(job: dict[str, Any], server: subprocess.Popen[bytes], requests: list[int]) -> None:
     """Return when the server has ended, or has to."""
     poll = select.poll()
     poll.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
@@ -82,9 +82,9 @@ def _watch(job: dict[str, Any], server: subprocess.Popen[bytes], asked: list[int
         with contextlib.suppress(OSError, AttributeError):
             poll.register(os.pidfd_open(pid), select.POLLIN)
     visible = True
-    while server.poll() is None and not asked and os.getppid() == job["owner"]:
+    while server.poll() is None and not requests and os.getppid() == job["owner"]:
         if visible and _RECORD.search(Path(job["log"]).read_bytes()):
-            # It logs, so it has read its arguments: the secret need not stay in them.
+            # A server that logs has read its arguments, so the secret can go from them.
             _hide(job["secret"].encode())
             visible = False
         events = poll.poll((_POLL_S if visible else 1.0) * 1000)
@@ -95,7 +95,7 @@ def _watch(job: dict[str, Any], server: subprocess.Popen[bytes], asked: list[int
 def _hide(secret: bytes) -> None:
     """Overwrite the secret in command lines, where the system lets this user do that.
 
-    In a container the server is another process than that which was run.
+    All processes are searched: a server in a container is not the process that was started.
     """
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, OverflowError):
@@ -121,7 +121,7 @@ def _end(job: dict[str, Any], server: subprocess.Popen[bytes], *, forget: bool) 
     server.wait()
     _reap_group(server.pid)
     if job["cleanup"] is not None:
-        # What a daemon runs does not end with the process that asked for it.
+        # A container that a daemon runs outlives the client that started it.
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
                 job["cleanup"], env=job["env"], capture_output=True, check=False, timeout=30.0
@@ -130,7 +130,7 @@ def _end(job: dict[str, Any], server: subprocess.Popen[bytes], *, forget: bool) 
         with contextlib.suppress(OSError):
             region.unlink()
     if not forget:
-        # Clients who come later are to know that what listens there is another.
+        # The record tells later clients that whatever listens at the port is another server.
         return
     with contextlib.suppress(OSError, ValueError, TypeError):
         if json.loads(Path(job["record"]).read_bytes()).get("pid") == server.pid:
@@ -138,7 +138,7 @@ def _end(job: dict[str, Any], server: subprocess.Popen[bytes], *, forget: bool) 
 
 
 def _reap_group(group: int) -> None:
-    """Wait until the killed model processes are gone: until then they could make new regions."""
+    """Wait for the end of the killed model processes, which could still create regions."""
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline:
         try:

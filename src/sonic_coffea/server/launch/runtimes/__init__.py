@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from sonic_coffea.errors import ConfigError, ServerStartError, nearest
 from sonic_coffea.server import _install as install
@@ -20,8 +19,7 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 # An `InProcessServer`, which is no Triton.
 IN_PROCESS = "in-process"
-_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-# Those that come first are taken first where nobody says which.
+# Where no runtime is named, the first that this machine has is taken.
 RUNTIMES: Mapping[str, Callable[[str, Options], Runtime]] = {
     "pip": Pip,
     "apptainer": Apptainer,
@@ -43,7 +41,7 @@ def choose(runtime: str, options: Options) -> Runtime:
     if runtime not in known:
         raise ConfigError(f"no runtime {runtime!r} of servers; {nearest(runtime, known)}")
     if options.gpu is None:
-        options = dataclasses.replace(options, gpu=has_gpu())
+        options = dataclasses.replace(options, gpu=options.machine.gpu)
     names = list(RUNTIMES) if runtime == AUTO else [runtime]
     if options.image is not None and options.gpu:
         names.sort(key=lambda name: name == "pip")
@@ -58,7 +56,3 @@ def choose(runtime: str, options: Options) -> Runtime:
     reason = against.pop("pip", None) or against[runtime]
     engines = f", and there is none of {', '.join(against)}" if runtime == AUTO else ""
     raise ServerStartError(f"{reason}{engines}; {install.ALTERNATIVES}")
-
-
-def has_gpu() -> bool:
-    return any(Path(path).exists() for path in _GPU_DEVICES)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.server import _install as install
 from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Serving
 from sonic_coffea.server.repository import without_agents
-
-if TYPE_CHECKING:
-    from sonic_coffea.server._install import ServerInstall
 
 
 class Pip:
@@ -21,26 +17,26 @@ class Pip:
 
     def __init__(self, name: str, options: Options) -> None:
         del name
-        self._given = options.installation
-
-    @property
-    def installation(self) -> ServerInstall:
-        """The installation that runs, made if need be."""
-        return self._given or install.ensure()
+        self._installation = options.installation
+        self._machine = options.machine
 
     @property
     def python(self) -> Path:
-        return self.installation.python
+        return self._ensure().python
 
     def reason_against(self) -> str | None:
-        """Say why this machine cannot run it; None if it can, or has it."""
-        return None if self._given or install.find() else install.reason_against()
+        installed = self._installation or install.find()
+        return None if installed else install.reason_against(self._machine)
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        self._given = self._given or install.ensure(tell)
+        self._ensure(tell)
+
+    def _ensure(self, tell: Callable[[str], None] | None = None) -> install.ServerInstall:
+        self._installation = self._installation or install.ensure(tell)
+        return self._installation
 
     def launch(self, serving: Serving) -> Launch:
-        installation = self.installation
+        installation = self._ensure()
         # The wheel has no repository agents.
         links = without_agents(serving.repository)
         if links and "--model-control-mode=poll" in serving.arguments:
@@ -53,7 +49,7 @@ class Pip:
             f"--model-repository={links or serving.repository}",
             *serving.arguments,
             f"--backend-directory={installation.backend_directory}",
-            *(serving.shm_prefix(backend) for backend in ("python", *install.NATIVE)),
+            *(serving.shm_prefix(backend) for backend in install.BACKENDS),
             f"--grpc-restricted-protocol={serving.protocols}:{serving.header}={serving.secret}",
         ]
         # Nothing of the analysis environment's Python may reach the server's.

@@ -12,31 +12,24 @@ import sys
 from tests.waiting import insist, until
 from tritonclient.grpc import InferenceServerClient
 
-from sonic_coffea.errors import ServerStartError
-from sonic_coffea.server.launch._watcher import Watcher
+from sonic_coffea.server import LocalServer
 from sonic_coffea.transport import local_state
 
 
-def test_a_server_that_ends_again_and_again_is_left(caplog, monkeypatch):
-    monkeypatch.setattr("sonic_coffea.server.launch._watcher._LOOK_S", 0.001)
-    monkeypatch.setattr("sonic_coffea.server.launch._watcher._FIRST_PAUSE_S", 0.001)
+class ImpatientServer(LocalServer):
+    _first_pause_s = 0.001
 
-    class Failing:
-        running = False
-        ended_on_request = False
-        how_it_ended = "ended with exit status 1"
-        starts = 0
 
-        def start_again(self):
-            self.starts += 1
-            raise ServerStartError("no")
-
-    failing = Failing()
-    watcher = Watcher(failing)
-    watcher._thread.join(20)
-    assert failing.starts == 5
-    assert "ended 5 times in a row" in caplog.text
-    watcher.stop()
+def test_a_server_that_ends_again_and_again_is_left(light, installation, tmp_path, caplog):
+    repository = shutil.copytree(light, tmp_path / "repository")
+    server = ImpatientServer(repository, installation=installation, stop_timeout_s=0.0)
+    with server:
+        (repository / "echo" / "config.pbtxt").write_text("nonsense {")
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+    assert caplog.text.count("it is started again") == 5
+    assert caplog.text.count("ended with exit status 1. It said:") == 5
+    assert "ended 5 times in a row; it is left" in caplog.text
 
 
 def test_a_server_that_was_stopped_on_request_stays_so(light, installation):
