@@ -23,7 +23,7 @@ demands = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=3), st.intege
 def test_each_gets_what_it_asks_for_or_as_much_as_the_others(
     total: float, demands: dict[str, int], rounds: int
 ) -> None:
-    quotas = max_min_fair(total, demands, rounds)
+    quotas = max_min_fair(total, demands, dict.fromkeys(demands, 1), rounds)
     assert quotas.keys() == demands.keys()
     assert all(quota >= 1 for quota in quotas.values())
     active = [name for name, demand in demands.items() if demand]
@@ -38,7 +38,7 @@ def test_what_cannot_be_divided_goes_round() -> None:
     demands = dict.fromkeys("abc", 9)
     got: Counter[str] = Counter()
     for rounds in range(30):
-        got.update(max_min_fair(4, demands, rounds))
+        got.update(max_min_fair(4, demands, dict.fromkeys(demands, 1), rounds))
     assert set(got.values()) == {40}
 
 

@@ -144,7 +144,7 @@ def test_workers_that_come_later_are_killed_and_leave(slow_server: sonic.LocalSe
 
     def asking(dask_scheduler: Any) -> int:
         allocator = dask_scheduler.plugins[SonicSchedulerPlugin.name].allocator
-        return sum(bool(client.demand) for client in allocator._clients.values())
+        return sum(bool(client.telemetry) for client in allocator._clients.values())
 
     with (
         local_cluster(1) as cluster,

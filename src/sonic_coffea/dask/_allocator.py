@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from sonic_coffea.dask._capacity import Capacity
 from sonic_coffea.pool import DEFAULT, ModelKey, RttStatistics, Share
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Name = TypeVar("Name")
 ServedModel = tuple[str, ModelKey]
@@ -27,6 +24,8 @@ _LEASE_ROUNDS = 4
 _FIRST_IN_FLIGHT = 32
 # Rounds become longer while clients come: ten thousand make them 20 s long.
 _QUOTAS_WITHIN_S = 60.0
+# Of parts of requests.
+_ROUNDING = 1e-6
 
 
 class Telemetry(NamedTuple):
@@ -40,6 +39,11 @@ class Telemetry(NamedTuple):
     waiting: int
     rtt: RttStatistics
     shares: Mapping[Share, int] = MappingProxyType({})
+
+    @property
+    def demand(self) -> int:
+        """The requests that the client has."""
+        return self.in_flight + self.waiting
 
 
 class Grant(NamedTuple):
@@ -71,20 +75,15 @@ class _Turns:
 
 @dataclass(slots=True)
 class _Client:
-    """What is known of a client: demand by model, circuits and answers by server."""
+    """What is known of a client: its last telemetry, and circuits and answers by server."""
 
     number: int
+    """Its phase is a multiple of the golden ratio, which spreads any number of turns evenly."""
     weight: int = 1
     reported_at: float = -math.inf
-    demand: dict[ServedModel, tuple[int, int]] = field(default_factory=dict)
-    shares: dict[ServedModel, Mapping[Share, int]] = field(default_factory=dict)
+    telemetry: dict[ServedModel, Telemetry] = field(default_factory=dict)
     open_since: dict[str, float] = field(default_factory=dict)
     answered_at: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def phase(self) -> float:
-        """When it has its turn: however many clients there are, turns are spread evenly."""
-        return self.number * _GOLDEN_RATIO % 1.0
 
 
 class Allocator:
@@ -133,8 +132,8 @@ class Allocator:
 
     def demand(self, served: ServedModel) -> tuple[int, int]:
         """Return the requests in flight, and those that wait, over all clients."""
-        demands = [c.demand[served] for c in self._clients.values() if served in c.demand]
-        return sum(d[0] for d in demands), sum(d[1] for d in demands)
+        known = [c.telemetry[served] for c in self._clients.values() if served in c.telemetry]
+        return sum(t.in_flight for t in known), sum(t.waiting for t in known)
 
     def open_circuits(self, server: str) -> int:
         """Return how many clients have an open circuit to a server."""
@@ -183,11 +182,10 @@ class Allocator:
         """
         known = self._known(client)
         known.reported_at = now
-        for served, (in_flight, waiting, rtt, shares) in telemetry.items():
-            known.demand[served] = in_flight, waiting
-            known.shares[served] = shares
-            self._rtts[served].append(rtt)
-            if rtt.trips:
+        known.telemetry.update(telemetry)
+        for served, reported in telemetry.items():
+            self._rtts[served].append(reported.rtt)
+            if reported.rtt.trips:
                 known.answered_at[served[0]] = now
         changed = [url for url, is_open in circuits.items() if is_open != (url in known.open_since)]
         for server in changed:
@@ -207,11 +205,11 @@ class Allocator:
         rtts, self._rtts = self._rtts, defaultdict(list)
         active: defaultdict[ModelKey, set[str]] = defaultdict(set)
         for name, client in self._clients.items():
-            for (_, key), demand in client.demand.items():
-                if any(demand):
+            for (_, key), reported in client.telemetry.items():
+                if reported.demand:
                     active[key].add(name)
         self.held.clear()
-        for served in {s for c in self._clients.values() for s in c.demand}:
+        for served in {s for c in self._clients.values() for s in c.telemetry}:
             capacity = self.capacities.setdefault(served, Capacity(now))
             capacity.weight = self.weight
             total = capacity.end_round(rtts[served], *self.demand(served), now)
@@ -223,8 +221,7 @@ class Allocator:
                 self.held |= among
         for client in self._clients.values():
             if now - client.reported_at > self.lease_s:  # it is idle, or hangs
-                client.demand.clear()
-                client.shares.clear()
+                client.telemetry.clear()
         return grants
 
     def _allocate(
@@ -239,51 +236,32 @@ class Allocator:
 
         A client that asks for the model only elsewhere may come here next, and has its turns.
         """
-        clients = {n: c for n, c in self._clients.items() if served in c.demand}
-        by_share = self._by_share(served, clients, active_clients)
-        totals = {share: sum(cells.values()) for share, cells in by_share.items()}
+        clients = {n: c for n, c in self._clients.items() if served in c.telemetry}
+        weights = {name: client.weight for name, client in clients.items()}
+        by_share = _by_share(served, clients, active_clients)
+        totals = {share: sum(demands.values()) for share, demands in by_share.items()}
         parts = weighted_fair(total, totals, {share: share.weight for share in by_share})
         quotas: Counter[str] = Counter()
         turns: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-        for share, cells in by_share.items():
-            active = sum(demand > 0 for demand in cells.values())
+        for share, demands in by_share.items():
+            active = sum(min(demand, weights[name]) for name, demand in demands.items())
             paced = parts[share] < active and capacity.rate > 0
             interval_s = active * total / parts[share] / capacity.rate if paced else 0.0
-            phase = self._turns(served, share).advance(interval_s, now)
+            # A client's turns at several servers are spread evenly, too.
+            begun = _Turns(len(self._phases) * _GOLDEN_RATIO % 1.0)
+            of_share = self._phases.setdefault((served, share.name), begun)
+            phase = of_share.advance(interval_s, now)
             # Whole numbers that are the part in the mean.
             first, after = parts[share] * self._rounds, parts[share] * (self._rounds + 1)
             whole = math.floor(after) - math.floor(first)
-            for (name, _), quota in max_min_fair(whole, cells, self._rounds).items():
+            for name, quota in max_min_fair(whole, demands, weights, self._rounds).items():
                 quotas[name] += quota
-            for name in {name for (name, _), demand in cells.items() if demand}:
-                weight = clients[name].weight
-                delay_s = (clients[name].phase - phase) % (1.0 / weight) * interval_s
-                turns[name].append((interval_s / weight, delay_s))
+                if demands[name]:
+                    of_client = clients[name].number * _GOLDEN_RATIO
+                    delay_s = (of_client - phase) % (1.0 / weights[name]) * interval_s
+                    turns[name].append((interval_s / weights[name], delay_s))
         for name in clients:
             yield name, Grant(quotas[name], *_merged(turns[name]))
-
-    def _turns(self, served: ServedModel, share: Share) -> _Turns:
-        # A client's turns at several servers are spread evenly, too.
-        begun = _Turns(len(self._phases) * _GOLDEN_RATIO % 1.0)
-        return self._phases.setdefault((served, share.name), begun)
-
-    def _by_share(
-        self, served: ServedModel, clients: Mapping[str, _Client], active: Collection[str]
-    ) -> dict[Share, dict[tuple[str, int], int]]:
-        """Return what clients ask for of a model on a server, by share.
-
-        A client of weight 2 counts as two, which halve its demand.
-        """
-        by_share: defaultdict[Share, dict[tuple[str, int], int]] = defaultdict(dict)
-        for name, client in clients.items():
-            shares = client.shares[served] or {DEFAULT: 1}
-            demand = max(sum(client.demand[served]), name in active)
-            whole = sum(shares.values())
-            for share, number in shares.items():
-                of_share = math.ceil(demand * number / whole)
-                for part in range(client.weight):
-                    by_share[share][name, part] = (of_share + part) // client.weight
-        return by_share
 
     def ejected(self) -> dict[str, list[str]]:
         """Return servers that have answered nobody since a circuit opened, and who still tries.
@@ -303,6 +281,21 @@ class Allocator:
         return ejected
 
 
+def _by_share(
+    served: ServedModel, clients: Mapping[str, _Client], active: Collection[str]
+) -> dict[Share, dict[str, int]]:
+    """Return what clients ask for of a model on a server, by share."""
+    by_share: defaultdict[Share, dict[str, int]] = defaultdict(dict)
+    for name, client in clients.items():
+        reported = client.telemetry[served]
+        shares = reported.shares or {DEFAULT: 1}
+        demand = max(reported.demand, name in active)
+        whole = sum(shares.values())
+        for share, number in shares.items():
+            by_share[share][name] = math.ceil(demand * number / whole)
+    return by_share
+
+
 def _merged(turns: list[tuple[float, float]]) -> tuple[float, float]:
     """Return the interval and the delay of a client that has turns of several shares."""
     if not turns or not all(interval_s for interval_s, _ in turns):
@@ -311,7 +304,7 @@ def _merged(turns: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def weighted_fair(
-    total: float, demands: Mapping[Name, int], weights: Mapping[Name, float]
+    total: float, demands: Mapping[Name, float], weights: Mapping[Name, float]
 ) -> dict[Name, float]:
     """Divide a number among those that ask: by weight, but to none more than it asks for.
 
@@ -322,7 +315,7 @@ def weighted_fair(
         unsatisfied = [name for name in demands if parts[name] < bounds[name]]
         while unsatisfied and total > 0:
             each = total / sum(weights[name] for name in unsatisfied)
-            full = [n for n in unsatisfied if bounds[n] - parts[n] <= each * weights[n]]
+            full = {n for n in unsatisfied if bounds[n] - parts[n] <= each * weights[n]}
             for name in full or unsatisfied:
                 more = min(each * weights[name], bounds[name] - parts[name])
                 parts[name] += more
@@ -331,27 +324,21 @@ def weighted_fair(
     return parts
 
 
-def max_min_fair(total: float, demands: Mapping[Name, int], rounds: int) -> dict[Name, int]:
-    """Allocate requests: to each what it asks for, or as many as to the others.
+def max_min_fair(
+    total: float, demands: Mapping[Name, int], weights: Mapping[Name, int], rounds: int
+) -> dict[Name, int]:
+    """Allocate requests: to each what it asks for, or as many for its weight as to the others.
 
-    Each has at least one, also if it asks for none, as it may do so before the next round. What
-    cannot be divided goes round-robin, by the number of rounds.
+    Each has at least its weight, also if it asks for none, as it may do so before the next round.
+    What cannot be divided goes round-robin, by the number of rounds.
     """
-    active = [name for name, demand in demands.items() if demand]
-    quotas = dict.fromkeys(demands, 1)
-    left = int(total) - len(active)
-    # First what they ask for, then what is left.
-    for bounds in (demands, dict.fromkeys(active, math.inf)):
-        unsatisfied = [name for name in active if bounds[name] > 1]
-        while left > 0 and unsatisfied:
-            each = left // len(unsatisfied)
-            if each == 0:
-                first = rounds * left % len(unsatisfied)
-                unsatisfied = (unsatisfied + unsatisfied)[first : first + left]
-                each = 1
-            for name in unsatisfied:
-                more = int(min(each, bounds[name] - quotas[name]))
-                quotas[name] += more
-                left -= more
-            unsatisfied = [name for name in unsatisfied if quotas[name] < bounds[name]]
-    return quotas
+    more = {name: max(demand - weights[name], 0) for name, demand in demands.items() if demand}
+    left = int(total) - sum(min(demands[name], weights[name]) for name in more)
+    parts = weighted_fair(left, more, weights)
+    # Rounding errors must not make 2 of 3.
+    extra = {name: math.floor(part + _ROUNDING) for name, part in parts.items()}
+    left -= sum(extra.values())
+    undivided = [name for name, part in parts.items() if part - extra[name] > _ROUNDING]
+    first = rounds * left % max(len(undivided), 1)
+    turns = set((undivided + undivided)[first : first + max(left, 0)])
+    return {n: weights[n] + extra.get(n, 0) + (n in turns) for n in demands}

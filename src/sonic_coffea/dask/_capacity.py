@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from statistics import fmean
-from typing import TYPE_CHECKING
 
-from sonic_coffea.pool import MAX_RTT_RATIO, min_in_flight
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sonic_coffea.pool import RttStatistics
+from sonic_coffea.pool import MAX_RTT_RATIO, RttStatistics, min_in_flight
 
 _INITIAL = 8.0
 # When the clock shows a multiple of this, the baseline RTT may be measured anew. Then clients have

@@ -7,15 +7,13 @@ import logging
 import signal
 import tempfile
 import threading
+from collections.abc import Iterator
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distributed import Client, LocalCluster
 
 from sonic_coffea.errors import ServerLostError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextlib.contextmanager

@@ -50,7 +50,10 @@ def add_page(scheduler: Scheduler, history: History) -> None:
         variables["plots"].append(entry)
         variables["plots"].sort(key=lambda plot: plot["name"])
     prefix = str(dask.config.get("distributed.scheduler.http.prefix", "") or "")
-    pages = {f"/{_URL}": partial(_fill, history), _PANE: partial(_fill_pane, history)}
+    pages = {
+        f"/{_URL}": partial(_fill, history, with_bar=True),
+        _PANE: partial(_fill, history, with_bar=False),
+    }
     application = BokehApplication(pages, scheduler, prefix=prefix, template_variables=variables)
     scheduler.http_application.add_application(application)
     application.initialize(scheduler.loop)
@@ -74,19 +77,12 @@ def _list_pane(scheduler: Scheduler, prefix: str) -> None:
     scheduler.http_application.default_router.rules.insert(0, rule)
 
 
-def _fill(history: History, scheduler: Scheduler, extra: dict[str, Any], document: Any) -> None:
-    """Fill the page, with dask's bar of links above."""
-    from distributed.dashboard.components.scheduler import env
-
-    _fill_pane(history, scheduler, extra, document)
-    document.template = env.get_template("simple.html")
-    document.template_variables.update(extra)
-
-
-def _fill_pane(history: History, _: Scheduler, __: dict[str, Any], document: Any) -> None:
+def _fill(
+    history: History, _: Scheduler, extra: dict[str, Any], document: Any, *, with_bar: bool
+) -> None:
     """Fill a page with figures and a table, and keep them up to date."""
     from bokeh.layouts import column, row
-    from distributed.dashboard.components.scheduler import BOKEH_THEME
+    from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
     view = ServersView(history)
     view.update()
@@ -98,6 +94,9 @@ def _fill_pane(history: History, _: Scheduler, __: dict[str, Any], document: Any
     document.add_root(column(figures, table, sizing_mode="stretch_both"))
     document.theme = BOKEH_THEME
     document.add_periodic_callback(view.update, _UPDATE_MS)
+    if with_bar:  # dask's, of links to its other pages
+        document.template = env.get_template("simple.html")
+        document.template_variables.update(extra)
 
 
 class ServersView:
@@ -107,77 +106,68 @@ class ServersView:
     """
 
     def __init__(self, history: History) -> None:
-        from bokeh.models import (
-            ColumnDataSource,
-            CustomJSTickFormatter,
-            DataTable,
-            HoverTool,
-            HTMLTemplateFormatter,
-            Legend,
-            NumeralTickFormatter,
-            Range1d,
-            TableColumn,
-        )
+        from bokeh import models
         from bokeh.plotting import figure
 
         self._history = history
-        self._lines = ColumnDataSource({"t": [], "rows_s": [], "color": [], "name": []})
-        self._bars = ColumnDataSource({name: [] for name in ("name", *_STAGES)})
-        self._cells = ColumnDataSource({name: [] for name in ("color", *_COLUMNS)})
-        shape = {"min_height": 240, "min_width": 420, "sizing_mode": "stretch_both"}
+        # `update` fills all columns.
+        self._lines = models.ColumnDataSource()
+        self._bars = models.ColumnDataSource()
+        self._cells = models.ColumnDataSource()
+        shape = {
+            "min_height": 240,
+            "min_width": 420,
+            "sizing_mode": "stretch_both",
+            "toolbar_location": None,
+        }
         self.rates = figure(
             title=_RATES,
             x_axis_label="time before now (s)",
             y_axis_label="rows/s",
-            x_range=Range1d(-_SHOWN_S, 0),
-            tools=[HoverTool(tooltips=[("", "@name")], line_policy="interp")],
-            toolbar_location=None,
+            x_range=models.Range1d(-_SHOWN_S, 0),
+            tools=[models.HoverTool(tooltips=[("", "@name")], line_policy="interp")],
             **shape,
         )
         self.rates.y_range.start = 0
-        self.rates.yaxis.formatter = NumeralTickFormatter(format="0,0")
-        self.rates.xaxis.formatter = CustomJSTickFormatter(code="return String(Math.abs(tick))")
+        self.rates.yaxis.formatter = models.NumeralTickFormatter(format="0,0")
+        self.rates.xaxis.formatter = models.CustomJSTickFormatter(
+            code="return String(Math.abs(tick))"
+        )
         self.rates.multi_line(xs="t", ys="rows_s", color="color", line_width=2, source=self._lines)
         self.stages = figure(
             title="Where the time of a request goes",
             x_axis_label="mean of the last requests (ms)",
             y_range=[],
             tools="",
-            toolbar_location=None,
             **shape,
         )
-        bars = self.stages.hbar_stack(
+        self.stages.hbar_stack(
             list(_STAGES),
             y="name",
             height=0.6,
             color=list(_STAGES.values()),
             source=self._bars,
+            legend_label=list(_STAGES),
         )
         self.stages.x_range.start = 0
-        legend = Legend(
-            items=[(stage, [bar]) for stage, bar in zip(_STAGES, bars, strict=True)],
-            orientation="horizontal",
-            location="left",
-            border_line_color=None,
-            background_fill_color=None,
-            margin=0,
-            padding=0,
-        )
+        legend = self.stages.legend[0]
+        legend.update(orientation="horizontal", location="left", margin=0, padding=0)
+        legend.update(border_line_color=None, background_fill_color=None)
         self.stages.add_layout(legend, "above")
-        swatch = HTMLTemplateFormatter(template='<b style="color:<%= value %>">■</b>')
-        self.table = DataTable(
+        swatch = models.HTMLTemplateFormatter(template='<b style="color:<%= value %>">■</b>')
+        swatches = models.TableColumn(
+            field="color", title="", width=20, formatter=swatch, sortable=False
+        )
+        columns = [
+            models.TableColumn(field=field, title=title, width=width)
+            for field, (title, width, _) in _COLUMNS.items()
+        ]
+        self.table = models.DataTable(
             source=self._cells,
-            columns=[
-                TableColumn(field="color", title="", width=20, formatter=swatch, sortable=False),
-                *(
-                    TableColumn(field=field, title=title, width=width)
-                    for field, (title, width, _) in _COLUMNS.items()
-                ),
-            ],
+            columns=[swatches, *columns],
             index_position=None,
             reorderable=False,
             min_width=1390,
-            height=_HEAD_PX,
             sizing_mode="stretch_width",
         )
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from distributed import Client
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.pool import Checks, HostCheck, check_here
-
-if TYPE_CHECKING:
-    from sonic_coffea.pool import Settings
+from sonic_coffea.pool import Checks, HostCheck, Settings, check_here
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +20,12 @@ _CONNECT_TIMEOUT_S = 10.0
 _FIRST_WORKER_TIMEOUT_S = 60.0
 
 
-def check_workers(client: Client, settings: Settings, *tried: Any) -> list[HostCheck]:
+def check_workers(
+    client: Client,
+    settings: Settings,
+    *tried: Any,
+    worker_timeout_s: float = _FIRST_WORKER_TIMEOUT_S,
+) -> list[HostCheck]:
     """Try the servers from one worker of each host.
 
     Parameters
@@ -34,11 +36,13 @@ def check_workers(client: Client, settings: Settings, *tried: Any) -> list[HostC
         The servers, and how they are connected.
     *tried
         Further arguments of `sonic_coffea.tools.check`.
+    worker_timeout_s : float
+        How long to wait for a first worker: those of a batch system may still be in its queue.
 
     Raises
     ------
     ConfigError
-        If the client is closed or asynchronous, or no worker comes within a minute.
+        If the client is closed or asynchronous, or no worker comes in time.
     """
     if client.asynchronous:
         raise ConfigError("check asks workers by a synchronous client, got an asynchronous one")
@@ -46,11 +50,30 @@ def check_workers(client: Client, settings: Settings, *tried: Any) -> list[HostC
         raise ConfigError(
             f"check asks workers by a running client, got one that is {client.status}"
         )
-    _wait_for_a_worker(client)
+    if not client.nthreads():
+        logger.info("waiting %g s for a first worker of the cluster", worker_timeout_s)
+        # An adaptive cluster starts workers for tasks only.
+        task = client.submit(int, pure=False)
+        try:
+            task.result(timeout=worker_timeout_s)
+        except (TimeoutError, asyncio.TimeoutError):  # one and the same from Python 3.11 on
+            raise ConfigError(
+                f"the cluster has had no workers for {worker_timeout_s:g} s that could try the "
+                "servers; start some first: cluster.scale(1), client.wait_for_workers(1)"
+            ) from None
+        finally:
+            task.cancel()
     hosts = {urlsplit(address).hostname: address for address in reversed(list(client.nthreads()))}
     workers = list(hosts.values())
     replies = client.run(_check, settings, *tried, workers=workers, on_error="return")
-    return [_read(replies[address], str(host), address) for host, address in hosts.items()]
+    checks = []
+    for host, address in hosts.items():
+        reply = replies[address]
+        if not isinstance(reply, HostCheck):  # an exception
+            failed = f"{type(reply).__name__}: {reply}"
+            reply = HostCheck(host=str(host), process=address, error=failed)
+        checks.append(reply)
+    return checks
 
 
 def check_cluster(scheduler: str, settings: Settings, *tried: Any) -> Checks:
@@ -79,31 +102,7 @@ def check_cluster(scheduler: str, settings: Settings, *tried: Any) -> Checks:
         return Checks(check_workers(client, settings, *tried))
 
 
-def _wait_for_a_worker(client: Client) -> None:
-    """Return once there is a worker: those of a batch system may still be in its queue."""
-    if client.nthreads():
-        return
-    logger.info("waiting %g s for a first worker of the cluster", _FIRST_WORKER_TIMEOUT_S)
-    # An adaptive cluster starts workers for tasks only.
-    task = client.submit(int, pure=False)
-    try:
-        task.result(timeout=_FIRST_WORKER_TIMEOUT_S)
-    except (TimeoutError, asyncio.TimeoutError):  # one and the same from Python 3.11 on
-        raise ConfigError(
-            f"the cluster has had no workers for {_FIRST_WORKER_TIMEOUT_S:g} s that could try the "
-            "servers; start some first: cluster.scale(1), client.wait_for_workers(1)"
-        ) from None
-    finally:
-        task.cancel()
-
-
 async def _check(settings: Settings, *tried: Any, dask_worker: Any) -> HostCheck:
     """Run on a worker, beside its event loop."""
     work = partial(check_here, settings, *tried, process=dask_worker.address)
     return await asyncio.get_running_loop().run_in_executor(None, work)
-
-
-def _read(reply: HostCheck | Exception, host: str, address: str) -> HostCheck:
-    if isinstance(reply, HostCheck):
-        return reply
-    return HostCheck(host=host, process=address, error=f"{type(reply).__name__}: {reply}")

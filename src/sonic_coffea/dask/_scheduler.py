@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
@@ -12,9 +13,6 @@ from sonic_coffea.dask._allocator import Allocator
 from sonic_coffea.dask._dashboard import add_page
 from sonic_coffea.dask._history import History
 from sonic_coffea.dask._messages import FINAL, JOIN, QUOTAS, REPORT, read_telemetry
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 TOPIC = "sonic-coffea"
 """The topic of events, for `Client.get_events` and other listeners."""

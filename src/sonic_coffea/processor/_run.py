@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea.errors import ConfigError, SonicError, find
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 
 def run_files(

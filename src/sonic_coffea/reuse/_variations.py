@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import awkward as ak
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts import is_lazy, is_tracer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Variations(dict[str, Any]):
@@ -47,7 +45,7 @@ class Variations(dict[str, Any]):
         sonic_coffea.errors.InputError
             If only some have none.
         """
-        without = {name for name, one in self.items() if is_lazy(one) or is_tracer(one)}
+        without = {name for name, array in self.items() if is_lazy(array) or is_tracer(array)}
         for name in self:
             if without and name not in without:
                 raise InputError(
@@ -66,23 +64,24 @@ class Variations(dict[str, Any]):
         if not self:
             raise InputError("expected at least one variation, got none")
         first = next(iter(self.values()))
-        if isinstance(first, dict):
-            for name, one in self.items():
-                if not isinstance(one, dict) or one.keys() != first.keys():
-                    raise InputError(f"variation {name!r} has other inputs than the first")
-            joined = {key: self._joined({n: one[key] for n, one in self.items()}) for key in first}
-            lengths = {name: len(next(iter(one.values()))) for name, one in self.items()}
-            return joined, lengths
-        return self._joined(self), {name: len(one) for name, one in self.items()}
+        if not isinstance(first, dict):
+            return self._joined(self), {name: len(objects) for name, objects in self.items()}
+        for name, inputs in self.items():
+            if not isinstance(inputs, dict) or inputs.keys() != first.keys():
+                raise InputError(f"variation {name!r} has other inputs than the first")
+        joined = {key: self._joined({n: each[key] for n, each in self.items()}) for key in first}
+        return joined, {name: len(next(iter(inputs.values()))) for name, inputs in self.items()}
 
     @staticmethod
     def _joined(arrays: Mapping[str, Any]) -> ak.Array:
         first = next(iter(arrays.values()))
-        for name, one in arrays.items():
-            if set(one.fields) != set(first.fields):
-                odd = ", ".join(sorted(set(one.fields) ^ set(first.fields)))
-                raise InputError(f"variation {name!r} has other fields than the first: {odd}")
+        for name, array in arrays.items():
+            if odd := set(array.fields) ^ set(first.fields):
+                fields = ", ".join(sorted(odd))
+                raise InputError(f"variation {name!r} has other fields than the first: {fields}")
         # In the order of the first, and with its methods; columns alone would lose them.
-        return ak.concatenate(
-            [one if one.fields == first.fields else one[first.fields] for one in arrays.values()]
-        )
+        in_order = [
+            array if array.fields == first.fields else array[first.fields]
+            for array in arrays.values()
+        ]
+        return ak.concatenate(in_order)

@@ -13,8 +13,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import awkward as ak
-
 from sonic_coffea import provenance
 from sonic_coffea.demo.workflow import branches_of
 from sonic_coffea.errors import ConfigError, SonicError
@@ -228,6 +226,7 @@ def _join_parquet(parts: Sequence[Path], half: Path, made_by: Any) -> tuple[int,
 
 
 def _join_root(parts: Sequence[Path], half: Path, made_by: Any) -> tuple[int, int]:
+    import pyarrow as pa
     import pyarrow.parquet as pq
     import uproot
 
@@ -235,17 +234,15 @@ def _join_root(parts: Sequence[Path], half: Path, made_by: Any) -> tuple[int, in
     with uproot.recreate(half) as file:
         tree = None
         for part in parts:
-            # Not by `ak.from_parquet`: its threads abort some processes that end soon after it.
-            array = ak.from_arrow(pq.read_table(part))
-            rows += len(array)
-            for name in array.fields:
-                array = array[~ak.is_none(array[name])]
-            scored += len(array)
-            columns = {name: ak.drop_none(array[name]) for name in array.fields}
-            deep = [name for name, column in columns.items() if column.ndim > 1 or column.fields]
-            if deep:
-                raise SonicError(f"{deep[0]!r} is no plain number: write it to a .parquet file")
-            numbers = {name: ak.to_numpy(column) for name, column in columns.items()}
+            table = pq.read_table(part)
+            rows += len(table)
+            table = table.drop_null()
+            scored += len(table)
+            for column in table.schema:
+                if pa.types.is_nested(column.type):
+                    problem = f"{column.name!r} is no plain number: write it to a .parquet file"
+                    raise SonicError(problem)
+            numbers = {name: table[name].to_numpy() for name in table.column_names}
             if tree is None:
                 tree = file.mktree("Scores", {name: n.dtype for name, n in numbers.items()})
             tree.extend(numbers)
