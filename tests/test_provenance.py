@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import grpc
-import pyarrow.parquet as pq
 import pytest
 import uproot
 from tests.limits import without_room
@@ -93,19 +94,21 @@ def test_in_a_parquet_file(scores: Any, tmp_path: Path) -> None:
     assert provenance.of_scores(nothing, scores) == provenance.of_scores(scores)
 
 
-def test_two_that_write_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_that_write_the_same_file(tmp_path: Path) -> None:
     """Each writes a whole file, and the last one stays."""
-    path, about, write = tmp_path / "x.parquet", {"models": [], "packages": {}}, pq.write_table
+    path, record, writers, rounds = tmp_path / "x.parquet", {"models": [], "packages": {}}, 8, 20
+    begin = threading.Barrier(writers)
 
-    def write_while_another_does(*arguments: Any) -> None:
-        write(*arguments)
-        monkeypatch.setattr(pq, "write_table", write)
-        provenance.to_parquet(ak.Array({"x": [1, 2]}), path, about)
-        assert ak.from_parquet(path).x.tolist() == [1, 2]
+    def write(number: int) -> None:
+        for _ in range(rounds):
+            begin.wait(60)
+            provenance.to_parquet(ak.Array({"x": [number] * (number + 1)}), path, record)
 
-    monkeypatch.setattr(pq, "write_table", write_while_another_does)
-    provenance.to_parquet(ak.Array({"x": [3]}), path, about)
-    assert ak.from_parquet(path).x.tolist() == [3]
+    with ThreadPoolExecutor(writers) as threads:
+        for _ in threads.map(write, range(writers)):
+            pass
+    numbers = ak.from_parquet(path).x.tolist()
+    assert numbers == [numbers[0]] * (numbers[0] + 1)
     assert list(tmp_path.iterdir()) == [path]
 
 

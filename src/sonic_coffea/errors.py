@@ -31,11 +31,9 @@ they are pickled, because they cross processes.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "AccessError",

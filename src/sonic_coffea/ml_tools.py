@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
@@ -15,14 +16,8 @@ from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, ContractError, InputError, nearest
 from sonic_coffea.layouts import ByRow, Output, Segment, is_lazy, is_tracer, over_partitions
-from sonic_coffea.pool import Call, Carrier, Settings, rows_per_request, shared
-from sonic_coffea.transport import DATATYPES, STRINGS, Address
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sonic_coffea.pool import Pool
-    from sonic_coffea.transport import Contract, TensorSpec
+from sonic_coffea.pool import Call, Carrier, Pool, Settings, rows_per_request, shared
+from sonic_coffea.transport import DATATYPES, STRINGS, Address, Contract, TensorSpec
 
 __all__ = ["triton_wrapper"]
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
+from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
 
 __all__ = ["Roc", "draw_histogram", "draw_roc", "draw_scores", "roc", "score_histogram"]
 

@@ -6,18 +6,16 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 
 from sonic_coffea.errors import ConfigError
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
 
 __all__ = ["attributes", "of_scores", "read", "to_parquet", "to_root", "versions"]
 

@@ -13,7 +13,7 @@ from tests.reporting.test_statistics import some_statistics
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.reporting import STATISTICS_KEY, Span, Statistics, Tally
-from sonic_coffea.reporting._page import INK
+from sonic_coffea.reporting._tables import INK
 from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import ModelStatistics
 

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +17,6 @@ from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sonic_coffea.model import Model
 
 

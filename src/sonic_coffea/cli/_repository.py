@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +15,6 @@ from sonic_coffea.cli._output import print_table, tensors
 from sonic_coffea.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from rich.text import Text
 
     from sonic_coffea.server import ModelVersion, Served

@@ -1,13 +1,10 @@
-"""What requests carry besides tensors."""
+"""Parameters that requests carry besides tensors."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from sonic_coffea.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def parameters_of(
@@ -16,7 +13,7 @@ def parameters_of(
     priority: int | None,
     server_timeout_s: float | None,
 ) -> tuple[tuple[str, bool | int | float | str], ...]:
-    """Return what each request carries, as Triton names it, refusing what it cannot be."""
+    """Return the parameters of each request, as Triton names them; refuse what it cannot have."""
     for name, value in parameters.items():
         if name in _RESERVED:
             raise ConfigError(f"model {model!r}: parameter {name!r} is not free; {_RESERVED[name]}")
@@ -25,20 +22,20 @@ def parameters_of(
                 f"model {model!r}, parameter {name!r}: expected a bool, int, float or str, got "
                 f"{type(value).__name__}"
             )
-    found = list(parameters.items())
+    carried = list(parameters.items())
     if priority is not None:
         if type(priority) is not int or priority < 1:
             raise ConfigError(
                 f"model {model!r}: expected a priority of 1 or more, got {priority!r}"
             )
-        found.append(("priority", priority))
+        carried.append(("priority", priority))
     if server_timeout_s is not None:
         if not 0 < server_timeout_s < _LONGEST_S:
             raise ConfigError(
                 f"model {model!r}: expected server_timeout_s above 0 s, got {server_timeout_s!r}"
             )
-        found.append(("timeout", max(1, round(server_timeout_s * 1e6))))
-    return tuple(found)
+        carried.append(("timeout", max(1, round(server_timeout_s * 1e6))))
+    return tuple(carried)
 
 
 _LONGEST_S = 1e9

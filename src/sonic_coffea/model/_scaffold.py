@@ -6,16 +6,11 @@ import json
 import math
 import re
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from sonic_coffea.layouts import Feature
-from sonic_coffea.transport import DATATYPES, kserve_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from sonic_coffea.layouts import Layout, Output
-    from sonic_coffea.transport import Contract, TensorSpec
+from sonic_coffea.layouts import Feature, Layout, Output
+from sonic_coffea.transport import DATATYPES, Contract, TensorSpec, kserve_name
 
 _WIDTH = 100
 # Between the items of a list.
@@ -71,30 +66,29 @@ def fitting(
     inputs: Mapping[str, Layout],
     outputs: Mapping[str, Output],
     contract: Contract,
-    *,
-    made: Mapping[str, tuple[Any, Any]],
-    given: Mapping[str, tuple[Any, Any]],
+    packed: Mapping[str, tuple[Any, Any]],
+    expected: Mapping[str, tuple[Any, Any]],
 ) -> str:
-    """Return what would fit, as Python, of the inputs and outputs of a declaration that do not.
+    """Return, as Python, what would fit in the place of inputs and outputs that do not fit.
 
-    ``made`` and ``given`` are the tensors of the declaration and of the contract, as they are
-    compared.
+    ``packed`` are the types and shapes of the inputs' tensors, ``expected`` the shapes and types of
+    the outputs' tensors.
     """
     lines: list[str] = []
     for spec in contract.inputs:
-        known = made.get(spec.name)
+        known = packed.get(spec.name)
         if known is None or not spec.takes(kserve_name(known[0]), known[1]):
             fields = getattr(inputs.get(spec.name), "features", ())
             lines += _entry(spec, _layout(spec, contract, fields))
-    for name in made:
+    for name in packed:
         if contract.inputs and not any(spec.name == name for spec in contract.inputs):
             lines.append(f"        # without {name!r}")
     for spec in contract.outputs:
         output = outputs.get(spec.name)
-        if output is None or not _gives(spec, *given[spec.name]):
+        if output is None or not _gives(spec, *expected[spec.name]):
             lines += _entry(spec, _output(spec, None if output is None else output.labels))
-    asked = {spec.name for spec in contract.outputs}
-    lines += [f"        # without {name!r}" for name in outputs if asked and name not in asked]
+    served = {spec.name for spec in contract.outputs}
+    lines += [f"        # without {name!r}" for name in outputs if served and name not in served]
     return "what would fit:\n" + "\n".join(line.removeprefix("    ") for line in lines)
 
 
@@ -117,8 +111,8 @@ def _entry(spec: TensorSpec, suggestion: tuple[str, str]) -> Iterator[str]:
     """Yield the lines of an entry: what the server says of it, and what fits."""
     code, remark = suggestion
     shape = ", ".join(["N", *("?" if n < 0 else str(n) for n in spec.shape)])
-    said = f"{spec.datatype} [{shape}]" + (f": {remark}" if remark else "")
-    yield from _comment(said, " " * 8)
+    tensor = f"{spec.datatype} [{shape}]"
+    yield from _comment(f"{tensor}: {remark}" if remark else tensor, " " * 8)
     yield from _wrapped(f"{_quoted(spec.name)}: {code},")
 
 
@@ -187,7 +181,6 @@ def _fields(
 
 def _mask(spec: TensorSpec, contract: Contract, ending: str) -> tuple[str, str]:
     length = math.prod(spec.shape)
-    given = str(length) if length > 0 else ""
     group = _group(spec.name)
     jagged = [
         s
@@ -196,7 +189,8 @@ def _mask(spec: TensorSpec, contract: Contract, ending: str) -> tuple[str, str]:
     ]
     beside = next((s.name for s in jagged if group and _group(s.name) == group), None)
     order = "L" if len(spec.shape) == 1 else "FL" if spec.shape[0] == 1 else "LF"
-    arguments = [a for a in (given, f"beside={_quoted(beside)}" if beside else "") if a]
+    arguments = [str(length)] if length > 0 else []
+    arguments += [f"beside={_quoted(beside)}"] if beside else []
     arguments += [f'axis_order="{order}"'] if order != "FL" else []
     arguments += [ending.removeprefix(", ")] if ending else []
     remark = "1 where there is a constituent"

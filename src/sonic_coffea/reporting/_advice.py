@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from sonic_coffea.reporting._tally import Statistics, Tally
     from sonic_coffea.transport import ModelStatistics
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
@@ -17,13 +18,10 @@ from sonic_coffea import provenance
 from sonic_coffea.errors import ConfigError, printable
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._advice import advise
-from sonic_coffea.reporting._page import INK, page
 from sonic_coffea.reporting._tally import STAGES, STATISTICS_KEY, Statistics, Tally
 from sonic_coffea.reporting.plots import draw
 
 if TYPE_CHECKING:
-    import os
-
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
@@ -105,8 +103,8 @@ class Report:
         if target.suffix == ".json":
             target.write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
         elif target.suffix == ".html":
-            plots = draw(self, ink=INK) if self.statistics.tallies else None
-            text = page(self.title, self._context_rows(), self._repr_html_(), plots)
+            plots = draw(self, ink=tables.INK) if self.statistics.tallies else None
+            text = tables.page(self.title, self._context_rows(), self._repr_html_(), plots)
             target.write_text(text, encoding="utf-8")
         else:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")

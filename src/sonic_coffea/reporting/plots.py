@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.utils import format_time
+from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, printable
-from sonic_coffea.reporting._tally import LATENCY_EDGES_S, STAGES
+from sonic_coffea.reporting._tally import LATENCY_EDGES_S, STAGES, Statistics, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
-
-    from sonic_coffea.reporting._tally import Statistics, Tally
 
 __all__ = ["check_name", "draw", "draw_curve", "draw_plans"]
 

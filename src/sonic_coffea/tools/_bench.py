@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -15,16 +17,12 @@ import numpy as np
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.reporting.plots import draw_curve
-from sonic_coffea.transport import connect_transport
+from sonic_coffea.transport import Response, connect_transport
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-
     from matplotlib.figure import Figure
 
     from sonic_coffea.pool import Settings
-    from sonic_coffea.transport import Response
 
 _MOST_ROWS = 16_384
 _MOST_BYTES = 32_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.transport import connect_transport
+from sonic_coffea.transport import ConnectionOptions, Contract, connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sonic_coffea.pool import Settings
     from sonic_coffea.tools._bench import Curve
-    from sonic_coffea.transport import Connection, ConnectionOptions, Contract
+    from sonic_coffea.transport import Connection
 
 # What the pool opens to a server that is far away.
 _CONNECTIONS = 4

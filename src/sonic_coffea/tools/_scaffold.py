@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ContractError, SonicError
 from sonic_coffea.model import inputs_of
 from sonic_coffea.model import scaffold as declaration_of
-from sonic_coffea.transport import connect_transport
+from sonic_coffea.transport import Contract, connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sonic_coffea.pool import Settings
-    from sonic_coffea.transport import Contract
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
