@@ -100,8 +100,8 @@ def test_several_that_write_the_same_file(tmp_path: Path) -> None:
     begin = threading.Barrier(writers)
 
     def write(number: int) -> None:
+        begin.wait(60)
         for _ in range(rounds):
-            begin.wait(60)
             provenance.to_parquet(ak.Array({"x": [number] * (number + 1)}), path, record)
 
     with ThreadPoolExecutor(writers) as threads:

@@ -113,26 +113,24 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     sonic_coffea.errors.ConfigError
         If the file holds no provenance.
     """
-    text: Any = None
     if Path(path).suffix == ".root":
         import uproot
 
         with uproot.open(path) as file:
-            text = str(file[KEY]) if KEY in file else None
+            text = file.get(KEY)
     else:
         import pyarrow.parquet as pq
 
         text = (pq.read_schema(path).metadata or {}).get(KEY.encode())
     if text is None:
         raise ConfigError(f"{path} does not say what made its scores")
-    record: dict[str, Any] = json.loads(text)
-    return record
+    return dict(json.loads(text))
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that scores depend on."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed

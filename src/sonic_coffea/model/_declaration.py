@@ -21,7 +21,6 @@ from sonic_coffea.layouts import (
     declared,
     dtype_name,
 )
-from sonic_coffea.model._parameters import parameters_of
 from sonic_coffea.model._scaffold import fitting
 from sonic_coffea.pool import Carrier
 from sonic_coffea.reporting import tables
@@ -35,6 +34,18 @@ logger = logging.getLogger(__name__)
 _MOST_LABELS = 12
 
 ONE_REQUEST_PER = ("row", "event")
+
+# Parameters that mean something to Triton itself.
+_SEQUENCES = "rows are scored each by itself, and sequences are not supported"
+_RESERVED = {
+    "priority": "declare priority=",
+    "timeout": "declare server_timeout_s=",
+    **dict.fromkeys(("sequence_id", "sequence_start", "sequence_end"), _SEQUENCES),
+    **dict.fromkeys(("headers", "binary_data_output"), "the protocol has it"),
+}
+_LONGEST_S = 1e9
+
+Parameters = tuple[tuple[str, bool | int | float | str], ...]
 
 
 class Declaration(Carrier):
@@ -53,14 +64,14 @@ class Declaration(Carrier):
     one_request_per : {"row", "event"} or None
         What has a request of its own.
     parameters : tuple of (str, bool, int, float or str)
-        What each request carries besides tensors.
+        Parameters of each request besides tensors, by Triton's names.
     """
 
     _hashed: tuple[Any, str] | None = None
     # The contract that was compared last, the declaration's hash then, and what `compare` returned.
     _compared: tuple[Contract, str, Contract] | None = None
     one_request_per: str | None = None
-    parameters: tuple[tuple[str, bool | int | float | str], ...] = ()
+    parameters: Parameters = ()
 
     def __init__(
         self,
@@ -97,7 +108,7 @@ class Declaration(Carrier):
             check_told_apart(inputs)
         self.name = name
         self.one_request_per = one_request_per
-        self.parameters = parameters_of(name, parameters or {}, priority, server_timeout_s)
+        self.parameters = _parameters(name, parameters or {}, priority, server_timeout_s)
         self.inputs = dict(inputs)
         self.outputs = {k: o if isinstance(o, Output) else Output(o) for k, o in outputs.items()}
         self.version = None if version is None else str(version)
@@ -251,6 +262,37 @@ class Declaration(Carrier):
             and (spec.rows not in (-1, 1) or (not spec.shape and math.prod(output.last) > 1))
             and (output.inner is None or math.prod(output.last) == math.prod(spec.whole_shape))
         )
+
+
+def _parameters(
+    model: str,
+    parameters: Mapping[str, bool | int | float | str],
+    priority: int | None,
+    server_timeout_s: float | None,
+) -> Parameters:
+    """Return the parameters of each request, as Triton names them; refuse what it cannot have."""
+    for name, value in parameters.items():
+        if name in _RESERVED:
+            raise ConfigError(f"model {model!r}: parameter {name!r} is not free; {_RESERVED[name]}")
+        if type(value) not in (bool, int, float, str):
+            raise ConfigError(
+                f"model {model!r}, parameter {name!r}: expected a bool, int, float or str, got "
+                f"{type(value).__name__}"
+            )
+    carried = list(parameters.items())
+    if priority is not None:
+        if type(priority) is not int or priority < 1:
+            raise ConfigError(
+                f"model {model!r}: expected a priority of 1 or more, got {priority!r}"
+            )
+        carried.append(("priority", priority))
+    if server_timeout_s is not None:
+        if not 0 < server_timeout_s < _LONGEST_S:
+            raise ConfigError(
+                f"model {model!r}: expected server_timeout_s above 0 s, got {server_timeout_s!r}"
+            )
+        carried.append(("timeout", max(1, round(server_timeout_s * 1e6))))
+    return tuple(carried)
 
 
 @cache

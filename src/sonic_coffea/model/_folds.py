@@ -150,18 +150,16 @@ class Folds(Carrier):
                 "a lazy array is scored by the pools of the processes that compute it; name the "
                 "servers with sonic.connect, and leave pool= out"
             )
+        arrays = objects if isinstance(objects, dict) else {_OBJECTS: objects}
+        if fold is not None:
+            arrays = {**arrays, _FOLD: fold}
         token = "-".join(map(str, [*(m.config_hash for m in self.models), *how.values()]))
-        if fold is None:
-            score = partial(self, **how)
-            return over_partitions(score, objects, label="folds", token=token)
-        single = not isinstance(objects, dict)
-        arrays = {**({_OBJECTS: objects} if single else objects), _FOLD: fold}
-        chosen = partial(self._by_fold, **how)
-        return over_partitions(chosen, arrays, label="folds", token=f"{token}-fold")
+        score = partial(self._score_partition, **how)
+        return over_partitions(score, arrays, label="folds", token=token)
 
-    def _by_fold(self, arrays: dict[str, Any], **how: Any) -> Any:
-        objects = {name: array for name, array in arrays.items() if name != _FOLD}
-        return self(objects.get(_OBJECTS, objects), fold=arrays[_FOLD], **how)
+    def _score_partition(self, arrays: dict[str, Any], **how: Any) -> Any:
+        fold = arrays.pop(_FOLD, None)
+        return self(arrays.get(_OBJECTS, arrays), fold=fold, **how)
 
     def _check_means(self) -> None:
         for name, output in self.models[0].outputs.items():

@@ -97,7 +97,6 @@ def _gives(spec: TensorSpec, shape: Any, dtype: Any) -> bool:
 
 
 def _dtype(spec: TensorSpec) -> str | None:
-    """Return the name of a tensor's type in a declaration."""
     return "string" if spec.datatype == "BYTES" else DATATYPES.get(spec.datatype)
 
 
@@ -145,7 +144,6 @@ def _layout(spec: TensorSpec, contract: Contract, fields: Sequence[Any] = ()) ->
 
 
 def _numbers(spec: TensorSpec, fields: Sequence[Any], ending: str) -> tuple[str, str]:
-    """Return a layout of ``[N, F]``, or of ``[N, L]``."""
     if spec.shape[0] > 0:
         return f"sonic.Row({_names(spec.shape[0], fields)}{ending})", "numbers of each object"
     arguments = f'{_names(1, fields)}, {_LENGTHS}, axis_order="L"{ending}'
@@ -164,7 +162,6 @@ def _array(spec: TensorSpec, ending: str) -> tuple[str, str]:
 def _fields(
     spec: TensorSpec, contract: Contract, fields: Sequence[Any], ending: str
 ) -> tuple[str, str]:
-    """Return a layout of fields of constituents."""
     order, sure = _axes(spec, contract)
     count, length = spec.shape if order == "FL" else spec.shape[::-1]
     names = _names(max(count, 1), fields)

@@ -90,7 +90,6 @@ def usual_output(inputs: Iterable[str]) -> str:
 
 
 def _prefixes(prefix: str | Mapping[str, str], groups: Mapping[str, Any]) -> dict[str, str]:
-    """Return the prefix of each input's variables."""
     if isinstance(prefix, str):
         return dict.fromkeys(groups, prefix)
     known = sorted({*groups, *map(_group, groups)})
@@ -99,7 +98,6 @@ def _prefixes(prefix: str | Mapping[str, str], groups: Mapping[str, Any]) -> dic
 
 
 def _labels(content: Mapping[str, Any], labels: str | Path | Sequence[str] | None) -> list[str]:
-    """Return the names of the output's values."""
     if isinstance(labels, (str, Path)):
         return _lines(Path(labels))
     if labels is not None:
