@@ -292,7 +292,7 @@ def draw_roc(curves: Roc | Mapping[str, Roc], ax: Any = None, **style: Any) -> A
 
 
 def _flat(scores: Any, *others: Any) -> list[NDArray[Any]]:
-    """Return flat arrays of the scores that are not None, and of what belongs to each of them."""
+    """Return flat arrays of the scores that are not None, and of the other arrays beside them."""
     try:
         arrays = ak.broadcast_arrays(scores, *others)
     except ValueError as error:

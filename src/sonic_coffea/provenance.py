@@ -1,4 +1,4 @@
-"""Provenance of scores: which models on which servers made them; in arrays and in files."""
+"""Provenance of scores, in arrays and in files: the models and servers that made them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PACKAGES = ("sonic-coffea", "coffea", "awkward", "numpy", "tritonclient")
 
 
 def attributes(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record of what made scores as their attributes: as ``sonic``, and by its hash."""
+    """Return the attributes of scores: their provenance as ``sonic``, and by its hash."""
     # Of arrays that are put together, awkward keeps all keys, but of equal ones the first value.
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
     return {KEY: record, f"{KEY}:{digest[:16]}": record}

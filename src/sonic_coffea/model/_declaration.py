@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# More than these are not all printed: taggers have hundreds.
+# Of more labels, not all are printed: taggers have hundreds.
 _MOST_LABELS = 12
 
 ONE_REQUEST_PER = ("row", "event")
@@ -62,7 +62,7 @@ class Declaration(Carrier):
     version : str or None
         The pinned version.
     one_request_per : {"row", "event"} or None
-        What has a request of its own.
+        Rows, or events, of which each has a request of its own.
     parameters : tuple of (str, bool, int, float or str)
         Parameters of each request besides tensors, by Triton's names.
     """
@@ -140,7 +140,7 @@ class Declaration(Carrier):
         return tables.table(f"Model {self.name}{version}", rows, notes=[note])
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the hash: another release may make another one. What was compared goes by it.
+        # Without the hash, as another release may hash differently, and what was compared by it.
         state = super().__getstate__()
         own = {**state["attributes"], "_hashed": None, "_compared": None}
         return {**state, "attributes": own}
@@ -148,7 +148,7 @@ class Declaration(Carrier):
     @property
     def config_hash(self) -> str:
         """A hash of the declaration: inputs, transformations, outputs and pinned version."""
-        # The repr would take 0.15 ms of each call. Layouts are frozen; what else changes is seen.
+        # The repr would take 0.15 ms of each call. Layouts are frozen; all else is compared.
         more: tuple[Any, ...] = (self.one_request_per,) if self.one_request_per else ()
         more += self.parameters
         now = (self.name, self.version, *more, *self.inputs.items(), *self.outputs.items())
@@ -307,7 +307,7 @@ def _warn_of_unlisted_tensors(model: str, server: str) -> None:
 
 
 def _listed(labels: Sequence[str]) -> str:
-    """Return labels as a text: the first ones, and how many there are, if they are many."""
+    """Return labels as a text; of many labels, the first and the last, and their number."""
     if len(labels) <= _MOST_LABELS:
         return ", ".join(labels)
     first = ", ".join(labels[: _MOST_LABELS - 2])

@@ -198,14 +198,7 @@ class _Folded(Pending):
         self._model, self._sent, self._chosen = name, sent, chosen
         self.parts = [part for pending in sent for part in pending.parts]
         self.rows = sent[0].rows
-
-    @property
-    def statistics(self) -> Statistics:
-        """Statistics of the requests of all models so far."""
-        total = Statistics()
-        for pending in self._sent:
-            total += pending.statistics
-        return total
+        self.unsent = sum((pending.unsent for pending in sent), Statistics())
 
     def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
         """Return the score of each event's fold, or the mean of all."""

@@ -38,11 +38,12 @@ class Pending:
         The rows that each version of the model scores.
     lengths : mapping or None
         The number of events of each variation, if variations travel together.
+    unsent : Statistics
+        Statistics of rows that were given up before they were sent.
     """
 
     lengths: Mapping[str, int] | None = None
-    # Statistics of rows that were given up before they were sent.
-    _unsent = Statistics()
+    unsent = Statistics()
 
     def __init__(self, model: Declaration, rows: Rows, outputs: Outputs) -> None:
         self._model = model.name
@@ -73,7 +74,7 @@ class Pending:
     @property
     def statistics(self) -> Statistics:
         """Statistics of the call's requests so far."""
-        total = Statistics() + self._unsent
+        total = Statistics() + self.unsent
         for part in self.parts:
             total += part.call.statistics
         return total
@@ -87,7 +88,7 @@ class Pending:
     def lose(self, selection: Any, rows: int) -> None:
         """Give up rows before they are sent."""
         self._lost.append(selection)
-        self._unsent = self._unsent + Statistics(objects=rows, masked=rows)
+        self.unsent = self.unsent + Statistics(objects=rows, masked=rows)
 
     def done(self) -> bool:
         """Return whether `result` would return, or raise, without waiting."""
@@ -148,7 +149,13 @@ class Pending:
             with self._shown_progress(show=progress):
                 for part in self.parts:
                     if not part.call.wait(deadline.left_s):
-                        part.call.abandon(self._too_late(deadline))
+                        rows = len(self.rows)
+                        late = DeadlineError(
+                            f"not all of {rows} rows were scored within {deadline.timeout_s:g} s",
+                            model=self._model,
+                            events=self.rows.events_of(0, rows),
+                        )
+                        part.call.abandon(late)
                     part.call.raise_failure()
                     self._keep([part], deadline)
         except BaseException as error:
@@ -229,14 +236,6 @@ class Pending:
         with Bar(*columns, console=console, transient=transient, refresh_per_second=5) as bar:
             bar.add_task(printable(self._model), total=len(self.rows))
             yield
-
-    def _too_late(self, deadline: Deadline) -> DeadlineError:
-        rows = len(self.rows)
-        return DeadlineError(
-            f"not all of {rows} rows were scored within {deadline.timeout_s:g} s",
-            model=self._model,
-            events=self.rows.events_of(0, rows),
-        )
 
 
 class Deferred(Pending):

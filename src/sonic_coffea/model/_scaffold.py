@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from sonic_coffea.errors import ContractError, SonicError
 from sonic_coffea.layouts import Feature, Layout, Output
-from sonic_coffea.transport import DATATYPES, Contract, TensorSpec, kserve_name
+from sonic_coffea.transport import DATATYPES, Contract, TensorSpec, connect_transport, kserve_name
+
+if TYPE_CHECKING:
+    from sonic_coffea.pool import Settings
 
 _WIDTH = 100
 # Between the items of a list.
@@ -20,46 +26,87 @@ _LENGTHS = (16, 32, 64, 128)
 _VECTOR = tuple(Feature(name) for name in ("px", "py", "pz", "energy"))
 
 
-def scaffold(contract: Contract, labels: Mapping[str, Sequence[str]], *, server: str) -> str:
-    """Return a declaration that fits a model, as Python with names to fill in.
+@dataclass(frozen=True, slots=True)
+class Scaffold:
+    """A declaration that fits a served model, with names of fields to fill in.
 
-    Parameters
+    Attributes
     ----------
     contract : Contract
-        What a server says of the model.
+        The model's contract.
     labels : mapping
         The labels of outputs, as far as they are known.
     server : str
-        For a comment.
+        The server, for a comment.
     """
-    most = "any number of" if contract.max_rows is None else f"at most {contract.max_rows:,}"
-    lines = [
-        "import sonic_coffea as sonic",
-        "",
-        *_comment(
-            f"{contract.model} version {contract.version} of {server}, {most} rows a request."
-        ),
-        *_comment(
-            "Fill in the fields, in the order of the training; see what is sent with "
-            "model.pack(objects)."
-        ),
-        "model = sonic.Model(",
-        f"    {_quoted(contract.model)},",
-        "    inputs={",
-        *(line for spec in contract.inputs for line in _entry(spec, _layout(spec, contract))),
-        "    },",
-        "    outputs={",
-        *(line for s in contract.outputs for line in _entry(s, _output(s, labels.get(s.name)))),
-        "    },",
-        ")",
-    ]
-    return "\n".join(lines) + "\n"
+
+    contract: Contract
+    labels: Mapping[str, list[str]]
+    server: str
+
+    @property
+    def layouts(self) -> dict[str, str]:
+        """A layout for each input, as Python."""
+        layouts = {spec.name: _layout(spec, self.contract)[0] for spec in self.contract.inputs}
+        return {name: code.replace(_BREAK, " ") for name, code in layouts.items()}
+
+    @property
+    def text(self) -> str:
+        """The declaration, as Python."""
+        contract, labels = self.contract, self.labels
+        limit = "any number of" if contract.max_rows is None else f"at most {contract.max_rows:,}"
+        model = f"{contract.model} version {contract.version} of {self.server}"
+        lines = [
+            "import sonic_coffea as sonic",
+            "",
+            *_comment(f"{model}, {limit} rows a request."),
+            *_comment(
+                "Fill in the fields, in the order of the training; see what is sent with "
+                "model.pack(objects)."
+            ),
+            "model = sonic.Model(",
+            f"    {_quoted(contract.model)},",
+            "    inputs={",
+            *(line for spec in contract.inputs for line in _entry(spec, _layout(spec, contract))),
+            "    },",
+            "    outputs={",
+            *(line for s in contract.outputs for line in _entry(s, _output(s, labels.get(s.name)))),
+            "    },",
+            ")",
+        ]
+        return "\n".join(lines) + "\n"
 
 
-def inputs_of(contract: Contract) -> dict[str, str]:
-    """Return a layout for each input, as Python."""
-    layouts = {spec.name: _layout(spec, contract)[0] for spec in contract.inputs}
-    return {name: code.replace(_BREAK, " ") for name, code in layouts.items()}
+def scaffold(settings: Settings, model: str, version: str | None = None) -> Scaffold:
+    """Return a declaration that fits a served model.
+
+    Parameters
+    ----------
+    settings : Settings
+        One server, and how it is connected.
+    model, version : str
+        What is declared.
+
+    Raises
+    ------
+    ContractError
+        If the server lists no tensors, so that there is nothing to write it from.
+    """
+    server = settings.servers[0]
+    with connect_transport(server, options=settings.connection_options()) as connection:
+        contract = connection.contract(model, version)
+        if not contract.lists_tensors:
+            raise ContractError(
+                "the server does not list what the model takes and gives, so that its declaration "
+                "cannot be written from that",
+                server=server,
+                model=model,
+                version=contract.version,
+            )
+        labels: dict[str, list[str]] = {}
+        with contextlib.suppress(SonicError):  # a model that does not take a row of zeros
+            labels = connection.labels(contract, version)
+    return Scaffold(contract, labels, server)
 
 
 def fitting(
@@ -85,15 +132,13 @@ def fitting(
             lines.append(f"        # without {name!r}")
     for spec in contract.outputs:
         output = outputs.get(spec.name)
-        if output is None or not _gives(spec, *expected[spec.name]):
+        shape, dtype = expected.get(spec.name, (None, None))
+        typed = dtype is None or DATATYPES.get(spec.datatype) == dtype.name
+        if output is None or not (typed and spec.gives(shape)):
             lines += _entry(spec, _output(spec, None if output is None else output.labels))
     served = {spec.name for spec in contract.outputs}
     lines += [f"        # without {name!r}" for name in outputs if served and name not in served]
     return "what would fit:\n" + "\n".join(line.removeprefix("    ") for line in lines)
-
-
-def _gives(spec: TensorSpec, shape: Any, dtype: Any) -> bool:
-    return (dtype is None or DATATYPES.get(spec.datatype) == dtype.name) and spec.gives(shape)
 
 
 def _dtype(spec: TensorSpec) -> str | None:

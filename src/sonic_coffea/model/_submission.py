@@ -70,8 +70,8 @@ class Submission:
             )
         if isinstance(objects, Variations):
             if objects.deferred:
-                # How many events each has is not known, so that they cannot be sent together.
-                each = {name: self.send(one).result() for name, one in objects.items()}
+                # Their numbers of events are not known, so that they cannot be sent together.
+                each = {name: self.send(array).result() for name, array in objects.items()}
                 return Deferred(self.model.name, each)
             together, lengths = objects.together()
             if not _is_single(version):

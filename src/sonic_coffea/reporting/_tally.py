@@ -44,11 +44,11 @@ class Span:
     worker : str
         Host and number of the process.
     model, server : str
-        What it asked for, and where.
+        The model of the request, and the server to which it was sent.
     begun, seconds : float
-        When it was sent, in seconds since the epoch, and how long it took.
+        Time of the send, in seconds since the epoch, and duration.
     rows : int
-        What it held.
+        Number of rows.
     """
 
     worker: str
@@ -60,7 +60,7 @@ class Span:
 
     @property
     def lot(self) -> float:
-        """A number from 0 to 1, which says whether a random sample has it."""
+        """A number from 0 to 1; a random sample holds the spans with the lowest numbers."""
         return zlib.crc32(f"{self.worker} {self.begun}".encode()) / 2**32
 
 
@@ -113,8 +113,8 @@ class Tally:
         if counts[-1] == 0:
             return float("nan")
         # A little less, for the lower end of a gap. The bins below and above have one edge.
-        wanted = quantile * counts[-1] - 1e-6
-        return float(np.exp(np.interp(wanted, counts[:-1], np.log(LATENCY_EDGES_S))))
+        rank = quantile * counts[-1] - 1e-6
+        return float(np.exp(np.interp(rank, counts[:-1], np.log(LATENCY_EDGES_S))))
 
     @property
     def has_quantiles(self) -> bool:

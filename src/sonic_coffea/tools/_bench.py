@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _MOST_ROWS = 16_384
 _MOST_BYTES = 32_000_000
 _GAIN = 1.03
-# A server is saturated if more in flight gains nothing twice: a machine may be busy for a moment.
+# A server is saturated if more requests in flight gain nothing twice: a machine may be busy for a
+# moment.
 _TRIES = 2
 
 
@@ -63,12 +64,12 @@ class Curve:
 
     @property
     def launch_s(self) -> float:
-        """What a request takes whatever it holds, by a straight line through the curve."""
+        """Time of a request without its rows, by a straight line through the curve."""
         return max(float(self._line()[1]), 1e-6)
 
     @property
     def row_s(self) -> float:
-        """What each row adds."""
+        """Time that each row adds."""
         return max(float(self._line()[0]), 1e-12)
 
     def _line(self) -> Any:
@@ -99,8 +100,8 @@ class Curve:
             If the file holds no curve, or one with numbers that cannot be.
         """
         try:
-            found = dict(json.loads(Path(path).read_text(encoding="utf-8")))
-            known = {f.name: found[f.name] for f in fields(cls) if f.name in found}
+            content = dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            known = {f.name: content[f.name] for f in fields(cls) if f.name in content}
             known |= {name: tuple(known[name]) for name in ("rows", "seconds") if name in known}
             curve = cls(**known)
         except (OSError, ValueError, TypeError) as error:
@@ -155,7 +156,7 @@ def measure(
         best, best_in_flight, in_flight = 0.0, 1, 1
         while in_flight <= settings.limits.max_in_flight:
             tell(f"{in_flight} in flight, of {most} rows each")
-            # Of slow models too, as many as shall be in flight.
+            # At least as many requests as are to be in flight, for slow models, too.
             requests = max(4, max(1, round(seconds / times[-1])) * in_flight)
             rate = 0.0
             for _ in range(_TRIES):
