@@ -79,22 +79,22 @@ def part_of(module: str) -> str:
 
 def imports(module: str) -> set[str]:
     """Modules that a module imports, at any depth: lazily, and for types only, too."""
-    found = set()
+    imported = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES else node.module for name in names}
-    return found
+            imported |= {name if name in MODULES else node.module for name in names}
+    return imported
 
 
 def own_imports(module: str) -> set[str]:
     """Modules of this package that a module runs when it is imported: also those above them."""
-    found = {name for name in imports(module) if name in MODULES and name != module}
-    above = {name.rsplit(".", depth)[0] for name in found for depth in range(name.count("."))}
+    named = {name for name in imports(module) if name in MODULES and name != module}
+    above = {name.rsplit(".", depth)[0] for name in named for depth in range(name.count("."))}
     mine = {module.rsplit(".", depth)[0] for depth in range(1, module.count("."))}
-    return (found | above) & MODULES.keys() - mine - {module, "sonic_coffea"}
+    return (named | above) & MODULES.keys() - mine - {module, "sonic_coffea"}
 
 
 def test_every_part_has_its_place() -> None:

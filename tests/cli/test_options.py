@@ -50,18 +50,18 @@ def score(fake: FakeServer, folder: Path, *more: str) -> tuple[dict[str, Any], A
 def test_score_keeps_masks_and_restarts(fake: FakeServer, tmp_path: Path) -> None:
     eta = ak.flatten(uproot.open(FILE)["Events"]["FatJet_eta"].array()).tolist()
     fake.fail(*REFUSED, times=2)
-    said, found = score(fake, tmp_path, "--mask", "--keep", "eta", "--keep", "phi")
-    assert said["rows"] == len(found) > said["scored"] > 0
-    assert said["scored"] == len(found) - ak.sum(ak.is_none(found.top))
-    assert found.eta.tolist() == eta
-    assert found.fields[-3:] == ["eta", "phi", "top"]
+    summary, scores = score(fake, tmp_path, "--mask", "--keep", "eta", "--keep", "phi")
+    assert summary["rows"] == len(scores) > summary["scored"] > 0
+    assert summary["scored"] == len(scores) - ak.sum(ak.is_none(scores.top))
+    assert scores.eta.tolist() == eta
+    assert scores.fields[-3:] == ["eta", "phi", "top"]
     small = ("--chunksize", "400")
     fake.fail(*REFUSED, every=18)
     kept, error = score(fake, tmp_path, *small)[0]["error"].splitlines()
     assert kept == "WARNING: chunks that are scored: 1; the same call scores the others"
     assert "unexpected shape" in error
-    said, _ = score(fake, tmp_path, *small, "--restart")
-    assert said["resumed"] == 0
+    summary, _ = score(fake, tmp_path, *small, "--restart")
+    assert summary["resumed"] == 0
 
 
 @pytest.mark.server
@@ -87,8 +87,8 @@ def test_certificates_reach_the_connection(tmp_path: Path) -> None:
         file.write_text("PEM")
     named = dict(zip(("tls_root", "tls_cert", "tls_key"), files, strict=True))
     settings = settings_of("grpcs://triton.example:443", header=["a=b=c"], **named)
-    found = [settings.tls.root, settings.tls.cert, settings.tls.key]
-    assert found == [str(file) for file in files]
+    used = [settings.tls.root, settings.tls.cert, settings.tls.key]
+    assert used == [str(file) for file in files]
     assert settings.headers == {"a": "b=c"}
 
 

@@ -46,13 +46,13 @@ def test_requests_carry_parameters() -> None:
 
 def test_scores_of_other_parameters_are_others(tmp_path: Any) -> None:
     """Neither the cache nor the provenance takes one for the other."""
-    one, two = (model(parameters={"era": era}) for era in ("2023", "2024"))
-    assert one.config_hash != two.config_hash != model().config_hash
+    first, second = (model(parameters={"era": era}) for era in ("2023", "2024"))
+    assert first.config_hash != second.config_hash != model().config_hash
     with (
         FakeServer({"m": FakeModel.of(model())}) as server,
         sonic.connect(server.url, cache=tmp_path / "scores", cache_trusts_versions=True) as pool,
     ):
-        for declared in (one, two, model(), model(priority=1), two):
+        for declared in (first, second, model(), model(priority=1), second):
             declared(EVENTS)
         # Priority says when, not what.
         assert pool.statistics.total().rows == 3

@@ -87,8 +87,8 @@ def test_pages_and_files(name: str, tmp_path: Path) -> None:
         assert "<b>&amp;" not in shown
         assert is_harmless(shown)
     report.save(tmp_path / "report.json")
-    found = json.loads((tmp_path / "report.json").read_text())
-    assert [s["model"] for s in found["served"]] == sorted([f"m {name}", name])
+    saved = json.loads((tmp_path / "report.json").read_text())
+    assert [s["model"] for s in saved["served"]] == sorted([f"m {name}", name])
     assert is_harmless((tmp_path / "report.json").read_text())
 
 
@@ -141,7 +141,7 @@ def test_commands(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setenv("COLUMNS", "300")
     with FakeServer({name: FakeModel.of(model_of(name))}) as server:
         curve = str(tmp_path / "curve.json")
-        told = {
+        shown = {
             command[0]: run(*command)
             for command in (
                 ["models", server.url],
@@ -156,14 +156,14 @@ def test_commands(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
             "check": run("check", "--json", "--", server.url, name),
         }
         missing = run("bench", "--", server.url, f"{name}?")
-    for done in (*told.values(), step):
+    for done in (*shown.values(), step):
         assert done.returncode == 0, done.stderr
         # A narrow table folds its title.
         assert "".join(printable(name).split()) in "".join(done.stdout.split())
         assert is_harmless(done.stdout)
-    found = {command: json.loads(done.stdout) for command, done in as_json.items()}
-    assert found["models"][0]["model"] == found["bench"]["model"] == name
-    assert f"model {name}" in [step["name"] for step in found["check"]["steps"]]
+    results = {command: json.loads(done.stdout) for command, done in as_json.items()}
+    assert results["models"][0]["model"] == results["bench"]["model"] == name
+    assert f"model {name}" in [step["name"] for step in results["check"]["steps"]]
     assert all(is_harmless(done.stdout) for done in as_json.values())
     assert missing.returncode == 1
     assert is_harmless(missing.stderr)
