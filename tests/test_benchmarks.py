@@ -52,17 +52,17 @@ def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
 @pytest.mark.benchmark
 @pytest.mark.parametrize("name", [n for n in script("document").ORDER if n not in CHECKED])
 def test_it_runs(name: str, tmp_path: Path) -> None:
-    shown, found = run(name, tmp_path)
-    assert found["benchmark"].split(":")[0] in shown
-    assert len(found["measurements"] + found["figures"]) > 1
+    shown, saved = run(name, tmp_path)
+    assert saved["benchmark"].split(":")[0] in shown
+    assert len(saved["measurements"] + saved["figures"]) > 1
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.benchmark
 def test_layouts(tmp_path: Path) -> None:
-    shown, found = run("layouts", tmp_path)
+    shown, saved = run("layouts", tmp_path)
     assert "Padded" in shown
-    aimed = [m["name"] for m in found["measurements"] if m["target"]]
+    aimed = [m["name"] for m in saved["measurements"] if m["target"]]
     assert aimed == [
         "Padded",
         "Padded, shift scale clip",
@@ -79,32 +79,32 @@ def test_layouts(tmp_path: Path) -> None:
         "scores to jets",
         "values to constituents",
     ]
-    assert 1 <= found["peak memory of Padded, over its result"] < 1.2
-    assert found["packages"]["awkward"]
+    assert 1 <= saved["peak memory of Padded, over its result"] < 1.2
+    assert saved["packages"]["awkward"]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.benchmark
 @pytest.mark.skipif(not script("link").available(), reason="no namespaces for users")
 def test_distance(tmp_path: Path) -> None:
-    _, found = run("distance", tmp_path)
-    parts = found["part of the link, by the second"]
+    _, saved = run("distance", tmp_path)
+    parts = saved["part of the link, by the second"]
     assert [name.split("; ")[1] for name in parts] == ["1 connection", "4 connections"]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.benchmark
 def test_shared_memory(tmp_path: Path) -> None:
-    _, found = run("shared_memory", tmp_path)
-    (ratio,) = found["shared memory over messages, by megabytes"].values()
+    _, saved = run("shared_memory", tmp_path)
+    (ratio,) = saved["shared memory over messages, by megabytes"].values()
     assert ratio > 0
 
 
 def compared(folder: Path, before: dict[str, Any], after: dict[str, Any]) -> tuple[int, str]:
     """Return the exit status and what is said of two results."""
     files = [folder / "before.json", folder / "after.json"]
-    for file, found in zip(files, (before, after), strict=True):
-        file.write_text(json.dumps(found))
+    for file, results in zip(files, (before, after), strict=True):
+        file.write_text(json.dumps(results))
     done = subprocess.run(
         [sys.executable, BENCHMARKS / "compare.py", *files],
         capture_output=True,
@@ -129,21 +129,21 @@ def result(*groups: Times, met: bool = True) -> dict[str, Any]:
         for name in others:
             results.add(times, name, against=peer)
     results.note("fairness", 1.0 if met else 0.8, at_least=0.9)
-    found: dict[str, Any] = results.to_dict()
-    return found
+    plain: dict[str, Any] = results.to_dict()
+    return plain
 
 
 def test_what_got_slower_is_told_from_noise(tmp_path: Path) -> None:
     before = result({"copy": (0.9, 1.0, 1.1), "pack": (1.9, 2.0, 2.1), "back": (2.9, 3.0, 3.1)})
     # The machine is half as fast; besides, only packing got slower by more than its spread.
     after = result({"copy": (1.8, 2.0, 2.2), "pack": (5.8, 6.0, 6.2), "back": (5.5, 6.2, 6.5)})
-    status, said = compared(tmp_path, before, after)
+    status, output = compared(tmp_path, before, after)
     assert status == 1
-    assert "pack │ 1.50 │ slower" in said
-    assert "back" not in said
-    assert "1.00 │ slower" not in said
-    status, said = compared(tmp_path, before, before)
-    assert (status, said) == (0, "4 compared; 0 got worse")
+    assert "pack │ 1.50 │ slower" in output
+    assert "back" not in output
+    assert "1.00 │ slower" not in output
+    status, output = compared(tmp_path, before, before)
+    assert (status, output) == (0, "4 compared; 0 got worse")
 
 
 def test_a_ratio_is_to_the_peer_of_the_same_turns(tmp_path: Path) -> None:
@@ -162,19 +162,19 @@ def test_a_ratio_is_to_the_peer_of_the_same_turns(tmp_path: Path) -> None:
         {"copy": (0.9, 1.0, 1.1), "pack": (1.9, 2.0, 2.1)},
         {"copy": (0.45, 0.5, 0.55), "sort": (3.9, 4.0, 4.1)},
     )
-    status, said = compared(tmp_path, before, slower)
+    status, output = compared(tmp_path, before, slower)
     assert status == 1
-    assert "sort │ 2.00 │ slower" in said
-    assert "pack" not in said
+    assert "sort │ 2.00 │ slower" in output
+    assert "pack" not in output
 
 
 def test_what_has_another_peer_is_not_compared_but_named(tmp_path: Path) -> None:
     times = {"copy": (0.9, 1.0, 1.1), "pack": (1.9, 2.0, 2.1)}
     before, after = result(times), result({"by hand": (8.9, 9.0, 9.1), "pack": (1.9, 2.0, 2.1)})
-    status, said = compared(tmp_path, before, after)
+    status, output = compared(tmp_path, before, after)
     assert status == 0
-    assert "pack │ │ not measured any more" in said
-    assert "1 compared; 0 got worse" in said
+    assert "pack │ │ not measured any more" in output
+    assert "1 compared; 0 got worse" in output
 
 
 def test_each_result_has_a_name_of_its_own() -> None:
@@ -183,9 +183,13 @@ def test_each_result_has_a_name_of_its_own() -> None:
     results.add(times, "pack", against="copy")
     with pytest.raises(ValueError, match="'pack' already"):
         results.add(times, "pack", against="by hand")
-    one = results.add(times, "pack", called="pack, over by hand", against="by hand")
-    assert (one.name, one.against, one.ratio) == ("pack, over by hand", "by hand", 2 / 9)
-    assert (one.lower_ratio, one.upper_ratio) == (2 / 9, 2 / 9)
+    measurement = results.add(times, "pack", called="pack, over by hand", against="by hand")
+    assert (measurement.name, measurement.against, measurement.ratio) == (
+        "pack, over by hand",
+        "by hand",
+        2 / 9,
+    )
+    assert (measurement.lower_ratio, measurement.upper_ratio) == (2 / 9, 2 / 9)
     results.note("fairness", 1.0)
     with pytest.raises(ValueError, match="'fairness' already"):
         results.note("fairness", 1.0)
@@ -193,26 +197,26 @@ def test_each_result_has_a_name_of_its_own() -> None:
 
 def test_what_counts_is_done_while_all_are_at_it() -> None:
     """Both have the server from 1 s to 3 s; before and after, one has it alone."""
-    one = np.array([(0.0, 0.5), (0.5, 1.0), (1.0, 2.0), (2.0, 3.0)])
-    other = np.array([(1.0, 2.0), (2.0, 3.0), (3.0, 3.5)])
+    first = np.array([(0.0, 0.5), (0.5, 1.0), (1.0, 2.0), (2.0, 3.0)])
+    second = np.array([(1.0, 2.0), (2.0, 3.0), (3.0, 3.5)])
     common_rates = script("harness").common_rates
-    assert common_rates([one, other]) == [1.0, 1.0]
+    assert common_rates([first, second]) == [1.0, 1.0]
     # From 1.5 s, half of what was under way counts.
-    assert common_rates([one, other + 0.5]) == [1.0, 1.0]
-    assert common_rates([one]) == [4 / 3]
+    assert common_rates([first, second + 0.5]) == [1.0, 1.0]
+    assert common_rates([first]) == [4 / 3]
 
 
 def test_targets_that_are_missed_and_strange_files(tmp_path: Path) -> None:
     good, bad = (result({"copy": (0.9, 1.0, 1.1)}, met=met) for met in (True, False))
-    status, said = compared(tmp_path, good, bad)
+    status, output = compared(tmp_path, good, bad)
     assert status == 1
-    assert "misses its target now" in said
-    status, said = compared(tmp_path, bad, good)
+    assert "misses its target now" in output
+    status, output = compared(tmp_path, bad, good)
     assert status == 0
-    assert "meets its target now" in said
-    status, said = compared(tmp_path, good, {"measurements": []})
+    assert "meets its target now" in output
+    status, output = compared(tmp_path, good, {"measurements": []})
     assert status == 1
-    assert "is not what a benchmark writes" in said
+    assert "is not what a benchmark writes" in output
 
 
 def test_the_page_shows_the_results_that_are_kept() -> None:

@@ -15,12 +15,12 @@ def drawn_parents() -> dict[str, str]:
     above: dict[int, str] = {}
     parents = {}
     for line in (errors.__doc__ or "").splitlines():
-        found = re.match(r"^    ([│├└─ ]*)(\w+Error)\b", line)
-        if found:
-            depth = len(found[1]) // 4
-            above[depth] = found[2]
+        match = re.match(r"^    ([│├└─ ]*)(\w+Error)\b", line)
+        if match:
+            depth = len(match[1]) // 4
+            above[depth] = match[2]
             if depth:
-                parents[found[2]] = above[depth - 1]
+                parents[match[2]] = above[depth - 1]
     return parents
 
 
@@ -73,9 +73,9 @@ def test_the_cause_is_found(openly: bool) -> None:
 
 
 def test_a_circle_of_causes_ends() -> None:
-    one, two = ValueError("one"), ValueError("two")
-    one.__cause__, two.__cause__ = two, one
-    assert errors.find(one) is None
+    first, second = ValueError("one"), ValueError("two")
+    first.__cause__, second.__cause__ = second, first
+    assert errors.find(first) is None
 
 
 @pytest.mark.parametrize(

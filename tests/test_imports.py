@@ -48,14 +48,14 @@ def imported() -> set[str]:
 
 def declared() -> dict[str, set[str]]:
     """Return the packages that each extra asks for; those of everybody under an empty name."""
-    found: dict[str, set[str]] = {"": set()}
+    packages_of: dict[str, set[str]] = {"": set()}
     for requirement in requires("sonic-coffea") or ():
         package, _, marker = requirement.partition(";")
         extra = re.search(r"""extra == ['"](\w+)""", marker)
         name = re.match(r"[\w.-]+", package)
         assert name is not None
-        found.setdefault(extra[1] if extra else "", set()).add(distribution_name(name[0]))
-    return found
+        packages_of.setdefault(extra[1] if extra else "", set()).add(distribution_name(name[0]))
+    return packages_of
 
 
 def distribution_name(name: str) -> str:

@@ -95,13 +95,13 @@ def coffeas(server: sonic.LocalServer, url: str) -> Iterator[Any]:
 
 
 def test_results_are_those_of_coffeas_class(url: str, coffeas: Any, flat: ak.Array) -> None:
-    wanted = ["weights", "scores"]
-    ours, theirs = Tagger(url, PLAIN)(wanted, flat), coffeas(wanted, flat)
-    assert list(ours) == list(theirs) == wanted
-    for name in wanted:
-        assert ours[name].type == theirs[name].type
-        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-6)
-    assert len(ours["scores"]) > 1000
+    outputs = ["weights", "scores"]
+    received, expected = Tagger(url, PLAIN)(outputs, flat), coffeas(outputs, flat)
+    assert list(received) == list(expected) == outputs
+    for name in outputs:
+        assert received[name].type == expected[name].type
+        np.testing.assert_allclose(received[name], expected[name], rtol=0, atol=1e-6)
+    assert len(received["scores"]) > 1000
 
 
 def test_results_are_those_of_a_request_by_hand(
@@ -114,9 +114,9 @@ def test_results_are_those_of_a_request_by_hand(
     client = triton.InferenceServerClient(server.url.removeprefix("grpc://"))
     answer = client.infer("tagger", inputs, headers=server.headers)
     first = {name: tensor[:60] for name, tensor in arrays.items()}
-    found = Raw(url, PLAIN)(["scores"], first)["scores"]
-    assert isinstance(found, np.ndarray)
-    np.testing.assert_array_equal(found, answer.as_numpy("scores"))
+    scores = Raw(url, PLAIN)(["scores"], first)["scores"]
+    assert isinstance(scores, np.ndarray)
+    np.testing.assert_array_equal(scores, answer.as_numpy("scores"))
 
 
 def test_rows_go_through_the_pool_of_the_process(
@@ -196,10 +196,10 @@ def test_children_open_a_pool_of_their_own(url: str, flat: ak.Array, method: str
     queue = context.Queue()
     child = context.Process(target=_score, args=(wrapper, flat[:50], queue))
     child.start()
-    found = queue.get(timeout=100)
+    scores = queue.get(timeout=100)
     child.join(30)
     assert child.exitcode == 0
-    assert found == expected
+    assert scores == expected
     assert wrapper(["scores"], flat[:50])["scores"].tolist() == expected
 
 
@@ -261,10 +261,10 @@ def test_a_version_may_be_left_to_the_server(
 def test_what_does_not_fit_is_named_before_it_is_sent(
     connected: sonic.Pool, url: str, changes: Any, outputs: Any, kind: Any, message: str
 ) -> None:
-    given = {"features": np.ones((3, 2, 8), "f4"), "mask": np.ones((3, 1, 8), "f4"), **changes}
-    given = {name: tensor for name, tensor in given.items() if tensor is not None}
+    inputs = {"features": np.ones((3, 2, 8), "f4"), "mask": np.ones((3, 1, 8), "f4"), **changes}
+    inputs = {name: tensor for name, tensor in inputs.items() if tensor is not None}
     with pytest.raises(kind, match=message):
-        Raw(url, PLAIN)(outputs, given)
+        Raw(url, PLAIN)(outputs, inputs)
     assert connected.statistics.total().requests == 0
 
 
@@ -274,14 +274,14 @@ def test_other_numbers_are_converted_with_a_warning(
 ) -> None:
     mask = arrays["mask"].astype(dtype)
     with pytest.warns(UserWarning, match=f"'mask' .* is {mask.dtype} .* converted to float32"):
-        found = Raw(url, PLAIN)(["scores"], {**arrays, "mask": mask})
-    np.testing.assert_array_equal(found["scores"], Raw(url, PLAIN)(["scores"], arrays)["scores"])
+        scores = Raw(url, PLAIN)(["scores"], {**arrays, "mask": mask})
+    np.testing.assert_array_equal(scores["scores"], Raw(url, PLAIN)(["scores"], arrays)["scores"])
 
 
 def test_nothing_left_out_is_no_none(url: str, arrays: dict[str, Any]) -> None:
     optional = np.ma.MaskedArray(arrays["mask"], mask=False)
-    found = Raw(url, PLAIN)(["scores"], {**arrays, "mask": optional})
-    np.testing.assert_array_equal(found["scores"], Raw(url, PLAIN)(["scores"], arrays)["scores"])
+    scores = Raw(url, PLAIN)(["scores"], {**arrays, "mask": optional})
+    np.testing.assert_array_equal(scores["scores"], Raw(url, PLAIN)(["scores"], arrays)["scores"])
 
 
 @pytest.mark.parametrize(("batch_size", "rows"), [(-1, 64), (10, 10), (64, 64), (1000, 64)])
@@ -290,11 +290,11 @@ def test_requests_have_the_batch_size(
 ) -> None:
     wrapper = Raw(url, PLAIN, batch_size=batch_size)
     assert wrapper.batch_size == rows
-    found = wrapper(["scores"], arrays)["scores"]
+    scores = wrapper(["scores"], arrays)["scores"]
     total = connected.statistics.total()
     assert total.rows == len(arrays["mask"])
     assert total.requests == -(-total.rows // rows)
-    np.testing.assert_allclose(found, Raw(url, PLAIN)(["scores"], arrays)["scores"], atol=1e-6)
+    np.testing.assert_allclose(scores, Raw(url, PLAIN)(["scores"], arrays)["scores"], atol=1e-6)
 
 
 def test_no_row_is_no_request(connected: sonic.Pool, url: str, flat: ak.Array) -> None:
@@ -315,9 +315,9 @@ def test_results_can_be_given_another_structure(url: str, jets: ak.Array, direct
         def postprocess_awkward(self, return_array: Any, jets: Any) -> Any:  # type: ignore[override]
             return ak.unflatten(return_array["scores"][:, 1], ak.num(jets))
 
-    there = ak.drop_none(jets, axis=1)
-    top = Jagged(url, PLAIN)(there)
-    assert ak.num(top).tolist() == ak.num(there).tolist()
+    present = ak.drop_none(jets, axis=1)
+    top = Jagged(url, PLAIN)(present)
+    assert ak.num(top).tolist() == ak.num(present).tolist()
     expected = [score for event in direct for score in event if score is not None]
     assert ak.flatten(top).tolist() == pytest.approx(expected, abs=1e-6)
 

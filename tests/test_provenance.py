@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import grpc
-import pyarrow.parquet as pq
 import pytest
 import uproot
 from tests.limits import without_room
@@ -27,15 +28,15 @@ def scores(server: sonic.LocalServer, tagger: sonic.Model, jets: ak.Array) -> An
 
 
 def test_what_is_said(scores: Any, server: sonic.LocalServer, tagger: sonic.Model) -> None:
-    about = provenance.of_scores(scores, scores[:7])
-    (model,) = about["models"]
+    record = provenance.of_scores(scores, scores[:7])
+    (model,) = record["models"]
     assert model["servers"] == [server.url]
     assert (model["model"], model["version"]) == (tagger.name, "1")
     assert model["config_hash"] == tagger.config_hash
     assert len(model["digest"]) == 64
-    assert about["packages"]["sonic-coffea"] == sonic.__version__
-    assert {"python", "coffea", "awkward", "numpy", "tritonclient"} <= about["packages"].keys()
-    json.dumps(about)
+    assert record["packages"]["sonic-coffea"] == sonic.__version__
+    assert {"python", "coffea", "awkward", "numpy", "tritonclient"} <= record["packages"].keys()
+    json.dumps(record)
 
 
 def test_servers_that_scored_nothing_are_not_named() -> None:
@@ -59,66 +60,68 @@ def test_of_scores_that_are_put_together(tmp_path: Path) -> None:
     jets = ak.Array([[{"pt": 1.0}, {"pt": 2.0}], []])
     served = FakeModel.of(declared[0], versions=("1", "2"))
     with FakeServer({"m": served}) as server, sonic.connect(server.url):
-        one, two = (model(jets) for model in declared)
-    expected = provenance.of_scores(one, two)
-    assert [made["version"] for made in expected["models"]] == ["1", "2"]
+        first, second = (model(jets) for model in declared)
+    expected = provenance.of_scores(first, second)
+    assert [record["version"] for record in expected["models"]] == ["1", "2"]
     for together in (
-        ak.concatenate([one, two]),
-        ak.concatenate([one, two, one]),
-        ak.zip({"one": one.top, "two": two.top}),
-        one.top - two.top,
-        ak.with_field(one, two.top, "other")[:1],
+        ak.concatenate([first, second]),
+        ak.concatenate([first, second, first]),
+        ak.zip({"one": first.top, "two": second.top}),
+        first.top - second.top,
+        ak.with_field(first, second.top, "other")[:1],
     ):
         assert provenance.of_scores(together) == expected
     provenance.to_parquet(together, tmp_path / "x.parquet", together)
     assert provenance.read(tmp_path / "x.parquet") == expected
-    assert len(provenance.of_scores(ak.concatenate([one, one]))["models"]) == 1
+    assert len(provenance.of_scores(ak.concatenate([first, first]))["models"]) == 1
     inside = ak.Array({"jets": jets})
-    inside["jets", "top"] = one.top
+    inside["jets", "top"] = first.top
     with pytest.raises(errors.ConfigError, match="fields that are set in another array"):
         provenance.of_scores(inside)
 
 
 def test_in_a_parquet_file(scores: Any, tmp_path: Path) -> None:
-    one, two, both = (tmp_path / f"{name}.parquet" for name in ("one", "two", "both"))
+    first, second, both = (tmp_path / f"{name}.parquet" for name in ("one", "two", "both"))
     table = ak.zip({"top": ak.fill_none(scores.top, -1, axis=None)})
-    provenance.to_parquet(table, one, scores)
-    provenance.to_parquet(table, two, scores)
-    assert provenance.read(one) == provenance.of_scores(scores)
-    assert ak.from_parquet(one).top.tolist() == table.top.tolist()
-    provenance.to_parquet(table, both, provenance.read(one), provenance.read(two))
-    assert provenance.read(both) == provenance.read(one)
+    provenance.to_parquet(table, first, scores)
+    provenance.to_parquet(table, second, scores)
+    assert provenance.read(first) == provenance.of_scores(scores)
+    assert ak.from_parquet(first).top.tolist() == table.top.tolist()
+    provenance.to_parquet(table, both, provenance.read(first), provenance.read(second))
+    assert provenance.read(both) == provenance.read(first)
     assert {p.name for p in tmp_path.iterdir()} == {"one.parquet", "two.parquet", "both.parquet"}
     nothing = {"models": [], "packages": {}}
     assert provenance.of_scores(nothing, scores) == provenance.of_scores(scores)
 
 
-def test_two_that_write_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_that_write_the_same_file(tmp_path: Path) -> None:
     """Each writes a whole file, and the last one stays."""
-    path, about, write = tmp_path / "x.parquet", {"models": [], "packages": {}}, pq.write_table
+    path, record, writers, rounds = tmp_path / "x.parquet", {"models": [], "packages": {}}, 8, 20
+    begin = threading.Barrier(writers)
 
-    def write_while_another_does(*arguments: Any) -> None:
-        write(*arguments)
-        monkeypatch.setattr(pq, "write_table", write)
-        provenance.to_parquet(ak.Array({"x": [1, 2]}), path, about)
-        assert ak.from_parquet(path).x.tolist() == [1, 2]
+    def write(number: int) -> None:
+        begin.wait(60)
+        for _ in range(rounds):
+            provenance.to_parquet(ak.Array({"x": [number] * (number + 1)}), path, record)
 
-    monkeypatch.setattr(pq, "write_table", write_while_another_does)
-    provenance.to_parquet(ak.Array({"x": [3]}), path, about)
-    assert ak.from_parquet(path).x.tolist() == [3]
+    with ThreadPoolExecutor(writers) as threads:
+        for _ in threads.map(write, range(writers)):
+            pass
+    numbers = ak.from_parquet(path).x.tolist()
+    assert numbers == [numbers[0]] * (numbers[0] + 1)
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_that_is_not_written_leaves_nothing(tmp_path: Path) -> None:
-    path, about = tmp_path / "x.parquet", {"models": [], "packages": {}}
-    provenance.to_parquet(ak.Array({"x": [1]}), path, about)
+    path, record = tmp_path / "x.parquet", {"models": [], "packages": {}}
+    provenance.to_parquet(ak.Array({"x": [1]}), path, record)
     with without_room(), pytest.raises(OSError, match="File too large"):
-        provenance.to_parquet(ak.Array({"x": [2]}), path, about)
+        provenance.to_parquet(ak.Array({"x": [2]}), path, record)
     assert ak.from_parquet(path).x.tolist() == [1]
     folder = tmp_path / "folder"
     folder.mkdir()
     with pytest.raises(IsADirectoryError):
-        provenance.to_parquet(ak.Array({"x": [2]}), folder, about)
+        provenance.to_parquet(ak.Array({"x": [2]}), folder, record)
     assert set(tmp_path.iterdir()) == {path, folder}
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from sonic_coffea.model import Model
     from sonic_coffea.testing import FakeServer
 
 
-@pytest.fixture  # type: ignore[untyped-decorator]  # pytest is not there for all who install
+@pytest.fixture  # type: ignore[untyped-decorator]  # pytest is not a dependency
 def sonic_server() -> Iterator[Callable[..., FakeServer]]:
     """Start a `FakeServer` for models, and connect this process to it, until the test is over.
 
@@ -31,8 +30,7 @@ def sonic_server() -> Iterator[Callable[..., FakeServer]]:
         def start(
             *models: Model, functions: dict[str, Any] | None = None, **options: Any
         ) -> FakeServer:
-            given = functions or {}
-            served = {m.name: FakeModel.of(m, given.get(m.name)) for m in models}
+            served = {m.name: FakeModel.of(m, (functions or {}).get(m.name)) for m in models}
             server = stack.enter_context(FakeServer(served))
             stack.enter_context(sonic.connect(server.url, **options))
             return server

@@ -31,11 +31,9 @@ they are pickled, because they cross processes.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "AccessError",
@@ -114,7 +112,7 @@ class SonicError(Exception):
         return f"{self.message}{between}[{printable(', '.join(where))}]" if where else self.message
 
     def at(self, **context: Any) -> SonicError:
-        """Return the same error with more of its context filled in; what is known stays."""
+        """Return the same error with the rest of its context filled in."""
         known = {k: v for k, v in self._context().items() if v is not None}
         return type(self)(self.message, **{**context, **known})
 
@@ -123,7 +121,7 @@ class SonicError(Exception):
         return type(self)(f"{self.message} ({remark})", **self._context())
 
     def within(self, place: str) -> SonicError:
-        """Return the same error, saying first where it came up."""
+        """Return the same error, whose message begins with the place."""
         return type(self)(f"{place}: {self.message}", **self._context())
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
@@ -15,14 +16,8 @@ from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, ContractError, InputError, nearest
 from sonic_coffea.layouts import ByRow, Output, Segment, is_lazy, is_tracer, over_partitions
-from sonic_coffea.pool import Call, Carrier, Settings, rows_per_request, shared
-from sonic_coffea.transport import DATATYPES, STRINGS, Address
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sonic_coffea.pool import Pool
-    from sonic_coffea.transport import Contract, TensorSpec
+from sonic_coffea.pool import Call, Carrier, Pool, Settings, rows_per_request, shared
+from sonic_coffea.transport import DATATYPES, STRINGS, Address, Contract, TensorSpec
 
 __all__ = ["triton_wrapper"]
 
@@ -147,10 +142,11 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
         if eager and lazy:
             raise InputError("some arrays are lazy and others are not; compute all or none")
         if not eager and not lazy:
-            return self._call_numpy(*args, **kwargs)
-        asked_args, asked_kwargs = self.prepare_awkward(*args, **kwargs)
+            self.validate_numpy_input(*args, **kwargs)
+            return self.numpy_call(*args, **kwargs)
+        prepared, named = self.prepare_awkward(*args, **kwargs)
         score = self._score_lazy if lazy else self._score
-        return self.postprocess_awkward(score(*asked_args, **asked_kwargs), *args, **kwargs)
+        return self.postprocess_awkward(score(*prepared, **named), *args, **kwargs)
 
     @property
     def pool(self) -> Pool:
@@ -252,23 +248,19 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
         return {name: output.tensor for name, output in outputs.items()}
 
     def _contract(self) -> Contract:
-        """Return what the model takes and gives, with the batch size of the wrapper."""
+        """Return the model's contract, with the batch size of the wrapper."""
         contract = self.pool.contract(self.model, self.version)
         if self._batch_size < 0:
             return contract
         rows = min(self._batch_size, contract.max_rows or self._batch_size)
         return replace(contract, max_rows=rows, preferred_rows=())
 
-    def _call_numpy(
-        self, output_list: Sequence[str], input_dict: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        self.validate_numpy_input(output_list, input_dict)
-        return self.numpy_call(output_list, input_dict)
-
     def _score(
         self, output_list: Sequence[str], input_dict: Mapping[str, Any]
     ) -> dict[str, ak.Array]:
-        scores = self._call_numpy(output_list, _as_numpy(input_dict))
+        tensors = _as_numpy(input_dict)
+        self.validate_numpy_input(output_list, tensors)
+        scores = self.numpy_call(output_list, tensors)
         return {name: ak.from_numpy(score) for name, score in scores.items()}
 
     def _score_lazy(
@@ -284,7 +276,7 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
     def _score_partition(
         self, output_list: Sequence[str], input_dict: Mapping[str, Any]
     ) -> ak.Array:
-        """Score a partition; of one without data, return what stands for the scores."""
+        """Score a partition; of a partition without data, return scores without data."""
         tracing = is_tracer(input_dict)
         # What dask-awkward knows of the arrays is checked on one row, which stays here.
         known = {n: ak.typetracer.length_one_if_typetracer(a) for n, a in input_dict.items()}
@@ -321,7 +313,7 @@ class _Tensors:
         return self._rows
 
     def pack(self, start: int, stop: int, lend: Any = None) -> dict[str, Tensor]:
-        del lend  # they are there
+        del lend  # the rows lie in memory already
         rows = slice(start, stop)
         return {n: t[rows].astype(self._types[n], copy=False) for n, t in self._tensors.items()}
 
@@ -329,11 +321,11 @@ class _Tensors:
         return slice(start, stop)
 
     def events_of(self, start: int, stop: int) -> None:
-        """Return None: nobody knows here which events the rows are from."""
+        """Return None, as the events of the rows are not known."""
 
 
 def _types(contract: Contract, tensors: Mapping[str, Tensor]) -> dict[str, np.dtype[Any]]:
-    """Return the type that the model takes of each input; its own if the server does not say."""
+    """Return the model's type of each input; its own if the server does not list the input."""
     served = {s.name: DATATYPES.get(s.datatype) for s in contract.inputs}
     return {name: np.dtype(served.get(name) or t.dtype) for name, t in tensors.items()}
 

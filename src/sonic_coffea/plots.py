@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
+from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
 __all__ = ["Roc", "draw_histogram", "draw_roc", "draw_scores", "roc", "score_histogram"]
-
-_FLOOR = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +201,8 @@ def draw_scores(histogram: Any, ax: Any = None, *, density: bool = True, **style
     classes, score = histogram.axes
     style = {"linewidth": 2, **style}
     for number, name in enumerate(classes):
-        one = histogram[{classes.name: name}]
-        draw_histogram(one, ax, density=density, label=name, color=f"C{number}", **style)
+        of_class = histogram[{classes.name: name}]
+        draw_histogram(of_class, ax, density=density, label=name, color=f"C{number}", **style)
     ax.set(
         xlabel=score.label,
         ylabel="objects, normalised to area 1" if density else "objects",
@@ -238,7 +233,7 @@ def draw_histogram(histogram: Any, ax: Any, *, density: bool = False, **style: A
     edges, centers = histogram.axes[0].edges, histogram.axes[0].centers
     scale = np.ones(len(values))
     if density:
-        scale = 1 / max(float(values.sum()), _FLOOR) / np.diff(edges)
+        scale = 1 / (values.sum() or 1) / np.diff(edges)
     color = style.pop("color", "C0")
     mplhep.histplot(values * scale, edges, ax=ax, yerr=False, color=color, **style)
     filled = values != 0
@@ -274,14 +269,14 @@ def draw_roc(curves: Roc | Mapping[str, Roc], ax: Any = None, **style: Any) -> A
     for number, (name, curve) in enumerate(named.items()):
         area = f"AUC = {curve.area:.3f} ± {curve.area_error:.3f}"
         label = f"{name}: {area}" if name else area
-        seen = curve.background > 0
-        signal, background = curve.signal[seen], curve.background[seen]
+        drawn = curve.background > 0
+        signal, background = curve.signal[drawn], curve.background[drawn]
         style = {"linewidth": 2, **style}
         ax.plot(signal, background, label=label, color=f"C{number}", **style)
         band = {"color": f"C{number}", "alpha": 0.2, "linewidth": 0}
-        error = curve.signal_error[seen]
+        error = curve.signal_error[drawn]
         ax.fill_betweenx(background, signal - error, signal + error, **band)
-        error = curve.background_error[seen]
+        error = curve.background_error[drawn]
         ax.fill_between(signal, background - error, background + error, **band)
         lowest = min(lowest, float(background[0]))
     ax.set(
@@ -297,7 +292,7 @@ def draw_roc(curves: Roc | Mapping[str, Roc], ax: Any = None, **style: Any) -> A
 
 
 def _flat(scores: Any, *others: Any) -> list[NDArray[Any]]:
-    """Return flat arrays of the scores that are not None, and of what belongs to each of them."""
+    """Return flat arrays of the scores that are not None, and of the other arrays beside them."""
     try:
         arrays = ak.broadcast_arrays(scores, *others)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Provenance of scores: which models on which servers made them; in arrays and in files."""
+"""Provenance of scores, in arrays and in files: the models and servers that made them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 
 from sonic_coffea.errors import ConfigError
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
 
 __all__ = ["attributes", "of_scores", "read", "to_parquet", "to_root", "versions"]
 
@@ -26,7 +24,7 @@ _PACKAGES = ("sonic-coffea", "coffea", "awkward", "numpy", "tritonclient")
 
 
 def attributes(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record of what made scores as their attributes: as ``sonic``, and by its hash."""
+    """Return the attributes of scores: their provenance as ``sonic``, and by its hash."""
     # Of arrays that are put together, awkward keeps all keys, but of equal ones the first value.
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
     return {KEY: record, f"{KEY}:{digest[:16]}": record}
@@ -115,26 +113,24 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     sonic_coffea.errors.ConfigError
         If the file holds no provenance.
     """
-    text: Any = None
     if Path(path).suffix == ".root":
         import uproot
 
         with uproot.open(path) as file:
-            text = str(file[KEY]) if KEY in file else None
+            text = file.get(KEY)
     else:
         import pyarrow.parquet as pq
 
         text = (pq.read_schema(path).metadata or {}).get(KEY.encode())
     if text is None:
         raise ConfigError(f"{path} does not say what made its scores")
-    record: dict[str, Any] = json.loads(text)
-    return record
+    return dict(json.loads(text))
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that scores depend on."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed

@@ -46,9 +46,9 @@ def checked(*arguments: object, ok: bool, cwd: Path | None = None) -> dict[str, 
     """Return the steps by name."""
     done = run("check", *arguments, "--json", cwd=cwd)
     assert done.returncode == (0 if ok else 1), done.stderr
-    found = json.loads(done.stdout)
-    assert found["ok"] is ok
-    return {step["name"]: step for step in found["steps"]}
+    result = json.loads(done.stdout)
+    assert result["ok"] is ok
+    return {step["name"]: step for step in result["steps"]}
 
 
 def failed(*arguments: object, cwd: Path | None = None) -> dict[str, Any]:
@@ -291,14 +291,14 @@ def test_a_service_is_woken(fake: FakeServer) -> None:
 
 
 def test_models(server: sonic.LocalServer) -> None:
-    (one,) = json.loads(run("models", server.url, "--json").stdout)
-    assert (one["model"], one["version"], one["state"], one["max_rows"]) == (
+    (model,) = json.loads(run("models", server.url, "--json").stdout)
+    assert (model["model"], model["version"], model["state"], model["max_rows"]) == (
         "tagger",
         "1",
         "READY",
         64,
     )
-    assert one["inputs"][0] == {
+    assert model["inputs"][0] == {
         "name": "features",
         "datatype": "FP32",
         "shape": [2, -1],
@@ -318,21 +318,21 @@ def test_status_lists_and_stops(
     # With records of its own: it stops all that it finds.
     (tmp_path / "state").mkdir(mode=0o700)
     monkeypatch.setenv("SONIC_COFFEA_STATE_DIR", str(tmp_path / "state"))
-    one, two = sonic.LocalServer(repository).start(), sonic.LocalServer(repository).start()
-    with one, two:
-        found = {record["url"]: record for record in json.loads(run("status", "--json").stdout)}
-        assert found[one.url]["models"] == ["tagger v1"]
-        assert found[one.url]["pid"] == one.pid
-        secret = next(iter(one.headers.values()))
-        assert secret not in json.dumps(found)
-        assert one.url in run("status").stdout.replace("\n", "")
-        done = run("status", "--stop", one.url, "--json")
-        assert json.loads(done.stdout) == {"stopped": [one.url]}
-        until(lambda: not one.running, what="the end of one")
-        assert two.running
-        assert local_state.lookup(one.url) is None
+    first, second = sonic.LocalServer(repository).start(), sonic.LocalServer(repository).start()
+    with first, second:
+        records = {record["url"]: record for record in json.loads(run("status", "--json").stdout)}
+        assert records[first.url]["models"] == ["tagger v1"]
+        assert records[first.url]["pid"] == first.pid
+        secret = next(iter(first.headers.values()))
+        assert secret not in json.dumps(records)
+        assert first.url in run("status").stdout.replace("\n", "")
+        done = run("status", "--stop", first.url, "--json")
+        assert json.loads(done.stdout) == {"stopped": [first.url]}
+        until(lambda: not first.running, what="the end of one")
+        assert second.running
+        assert local_state.lookup(first.url) is None
         wrong = run("status", "--stop", "grpc://127.0.0.1:1")
         assert wrong.returncode == 1
         assert "no local server of yours" in wrong.stderr
         assert json.loads(run("status", "--stop", "all", "--json").stdout)["stopped"]
-        until(lambda: not two.running, what="the end of the other")
+        until(lambda: not second.running, what="the end of the other")

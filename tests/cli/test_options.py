@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,9 @@ import grpc
 import pytest
 import uproot
 from tests.commands import run
+from tests.ports import held_port
 
 import sonic_coffea as sonic
-from sonic_coffea import errors, server
 from sonic_coffea.cli._options import settings_of
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.testing import FakeModel, FakeServer
@@ -49,36 +50,35 @@ def score(fake: FakeServer, folder: Path, *more: str) -> tuple[dict[str, Any], A
 def test_score_keeps_masks_and_restarts(fake: FakeServer, tmp_path: Path) -> None:
     eta = ak.flatten(uproot.open(FILE)["Events"]["FatJet_eta"].array()).tolist()
     fake.fail(*REFUSED, times=2)
-    said, found = score(fake, tmp_path, "--mask", "--keep", "eta", "--keep", "phi")
-    assert said["rows"] == len(found) > said["scored"] > 0
-    assert said["scored"] == len(found) - ak.sum(ak.is_none(found.top))
-    assert found.eta.tolist() == eta
-    assert found.fields[-3:] == ["eta", "phi", "top"]
+    summary, scores = score(fake, tmp_path, "--mask", "--keep", "eta", "--keep", "phi")
+    assert summary["rows"] == len(scores) > summary["scored"] > 0
+    assert summary["scored"] == len(scores) - ak.sum(ak.is_none(scores.top))
+    assert scores.eta.tolist() == eta
+    assert scores.fields[-3:] == ["eta", "phi", "top"]
     small = ("--chunksize", "400")
     fake.fail(*REFUSED, every=18)
     kept, error = score(fake, tmp_path, *small)[0]["error"].splitlines()
     assert kept == "WARNING: chunks that are scored: 1; the same call scores the others"
     assert "unexpected shape" in error
-    said, _ = score(fake, tmp_path, *small, "--restart")
-    assert said["resumed"] == 0
+    summary, _ = score(fake, tmp_path, *small, "--restart")
+    assert summary["resumed"] == 0
 
 
-def test_serve_passes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {}
-
-    class Recorder:
-        def __init__(self, repository: Path, **options: Any) -> None:
-            told.update(options, repository=repository)
-
-        def start(self) -> None:
-            raise errors.ServerError("not today")
-
-    monkeypatch.setattr(server, "LocalServer", Recorder)
-    options = ["--port", "8001", "--threads", "2", "--runtime", "podman", "--image", "triton.sif"]
-    assert run("serve", tmp_path, *options).returncode == 1
-    del told["progress"]
-    expected = {"port": 8001, "threads": 2, "runtime": "podman", "image": "triton.sif"}
-    assert told == {"repository": tmp_path, **expected}
+@pytest.mark.server
+def test_serve_passes_its_options_to_the_runtime(tmp_path: Path) -> None:
+    """A podman that has the image writes down how it is to serve, and fails."""
+    podman, launched = tmp_path / "podman", tmp_path / "launched"
+    podman.write_text(f'#!/bin/sh\n[ "$1" = run ] || exit 0\necho "$@" >{launched}\nexit 1\n')
+    podman.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    sonic.build_repository(tmp_path / "models", {"top": DATA / "toptagger.onnx"})
+    with held_port() as port:
+        options = ["--port", port, "--threads", 2, "--runtime", "podman", "--image", "site/triton"]
+        done = run("serve", tmp_path / "models", *options, PATH=path)
+    assert done.returncode == 1
+    arguments = launched.read_text().split()
+    assert {f"--grpc-port={port}", "--cpus=2", "site/triton"} < set(arguments)
+    assert f"--model-repository={tmp_path / 'models'}" in arguments
 
 
 def test_certificates_reach_the_connection(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_certificates_reach_the_connection(tmp_path: Path) -> None:
         file.write_text("PEM")
     named = dict(zip(("tls_root", "tls_cert", "tls_key"), files, strict=True))
     settings = settings_of("grpcs://triton.example:443", header=["a=b=c"], **named)
-    found = [settings.tls.root, settings.tls.cert, settings.tls.key]
-    assert found == [str(file) for file in files]
+    used = [settings.tls.root, settings.tls.cert, settings.tls.key]
+    assert used == [str(file) for file in files]
     assert settings.headers == {"a": "b=c"}
 
 

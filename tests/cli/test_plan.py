@@ -22,16 +22,16 @@ def planned(
 ) -> subprocess.CompletedProcess[str]:
     curve.save(folder / "curve.json")
     options = {"cores": "500", "cpu-ms": "10", "rows-per-event": "3", **changes}
-    given = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return run("plan", folder / "curve.json", *given, *more)
+    arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+    return run("plan", folder / "curve.json", *arguments, *more)
 
 
 def test_shown_and_as_json(tmp_path: Path) -> None:
     shown = planned(CURVE, tmp_path, gbps="25").stdout
     for label in ("bottleneck", "utilisation", "capacity of the network", "Gb/s", "in flight"):
         assert label in shown
-    found = json.loads(planned(CURVE, tmp_path, "--json", gbps="25").stdout)
-    assert (found["bottleneck"], found["servers"]) == ("cores", 19)
+    plan = json.loads(planned(CURVE, tmp_path, "--json", gbps="25").stdout)
+    assert (plan["bottleneck"], plan["servers"]) == ("cores", 19)
     saturated = planned(CURVE, tmp_path, servers="1").stdout
     assert "time of a request" not in saturated
 

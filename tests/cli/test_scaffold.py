@@ -78,18 +78,18 @@ def declared(text: str) -> sonic.Model:
 def test_what_is_printed_fits(server: FakeServer, name: str) -> None:
     done = run("scaffold", server.url, name, "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert list(found) == [
+    printed = json.loads(done.stdout)
+    assert list(printed) == [
         *("url", "model", "version", "max_rows", "inputs", "outputs", "declaration")
     ]
-    model = declared(found["declaration"])
+    model = declared(printed["declaration"])
     assert list(model.inputs) == list(MODELS[name].inputs)
-    for one in found["inputs"]:
-        layout = eval(one["layout"], {"sonic": sonic})  # noqa: S307
-        assert layout == model.inputs[one["name"]]
-        assert type(layout) is type(MODELS[name].inputs[one["name"]])
+    for tensor in printed["inputs"]:
+        layout = eval(tensor["layout"], {"sonic": sonic})  # noqa: S307
+        assert layout == model.inputs[tensor["name"]]
+        assert type(layout) is type(MODELS[name].inputs[tensor["name"]])
         assert getattr(layout, "beside", None) == getattr(
-            MODELS[name].inputs[one["name"]], "beside", None
+            MODELS[name].inputs[tensor["name"]], "beside", None
         )
     with sonic.connect(server.url):
         model.check()
@@ -132,8 +132,8 @@ def test_a_declaration_is_used_as_it_is(tmp_path: Path) -> None:
         )
         against = run("check", fake.url, "m", "--against", "m.yaml", cwd=tmp_path)
         assert "✗ declaration of m: " in against.stdout
-    found = ak.from_parquet(tmp_path / "s.parquet")
-    assert found.label_1.tolist() == found.pt.tolist()
+    scores = ak.from_parquet(tmp_path / "s.parquet")
+    assert scores.label_1.tolist() == scores.pt.tolist()
 
 
 def test_a_model_that_is_not_there(server: FakeServer) -> None:

@@ -33,26 +33,26 @@ page, printed = None, {}
 for block in json.load(open(sys.argv[1])):
     if block["page"] != page:
         page, namespace, above = block["page"], {"__name__": "__main__"}, ""
-    said = io.StringIO()
+    output = io.StringIO()
     if block["language"] == "bash":
         # A file: what a block leaves running would hold a pipe open.
-        with open("said.txt", "w+") as out:
+        with open("output.txt", "w+") as out:
             shell = ["bash", "-euo", "pipefail", "-c", block["text"]]
             subprocess.run(shell, check=True, stdout=out)
-        said.write(open("said.txt").read())
+        output.write(open("output.txt").read())
     else:
         text = "\\n" * (block["line"] - 1) + block["text"]
         try:
-            with contextlib.redirect_stdout(said):
+            with contextlib.redirect_stdout(output):
                 exec(compile(text, block["page"], "exec"), namespace)
         except BaseException:
-            sys.stderr.write(said.getvalue())
+            sys.stderr.write(output.getvalue())
             raise
         above += block["text"]
         if "def test_" in block["text"]:
             open("test_page.py", "w").write(above)
             subprocess.run([sys.executable, "-m", "pytest", "-q", "test_page.py"], check=True)
-    printed[block["at"]] = said.getvalue()
+    printed[block["at"]] = output.getvalue()
     json.dump(printed, open(sys.argv[2], "w"))
 # pyarrow's threads abort one in ten processes that end right after ak.from_parquet.
 atexit._run_exitfuncs()
@@ -80,7 +80,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    found, opened = [], None
+    blocks, opened = [], None
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if not line.startswith("```"):
             continue
@@ -88,10 +88,10 @@ def blocks_of(page: Path) -> list[Block]:
             opened = number, line.removeprefix("```").strip()
         else:
             lines = page.read_text(encoding="utf-8").splitlines()[opened[0] : number - 1]
-            found.append(Block(page, opened[0] + 1, opened[1], "\n".join(lines) + "\n"))
+            blocks.append(Block(page, opened[0] + 1, opened[1], "\n".join(lines) + "\n"))
             opened = None
     assert opened is None, f"{page}: the block of line {opened} is not closed"
-    return found
+    return blocks
 
 
 def to_run(page: Path) -> list[Block]:
@@ -148,9 +148,9 @@ def outputs_of(page: Path) -> list[tuple[Block, Block]]:
 def check_outputs(page: Path, printed: dict[str, str]) -> None:
     """Compare what blocks printed with what the page shows, where `...` stands for anything."""
     for block, shown in outputs_of(page):
-        got, wanted = of_any_run(printed[str(block)]), of_any_run(shown.text)
-        same = doctest.OutputChecker().check_output(wanted, got, doctest.ELLIPSIS)
-        assert same, f"{block} prints\n{got}\nand the page shows\n{wanted}"
+        got, expected = of_any_run(printed[str(block)]), of_any_run(shown.text)
+        same = doctest.OutputChecker().check_output(expected, got, doctest.ELLIPSIS)
+        assert same, f"{block} prints\n{got}\nand the page shows\n{expected}"
 
 
 def of_any_run(text: str) -> str:

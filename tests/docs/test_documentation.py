@@ -270,9 +270,9 @@ def test_analysis_scores_every_jet(analysed: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_analysis_equals_direct_inference(analysed: dict[str, Any]) -> None:
     expected = np.histogram(scored_directly(DATA / "TTbar_1.root"), bins=20, range=(0, 1))[0]
-    found = analysed["top"]["TTbar_1", :].values()
+    counts = analysed["top"]["TTbar_1", :].values()
     # A score at the edge of a bin may fall to either side.
-    assert np.abs(found - expected).sum() <= 4
+    assert np.abs(counts - expected).sum() <= 4
 
 
 @pytest.mark.slow

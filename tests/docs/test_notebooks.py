@@ -89,7 +89,7 @@ class Shown:
 
     def report(self, number: int = 0) -> dict[str, str]:
         """Return what a report says, by label: of the first table, and a server's first column."""
-        page = [one for one in self.pages if "<b>Scoring</b>" in one][number]
+        page = [candidate for candidate in self.pages if "<b>Scoring</b>" in candidate][number]
         rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in page.split("<tr>")]
         return {row[0].strip(): row[1] for row in reversed(rows) if row}
 
@@ -141,7 +141,7 @@ def test_notebook(path: Path, tmp_path: Path, environment: dict[str, str]) -> No
     assert [shape(cell) for cell in kept] == [shape(cell) for cell in cells], hint
     assert list(work.iterdir()) == []
     # dask keeps a folder of its own there.
-    assert [one for one in scratch.iterdir() if one.name.startswith("tmp")] == []
+    assert [path for path in scratch.iterdir() if path.name.startswith("tmp")] == []
     servers = execute(["-m", "sonic_coffea", "status", "--json"], work, plain)
     assert json.loads(servers) == []
 

@@ -34,8 +34,8 @@ def words(text: str) -> list[str]:
 
 
 def curves(text: str) -> dict[str, Any]:
-    found = re.findall(r'<g id="(in-flight-[^"]+)">\s*<path d="([^"]+)"', text)
-    return {name: np.asarray(re.findall(r"[\d.]+", path), float) for name, path in found}
+    paths = re.findall(r'<g id="(in-flight-[^"]+)">\s*<path d="([^"]+)"', text)
+    return {name: np.asarray(re.findall(r"[\d.]+", path), float) for name, path in paths}
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.stem)

@@ -68,8 +68,8 @@ def test_numbers_that_refer_to_nothing() -> None:
     ],
 )
 def test_what_cannot_be_referred_to(inputs: dict[str, Any], problem: str) -> None:
-    one = ak.Array([{"r": [1.0], "from": [0], "to": [0]}])
+    graph = ak.Array([{"r": [1.0], "from": [0], "to": [0]}])
     with pytest.raises(ConfigError, match=problem):
-        sonic.Model("m", inputs, {"y": None}).pack(one)
+        sonic.Model("m", inputs, {"y": None}).pack(graph)
     with pytest.raises(ConfigError, match="int32 or int64, got float32"):
         sonic.Flat("from", refers_to="x")

@@ -103,9 +103,9 @@ def sample() -> tuple[ak.Array, list[Any]]:
 def test_constituents_of_the_sample(sample: tuple[ak.Array, list[Any]]) -> None:
     events, expected = sample
     assert sum(map(len, expected)) > 100
-    found = sonic.constituents(events)
-    assert found.pt.tolist() == expected
-    assert ak.num(found).tolist() == ak.num(events.FatJet).tolist()
+    candidates = sonic.constituents(events)
+    assert candidates.pt.tolist() == expected
+    assert ak.num(candidates).tolist() == ak.num(events.FatJet).tolist()
 
 
 @pytest.mark.parametrize(
@@ -115,24 +115,28 @@ def test_constituents_of_the_sample(sample: tuple[ak.Array, list[Any]]) -> None:
 )
 def test_constituents_of_a_selection(sample: tuple[ak.Array, list[Any]], chosen: Any) -> None:
     events, expected = sample
-    wanted = np.arange(len(expected))[chosen]
-    found = sonic.constituents(events[chosen])
-    assert found.pt.tolist() == [expected[i] for i in wanted]
+    selected = np.arange(len(expected))[chosen]
+    candidates = sonic.constituents(events[chosen])
+    assert candidates.pt.tolist() == [expected[i] for i in selected]
 
 
 def test_constituents_of_masked_events_twice_selected(sample: tuple[ak.Array, list[Any]]) -> None:
     events, expected = sample
     two = np.asarray([len(e) >= 2 for e in expected])
-    found = sonic.constituents(events[two][::-1][:7])
-    assert found.pt.tolist() == [e for e, keep in zip(expected, two, strict=True) if keep][:-8:-1]
+    candidates = sonic.constituents(events[two][::-1][:7])
+    assert (
+        candidates.pt.tolist() == [e for e, keep in zip(expected, two, strict=True) if keep][:-8:-1]
+    )
 
 
 def test_candidates_keep_their_behaviour(sample: tuple[ak.Array, list[Any]]) -> None:
     events, _ = sample
     vectors = ak.with_name(events.PFCand, "PtEtaPhiMLorentzVector")
-    found = sonic.constituents(ak.with_field(events, vectors, "PFCand"))
+    candidates = sonic.constituents(ak.with_field(events, vectors, "PFCand"))
     np.testing.assert_allclose(
-        ak.flatten(found.px, axis=None), ak.flatten(found.pt * np.cos(found.phi), axis=None), 1e-6
+        ak.flatten(candidates.px, axis=None),
+        ak.flatten(candidates.pt * np.cos(candidates.phi), axis=None),
+        1e-6,
     )
 
 
@@ -145,14 +149,14 @@ def test_no_field_of_a_candidate_is_read_before_it_is_used() -> None:
         access_log=log,
         entry_stop=50,
     ).events()
-    found = sonic.constituents(events)
+    candidates = sonic.constituents(events)
     read = {entry.branch for entry in log}
     assert read <= {"nFatJet", "nFatJetPFCand", "nPFCand"} | {
         "FatJetPFCand_jetIdx",
         "FatJetPFCand_pfCandIdx",
     }
     log.clear()
-    np.asarray(ak.flatten(found.eta, axis=None))
+    np.asarray(ak.flatten(candidates.eta, axis=None))
     assert {entry.branch for entry in log} == {"PFCand_eta"}
 
 
@@ -196,10 +200,10 @@ def test_what_a_table_says_of_a_vertex_in_its_jet_is_a_field() -> None:
     events = with_columns(("FatJetSVs", "sVIdx", "SV"), columns)
     expected = [[[], [0, 2]], [], [[20], []]]
     for chosen in (slice(None), slice(None, None, -1), [2, 0]):
-        found = sonic.secondary_vertices(events[chosen])
-        assert found.fields == ["pt", "costhetasvpv"]
-        assert found.costhetasvpv.tolist() == [expected[n] for n in np.arange(3)[chosen]]
-        assert found.pt.tolist() == sonic.secondary_vertices(events).pt[chosen].tolist()
+        vertices = sonic.secondary_vertices(events[chosen])
+        assert vertices.fields == ["pt", "costhetasvpv"]
+        assert vertices.costhetasvpv.tolist() == [expected[n] for n in np.arange(3)[chosen]]
+        assert vertices.pt.tolist() == sonic.secondary_vertices(events).pt[chosen].tolist()
     form = ak.to_packed(events).layout.form_with_key_path()
     traced, report = ak.typetracer.typetracer_with_report(form, highlevel=True)
     without_data = sonic.secondary_vertices(traced)
@@ -215,22 +219,27 @@ def test_constituents_with_a_table_s_columns_keep_their_behaviour(
     table = ak.with_field(events.FatJetPFCand, 2 * events.FatJetPFCand.pfCandIdx, "btagEtaRel")
     vectors = ak.with_name(events.PFCand, "PtEtaPhiMLorentzVector")
     events = ak.with_field(ak.with_field(events, vectors, "PFCand"), table, "FatJetPFCand")[::2]
-    found = sonic.constituents(events)
-    assert found.pt.tolist() == expected[::2]
+    candidates = sonic.constituents(events)
+    assert candidates.pt.tolist() == expected[::2]
     np.testing.assert_allclose(
-        ak.flatten(found.px, axis=None), ak.flatten(found.pt * np.cos(found.phi), axis=None), 1e-6
+        ak.flatten(candidates.px, axis=None),
+        ak.flatten(candidates.pt * np.cos(candidates.phi), axis=None),
+        1e-6,
     )
-    wanted = [
-        [[twice for jet, twice in zip(jets, said, strict=True) if jet == n] for n in range(number)]
-        for number, jets, said in zip(
+    nested = [
+        [
+            [twice for jet, twice in zip(jets, column, strict=True) if jet == n]
+            for n in range(number)
+        ]
+        for number, jets, column in zip(
             ak.num(events.FatJet).tolist(),
             events.FatJetPFCand.jetIdx.tolist(),
             events.FatJetPFCand.btagEtaRel.tolist(),
             strict=True,
         )
     ]
-    assert found.btagEtaRel.tolist() == wanted
-    jets = ak.with_field(events.FatJet, found, "pf")
+    assert candidates.btagEtaRel.tolist() == nested
+    jets = ak.with_field(events.FatJet, candidates, "pf")
     assert sonic.Padded(["pf.pt", "pf.btagEtaRel"], 3).pack(jets).shape[1:] == (2, 3)
 
 
@@ -255,9 +264,9 @@ def test_what_is_within_a_cone_is_what_loops_find(
     jets: Any, others: Any, radius: float, backwards: bool
 ) -> None:
     chosen = slice(None, None, -1 if backwards else 1)
-    one, other = objects(jets, 4)[chosen], objects(others, 4)[chosen]
+    axes, around = objects(jets, 4)[chosen], objects(others, 4)[chosen]
     expected = []
-    for event_jets, event_others in zip(one.tolist(), other.tolist(), strict=True):
+    for event_jets, event_others in zip(axes.tolist(), around.tolist(), strict=True):
         of_event = []
         for jet in event_jets:
             inside = []
@@ -270,14 +279,14 @@ def test_what_is_within_a_cone_is_what_loops_find(
                     inside.append(candidate["id"])
             of_event.append(inside)
         expected.append(of_event)
-    assert sonic.within_cone(one, other, radius).id.tolist() == expected
+    assert sonic.within_cone(axes, around, radius).id.tolist() == expected
 
 
 def test_cones_of_jets_that_are_none() -> None:
     jets = objects([[(0.0, 0.0), (0.1, 0.0)]], 2)
     chosen = ak.mask(jets, jets.id != 1)
-    found = sonic.within_cone(chosen, jets, 0.4).id
-    assert found.tolist() == [[[0, 1], []], [[2, 3], [2, 3]]]
+    inside = sonic.within_cone(chosen, jets, 0.4).id
+    assert inside.tolist() == [[[0, 1], []], [[2, 3], [2, 3]]]
     with pytest.raises(errors.InputError, match="of the same events, got 2 and 1"):
         sonic.within_cone(jets, jets[:1], 0.4)
 
@@ -321,8 +330,8 @@ def test_vertices_without_data(by_table: bool) -> None:
         events = ak.zip({"FatJet": directed, "SV": directed}, depth_limit=1)
     form = ak.to_packed(events).layout.form_with_key_path()
     traced, report = ak.typetracer.typetracer_with_report(form, highlevel=True)
-    found = sonic.secondary_vertices(traced)
-    assert found.type.content == sonic.secondary_vertices(events).type.content
+    vertices = sonic.secondary_vertices(traced)
+    assert vertices.type.content == sonic.secondary_vertices(events).type.content
     links = {("FatJetSVs", None, name) for name in ("jetIdx", "sVIdx")}
     eta_phi = {(name, None, k) for name in ("FatJet", "SV") for k in ("eta", "phi")}
     read = {key for key in map(ast.literal_eval, report.data_touched) if len(key) > 1}

@@ -191,20 +191,20 @@ def test_a_graph_is_never_split_nor_joined() -> None:
         list(plan(inputs.segments, max_rows=None, max_bytes=largest - 1))
     with pytest.raises(InputError, match="6 requests, one for each event"):
         model(one_request_per="event").pack(arrays)
-    one = {name: array[:1] for name, array in arrays.items()}
-    assert model(one_request_per="event").pack(one)["edges"].shape[0] == 2
+    single = {name: array[:1] for name, array in arrays.items()}
+    assert model(one_request_per="event").pack(single)["edges"].shape[0] == 2
 
 
 def test_it_is_a_part_of_the_declaration() -> None:
-    one, other = model(one_request_per="row"), model(one_request_per="event")
-    assert one.config_hash != other.config_hash
-    assert pickle.loads(pickle.dumps(one)).one_request_per == "row"
+    by_row, by_event = model(one_request_per="row"), model(one_request_per="event")
+    assert by_row.config_hash != by_event.config_hash
+    assert pickle.loads(pickle.dumps(by_row)).one_request_per == "row"
     with FakeServer({"tracks": served()}) as server, sonic.connect(server.url) as pool:
         with pytest.raises(ConfigError, match="leave deduplicate out"):
-            one(graphs(3), pool=pool, deduplicate=True)
+            by_row(graphs(3), pool=pool, deduplicate=True)
         with pytest.raises(ContractError, match="one_request_per='row'"):
             sonic.Model(
                 "tracks",
                 {"hits": sonic.Flat("x"), "edges": sonic.Flat(EDGES, "ends", dtype="int64")},
-                one.outputs,
+                by_row.outputs,
             )(graphs(3), pool=pool)

@@ -1,4 +1,4 @@
-"""What requests carry besides tensors, and models that rows cannot be sent to."""
+"""Parameters that requests carry, and models that rows cannot be sent to."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import awkward as ak
 import pytest
+from tests.network.fault_server import Exchange, FaultServer, answered
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.server.in_process import _grpc_server
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport._model_queries import contract_of
 
@@ -21,19 +21,18 @@ def model(**options: Any) -> sonic.Model:
     return sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["a"]}, **options)
 
 
-def test_requests_carry_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_carry_parameters() -> None:
     requests: list[Any] = []
-    servicer = _grpc_server.Servicer
-    infer = servicer.ModelInfer
 
-    def seen(self: Any, request: Any, context: Any) -> Any:
-        requests.append(request)
-        return infer(self, request, context)
+    async def record(call: Exchange) -> None:
+        await call.complete.wait()
+        requests.append(service_pb2.ModelInferRequest.FromString(call.request[5:]))
+        await answered(call)
 
-    monkeypatch.setattr(servicer, "ModelInfer", seen)
-    carried = {"era": "2024", "calibrated": True, "step": 3, "threshold": 0.25}
-    with FakeServer({"m": FakeModel.of(model())}) as server, sonic.connect(server.url):
-        scores = model(parameters=carried, priority=2, server_timeout_s=0.5)(EVENTS)
+    declared = {"era": "2024", "calibrated": True, "step": 3, "threshold": 0.25}
+    with FaultServer({"m": FakeModel.of(model())}) as server, sonic.connect(server.url):
+        server.misbehave(record, times=2)
+        scores = model(parameters=declared, priority=2, server_timeout_s=0.5)(EVENTS)
         assert scores.tolist() == model()(EVENTS).tolist()
     first, second = requests
     assert first.parameters["era"].string_param == "2024"
@@ -47,13 +46,13 @@ def test_requests_carry_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_scores_of_other_parameters_are_others(tmp_path: Any) -> None:
     """Neither the cache nor the provenance takes one for the other."""
-    one, two = (model(parameters={"era": era}) for era in ("2023", "2024"))
-    assert one.config_hash != two.config_hash != model().config_hash
+    first, second = (model(parameters={"era": era}) for era in ("2023", "2024"))
+    assert first.config_hash != second.config_hash != model().config_hash
     with (
         FakeServer({"m": FakeModel.of(model())}) as server,
         sonic.connect(server.url, cache=tmp_path / "scores", cache_trusts_versions=True) as pool,
     ):
-        for declared in (one, two, model(), model(priority=1), two):
+        for declared in (first, second, model(), model(priority=1), second):
             declared(EVENTS)
         # Priority says when, not what.
         assert pool.statistics.total().rows == 3

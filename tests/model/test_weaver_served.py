@@ -56,8 +56,8 @@ def preprocess() -> dict[str, Any]:
                 "max_length": most,
             }
     file["input_names"].append("jet_features")
-    one = {"min_length": 1, "max_length": 1}
-    file["jet_features"] = {"var_names": JET, "var_infos": infos(JET), **one}
+    single = {"min_length": 1, "max_length": 1}
+    file["jet_features"] = {"var_names": JET, "var_infos": infos(JET), **single}
     return file
 
 
@@ -161,8 +161,8 @@ def test_scores_are_those_of_the_rule(network: Path, installation: Any, tmp_path
         sonic.connect(server),
     ):
         scores = model(array)
-        found = np.stack([np.asarray(scores[label]) for label in labels], axis=1)
-        np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
+        received = np.stack([np.asarray(scores[label]) for label in labels], axis=1)
+        np.testing.assert_allclose(received, expected, atol=1e-5, rtol=1e-5)
         settings = Settings.make(server.url)
         assert model.check().max_rows == 16
         swapped = sonic.Model.from_weaver("network", file, output="output", labels=labels[::-1])
@@ -177,10 +177,10 @@ def test_scores_are_those_of_the_rule(network: Path, installation: Any, tmp_path
         details = [s.detail for s in steps if s.name == "declaration of network"]
         assert details[0].endswith("the server calls the values of 'output' b, g, target_pt")
         assert "are declared in another order" in details[1]
-        made = scaffold(settings, "network")
-        assert made.labels == {"output": labels}
+        declaration = scaffold(settings, "network")
+        assert declaration.labels == {"output": labels}
         names: dict[str, Any] = {}
-        exec(made.text, names)  # noqa: S102
+        exec(declaration.text, names)  # noqa: S102
         assert names["model"].outputs["output"].labels == tuple(labels)
         assert names["model"].check().max_rows == 16
         short = {**file, "output_names": LABELS[:2]}

@@ -88,8 +88,8 @@ def test_pages_and_files(name: str, tmp_path: Path) -> None:
         assert "<b>&amp;" not in shown
         assert is_harmless(shown)
     report.save(tmp_path / "report.json")
-    found = json.loads((tmp_path / "report.json").read_text())
-    assert [s["model"] for s in found["served"]] == sorted([f"m {name}", name])
+    saved = json.loads((tmp_path / "report.json").read_text())
+    assert [s["model"] for s in saved["served"]] == sorted([f"m {name}", name])
     assert is_harmless((tmp_path / "report.json").read_text())
 
 
@@ -173,10 +173,10 @@ def test_commands_that_list_models(server: FakeServer, command: str) -> None:
 
 @named
 @pytest.mark.usefixtures("wide")
-def test_commands_for_a_model(server: FakeServer, name: str) -> None:
+def test_commands_for_a_model(server: FakeServer, name: str, tmp_path: Path) -> None:
     model = "--", server.url, name
     bench = "bench", "--seconds", "0.01"
-    for command in (bench, ("check",)):
+    for command in ((*bench, "--output", tmp_path / "curve.json"), ("check",)):
         shown = run(*command, *model)
         assert shown.returncode == 0, shown.stderr
         assert shows(shown.stdout, name)

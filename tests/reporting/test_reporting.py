@@ -13,7 +13,7 @@ from tests.reporting.test_statistics import some_statistics
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.reporting import STATISTICS_KEY, Span, Statistics, Tally
-from sonic_coffea.reporting._page import INK
+from sonic_coffea.reporting._tables import INK
 from sonic_coffea.testing import FakeModel, FakeServer, Wrong
 from sonic_coffea.transport import ModelStatistics
 
@@ -153,8 +153,8 @@ def test_a_server_that_answered_nothing_has_no_times() -> None:
 
 def bad(**numbers: float) -> Statistics:
     statistics, tally = Statistics(objects=10_000, elements=100), Tally()
-    given = {"rows": 10_000, "requests": 100, "pack_s": 0.1, "wait_s": 0.1, **numbers}
-    for name, value in given.items():
+    counts = {"rows": 10_000, "requests": 100, "pack_s": 0.1, "wait_s": 0.1, **numbers}
+    for name, value in counts.items():
         setattr(tally if hasattr(tally, name) else statistics, name, value)
     for _ in range(100):
         tally.record_trip(0.01)
@@ -163,7 +163,7 @@ def bad(**numbers: float) -> Statistics:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "timings", "said"),
+    ("numbers", "timings", "sentence"),
     [
         ({}, {}, None),
         ({"padding": 300}, {}, "75% of the elements that are sent are padding: Bucketed"),
@@ -179,15 +179,15 @@ def bad(**numbers: float) -> Statistics:
         ({}, {"compute_s": 0.1}, "the network takes 9 times as long as m on grpc://s:1"),
     ],
 )
-def test_advice(numbers: dict[str, float], timings: dict[str, float], said: str | None) -> None:
+def test_advice(numbers: dict[str, float], timings: dict[str, float], sentence: str | None) -> None:
     counted = ModelStatistics(requests=100, rows=10_000, **timings)  # type: ignore[arg-type]
-    theirs = {("grpc://s:1", "m"): counted} if timings else {}
-    report = sonic.Report(bad(**numbers), timings=theirs)
-    if said is None:
+    of_servers = {("grpc://s:1", "m"): counted} if timings else {}
+    report = sonic.Report(bad(**numbers), timings=of_servers)
+    if sentence is None:
         assert report.advice == []
     else:
-        assert any(said in one for one in report.advice), report.advice
-        assert said.split(":")[0][:20] in report._repr_html_()
+        assert any(sentence in advice for advice in report.advice), report.advice
+        assert sentence.split(":")[0][:20] in report._repr_html_()
 
 
 def test_no_advice_on_times_of_few_requests() -> None:
@@ -223,17 +223,17 @@ def test_a_page_for_a_colleague(tmp_path: Path) -> None:
         "http://purl.org", ""
     ).replace("http://creativecommons.org", "").replace("http://ns", "")
     report.save(tmp_path / "report.json")
-    about = json.loads((tmp_path / "report.json").read_text())
+    saved = json.loads((tmp_path / "report.json").read_text())
     # It says of what it is, follows the reader's colours, and fits a phone.
-    assert about["title"] == report.title == "Scores of m for TTbar and data"
-    for shown in (report.title, "TTbar (7 events)", about["host"], "2 on a and b", "coffea 20"):
+    assert saved["title"] == report.title == "Scores of m for TTbar and data"
+    for shown in (report.title, "TTbar (7 events)", saved["host"], "2 on a and b", "coffea 20"):
         assert shown in page, shown
-    assert about["date"][:10] in page
+    assert saved["date"][:10] in page
     assert "currentColor" in page
     assert INK not in page
     assert 'name="viewport"' in page
-    assert about["advice"] == report.advice
-    assert {span["worker"] for span in about["spans"]} == {"a:1", "b:2"}
+    assert saved["advice"] == report.advice
+    assert {span["worker"] for span in saved["spans"]} == {"a:1", "b:2"}
     with pytest.raises(errors.ConfigError, match=r"ends in .html or .json, got report.pdf"):
         report.save(tmp_path / "report.pdf")
     assert len(report.plot().axes) == 3
@@ -256,15 +256,15 @@ def test_spans_are_never_many() -> None:
 
 
 def test_several_versions_of_a_model_are_one_account() -> None:
-    class Asked:
+    class Servers:
         def timings(self) -> dict[tuple[str, tuple[str, str | None]], ModelStatistics]:
-            one = ModelStatistics(requests=1, rows=10, queue_s=0.1)
-            return {("s", ("m", "1")): one, ("s", ("m", "2")): one, ("s", ("n", None)): one}
+            each = ModelStatistics(requests=1, rows=10, queue_s=0.1)
+            return {("s", ("m", "1")): each, ("s", ("m", "2")): each, ("s", ("n", None)): each}
 
-    asked: Any = Asked()
-    theirs = sonic.report(Statistics(), pool=asked).timings
-    assert theirs["s", "m"] == ModelStatistics(requests=2, rows=20, queue_s=0.2)
-    assert theirs["s", "n"].requests == 1
+    pool: Any = Servers()
+    timings = sonic.report(Statistics(), pool=pool).timings
+    assert timings["s", "m"] == ModelStatistics(requests=2, rows=20, queue_s=0.2)
+    assert timings["s", "n"].requests == 1
 
 
 def test_a_pool_asks_its_servers(server: sonic.LocalServer, tagger: sonic.Model, jets: Any) -> None:

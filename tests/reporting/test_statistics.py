@@ -40,27 +40,27 @@ def test_quantiles_are_interpolated() -> None:
     assert abs(tally.latency_s(0.5) / 0.015 - 1) < 0.03
     assert abs(tally.latency_s(0.9) / 0.019 - 1) < 0.03
     # The same time again and again: no quantile is far from the mean.
-    one = Tally()
+    tally = Tally()
     for _ in range(100):
-        one.record_trip(0.0081)
+        tally.record_trip(0.0081)
     for quantile in (0.5, 0.99):
-        assert abs(one.latency_s(quantile) / 0.0081 - 1) < 0.06
+        assert abs(tally.latency_s(quantile) / 0.0081 - 1) < 0.06
 
 
 def test_statistics_of_different_servers_stay_apart() -> None:
-    other = Statistics()
-    other.record("grpc://t:1", "m", "1", Tally(rows=7))
-    one = some_statistics()
-    both = one + other
+    second = Statistics()
+    second.record("grpc://t:1", "m", "1", Tally(rows=7))
+    first = some_statistics()
+    both = first + second
     assert {server: tally.rows for (server, _, _), tally in both} == {
         "grpc://s:1": 100,
         "grpc://t:1": 7,
     }
     assert both.total().rows == 107
-    assert one.total().rows == 100  # what was added is as it was
-    assert other.total().rows == 7
+    assert first.total().rows == 100  # what was added is as it was
+    assert second.total().rows == 7
     both.tallies["grpc://s:1", "m", "1"].latencies[:] = 0
-    assert one.total().latencies.sum() == 4
+    assert first.total().latencies.sum() == 4
 
 
 def with_spans(worker: str, requests: int) -> Statistics:
@@ -87,14 +87,14 @@ def test_plain_form_needs_no_package_to_load() -> None:
 
 @pytest.mark.parametrize("requests", [1, 3, 1200])
 def test_plain_forms_add_by_the_rules_of_coffea(requests: int) -> None:
-    one, two = with_spans("a:1", requests), with_spans("b:2", 2)
-    two.record("grpc://t:1", "n", "2", Tally(rows=7))
-    forms = [one.to_plain(), two.to_plain(), two.to_plain()]
+    first, second = with_spans("a:1", requests), with_spans("b:2", 2)
+    second.record("grpc://t:1", "n", "2", Tally(rows=7))
+    forms = [first.to_plain(), second.to_plain(), second.to_plain()]
     before = copy.deepcopy(forms)
-    expected = (one + two + two).to_dict()
-    found = Statistics.from_plain(accumulate(forms)).to_dict()
-    spans = found.pop("spans"), expected.pop("spans")
-    assert found == expected
+    expected = (first + second + second).to_dict()
+    total = Statistics.from_plain(accumulate(forms)).to_dict()
+    spans = total.pop("spans"), expected.pop("spans")
+    assert total == expected
     assert repr(forms) == repr(before)
     assert all(span in spans[1] for span in spans[0])
     assert 0 < len(spans[0]) <= 32 + 4
@@ -129,10 +129,10 @@ def test_snapshots_while_another_thread_records() -> None:
 def test_statistics_are_plain_numbers_for_json() -> None:
     statistics = some_statistics()
     statistics.record("grpc://t:1", "m", "1", Tally(failures=1))
-    found = json.loads(json.dumps(statistics.to_dict(), allow_nan=False))
-    assert found["padding"] == 40
-    assert found["served"][0]["server"] == "grpc://s:1"
-    assert found["served"][0]["latency_p50_s"] == found["total"]["latency_p50_s"]
+    plain = json.loads(json.dumps(statistics.to_dict(), allow_nan=False))
+    assert plain["padding"] == 40
+    assert plain["served"][0]["server"] == "grpc://s:1"
+    assert plain["served"][0]["latency_p50_s"] == plain["total"]["latency_p50_s"]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-6, 1e5])

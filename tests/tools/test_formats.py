@@ -43,26 +43,26 @@ def test_a_narrow_link(server: KServeServer) -> None:
         proxy.bytes_per_s = 1_000_000
         settings = Settings.make(proxy.url, max_in_flight=2)
         curve = measure(settings, "m", seconds=0.01)
-        found = compare_formats(settings, curve, filled=0.1, seconds=0.01)
-    plain, several, gzip, half, dense = found.ways
-    assert found.link_limits
-    assert [way.row_bytes for way in found.ways] == [4000, 4000, 4000, 2000, 400]
+        formats = compare_formats(settings, curve, filled=0.1, seconds=0.01)
+    plain, several, gzip, half, dense = formats.ways
+    assert formats.link_limits
+    assert [way.row_bytes for way in formats.ways] == [4000, 4000, 4000, 2000, 400]
     # What the proxy lets through is that of each connection.
     assert several.rows_per_s > 2 * plain.rows_per_s
     assert gzip.rows_per_s > several.rows_per_s
     # By their bytes, up to the server's rate.
     for way, times in ((half, 2), (dense, 10)):
-        rate = min(found.server_rows_per_s, times * several.rows_per_s)
+        rate = min(formats.server_rows_per_s, times * several.rows_per_s)
         assert way.rows_per_s == pytest.approx(rate)
-    assert found.best.rows_per_s == max(way.rows_per_s for way in found.ways)
-    assert all("channels=4" in way.option for way in found.ways[1:])
+    assert formats.best.rows_per_s == max(way.rows_per_s for way in formats.ways)
+    assert all("channels=4" in way.option for way in formats.ways[1:])
 
 
 def test_a_slow_server() -> None:
     ways = [("as declared", 1000.0), ("several connections", 1100.0), ("compression", 300.0)]
-    found = Formats(tuple(Format(name, "", 4000, rate, True) for name, rate in ways), 1100.0)
-    assert not found.link_limits
-    assert found.best is found.ways[0]
+    formats = Formats(tuple(Format(name, "", 4000, rate, True) for name, rate in ways), 1100.0)
+    assert not formats.link_limits
+    assert formats.best is formats.ways[0]
 
 
 def test_the_command(server: KServeServer) -> None:

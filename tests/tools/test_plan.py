@@ -110,31 +110,31 @@ def test_a_straight_line() -> None:
 
 
 def test_what_limits_a_run() -> None:
-    given: dict[str, Any] = {"cpu_s": 0.01, "rows_per_event": 2.0, "events": 1e6}
-    free = plan(CURVE, cores=1000, **given)
+    numbers: dict[str, Any] = {"cpu_s": 0.01, "rows_per_event": 2.0, "events": 1e6}
+    free = plan(CURVE, cores=1000, **numbers)
     assert free.demand_rows_per_s == 200_000
     assert free.servers == 25  # four fifths of what 25 do
     assert free.bottleneck == "cores"
     assert free.seconds == pytest.approx(10.0)
     assert free.utilisation == pytest.approx(0.8)
     assert free.sent_bytes_per_s == pytest.approx(2e8)
-    few = plan(CURVE, cores=1000, servers=5, **given)
+    few = plan(CURVE, cores=1000, servers=5, **numbers)
     assert (few.bottleneck, few.events_per_s, few.utilisation) == ("servers", 25_000, 1.0)
-    thin = plan(CURVE, cores=1000, bytes_per_s=1e8, **given)
+    thin = plan(CURVE, cores=1000, bytes_per_s=1e8, **numbers)
     assert (thin.bottleneck, thin.events_per_s) == ("network", 50_000)
 
 
 def test_time_and_number_of_requests() -> None:
     """A server without a queue takes what was measured; at half its capacity, half of it more."""
-    given: dict[str, Any] = {"cpu_s": 0.01, "rows_per_event": 2.0, "events": 1e6}
+    numbers: dict[str, Any] = {"cpu_s": 0.01, "rows_per_event": 2.0, "events": 1e6}
     service_s = 512 / CURVE.rows_per_s
-    idle = plan(CURVE, cores=1, servers=10_000, **given)
+    idle = plan(CURVE, cores=1, servers=10_000, **numbers)
     assert idle.request_s == pytest.approx(CURVE.seconds[-1], rel=1e-3)
-    half = plan(CURVE, cores=100, servers=4, **given)
+    half = plan(CURVE, cores=100, servers=4, **numbers)
     assert half.utilisation == 0.5
     assert half.request_s == pytest.approx(CURVE.seconds[-1] + service_s / 2)
     assert half.in_flight == pytest.approx(20_000 / 512 * half.request_s)
-    saturated = plan(CURVE, cores=100, servers=2, **given)
+    saturated = plan(CURVE, cores=100, servers=2, **numbers)
     assert (saturated.request_s, saturated.in_flight) == (None, None)
 
 
@@ -143,10 +143,10 @@ def test_time_and_number_of_requests() -> None:
     "name", ["cores", "cpu_s", "rows_per_event", "events", "servers", "bytes_per_s"]
 )
 def test_numbers_that_cannot_be(name: str, number: float) -> None:
-    given: dict[str, Any] = {"cores": 10, "cpu_s": 0.1, "rows_per_event": 1.0, "events": 10.0}
+    numbers: dict[str, Any] = {"cores": 10, "cpu_s": 0.1, "rows_per_event": 1.0, "events": 10.0}
     message = f"{name}: expected a finite number above 0, got {number}"
     with pytest.raises(errors.ConfigError, match=message):
-        plan(CURVE, **{**given, name: number})
+        plan(CURVE, **{**numbers, name: number})
 
 
 @pytest.mark.parametrize("text", ["no json", "{}", '{"rows": [1], "seconds": [1]}'])
@@ -158,11 +158,11 @@ def test_files_that_are_no_curve(tmp_path: Path, text: str) -> None:
 
 def test_the_commands(server: KServeServer, tmp_path: Path) -> None:
     file = str(tmp_path / "curve.json")
-    said = run("bench", server.url, "m", "--seconds", "0.01", "--output", file).stdout
-    assert "saturated with" in said
-    assert "time, ms" in said
-    found = json.loads(run("plan", file, *OPTIONS, "--json").stdout)
-    assert found["servers"] >= 500 * 3 / 0.01 / Curve.load(file).rows_per_s
+    output = run("bench", server.url, "m", "--seconds", "0.01", "--output", file).stdout
+    assert "saturated with" in output
+    assert "time, ms" in output
+    planned = json.loads(run("plan", file, *OPTIONS, "--json").stdout)
+    assert planned["servers"] >= 500 * 3 / 0.01 / Curve.load(file).rows_per_s
     drawn = [str(tmp_path / name) for name in ("curve.svg", "plan.svg")]
     as_json = ["--seconds", "0.01", "--json", "--plot", drawn[0]]
     assert json.loads(run("bench", server.url, "m", *as_json).stdout)["model"] == "m"
@@ -200,10 +200,10 @@ def test_what_cannot_be_written_is_not_measured(
     if option == "--plot":
         commands.append(["plan", str(tmp_path / "curve.json"), *OPTIONS])
     before = sorted(tmp_path.iterdir())
-    for one in commands:
-        said = command([*one, option, str(tmp_path / place)], code=2)
-        assert said.startswith("error: ")
-        assert message in said
+    for arguments in commands:
+        output = command([*arguments, option, str(tmp_path / place)], code=2)
+        assert output.startswith("error: ")
+        assert message in output
     assert sorted(tmp_path.iterdir()) == before
     assert (tmp_path / "file").read_text() == "as it was"
 

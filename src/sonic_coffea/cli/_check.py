@@ -137,15 +137,15 @@ def scaffold(
     """Print a declaration that fits a served model; you fill in the names of fields."""
     from sonic_coffea import tools
 
-    made = tools.scaffold(settings, model, version)
+    scaffolded = tools.scaffold(settings, model, version)
     if not as_json:
-        typer.echo(made.text, nl=False)
+        typer.echo(scaffolded.text, nl=False)
         return
-    contract = asdict(made.contract)
+    contract, layouts = asdict(scaffolded.contract), scaffolded.layouts
     for spec in contract["inputs"]:
-        spec["layout"] = made.layouts[spec["name"]]
+        spec["layout"] = layouts[spec["name"]]
     for spec in contract["outputs"]:
-        spec["labels"] = made.labels.get(spec["name"])
+        spec["labels"] = scaffolded.labels.get(spec["name"])
     names = ("model", "version", "max_rows", "inputs", "outputs")
-    described = {name: contract[name] for name in names}
-    typer.echo(json.dumps({"url": settings.servers[0], **described, "declaration": made.text}))
+    described = {"url": scaffolded.server, **{name: contract[name] for name in names}}
+    typer.echo(json.dumps({**described, "declaration": scaffolded.text}))

@@ -43,10 +43,10 @@ def demo(
             f"{result.area_error:.3f} ({result.network})."
         )
     plots = ", ".join(map(str, result.plots))
-    said = (
+    summary = (
         f"{result.n_scored:,} jets of {result.events:,} events were scored in "
         f"{result.wall_s:.1f} s. The scored jets are in {result.jets}, "
         f"{f'the plots are {plots}' if plots else 'there is nothing to plot'}, the report is "
         f"{result.directory / 'report.html'}."
     )
-    typer.echo(printable(said))
+    typer.echo(printable(summary))

@@ -7,8 +7,9 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import dask.config
 import typer
@@ -16,12 +17,13 @@ import typer
 from sonic_coffea.cli._options import AsJson, option
 from sonic_coffea.cli._output import working
 from sonic_coffea.errors import ServerError, SonicError, nearest, printable
-from sonic_coffea.transport import ConnectionOptions, Timeouts, connect_transport, local_state
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sonic_coffea.transport import ServerRecord
+from sonic_coffea.transport import (
+    ConnectionOptions,
+    ServerRecord,
+    Timeouts,
+    connect_transport,
+    local_state,
+)
 
 _ENDS_WITHIN_S = 30.0
 _NONE = "no local server of yours runs on this machine"

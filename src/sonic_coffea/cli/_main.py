@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,9 +21,6 @@ from sonic_coffea.cli._plan import bench, plan
 from sonic_coffea.cli._repository import repository_app
 from sonic_coffea.cli._score import score
 from sonic_coffea.errors import SonicError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # A command is registered here, and written in a module of this folder.
 COMMANDS: tuple[Callable[..., None], ...] = (

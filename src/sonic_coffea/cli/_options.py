@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,13 +17,11 @@ from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sonic_coffea.model import Model
 
 
 def option(metavar: str, text: str, *names: str, **rules: Any) -> Any:
-    """Return an option that help shows with what it takes, not with a type of Python."""
+    """Return an option that help shows with a name of its value, not with a type of Python."""
     return typer.Option(*names, metavar=metavar, help=text, **rules)
 
 
@@ -54,7 +52,7 @@ Declaration = Annotated[
     str | None,
     option("PLACE", "Declaration: a YAML file, or, as MODULE:NAME, a Model or a processor."),
 ]
-# What a command gets that is `connected`.
+# The type of the first argument of a command that is `connected`.
 ServerSettings = Settings
 _CONNECTION = {
     "token_file": Annotated[Path | None, existing("File with a bearer token.")],
@@ -100,9 +98,10 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
-        connection = {name: given.pop(name) for name in _CONNECTION}
-        command(settings=settings_of(given.pop(servers.name), **connection), **given)
+    def run(**arguments: Any) -> None:
+        connection = {name: arguments.pop(name) for name in _CONNECTION}
+        settings = settings_of(arguments.pop(servers.name), **connection)
+        command(settings=settings, **arguments)
 
     own = [servers if parameter is place else parameter for parameter in parameters.values()]
     run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
@@ -124,7 +123,7 @@ def pairs(texts: Sequence[str] | None, form: str, *, empty: bool = False) -> dic
 
 
 def load(path: str, option: str) -> Any:
-    """Return what ``MODULE:NAME`` names; the module is in the current folder, or installed."""
+    """Return the object ``MODULE:NAME``; the module is in the current folder, or installed."""
     import cloudpickle
 
     module, _, name = path.partition(":")
@@ -153,7 +152,7 @@ def declarations(
     place: str | None,
     option: str,
 ) -> list[Model]:
-    """Return what weaver's file and a YAML file, or a Python module, declare."""
+    """Return the models that weaver's file, and a YAML file or a Python module, declare."""
     from sonic_coffea.model import Model
 
     if labels is not None and weaver is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +15,6 @@ from sonic_coffea.cli._output import print_table, tensors
 from sonic_coffea.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from rich.text import Text
 
     from sonic_coffea.server import ModelVersion, Served
@@ -105,7 +104,7 @@ def show(path: Root, *, as_json: AsJson = False) -> None:
 
 
 def _served(sources: Mapping[str, str], declare: Path | None) -> dict[str, Served]:
-    """Return what is built of each file, with what a JSON file declares of it."""
+    """Return the models to be built, with the declarations of a JSON file."""
     from sonic_coffea.server import Served
 
     known = {field.name for field in dataclasses.fields(Served)} - {"source"}
@@ -113,7 +112,7 @@ def _served(sources: Mapping[str, str], declare: Path | None) -> dict[str, Serve
         text = "{}" if declare is None else declare.read_text(encoding="utf-8")
         declared = json.loads(text)
         unknown = set(declared) - set(sources)
-        unknown |= {key for one in declared.values() for key in one if key not in known}
+        unknown |= {key for options in declared.values() for key in options if key not in known}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"expected declarations as JSON in {declare}: {error}") from None
     if unknown:

@@ -12,16 +12,16 @@ from sonic_coffea.model._nanoaod import (
     within_cone,
 )
 from sonic_coffea.model._pending import Deferred, Pending
-from sonic_coffea.model._scaffold import inputs_of, scaffold
+from sonic_coffea.model._scaffold import Scaffold, scaffold
 
 __all__ = [
     "Deferred",
     "Folds",
     "Model",
     "Pending",
+    "Scaffold",
     "constituents",
     "has_constituents",
-    "inputs_of",
     "lost_tracks",
     "scaffold",
     "secondary_vertices",

@@ -1,10 +1,10 @@
-"""What a model takes and gives, as an analysis declares it, compared with a server's contract."""
+"""A model's inputs and outputs as an analysis declares them, compared with a server's contract."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import xxhash
 
 from sonic_coffea.errors import ConfigError, ContractError, nearest, printable
 from sonic_coffea.layouts import (
+    Inputs,
     Layout,
     Output,
     bind_inputs,
@@ -20,23 +21,31 @@ from sonic_coffea.layouts import (
     declared,
     dtype_name,
 )
-from sonic_coffea.model._parameters import parameters_of
 from sonic_coffea.model._scaffold import fitting
 from sonic_coffea.pool import Carrier
 from sonic_coffea.reporting import tables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sonic_coffea.layouts import Inputs
     from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
 
-# More than these are not all printed: taggers have hundreds.
+# Of more labels, not all are printed: taggers have hundreds.
 _MOST_LABELS = 12
 
 ONE_REQUEST_PER = ("row", "event")
+
+# Parameters that mean something to Triton itself.
+_SEQUENCES = "rows are scored each by itself, and sequences are not supported"
+_RESERVED = {
+    "priority": "declare priority=",
+    "timeout": "declare server_timeout_s=",
+    **dict.fromkeys(("sequence_id", "sequence_start", "sequence_end"), _SEQUENCES),
+    **dict.fromkeys(("headers", "binary_data_output"), "the protocol has it"),
+}
+_LONGEST_S = 1e9
+
+Parameters = tuple[tuple[str, bool | int | float | str], ...]
 
 
 class Declaration(Carrier):
@@ -53,18 +62,16 @@ class Declaration(Carrier):
     version : str or None
         The pinned version.
     one_request_per : {"row", "event"} or None
-        What has a request of its own.
+        Rows, or events, of which each has a request of its own.
     parameters : tuple of (str, bool, int, float or str)
-        What each request carries besides tensors.
-    compared : tuple or None
-        The contract that was compared last, the hash of the declaration then, and the contract as
-        requests need it.
+        Parameters of each request besides tensors, by Triton's names.
     """
 
     _hashed: tuple[Any, str] | None = None
-    compared: tuple[Contract, str, Contract] | None = None
+    # The contract that was compared last, the declaration's hash then, and what `compare` returned.
+    _compared: tuple[Contract, str, Contract] | None = None
     one_request_per: str | None = None
-    parameters: tuple[tuple[str, bool | int | float | str], ...] = ()
+    parameters: Parameters = ()
 
     def __init__(
         self,
@@ -80,11 +87,11 @@ class Declaration(Carrier):
     ) -> None:
         if not inputs or not outputs:
             raise ConfigError(f"model {name!r} needs at least one input and one output")
-        for what, given in (("inputs", inputs), ("outputs", outputs)):
-            if not isinstance(given, Mapping):
+        for side, declared_side in (("inputs", inputs), ("outputs", outputs)):
+            if not isinstance(declared_side, Mapping):
                 raise ConfigError(
-                    f"model {name!r}: expected a dict for {what}, as the server names them, got "
-                    f"{type(given).__name__}"
+                    f"model {name!r}: expected a dict for {side}, as the server names them, got "
+                    f"{type(declared_side).__name__}"
                 )
         for key, layout in inputs.items():
             if not isinstance(layout, Layout):
@@ -101,7 +108,7 @@ class Declaration(Carrier):
             check_told_apart(inputs)
         self.name = name
         self.one_request_per = one_request_per
-        self.parameters = parameters_of(name, parameters or {}, priority, server_timeout_s)
+        self.parameters = _parameters(name, parameters or {}, priority, server_timeout_s)
         self.inputs = dict(inputs)
         self.outputs = {k: o if isinstance(o, Output) else Output(o) for k, o in outputs.items()}
         self.version = None if version is None else str(version)
@@ -118,13 +125,12 @@ class Declaration(Carrier):
         )
 
     def _repr_html_(self) -> str:
-        made = declared(self.inputs)
+        tensors = declared(self.inputs)
         rows = []
         for name, layout in self.inputs.items():
-            dtype, shape = made[name]
-            rows.append(("input", name, _shown(dtype, shape), type(layout).__name__))
-            others = {key: one for key, one in layout.tensors(name).items() if key != name}
-            rows += [("", key, _shown(*one), "") for key, one in others.items()]
+            rows.append(("input", name, _shown(*tensors[name]), type(layout).__name__))
+            others = [key for key in layout.tensors(name) if key != name]
+            rows += [("", key, _shown(*tensors[key]), "") for key in others]
         for name, output in self.outputs.items():
             labels = _listed(output.labels or ()) or "numbers"
             per = "a new collection" if output.splits else f"per {output.per}"
@@ -134,15 +140,15 @@ class Declaration(Carrier):
         return tables.table(f"Model {self.name}{version}", rows, notes=[note])
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the hash: another release may make another one. What was compared goes by it.
+        # Without the hash, as another release may hash differently, and what was compared by it.
         state = super().__getstate__()
-        own = {**state["attributes"], "_hashed": None, "compared": None}
+        own = {**state["attributes"], "_hashed": None, "_compared": None}
         return {**state, "attributes": own}
 
     @property
     def config_hash(self) -> str:
         """A hash of the declaration: inputs, transformations, outputs and pinned version."""
-        # The repr would take 0.15 ms of each call. Layouts are frozen; what else changes is seen.
+        # The repr would take 0.15 ms of each call. Layouts are frozen; all else is compared.
         more: tuple[Any, ...] = (self.one_request_per,) if self.one_request_per else ()
         more += self.parameters
         now = (self.name, self.version, *more, *self.inputs.items(), *self.outputs.items())
@@ -155,9 +161,9 @@ class Declaration(Carrier):
     def compare_labels(
         self, labels: Mapping[str, Sequence[str]], contract: Contract, *, server: str
     ) -> list[str]:
-        """Compare the labels of outputs with those that a server has, and return what differs.
+        """Compare the labels of outputs with a server's labels, and return the differences.
 
-        Other names may mean the same; the same names in another order cannot, and raise.
+        Other names may mean the same. The same names in another order cannot, and raise.
         """
         notes = []
         for name, served in labels.items():
@@ -168,9 +174,7 @@ class Declaration(Carrier):
                 raise ContractError(
                     f"the labels of output {name!r} are declared in another order than the "
                     f"server's: declared {', '.join(ours)}; on the server {', '.join(served)}",
-                    server=server,
-                    model=self.name,
-                    version=contract.version,
+                    **self._place(contract, server),
                 )
             notes.append(f"the server calls the values of {name!r} {', '.join(served)}")
         return notes
@@ -181,10 +185,8 @@ class Declaration(Carrier):
         If the declaration differs from it, raise `ContractError`, which shows the two side by side.
         """
         if contract.unsupported:
-            raise ContractError(
-                contract.unsupported, server=server, model=self.name, version=contract.version
-            )
-        whole = [name for name, one in self.inputs.items() if not one.stacks]
+            raise ContractError(contract.unsupported, **self._place(contract, server))
+        whole = [name for name, layout in self.inputs.items() if not layout.stacks]
         alone = self.one_request_per is not None and not contract.stacks
         if whole and contract.max_rows is not None and not alone:
             why = (
@@ -196,10 +198,7 @@ class Declaration(Carrier):
                 "length, so it takes one of them; declare Model(one_request_per='row')"
             )
             raise ContractError(
-                f"the rows of input {whole[0]!r} {why}",
-                server=server,
-                model=self.name,
-                version=contract.version,
+                f"the rows of input {whole[0]!r} {why}", **self._place(contract, server)
             )
         inputs = declared(self.inputs)
         outputs = {name: (o.inner, o.dtype) for name, o in self.outputs.items()}
@@ -211,16 +210,24 @@ class Declaration(Carrier):
         try:
             contract.check(inputs, outputs, server=server)
         except ContractError as error:
-            fits = fitting(self.inputs, self.outputs, contract, made=inputs, given=outputs)
+            suggestion = fitting(self.inputs, self.outputs, contract, inputs, outputs)
             raise ContractError(
-                f"{error.message}\n{fits}",
-                server=server,
-                model=self.name,
-                version=contract.version,
+                f"{error.message}\n{suggestion}", **self._place(contract, server)
             ) from None
         if not contract.lists_tensors:
-            _say_that_nothing_is_listed(self.name, server)
+            _warn_of_unlisted_tensors(self.name, server)
         return replace(contract.completed(inputs, outputs), parameters=self.parameters)
+
+    def _place(self, contract: Contract, server: str) -> dict[str, Any]:
+        return {"server": server, "model": self.name, "version": contract.version}
+
+    def fitted(self, contract: Contract, *, server: str) -> Contract:
+        """Return what `compare` returns, which the last contract need not go through again."""
+        compared = self._compared
+        if compared is None or compared[0] is not contract or compared[1] != self.config_hash:
+            fits = self.compare(contract, server=server)
+            self._compared = compared = contract, self.config_hash, fits
+        return compared[2]
 
     def bind(self, objects: Any) -> Inputs:
         """Bind the inputs to the arrays of a call."""
@@ -257,8 +264,39 @@ class Declaration(Carrier):
         )
 
 
+def _parameters(
+    model: str,
+    parameters: Mapping[str, bool | int | float | str],
+    priority: int | None,
+    server_timeout_s: float | None,
+) -> Parameters:
+    """Return the parameters of each request, as Triton names them; refuse what it cannot have."""
+    for name, value in parameters.items():
+        if name in _RESERVED:
+            raise ConfigError(f"model {model!r}: parameter {name!r} is not free; {_RESERVED[name]}")
+        if type(value) not in (bool, int, float, str):
+            raise ConfigError(
+                f"model {model!r}, parameter {name!r}: expected a bool, int, float or str, got "
+                f"{type(value).__name__}"
+            )
+    carried = list(parameters.items())
+    if priority is not None:
+        if type(priority) is not int or priority < 1:
+            raise ConfigError(
+                f"model {model!r}: expected a priority of 1 or more, got {priority!r}"
+            )
+        carried.append(("priority", priority))
+    if server_timeout_s is not None:
+        if not 0 < server_timeout_s < _LONGEST_S:
+            raise ConfigError(
+                f"model {model!r}: expected server_timeout_s above 0 s, got {server_timeout_s!r}"
+            )
+        carried.append(("timeout", max(1, round(server_timeout_s * 1e6))))
+    return tuple(carried)
+
+
 @cache
-def _say_that_nothing_is_listed(model: str, server: str) -> None:
+def _warn_of_unlisted_tensors(model: str, server: str) -> None:
     """Warn, once in a process."""
     logger.warning(
         "%s does not list what model %s takes and gives, so nobody has compared the declaration "
@@ -269,7 +307,7 @@ def _say_that_nothing_is_listed(model: str, server: str) -> None:
 
 
 def _listed(labels: Sequence[str]) -> str:
-    """Return labels as a text: the first ones, and how many there are, if they are many."""
+    """Return labels as a text; of many labels, the first and the last, and their number."""
     if len(labels) <= _MOST_LABELS:
         return ", ".join(labels)
     first = ", ".join(labels[: _MOST_LABELS - 2])

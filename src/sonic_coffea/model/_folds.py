@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
 from awkward.contents import Content, NumpyArray
+from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts import is_lazy, is_tracer, over_partitions
 from sonic_coffea.model._model import Model
 from sonic_coffea.model._pending import Deferred, Pending
-from sonic_coffea.pool import Carrier, Deadline
+from sonic_coffea.model._submission import Submission
+from sonic_coffea.pool import Carrier, Deadline, Pool
 from sonic_coffea.provenance import attributes
 from sonic_coffea.reporting import Statistics
 from sonic_coffea.reuse import Variations
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from sonic_coffea.pool import Pool
-
-
-# What the folds, and objects that are one array, are called among arrays of one partition.
+# Names of the folds, and of objects that are a single array, among the arrays of a partition.
 _FOLD, _OBJECTS = "fold=", "objects="
 
 
@@ -123,14 +119,15 @@ class Folds(Carrier):
         if isinstance(objects, Variations):
             if fold is not None:
                 raise ConfigError("variations are scored by all folds; score them one by one")
-            varied = {name: self(one, pool=pool, **how) for name, one in objects.items()}
+            varied = {name: self(array, pool=pool, **how) for name, array in objects.items()}
             return Deferred(self.name, varied)
         if fold is None:
             self._check_means()
         if is_lazy(objects):
             return Deferred(self.name, self._lazily(objects, fold, pool, how))
         if is_tracer(objects):
-            _touch(fold)
+            if isinstance(fold, ak.Array):
+                ak.typetracer.touch_data(fold)
             first, *_ = [model.submit(objects).result() for model in self.models]
             return Deferred(self.name, first)
         chosen = None if fold is None else self._chosen(fold)
@@ -138,10 +135,11 @@ class Folds(Carrier):
         try:
             for number, model in enumerate(self.models):
                 events = None if chosen is None else chosen == number
-                sent.append(model.submit_some(objects, events, pool=pool, **how))
+                submission = Submission(model, pool, events=events, **how)
+                sent.append(submission.send(objects))
         except BaseException:
-            for one in sent:
-                one.cancel()
+            for pending in sent:
+                pending.cancel()
             raise
         return _Folded(self.name, sent, chosen)
 
@@ -152,18 +150,16 @@ class Folds(Carrier):
                 "a lazy array is scored by the pools of the processes that compute it; name the "
                 "servers with sonic.connect, and leave pool= out"
             )
+        arrays = objects if isinstance(objects, dict) else {_OBJECTS: objects}
+        if fold is not None:
+            arrays = {**arrays, _FOLD: fold}
         token = "-".join(map(str, [*(m.config_hash for m in self.models), *how.values()]))
-        if fold is None:
-            score = partial(self, **how)
-            return over_partitions(score, objects, label="folds", token=token)
-        single = not isinstance(objects, dict)
-        arrays = {**({_OBJECTS: objects} if single else objects), _FOLD: fold}
-        chosen = partial(self._by_fold, **how)
-        return over_partitions(chosen, arrays, label="folds", token=f"{token}-fold")
+        score = partial(self._score_partition, **how)
+        return over_partitions(score, arrays, label="folds", token=token)
 
-    def _by_fold(self, arrays: dict[str, Any], **how: Any) -> Any:
-        objects = {name: array for name, array in arrays.items() if name != _FOLD}
-        return self(objects.get(_OBJECTS, objects), fold=arrays[_FOLD], **how)
+    def _score_partition(self, arrays: dict[str, Any], **how: Any) -> Any:
+        fold = arrays.pop(_FOLD, None)
+        return self(arrays.get(_OBJECTS, arrays), fold=fold, **how)
 
     def _check_means(self) -> None:
         for name, output in self.models[0].outputs.items():
@@ -200,22 +196,14 @@ class _Folded(Pending):
         self, name: str, sent: Sequence[Pending], chosen: NDArray[np.int64] | None
     ) -> None:
         self._model, self._sent, self._chosen = name, sent, chosen
-        self.parts = [part for one in sent for part in one.parts]
-        self.lengths = None
-        self._rows = sent[0].rows
-
-    @property
-    def statistics(self) -> Statistics:
-        """What happened to the requests of all models so far."""
-        total = Statistics()
-        for one in self._sent:
-            total += one.statistics
-        return total
+        self.parts = [part for pending in sent for part in pending.parts]
+        self.rows = sent[0].rows
+        self.unsent = sum((pending.unsent for pending in sent), Statistics())
 
     def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
         """Return the score of each event's fold, or the mean of all."""
         try:
-            each = [one.result_by(deadline, progress=progress) for one in self._sent]
+            each = [pending.result_by(deadline, progress=progress) for pending in self._sent]
         except BaseException:
             self.cancel()
             raise
@@ -227,26 +215,18 @@ class _Folded(Pending):
         return ak.Array(scores.layout, attrs=attributes(self.provenance()))
 
     def provenance(self) -> dict[str, Any]:
-        """Return what produced the scores: what each model did, side by side."""
-        each = [one.provenance() for one in self._sent]
-        first = each[0]
+        """Return the provenance of the scores: of each model, side by side."""
+        each = [pending.provenance() for pending in self._sent]
+
+        def joined(key: str) -> str | None:
+            return ", ".join(record[key] for record in each if record[key] is not None) or None
+
         return {
+            **each[0],
             "model": self._model,
-            **{key: _together([one[key] for one in each]) for key in ("version", "digest")},
-            "servers": sorted({server for one in each for server in one["servers"]}),
-            "config_hash": _together([one["config_hash"] for one in each]),
-            "sonic_coffea": first["sonic_coffea"],
+            **{key: joined(key) for key in ("version", "digest", "config_hash")},
+            "servers": sorted({server for record in each for server in record["servers"]}),
         }
-
-
-def _touch(fold: Any) -> None:
-    if isinstance(fold, ak.Array):
-        ak.typetracer.touch_data(fold)
-
-
-def _together(values: Sequence[str | None]) -> str | None:
-    there = [value for value in values if value is not None]
-    return ", ".join(there) or None
 
 
 def _mean(contents: Sequence[Content], **_: Any) -> tuple[Content] | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, DeadlineError, InputError, ServerError
 from sonic_coffea.layouts import Layout, is_lazy, is_tracer
@@ -16,17 +19,10 @@ from sonic_coffea.model._submission import Submission
 from sonic_coffea.model._yaml_file import read as read_yaml
 from sonic_coffea.pool import Deadline, Pool, current
 from sonic_coffea.reuse import Variations
-from sonic_coffea.transport import connect_transport
+from sonic_coffea.transport import Contract, connect_transport
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
     from sonic_coffea.model._pending import Pending
-    from sonic_coffea.transport import Contract
 
 logger = logging.getLogger(__name__)
 
@@ -277,15 +273,3 @@ class Model(Declaration):
             If the server's model does not fit the declaration.
         """
         return Submission(self, pool, on_error, version, deduplicate).send(objects)
-
-    def submit_some(
-        self,
-        objects: Any,
-        events: NDArray[np.bool_] | None,
-        *,
-        pool: Pool | None = None,
-        on_error: str = "raise",
-        deduplicate: bool = False,
-    ) -> Pending:
-        """Send the objects of some events; the scores of others mean nothing. For `Folds`."""
-        return Submission(self, pool, on_error, None, deduplicate, events=events).send(objects)

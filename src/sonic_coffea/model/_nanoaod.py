@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 import numpy as np
-from awkward.contents import Content, IndexedArray, ListOffsetArray, RecordArray
-from awkward.index import Index64
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts import is_lazy, is_tracer, over_partitions
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+Association = tuple[str, str, str]
+"""A table, its index into a collection, and the collection."""
 
-    from numpy.typing import NDArray
-
-# Table of the association, its index into the candidates, and the candidates: NanoAODv15, and
-# PFNano, whose releases differ in the names.
+# NanoAODv15, and PFNano, whose releases differ in the names.
 _CANDIDATES = (
     ("{jets}PFCand", "pfCandIdx", "PFCand"),
     ("{jets}PFCands", "pFCandsIdx", "PFCands"),
@@ -82,10 +78,7 @@ def constituents(events: Any, jets: str = "FatJet") -> ak.Array:
             f"{nearest(table, [k for k in events.fields if k != jets])} "
             "NanoAOD has them since v15; before that, PFNano files do"
         )
-    if is_lazy(events):
-        label = f"{jets}-constituents"
-        return over_partitions(partial(constituents, jets=jets), events, label=label, token=label)
-    return _linked(events, jets, *association)
+    return _linked(events, jets, association)
 
 
 def secondary_vertices(
@@ -126,11 +119,7 @@ def secondary_vertices(
     if association is None:
         _check_known(events, "SV")
         return within_cone(events[jets], events["SV"], _radius(jets, radius))
-    if is_lazy(events):
-        label = f"{jets}-secondary-vertices"
-        function = partial(secondary_vertices, jets=jets)
-        return over_partitions(function, events, label=label, token=label)
-    return _linked(events, jets, *association)
+    return _linked(events, jets, association)
 
 
 def lost_tracks(events: Any, jets: str = "Jet", *, radius: float | None = None) -> ak.Array:
@@ -198,43 +187,26 @@ def within_cone(jets: Any, others: Any, radius: float) -> ak.Array:
 
 def _within_cone(both: Mapping[str, Any], radius: float) -> ak.Array:
     jets, others = both["jets"], both["others"]
+    directions = [_directions(jets), _directions(others)]
     if is_tracer(both):
-        for array in (jets, others):
-            for name in ("eta", "phi"):
-                ak.typetracer.touch_data(array[name])
         return _of_each(jets, others)
-    counts, stored = _counts(jets), _lists(others)
-    first = np.asarray(stored.starts.data, np.int64)
-    there = np.asarray(stored.stops.data, np.int64) - first
-    if len(counts) != len(there):
+    if len(jets) != len(others):
         raise InputError(
-            f"expected jets and objects of the same events, got {len(counts)} and {len(there)}"
+            f"expected jets and objects of the same events, got {len(jets)} and {len(others)}"
         )
-    event, jet_eta, jet_phi = _directions(jets)
-    _, eta, phi = _directions(others)
-    # Every jet beside every object of its event.
-    pairs = there[event]
-    jet = np.repeat(np.arange(len(event)), pairs)
-    starts = np.cumsum(there) - there
-    other = np.arange(len(jet)) - np.repeat(np.cumsum(pairs) - pairs, pairs) + starts[event][jet]
-    turn = np.abs(jet_phi[jet] - phi[other]) % (2 * np.pi)
+    jet, other = ak.unzip(ak.cartesian(directions, nested=True))
+    turn = abs(jet.phi - other.phi) % (2 * np.pi)
     turn = np.minimum(turn, 2 * np.pi - turn)
-    inside = (jet_eta[jet] - eta[other]) ** 2 + turn**2 < radius**2
-    jet, other = jet[inside], other[inside]
-    content = other - starts[event][jet] + first[event][jet]
-    per_jet = np.bincount(jet, minlength=len(event))
-    nested = _nested(counts, per_jet, _chosen(stored.content, content))
-    return ak.Array(nested, behavior=others.behavior, attrs=others.attrs)
+    inside = (jet.eta - other.eta) ** 2 + turn**2 < radius**2
+    number = ak.local_index(inside, axis=2)[inside]
+    chosen = others[ak.flatten(number, axis=2)]
+    return _nested(chosen, ak.flatten(ak.num(number, axis=2)), ak.num(jets))
 
 
-def _directions(collection: Any) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
-    """Return the event, eta and phi of each object; NaN of one that is None."""
-    counts = _counts(collection)
-    eta, phi = (
-        np.asarray(ak.flatten(ak.fill_none(collection[name], np.nan, axis=1)), np.float64)
-        for name in ("eta", "phi")
-    )
-    return np.repeat(np.arange(len(counts)), counts), eta, phi
+def _directions(collection: Any) -> ak.Array:
+    """Return eta and phi of each object; NaN of one that is None."""
+    columns = {name: ak.fill_none(collection[name], np.nan, axis=1) for name in ("eta", "phi")}
+    return ak.values_astype(ak.zip(columns), np.float64)
 
 
 def _radius(jets: str, radius: float | None) -> float:
@@ -251,73 +223,52 @@ def _check_known(events: Any, collection: str) -> None:
         )
 
 
-def _linked(events: Any, jets: str, table: str, index: str, objects: str) -> ak.Array:
-    """Return what a table of the file links to each jet, with what the table says of it."""
-    own = [
-        name
-        for name in events[table].fields
-        # coffea adds indices that count over the whole file, which end with G.
-        if name not in ("jetIdx", index, "jetIdxG", f"{index}G", *events[objects].fields)
-    ]
+def _linked(events: Any, jets: str, association: Association) -> ak.Array:
+    """Return what a table of the file links to each jet, with the table's other columns."""
+    if is_lazy(events):
+        label = "-".join((jets, *association))
+        function = partial(_linked, jets=jets, association=association)
+        return over_partitions(function, events, label=label, token=label)
+    table, index, objects = association
+    links, stored = events[table], events[objects]
+    # coffea adds indices that count over the whole file, which end with G.
+    known = ("jetIdx", index, "jetIdxG", f"{index}G", *stored.fields)
+    columns = [name for name in links.fields if name not in known]
+    n_jets = ak.num(events[jets])
+    # Neither the links of jets that are not stored, nor links to objects that are not stored.
+    used = (links.jetIdx >= 0) & (links.jetIdx < n_jets) & (links[index] != -1)
+    if not is_tracer(events):
+        if not ak.all(used):
+            links = links[used]
+        _check_links(links[index], ak.num(stored), association)
+        # The number of each link's jet among the jets of all events.
+        owner = links.jetIdx + (np.cumsum(n_jets) - n_jets)
+        if np.any(np.diff(ak.flatten(owner)) < 0):
+            links = links[ak.argsort(owner, stable=True)]
+    linked = stored[links[index]]
+    for name in columns:
+        linked = ak.with_field(linked, links[name], name)
     if is_tracer(events):
-        ak.typetracer.touch_data(events[table]["jetIdx"])
-        linked = events[objects][events[table][index]]
-        for name in own:
-            linked = ak.with_field(linked, events[table][name], name)
         return _of_each(events[jets], linked)
-    counts = _counts(events[jets])
-    event, jet = _flat(events[table]["jetIdx"])
-    _, number = _flat(events[table][index])
-    links = _lists(events[table])
-    link = _positions(links)
-    first_jet = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-    owner = first_jet[event] + jet
-    # Neither what belongs to a jet that was not stored, nor what was not stored itself.
-    kept = (jet >= 0) & (jet < counts[event]) & (number != -1)
-    owner, number, event, link = owner[kept], number[kept], event[kept], link[kept]
-    if np.any(np.diff(owner) < 0):
-        order = np.argsort(owner, kind="stable")
-        owner, number, event, link = owner[order], number[order], event[order], link[order]
-    stored = _lists(events[objects])
-    first = np.asarray(stored.starts.data, np.int64)
-    there = np.asarray(stored.stops.data, np.int64) - first
-    wrong = np.flatnonzero((number < 0) | (number >= there[event]))
-    if len(wrong):
-        where = int(event[wrong[0]])
+    per_jet = np.bincount(ak.flatten(owner), minlength=ak.sum(n_jets))
+    return _nested(linked, per_jet, n_jets)
+
+
+def _check_links(numbers: ak.Array, stored: ak.Array, association: Association) -> None:
+    """Refuse numbers beyond the stored objects of their event."""
+    _, index, objects = association
+    wrong = (numbers < 0) | (numbers >= stored)
+    for event in np.flatnonzero(ak.any(wrong, axis=1))[:1].tolist():
         raise InputError(
-            f"the file links a jet to {index} {number[wrong[0]]} in event {where}, which has "
-            f"{there[where]} of {objects!r}",
-            events=(where, where + 1),
+            f"the file links a jet to {index} {numbers[event][wrong[event]][0]} in event {event}, "
+            f"which has {stored[event]} of {objects!r}",
+            events=(event, event + 1),
         )
-    per_jet = np.bincount(owner, minlength=first_jet[-1])
-    chosen = _chosen(stored.content, first[event] + number)
-    if own:
-        chosen = _beside(chosen, {name: _chosen(links.content[name], link) for name in own})
-    nested = _nested(counts, per_jet, chosen)
-    return ak.Array(nested, behavior=events.behavior, attrs=events.attrs)
 
 
-def _chosen(content: Content, index: NDArray[np.int64]) -> Content:
-    """Return the elements of a content at an index; nothing is read."""
-    return IndexedArray.simplified(Index64(index), content)
-
-
-def _beside(records: Content, columns: Mapping[str, Content]) -> Content:
-    """Return records with more fields; nothing is read."""
-    names = list(records.fields)
-    inner = records
-    while inner.is_indexed:
-        inner = inner.content
-    fields = [*(records[name] for name in names), *columns.values()]
-    return RecordArray(fields, [*names, *columns], records.length, parameters=inner.parameters)
-
-
-def _nested(jets: NDArray[np.int64], per_jet: NDArray[np.int64], elements: Content) -> Content:
-    """Return elements as lists of jets."""
-    outer, inner = (
-        Index64(np.concatenate((np.zeros(1, np.int64), np.cumsum(n)))) for n in (jets, per_jet)
-    )
-    return ListOffsetArray(outer, ListOffsetArray(inner, elements))
+def _nested(elements: ak.Array, per_jet: Any, n_jets: Any) -> ak.Array:
+    """Return the elements of each event as lists of its jets."""
+    return ak.unflatten(ak.unflatten(ak.flatten(elements), per_jet), n_jets)
 
 
 def _of_each(jets: Any, elements: Any) -> ak.Array:
@@ -326,39 +277,10 @@ def _of_each(jets: Any, elements: Any) -> ak.Array:
     return nested
 
 
-def _association(
-    events: Any, jets: str, patterns: Iterable[tuple[str, str, str]]
-) -> tuple[str, str, str] | None:
+def _association(events: Any, jets: str, patterns: Iterable[Association]) -> Association | None:
     known = set(events.fields)
     for pattern, index, candidates in patterns:
         table = pattern.format(jets=jets, radius=_RADIUS_NAMES.get(jets, jets))
         if {table, candidates} <= known and index in events[table].fields:
             return table, index, candidates
     return None
-
-
-def _counts(collection: Any) -> NDArray[np.int64]:
-    return np.asarray(ak.num(collection, axis=1), np.int64)
-
-
-def _lists(collection: Any) -> Content:
-    """Return a collection as lists, whatever selects its events; its fields are not read."""
-    layout = ak.to_layout(collection)
-    while layout.is_indexed:
-        layout = layout.project()
-    return layout.to_ListOffsetArray64() if layout.is_regular else layout
-
-
-def _positions(lists: Content) -> NDArray[np.int64]:
-    """Return where the elements of lists lie in their content."""
-    starts = np.asarray(lists.starts.data, np.int64)
-    counts = np.asarray(lists.stops.data, np.int64) - starts
-    shift = starts - (np.cumsum(counts) - counts)
-    positions: NDArray[np.int64] = np.arange(int(counts.sum())) + np.repeat(shift, counts)
-    return positions
-
-
-def _flat(column: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the event that each element is in, and the elements."""
-    counts = _counts(column)
-    return np.repeat(np.arange(len(counts)), counts), np.asarray(ak.flatten(column), np.int64)

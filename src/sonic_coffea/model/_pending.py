@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Generator, Iterator, Mapping
 from functools import partial
 from html import escape
 from itertools import accumulate
@@ -16,11 +17,10 @@ from sonic_coffea.provenance import attributes
 from sonic_coffea.reporting import Statistics, tables
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
-
     from rich.console import RenderableType
 
     from sonic_coffea.layouts import Outputs, Rows
+    from sonic_coffea.model._declaration import Declaration
     from sonic_coffea.reuse import Part
 
 # After Ctrl-C, so that the same call again finds what is kept.
@@ -32,38 +32,36 @@ class Pending:
 
     Attributes
     ----------
+    rows : Rows
+        The rows, and the structure above them.
     parts : list of Part
         The rows that each version of the model scores.
     lengths : mapping or None
-        How many events each variation has, if variations travel together.
+        The number of events of each variation, if variations travel together.
+    unsent : Statistics
+        Statistics of rows that were given up before they were sent.
     """
 
-    def __init__(
-        self,
-        model: str,
-        rows: Rows,
-        outputs: Outputs,
-        *,
-        version: str | None,
-        config_hash: str,
-    ) -> None:
-        self._model = model
-        self._version, self._config_hash = version, config_hash
-        self._rows = rows
+    lengths: Mapping[str, int] | None = None
+    unsent = Statistics()
+
+    def __init__(self, model: Declaration, rows: Rows, outputs: Outputs) -> None:
+        self._model = model.name
+        # The model may be changed before the scores are there.
+        self._version, self._config_hash = model.version, model.config_hash
+        self.rows = rows
         self._outputs = outputs
         self._lost: list[Any] = []
-        self._unsent = Statistics()
         self.parts: list[Part] = []
-        self.lengths: Mapping[str, int] | None = None
 
     def __repr__(self) -> str:
         varied = f" under {', '.join(self.lengths)}" if self.lengths else ""
-        return f"<Pending {printable(self._model)}{varied}: {len(self._rows)} rows, {self._state}>"
+        return f"<Pending {printable(self._model)}{varied}: {len(self.rows)} rows, {self._state}>"
 
     def _repr_html_(self) -> str:
         s, total = self.statistics, self.statistics.total()
         rows = [
-            ("rows", f"{len(self._rows):,}"),
+            ("rows", f"{len(self.rows):,}"),
             ("scored", f"{s.scored:,}, {s.scored / max(s.objects, 1):.0%}"),
             ("state", self._state),
             ("requests", f"{total.requests:,}, {total.retries:,} sent again"),
@@ -74,14 +72,9 @@ class Pending:
         return tables.table(f"Pending {self._model}", rows, notes=notes)
 
     @property
-    def rows(self) -> Rows:
-        """The rows, and the structure above them."""
-        return self._rows
-
-    @property
     def statistics(self) -> Statistics:
         """Statistics of the call's requests so far."""
-        total = Statistics() + self._unsent
+        total = Statistics() + self.unsent
         for part in self.parts:
             total += part.call.statistics
         return total
@@ -95,7 +88,7 @@ class Pending:
     def lose(self, selection: Any, rows: int) -> None:
         """Give up rows before they are sent."""
         self._lost.append(selection)
-        self._unsent += Statistics(objects=rows, masked=rows)
+        self.unsent = self.unsent + Statistics(objects=rows, masked=rows)
 
     def done(self) -> bool:
         """Return whether `result` would return, or raise, without waiting."""
@@ -151,12 +144,18 @@ class Pending:
         return self.result_by(Deadline.after(timeout_s), progress=progress)
 
     def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
-        """Return the scores of what may have begun before it was sent; see `result`."""
+        """Return the scores; the deadline may be that of a call that began before; see `result`."""
         try:
             with self._shown_progress(show=progress):
                 for part in self.parts:
                     if not part.call.wait(deadline.left_s):
-                        part.call.abandon(self._too_late(deadline))
+                        rows = len(self.rows)
+                        late = DeadlineError(
+                            f"not all of {rows} rows were scored within {deadline.timeout_s:g} s",
+                            model=self._model,
+                            events=self.rows.events_of(0, rows),
+                        )
+                        part.call.abandon(late)
                     part.call.raise_failure()
                     self._keep([part], deadline)
         except BaseException as error:
@@ -164,20 +163,17 @@ class Pending:
             interrupted = isinstance(error, KeyboardInterrupt)
             self._keep(self.parts, Deadline.after(_KEPT_WITHIN_S if interrupted else 0.0))
             if interrupted and hasattr(error, "add_note"):  # Python 3.11
-                cached = any(part.cache is not None for part in self.parts)
-                what = (
-                    "what is in the cache is not sent again"
-                    if cached
-                    else "a cache would keep them"
-                )
+                remark = "a cache would keep them"
+                if any(part.cache is not None for part in self.parts):
+                    remark = "what is in the cache is not sent again"
                 error.add_note(
-                    f"{self.statistics.scored:,} of {len(self._rows):,} rows of {self._model} "
-                    f"were scored; {what}"
+                    f"{self.statistics.scored:,} of {len(self.rows):,} rows of {self._model} "
+                    f"were scored; {remark}"
                 )
             raise
         lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
-        there = self._rows.without(self._outputs.content(), lost)
-        scores = self._rows.unflatten(there, attrs=attributes(self.provenance()))
+        content = self.rows.without(self._outputs.content(), lost)
+        scores = self.rows.unflatten(content, attrs=attributes(self.provenance()))
         if self.lengths is None:
             return scores
         stops = zip(self.lengths.items(), accumulate(self.lengths.values()), strict=True)
@@ -199,7 +195,7 @@ class Pending:
         }
 
     def _keep(self, parts: list[Part], deadline: Deadline) -> None:
-        """Keep what came; it asks the servers, and nobody waits for that beyond the deadline."""
+        """Keep the scores so far; the servers, which it asks, are waited for until the deadline."""
 
         def keep() -> None:
             for part in parts:
@@ -238,30 +234,17 @@ class Pending:
         # In a notebook, a bar that goes away would leave a gap below its cell.
         transient = not console.is_jupyter
         with Bar(*columns, console=console, transient=transient, refresh_per_second=5) as bar:
-            bar.add_task(printable(self._model), total=len(self._rows))
+            bar.add_task(printable(self._model), total=len(self.rows))
             yield
-
-    def _too_late(self, deadline: Deadline) -> DeadlineError:
-        rows = len(self._rows)
-        return DeadlineError(
-            f"not all of {rows} rows were scored within {deadline.timeout_s:g} s",
-            model=self._model,
-            events=self._rows.events_of(0, rows),
-        )
 
 
 class Deferred(Pending):
-    """What stands for scores that are computed later, or never: a lazy array, or a typetracer."""
+    """A placeholder of scores that are computed later, or never: a lazy array, or a typetracer."""
 
     def __init__(self, model: str, scores: Any) -> None:
         self._model = model
         self._scores = scores
         self.parts = []
-
-    @property
-    def statistics(self) -> Statistics:
-        """None yet."""
-        return Statistics()
 
     def __repr__(self) -> str:
         return f"<Deferred {printable(self._model)}: {self._scores!r}>"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.layouts import Feature
-from sonic_coffea.transport import DATATYPES, kserve_name
+from sonic_coffea.errors import ContractError, SonicError
+from sonic_coffea.layouts import Feature, Layout, Output
+from sonic_coffea.transport import DATATYPES, Contract, TensorSpec, connect_transport, kserve_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from sonic_coffea.layouts import Layout, Output
-    from sonic_coffea.transport import Contract, TensorSpec
+    from sonic_coffea.pool import Settings
 
 _WIDTH = 100
 # Between the items of a list.
@@ -25,85 +26,122 @@ _LENGTHS = (16, 32, 64, 128)
 _VECTOR = tuple(Feature(name) for name in ("px", "py", "pz", "energy"))
 
 
-def scaffold(contract: Contract, labels: Mapping[str, Sequence[str]], *, server: str) -> str:
-    """Return a declaration that fits a model, as Python with names to fill in.
+@dataclass(frozen=True, slots=True)
+class Scaffold:
+    """A declaration that fits a served model, with names of fields to fill in.
 
-    Parameters
+    Attributes
     ----------
     contract : Contract
-        What a server says of the model.
+        The model's contract.
     labels : mapping
         The labels of outputs, as far as they are known.
     server : str
-        For a comment.
+        The server, for a comment.
     """
-    most = "any number of" if contract.max_rows is None else f"at most {contract.max_rows:,}"
-    lines = [
-        "import sonic_coffea as sonic",
-        "",
-        *_comment(
-            f"{contract.model} version {contract.version} of {server}, {most} rows a request."
-        ),
-        *_comment(
-            "Fill in the fields, in the order of the training; see what is sent with "
-            "model.pack(objects)."
-        ),
-        "model = sonic.Model(",
-        f"    {_quoted(contract.model)},",
-        "    inputs={",
-        *(line for spec in contract.inputs for line in _entry(spec, _layout(spec, contract))),
-        "    },",
-        "    outputs={",
-        *(line for s in contract.outputs for line in _entry(s, _output(s, labels.get(s.name)))),
-        "    },",
-        ")",
-    ]
-    return "\n".join(lines) + "\n"
+
+    contract: Contract
+    labels: Mapping[str, list[str]]
+    server: str
+
+    @property
+    def layouts(self) -> dict[str, str]:
+        """A layout for each input, as Python."""
+        layouts = {spec.name: _layout(spec, self.contract)[0] for spec in self.contract.inputs}
+        return {name: code.replace(_BREAK, " ") for name, code in layouts.items()}
+
+    @property
+    def text(self) -> str:
+        """The declaration, as Python."""
+        contract, labels = self.contract, self.labels
+        limit = "any number of" if contract.max_rows is None else f"at most {contract.max_rows:,}"
+        model = f"{contract.model} version {contract.version} of {self.server}"
+        lines = [
+            "import sonic_coffea as sonic",
+            "",
+            *_comment(f"{model}, {limit} rows a request."),
+            *_comment(
+                "Fill in the fields, in the order of the training; see what is sent with "
+                "model.pack(objects)."
+            ),
+            "model = sonic.Model(",
+            f"    {_quoted(contract.model)},",
+            "    inputs={",
+            *(line for spec in contract.inputs for line in _entry(spec, _layout(spec, contract))),
+            "    },",
+            "    outputs={",
+            *(line for s in contract.outputs for line in _entry(s, _output(s, labels.get(s.name)))),
+            "    },",
+            ")",
+        ]
+        return "\n".join(lines) + "\n"
 
 
-def inputs_of(contract: Contract) -> dict[str, str]:
-    """Return a layout for each input, as Python."""
-    layouts = {spec.name: _layout(spec, contract)[0] for spec in contract.inputs}
-    return {name: code.replace(_BREAK, " ") for name, code in layouts.items()}
+def scaffold(settings: Settings, model: str, version: str | None = None) -> Scaffold:
+    """Return a declaration that fits a served model.
+
+    Parameters
+    ----------
+    settings : Settings
+        One server, and how it is connected.
+    model, version : str
+        What is declared.
+
+    Raises
+    ------
+    ContractError
+        If the server lists no tensors, so that there is nothing to write it from.
+    """
+    server = settings.servers[0]
+    with connect_transport(server, options=settings.connection_options()) as connection:
+        contract = connection.contract(model, version)
+        if not contract.lists_tensors:
+            raise ContractError(
+                "the server does not list what the model takes and gives, so that its declaration "
+                "cannot be written from that",
+                server=server,
+                model=model,
+                version=contract.version,
+            )
+        labels: dict[str, list[str]] = {}
+        with contextlib.suppress(SonicError):  # a model that does not take a row of zeros
+            labels = connection.labels(contract, version)
+    return Scaffold(contract, labels, server)
 
 
 def fitting(
     inputs: Mapping[str, Layout],
     outputs: Mapping[str, Output],
     contract: Contract,
-    *,
-    made: Mapping[str, tuple[Any, Any]],
-    given: Mapping[str, tuple[Any, Any]],
+    packed: Mapping[str, tuple[Any, Any]],
+    expected: Mapping[str, tuple[Any, Any]],
 ) -> str:
-    """Return what would fit, as Python, of the inputs and outputs of a declaration that do not.
+    """Return, as Python, what would fit in the place of inputs and outputs that do not fit.
 
-    ``made`` and ``given`` are the tensors of the declaration and of the contract, as they are
-    compared.
+    ``packed`` are the types and shapes of the inputs' tensors, ``expected`` the shapes and types of
+    the outputs' tensors.
     """
     lines: list[str] = []
     for spec in contract.inputs:
-        known = made.get(spec.name)
+        known = packed.get(spec.name)
         if known is None or not spec.takes(kserve_name(known[0]), known[1]):
             fields = getattr(inputs.get(spec.name), "features", ())
             lines += _entry(spec, _layout(spec, contract, fields))
-    for name in made:
+    for name in packed:
         if contract.inputs and not any(spec.name == name for spec in contract.inputs):
             lines.append(f"        # without {name!r}")
     for spec in contract.outputs:
         output = outputs.get(spec.name)
-        if output is None or not _gives(spec, *given[spec.name]):
+        shape, dtype = expected.get(spec.name, (None, None))
+        typed = dtype is None or DATATYPES.get(spec.datatype) == dtype.name
+        if output is None or not (typed and spec.gives(shape)):
             lines += _entry(spec, _output(spec, None if output is None else output.labels))
-    asked = {spec.name for spec in contract.outputs}
-    lines += [f"        # without {name!r}" for name in outputs if asked and name not in asked]
+    served = {spec.name for spec in contract.outputs}
+    lines += [f"        # without {name!r}" for name in outputs if served and name not in served]
     return "what would fit:\n" + "\n".join(line.removeprefix("    ") for line in lines)
 
 
-def _gives(spec: TensorSpec, shape: Any, dtype: Any) -> bool:
-    return (dtype is None or DATATYPES.get(spec.datatype) == dtype.name) and spec.gives(shape)
-
-
 def _dtype(spec: TensorSpec) -> str | None:
-    """Return the name of a tensor's type in a declaration."""
     return "string" if spec.datatype == "BYTES" else DATATYPES.get(spec.datatype)
 
 
@@ -117,8 +155,8 @@ def _entry(spec: TensorSpec, suggestion: tuple[str, str]) -> Iterator[str]:
     """Yield the lines of an entry: what the server says of it, and what fits."""
     code, remark = suggestion
     shape = ", ".join(["N", *("?" if n < 0 else str(n) for n in spec.shape)])
-    said = f"{spec.datatype} [{shape}]" + (f": {remark}" if remark else "")
-    yield from _comment(said, " " * 8)
+    tensor = f"{spec.datatype} [{shape}]"
+    yield from _comment(f"{tensor}: {remark}" if remark else tensor, " " * 8)
     yield from _wrapped(f"{_quoted(spec.name)}: {code},")
 
 
@@ -151,7 +189,6 @@ def _layout(spec: TensorSpec, contract: Contract, fields: Sequence[Any] = ()) ->
 
 
 def _numbers(spec: TensorSpec, fields: Sequence[Any], ending: str) -> tuple[str, str]:
-    """Return a layout of ``[N, F]``, or of ``[N, L]``."""
     if spec.shape[0] > 0:
         return f"sonic.Row({_names(spec.shape[0], fields)}{ending})", "numbers of each object"
     arguments = f'{_names(1, fields)}, {_LENGTHS}, axis_order="L"{ending}'
@@ -170,7 +207,6 @@ def _array(spec: TensorSpec, ending: str) -> tuple[str, str]:
 def _fields(
     spec: TensorSpec, contract: Contract, fields: Sequence[Any], ending: str
 ) -> tuple[str, str]:
-    """Return a layout of fields of constituents."""
     order, sure = _axes(spec, contract)
     count, length = spec.shape if order == "FL" else spec.shape[::-1]
     names = _names(max(count, 1), fields)
@@ -187,7 +223,6 @@ def _fields(
 
 def _mask(spec: TensorSpec, contract: Contract, ending: str) -> tuple[str, str]:
     length = math.prod(spec.shape)
-    given = str(length) if length > 0 else ""
     group = _group(spec.name)
     jagged = [
         s
@@ -196,7 +231,8 @@ def _mask(spec: TensorSpec, contract: Contract, ending: str) -> tuple[str, str]:
     ]
     beside = next((s.name for s in jagged if group and _group(s.name) == group), None)
     order = "L" if len(spec.shape) == 1 else "FL" if spec.shape[0] == 1 else "LF"
-    arguments = [a for a in (given, f"beside={_quoted(beside)}" if beside else "") if a]
+    arguments = [str(length)] if length > 0 else []
+    arguments += [f"beside={_quoted(beside)}"] if beside else []
     arguments += [f'axis_order="{order}"'] if order != "FL" else []
     arguments += [ending.removeprefix(", ")] if ending else []
     remark = "1 where there is a constituent"

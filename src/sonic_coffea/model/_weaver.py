@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,10 @@ def read(
     if not isinstance(preprocess, Mapping):
         file = f"the preprocessing file {str(preprocess)!r}"
     groups = {name: _get(content, name, file) for name in _get(content, "input_names", file)}
-    names = _names(groups, rename or {})
+    names = rename or {}
+    declared = {v for group in groups.values() for v in group.get("var_names", ())}
+    known = [*groups, *sorted(declared)]
+    _require(names, known, "rename: the preprocessing file has no variable or input")
     prefixes = _prefixes(prefix, groups)
     lengths = _lengths({name: _range(group, name) for name, group in groups.items()})
     layouts: dict[str, Layout] = {}
@@ -77,11 +80,7 @@ def read(
     renamed = {names.get(name, name): layout for name, layout in layouts.items()}
     if len(renamed) < len(layouts):
         raise ConfigError(f"rename: two inputs would have one name, of {', '.join(renamed)}")
-    for name in inputs or {}:
-        if name not in renamed:
-            raise ConfigError(
-                f"the preprocessing file has no input {name!r}; {nearest(name, renamed)}"
-            )
+    _require(inputs or (), renamed, "the preprocessing file has no input")
     return {**renamed, **(inputs or {})}, _labels(content, labels)
 
 
@@ -90,53 +89,34 @@ def usual_output(inputs: Iterable[str]) -> str:
     return "softmax__0" if all(re.search(r"__\d+$", name) for name in inputs) else "softmax"
 
 
-def _names(groups: Mapping[str, Any], rename: Mapping[str, str]) -> Mapping[str, str]:
-    """Return new names by those of the file, refusing what it does not have."""
-    known = {v for group in groups.values() for v in group.get("var_names", ())}
-    for name in rename:
-        if name not in known and name not in groups:
-            raise ConfigError(
-                f"rename: the preprocessing file has no variable or input {name!r}; "
-                f"{nearest(name, [*groups, *sorted(known)])}"
-            )
-    return rename
-
-
 def _prefixes(prefix: str | Mapping[str, str], groups: Mapping[str, Any]) -> dict[str, str]:
-    """Return where the variables of each input are."""
     if isinstance(prefix, str):
         return dict.fromkeys(groups, prefix)
-    known = {*groups, *map(_group, groups)}
-    for name in prefix:
-        if name not in known:
-            raise ConfigError(
-                f"prefix: the preprocessing file has no input or group {name!r}; "
-                f"{nearest(name, sorted(known))}"
-            )
+    known = sorted({*groups, *map(_group, groups)})
+    _require(prefix, known, "prefix: the preprocessing file has no input or group")
     return {name: prefix.get(name, prefix.get(_group(name), "")) for name in groups}
 
 
-def _labels(content: Mapping[str, Any], given: str | Path | Sequence[str] | None) -> list[str]:
-    """Return what the values of the output are called."""
-    if isinstance(given, (str, Path)):
-        return _lines(Path(given))
-    if given is not None:
-        return [str(label) for label in given]
-    said = content.get("output_names", content.get("flav_names"))
-    if not said:
+def _labels(content: Mapping[str, Any], labels: str | Path | Sequence[str] | None) -> list[str]:
+    if isinstance(labels, (str, Path)):
+        return _lines(Path(labels))
+    if labels is not None:
+        return [str(label) for label in labels]
+    names = content.get("output_names", content.get("flav_names"))
+    if not names:
         raise ConfigError(
             "the preprocessing file does not name the values of the model's output; the "
             "option labels names them: a file with one in each line, or in Python a list"
         )
-    if _CLASSES in said:
-        others = ", ".join(repr(str(n)) for n in said if n != _CLASSES)
+    if _CLASSES in names:
+        others = ", ".join(repr(str(n)) for n in names if n != _CLASSES)
         raise ConfigError(
             f"{_CLASSES!r} in the output_names of the preprocessing file stands for classes that "
             "the file does not name; the option labels names all values of the output"
             + (f", which ends with {others}" if others else "")
             + ": a file with one in each line, or in Python a list"
         )
-    return [str(name).removeprefix("label_") for name in said]
+    return [str(name).removeprefix("label_") for name in names]
 
 
 def _lines(path: Path) -> list[str]:
@@ -195,9 +175,9 @@ def _range(group: Mapping[str, Any], name: str) -> tuple[int, int]:
 
 
 def _lengths(ranges: Mapping[str, tuple[int, int]]) -> dict[str, list[int]]:
-    """Return what the rows of each group are padded to: one length, or several to choose from.
+    """Return the lengths to which the rows of each group may be padded.
 
-    Rows of all groups have the same level: as many steps in each waste least.
+    Rows of all groups have the same level, so that as many steps in each group waste least.
     """
     steps = max((_doublings(*limits) for limits in ranges.values()), default=0)
     return {
@@ -237,6 +217,11 @@ def _load(preprocess: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _get(content: Mapping[str, Any], key: str, where: str) -> Any:
-    if key not in content:
-        raise ConfigError(f"{where} has no {key!r}; {nearest(key, content)}")
+    _require([key], content, f"{where} has no")
     return content[key]
+
+
+def _require(names: Iterable[str], known: Collection[str], problem: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{problem} {name!r}; {nearest(name, known)}")

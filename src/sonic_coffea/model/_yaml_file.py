@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -10,9 +12,6 @@ from sonic_coffea import layouts
 from sonic_coffea.errors import ConfigError, SonicError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from sonic_coffea.layouts import Layout, Output
 
 _LAYOUTS = ("Bucketed", "Dense", "Flat", "Mask", "Padded", "Pairwise", "Row", "Tokens")
@@ -48,8 +47,8 @@ def read(path: Path, name: str | None) -> dict[str, Any]:
     others = {key: known[key] for key in _OPTIONS if key in known}
     return {
         "name": name,
-        "inputs": {key: _layout(one, f"{path}, input {key!r}") for key, one in inputs.items()},
-        "outputs": {key: _output(one, f"{path}, output {key!r}") for key, one in outputs.items()},
+        "inputs": {k: _layout(v, f"{path}, input {k!r}") for k, v in inputs.items()},
+        "outputs": {k: _output(v, f"{path}, output {k!r}") for k, v in outputs.items()},
         **others,
     }
 
@@ -67,33 +66,33 @@ def _layout(content: Any, where: str) -> Layout:
         raise ConfigError(f"{where}: no layout {kind!r}; {nearest(str(kind), _LAYOUTS)}")
     if "parts" in options:
         parts = _mapping(options["parts"], f"{where}, parts")
-        options["parts"] = {key: _layout(one, f"{where}, {key!r}") for key, one in parts.items()}
+        options["parts"] = {k: _layout(v, f"{where}, {k!r}") for k, v in parts.items()}
     for key in ("fields", "field", "of"):
         if key in options:
             options[key] = _fields(options[key], where)
-    layout: Layout = _made(getattr(layouts, kind), options, where)
+    layout: Layout = _build(getattr(layouts, kind), options, where)
     return layout
 
 
 def _fields(content: Any, where: str) -> Any:
     if isinstance(content, list):
-        return [_fields(one, where) for one in content]
+        return [_fields(field, where) for field in content]
     if isinstance(content, dict):
         kind = layouts.OneHot if "values" in content else layouts.Feature
-        return _made(kind, content, where)
+        return _build(kind, content, where)
     return content
 
 
 def _output(content: Any, where: str) -> list[str] | Output | None:
     if isinstance(content, dict):
-        output: Output = _made(layouts.Output, content, where)
+        output: Output = _build(layouts.Output, content, where)
         return output
     if content is None or isinstance(content, list):
         return content
     raise ConfigError(f"{where}: expected a list of labels, or nothing, got {content!r}")
 
 
-def _made(kind: Any, options: Mapping[str, Any], where: str) -> Any:
+def _build(kind: Any, options: Mapping[str, Any], where: str) -> Any:
     try:
         return kind(**{key: _tuple(value) for key, value in options.items()})
     except SonicError as error:

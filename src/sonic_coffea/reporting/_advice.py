@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from sonic_coffea.reporting._tally import Statistics, Tally
     from sonic_coffea.transport import ModelStatistics
 
-# From where on something is worth a word.
+# Limits beyond which there is advice.
 _MUCH_PADDING = 0.5
 _MUCH_TRUNCATED = 0.05
 _MANY_RETRIES = 0.01
@@ -25,7 +24,7 @@ _NETWORK = 2.0
 def advise(
     statistics: Statistics, timings: Mapping[tuple[str, str], ModelStatistics]
 ) -> Iterator[str]:
-    """Say what is bad about a run, by its clients and its servers, and what would help."""
+    """Yield what slows a run down, by statistics of its clients and its servers, and the remedy."""
     s, total = statistics, statistics.total()
     if s.masked:
         yield (
@@ -38,11 +37,11 @@ def advise(
             f"{s.padding / sent:.0%} of the elements that are sent are padding: Bucketed sends "
             "rows of like length together, Flat sends none"
         )
-    there = s.truncated + s.elements
-    if there and s.truncated / there > _MUCH_TRUNCATED:
+    constituents = s.truncated + s.elements
+    if constituents and s.truncated / constituents > _MUCH_TRUNCATED:
         yield (
-            f"{s.truncated / there:.0%} of the constituents are truncated: compare the length with "
-            "that of the network's training"
+            f"{s.truncated / constituents:.0%} of the constituents are truncated: compare the "
+            "length with that of the network's training"
         )
     if total.requests and total.retries / total.requests > _MANY_RETRIES:
         yield (
@@ -67,10 +66,10 @@ def advise(
 def _of_server(
     server: str, model: str, tally: Tally, timings: ModelStatistics | None
 ) -> Iterator[str]:
-    # The first requests are those of code that is being compiled, and of servers that warm up.
+    # During the first requests, code is compiled, and servers warm up.
     if tally.requests <= _SOME_REQUESTS:
         return
-    # While others are packed, what waits is not waiting for servers.
+    # A request that waits while others are packed does not wait for servers.
     packs = tally.pack_s + tally.unpack_s > tally.trip_s
     waits = tally.wait_s > _LONG_WAIT * tally.trip_s and not packs
     if timings is not None and timings.requests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
@@ -17,13 +18,10 @@ from sonic_coffea import provenance
 from sonic_coffea.errors import ConfigError, printable
 from sonic_coffea.reporting import _tables as tables
 from sonic_coffea.reporting._advice import advise
-from sonic_coffea.reporting._page import INK, page
 from sonic_coffea.reporting._tally import STAGES, STATISTICS_KEY, Statistics, Tally
 from sonic_coffea.reporting.plots import draw
 
 if TYPE_CHECKING:
-    import os
-
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
@@ -63,7 +61,7 @@ class Report:
 
     @property
     def advice(self) -> list[str]:
-        """What is bad about the run, and what would help."""
+        """What slows the run down, and the remedies."""
         return list(advise(self.statistics, self.timings))
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,8 +103,8 @@ class Report:
         if target.suffix == ".json":
             target.write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
         elif target.suffix == ".html":
-            plots = draw(self, ink=INK) if self.statistics.tallies else None
-            text = page(self.title, self._context_rows(), self._repr_html_(), plots)
+            plots = draw(self, ink=tables.INK) if self.statistics.tallies else None
+            text = tables.page(self.title, self._context_rows(), self._repr_html_(), plots)
             target.write_text(text, encoding="utf-8")
         else:
             raise ConfigError(f"expected a name that ends in .html or .json, got {target.name}")
@@ -120,8 +118,8 @@ class Report:
         unlimited = options.update(max_width=_ANY_WIDTH)
         if console.measure(servers, options=unlimited).maximum > options.max_width:
             for place in range(1, len(header)):
-                one = [(row[0], row[place]) for row in rows]
-                yield _rich_table(_SERVERS_TITLE, ["", header[place]], one)
+                column = [(row[0], row[place]) for row in rows]
+                yield _rich_table(_SERVERS_TITLE, ["", header[place]], column)
         else:
             yield servers
         for advice in self.advice:
@@ -139,7 +137,7 @@ class Report:
         return f"<Report: {total.rows} rows in {total.requests} requests, {total.retries} retries>"
 
     def _context_rows(self) -> list[tuple[str, str]]:
-        """Return when and where the run was, and of what."""
+        """Return date, place and subject of the run."""
         s = self.statistics
         workers = sorted({span.worker for span in s.spans})
         hosts = sorted({worker.rpartition(":")[0] or worker for worker in workers})
@@ -225,8 +223,8 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
             "with a SonicProcessor that returns a dict, a pool, or a pending call"
         )
     timings: dict[tuple[str, str], ModelStatistics] = {}
-    asked = source if pool is None else pool
-    for (server, (model, _)), of_version in getattr(asked, "timings", dict)().items():
+    pool = source if pool is None else pool
+    for (server, (model, _)), of_version in getattr(pool, "timings", dict)().items():
         before = timings.get((server, model))
         timings[server, model] = of_version if before is None else before + of_version
     return Report(statistics.copy(), wall_s=wall_s, timings=timings)
@@ -245,8 +243,8 @@ def _rich_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     return table
 
 
-def _column(tally: Tally, theirs: ModelStatistics | None) -> dict[str, str]:
-    """Return what a model did on a server, and, of all clients, what the server says."""
+def _column(tally: Tally, timings: ModelStatistics | None) -> dict[str, str]:
+    """Return the tally of a model on a server, and the server's statistics of all clients."""
     column = {}
     for stage, label in STAGES.items():
         mean_s = getattr(tally, stage) / max(tally.requests, 1)
@@ -256,12 +254,12 @@ def _column(tally: Tally, theirs: ModelStatistics | None) -> dict[str, str]:
                 shown = format_time(tally.latency_s(quantile)) if tally.has_quantiles else ""
                 column[name] = shown
     column |= {name: f"{getattr(tally, name):,}" for name in ("rows", "requests", "retries")}
-    if theirs is not None:
-        requests = max(theirs.requests, 1)
-        work_s = theirs.input_s + theirs.compute_s + theirs.output_s
-        column["the server says, of all clients: queue"] = format_time(theirs.queue_s / requests)
+    if timings is not None:
+        requests = max(timings.requests, 1)
+        work_s = timings.input_s + timings.compute_s + timings.output_s
+        column["the server says, of all clients: queue"] = format_time(timings.queue_s / requests)
         column["  inference"] = format_time(work_s / requests)
-        column["  mean batch size"] = f"{theirs.rows / max(theirs.executions, 1):.1f}"
+        column["  mean batch size"] = f"{timings.rows / max(timings.executions, 1):.1f}"
     return column
 
 
@@ -271,7 +269,7 @@ _MANY = 3
 
 
 def _listed(names: Sequence[str], noun: str) -> str:
-    """Return up to three names, or how many there are."""
+    """Return up to three names, or the number of names."""
     if len(names) > _MANY:
         return f"{len(names)} {noun}"
     *others, last = names

@@ -5,15 +5,13 @@ from __future__ import annotations
 import bisect
 import threading
 import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 TallyKey = tuple[str, str, str]
 """Server, model, version."""
@@ -47,11 +45,11 @@ class Span:
     worker : str
         Host and number of the process.
     model, server : str
-        What it asked for, and where.
+        The model of the request, and the server to which it was sent.
     begun, seconds : float
-        When it was sent, in seconds since the epoch, and how long it took.
+        Time of the send, in seconds since the epoch, and duration.
     rows : int
-        What it held.
+        Number of rows.
     """
 
     worker: str
@@ -63,7 +61,7 @@ class Span:
 
     @property
     def lot(self) -> float:
-        """A number from 0 to 1, which says whether a random sample has it."""
+        """A number from 0 to 1; a random sample holds the spans with the lowest numbers."""
         return zlib.crc32(f"{self.worker} {self.begun}".encode()) / 2**32
 
 
@@ -116,8 +114,8 @@ class Tally:
         if counts[-1] == 0:
             return float("nan")
         # A little less, for the lower end of a gap. The bins below and above have one edge.
-        wanted = quantile * counts[-1] - 1e-6
-        return float(np.exp(np.interp(wanted, counts[:-1], np.log(LATENCY_EDGES_S))))
+        rank = quantile * counts[-1] - 1e-6
+        return float(np.exp(np.interp(rank, counts[:-1], np.log(LATENCY_EDGES_S))))
 
     @property
     def has_quantiles(self) -> bool:
@@ -173,7 +171,7 @@ class Statistics:
     datasets: dict[str, int] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list, repr=False)
     spans_share: float = 1.0
-    tallies: dict[TallyKey, Tally] = field(default_factory=dict)
+    tallies: defaultdict[TallyKey, Tally] = field(default_factory=lambda: defaultdict(Tally))
     _lock: threading.Lock = field(
         default_factory=threading.Lock, init=False, repr=False, compare=False
     )
@@ -190,16 +188,11 @@ class Statistics:
     ) -> None:
         """Add to the tally of a model on a server, and keep when the request was in flight."""
         with self._lock:
-            self._add((server, model, version), tally)
+            self.tallies[server, model, version] += tally
             if span is not None and span.lot < self.spans_share:
                 self.spans.append(span)
                 if len(self.spans) > _MAX_SPANS:
                     self.spans, self.spans_share = _sample(self.spans, self.spans_share)
-
-    def _add(self, key: TallyKey, tally: Tally) -> None:
-        if (known := self.tallies.get(key)) is None:
-            known = self.tallies[key] = Tally()
-        known += tally
 
     def __iter__(self) -> Iterator[tuple[TallyKey, Tally]]:
         with self._lock:
@@ -215,15 +208,11 @@ class Statistics:
     def copy(self) -> Statistics:
         """Return a snapshot, which does not change while requests go on."""
         with self._lock:
-            return replace(
-                self,
-                datasets=self.datasets.copy(),
-                spans=self.spans.copy(),
-                tallies={
-                    key: replace(tally, latencies=tally.latencies.copy())
-                    for key, tally in self.tallies.items()
-                },
-            )
+            copied = replace(self, datasets=self.datasets.copy(), spans=self.spans.copy())
+            copied.tallies = self.tallies.copy()
+            for key, tally in self.tallies.items():
+                copied.tallies[key] = replace(tally, latencies=tally.latencies.copy())
+            return copied
 
     def __iadd__(self, other: Statistics) -> Statistics:
         other = other.copy()
@@ -237,7 +226,7 @@ class Statistics:
             if other.spans or share < self.spans_share:
                 self.spans, self.spans_share = _sample((*self.spans, *other.spans), share)
             for key, tally in other:
-                self._add(key, tally)
+                self.tallies[key] += tally
         return self
 
     def __add__(self, other: Statistics) -> Statistics:
@@ -272,7 +261,7 @@ class Statistics:
         counts = {name: plain.get(name, 0) for name in _COUNTS}
         statistics = cls(**counts, datasets=dict(plain.get("datasets", {})))
         for key, numbers in plain["served"].items():
-            statistics._add(key, Tally(**numbers))
+            statistics.tallies[key] += Tally(**numbers)
         spans, shares = [], [1.0]
         for (worker, server, model), packed in plain["spans"].items():
             for begun, seconds, share, rows in np.frombuffer(packed, _SPAN).tolist():

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.utils import format_time
+from numpy.typing import NDArray
 
 from sonic_coffea.errors import ConfigError, printable
-from sonic_coffea.reporting._tally import LATENCY_EDGES_S, STAGES
+from sonic_coffea.reporting._tally import LATENCY_EDGES_S, STAGES, Statistics, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
-
-    from sonic_coffea.reporting._tally import Statistics, Tally
 
 __all__ = ["check_name", "draw", "draw_curve", "draw_plans"]
 
@@ -27,7 +24,7 @@ _MOST_WORKERS = 40
 _WIDEST = 75
 # Bins of the statistics in a bin of a plot.
 _MERGED = 4
-# What has the ink of a page.
+# Parameters of matplotlib that get the ink of a page.
 _INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 
 
@@ -91,12 +88,12 @@ def draw_plans(plans: Sequence[Any]) -> Figure:
 
 
 def check_name(path: Path) -> None:
-    """Refuse, before there is something to draw, a name that ends in nothing a figure can be.
+    """Refuse the name of a file whose format figures do not have, before the figure is drawn.
 
     Raises
     ------
     ConfigError
-        If no figure has a name that ends so.
+        If the name ends otherwise.
     """
     known = _figure(1.0, 1.0).canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in known:
@@ -108,12 +105,12 @@ def _figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("plots need matplotlib: pip install matplotlib") from None
-    # By itself: whatever backend a notebook has, it is shown once, by who asked for it.
+    # Not of pyplot, whose backend in a notebook would show it a second time.
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def _literal(text: str) -> str:
-    """Return what matplotlib draws as it is: no formula, and no label that it leaves out."""
+    """Return a text that matplotlib draws unchanged: no formula, no label that it leaves out."""
     shown = printable(text).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
@@ -145,7 +142,7 @@ def _time(axes: Any, statistics: Statistics) -> None:
 
 def _latency(axes: Any, statistics: Statistics) -> None:
     served = sorted(statistics)
-    there = np.flatnonzero(_drawn_counts(statistics.total()))
+    filled = np.flatnonzero(_drawn_counts(statistics.total()))
     edges = LATENCY_EDGES_S[::_MERGED]
     several = len({server for (server, _, _), _ in served}) > 1
     for number, ((server, model, version), tally) in enumerate(served):
@@ -159,8 +156,8 @@ def _latency(axes: Any, statistics: Statistics) -> None:
             axes.axvline(p99, color=color, linestyle=":", linewidth=1)
         axes.stairs(_drawn_counts(tally), edges, label=name, color=color, linewidth=1.5)
     axes.set_xscale("log")
-    if len(there):
-        low, high = edges[max(there[0] - 2, 0)], edges[min(there[-1] + 3, len(edges) - 1)]
+    if len(filled):
+        low, high = edges[max(filled[0] - 2, 0)], edges[min(filled[-1] + 3, len(edges) - 1)]
         axes.set_xlim(low, high)
         _plain_ticks(axes.xaxis, unit="s")
         _legend(axes, columns=1)
@@ -169,7 +166,7 @@ def _latency(axes: Any, statistics: Statistics) -> None:
 
 
 def _drawn_counts(tally: Tally) -> NDArray[np.int64]:
-    """Return round trips in bins that are wide enough to be looked at, ten a decade."""
+    """Return round trips in wider bins, ten a decade."""
     counts: NDArray[np.int64] = tally.latencies[1:-1].reshape(-1, _MERGED).sum(axis=1)
     return counts
 

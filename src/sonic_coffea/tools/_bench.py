@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -15,21 +17,18 @@ import numpy as np
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.reporting.plots import draw_curve
-from sonic_coffea.transport import connect_transport
+from sonic_coffea.transport import Response, connect_transport
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-
     from matplotlib.figure import Figure
 
     from sonic_coffea.pool import Settings
-    from sonic_coffea.transport import Response
 
 _MOST_ROWS = 16_384
 _MOST_BYTES = 32_000_000
 _GAIN = 1.03
-# A server is saturated if more in flight gains nothing twice: a machine may be busy for a moment.
+# A server is saturated if more requests in flight gain nothing twice: a machine may be busy for a
+# moment.
 _TRIES = 2
 
 
@@ -65,12 +64,12 @@ class Curve:
 
     @property
     def launch_s(self) -> float:
-        """What a request takes whatever it holds, by a straight line through the curve."""
+        """Time of a request without its rows, by a straight line through the curve."""
         return max(float(self._line()[1]), 1e-6)
 
     @property
     def row_s(self) -> float:
-        """What each row adds."""
+        """Time that each row adds."""
         return max(float(self._line()[0]), 1e-12)
 
     def _line(self) -> Any:
@@ -101,8 +100,8 @@ class Curve:
             If the file holds no curve, or one with numbers that cannot be.
         """
         try:
-            found = dict(json.loads(Path(path).read_text(encoding="utf-8")))
-            known = {f.name: found[f.name] for f in fields(cls) if f.name in found}
+            content = dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            known = {f.name: content[f.name] for f in fields(cls) if f.name in content}
             known |= {name: tuple(known[name]) for name in ("rows", "seconds") if name in known}
             curve = cls(**known)
         except (OSError, ValueError, TypeError) as error:
@@ -157,7 +156,7 @@ def measure(
         best, best_in_flight, in_flight = 0.0, 1, 1
         while in_flight <= settings.limits.max_in_flight:
             tell(f"{in_flight} in flight, of {most} rows each")
-            # Of slow models too, as many as shall be in flight.
+            # At least as many requests as are to be in flight, for slow models, too.
             requests = max(4, max(1, round(seconds / times[-1])) * in_flight)
             rate = 0.0
             for _ in range(_TRIES):

@@ -1,8 +1,9 @@
-"""What is best for a link: more connections, compression, half precision, or no padding."""
+"""The best format for a link: more connections, compression, half precision, or no padding."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.transport import connect_transport
+from sonic_coffea.transport import ConnectionOptions, Contract, connect_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sonic_coffea.pool import Settings
     from sonic_coffea.tools._bench import Curve
-    from sonic_coffea.transport import Connection, ConnectionOptions, Contract
+    from sonic_coffea.transport import Connection
 
-# What the pool opens to a server that is far away.
+# The pool opens so many connections to a server that is far away.
 _CONNECTIONS = 4
 # A way is worth its costs if it multiplies the rate by this.
 _GAIN = 1.15
@@ -27,14 +26,14 @@ _GAIN = 1.15
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A way to send rows, and what it reaches.
+    """A way to send rows, and the rate that it reaches.
 
     Attributes
     ----------
     name : str
         The way.
     option : str
-        What one writes to have it.
+        The option of `connect`, or the layout, that selects it.
     row_bytes : float
         Bytes of a row's tensors to the server; of compressed ones, before that.
     rows_per_s : float
@@ -87,14 +86,14 @@ def compare_formats(
     seconds: float = 1.0,
     progress: Callable[[str], None] | None = None,
 ) -> Formats:
-    """Measure how to send rows to a server: what the link carries, and what each way would reach.
+    """Measure the rate that a link carries, and the rate that each way to send rows would reach.
 
     Parameters
     ----------
     settings : Settings
         One server, and its options.
     curve : Curve
-        What `measure` found there.
+        The latency curve of the server, from `measure`.
     filled : float
         The part of the tensors that is not padding: compression is measured with random numbers
         there, and zeros elsewhere.
@@ -161,7 +160,7 @@ def compare_formats(
 
 
 def _random(contract: Contract, zeros: dict[str, Any], filled: float) -> dict[str, Any]:
-    """Fill the beginning of each row of numbers that may be anything; indices stay valid."""
+    """Fill the beginning of each row of floating-point numbers; indices stay valid."""
     chance = np.random.default_rng(1)
     tensors = {}
     for spec in contract.inputs:
