@@ -297,7 +297,7 @@ def _flat(scores: Any, *others: Any) -> list[NDArray[Any]]:
         arrays = ak.broadcast_arrays(scores, *others)
     except ValueError as error:
         raise ConfigError(f"the arrays do not fit together: {error}".splitlines()[0]) from None
-    # What is None in one array is None in all of them, and left out.
+    # An object that is None in one array is None in all of them, and left out.
     flat = [np.asarray(ak.to_numpy(ak.flatten(array, axis=None))) for array in arrays]
     score, *rest = flat
     score = score.astype(np.float64)
