@@ -189,7 +189,7 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
         contract = self._contract()
         types = _types(contract, input_dict)
         for name, tensor in input_dict.items():
-            _refuse_unusable(name, tensor)
+            _check_usable(name, tensor)
         contract.check(
             # Where there is no row, awkward does not always know the shape that it would have.
             {n: (types[n], t.shape[1:] if len(t) else None) for n, t in input_dict.items()},
@@ -303,14 +303,13 @@ class _Tensors:
     def __init__(self, contract: Contract, tensors: Mapping[str, Tensor]) -> None:
         self._types = _types(contract, tensors)
         self._tensors = tensors
-        self._rows = len(next(iter(tensors.values())))
         row_bytes = sum(
             int(np.prod(t.shape[1:])) * self._types[n].itemsize for n, t in tensors.items()
         )
-        self.segments = [Segment(0, self._rows, row_bytes)]
+        self.segments = [Segment(0, len(self), row_bytes)]
 
     def __len__(self) -> int:
-        return self._rows
+        return len(next(iter(self._tensors.values())))
 
     def pack(self, start: int, stop: int, lend: Any = None) -> dict[str, Tensor]:
         del lend  # the rows lie in memory already
@@ -334,7 +333,7 @@ def _as_numpy(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     return {n: ak.to_numpy(a) if isinstance(a, ak.Array) else a for n, a in arrays.items()}
 
 
-def _refuse_unusable(name: str, tensor: Tensor) -> None:
+def _check_usable(name: str, tensor: Tensor) -> None:
     if np.ma.is_masked(tensor):
         raise InputError(f"input {name!r} has None in it; fill it with ak.fill_none")
     if tensor.ndim == 0:

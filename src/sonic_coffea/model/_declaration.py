@@ -180,9 +180,9 @@ class Declaration(Carrier):
         return notes
 
     def compare(self, contract: Contract, *, server: str) -> Contract:
-        """Return a server's contract; where it lists no tensors, with the declared ones.
+        """Return a server's contract, with the declared tensors if the server lists none.
 
-        If the declaration differs from it, raise `ContractError`, which shows the two side by side.
+        If declaration and contract differ, raise `ContractError`, which shows the two side by side.
         """
         if contract.unsupported:
             raise ContractError(contract.unsupported, **self._place(contract, server))
@@ -222,7 +222,7 @@ class Declaration(Carrier):
         return {"server": server, "model": self.name, "version": contract.version}
 
     def fitted(self, contract: Contract, *, server: str) -> Contract:
-        """Return the result of `compare`, which the contract of the last call does not repeat."""
+        """Return the result of `compare`, which is kept until declaration or contract change."""
         compared = self._compared
         if compared is None or compared[0] is not contract or compared[1] != self.config_hash:
             fits = self.compare(contract, server=server)
