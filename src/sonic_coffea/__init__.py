@@ -1,7 +1,7 @@
 """Score jagged awkward arrays on shared inference servers from coffea and dask.
 
 ``import sonic_coffea as sonic`` is light: coffea, distributed, numba and grpc load on first use.
-The names, and the modules that have them, are those of ``__init__.pyi``.
+``__init__.pyi`` lists the names and their modules.
 """
 
 from __future__ import annotations

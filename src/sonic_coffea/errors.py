@@ -223,7 +223,7 @@ class CancelledError(SonicError):
 def find(error: BaseException) -> SonicError | None:
     """Return the `SonicError` behind an exception that coffea or dask has wrapped, if there is one.
 
-    coffea's runner re-raises what a processor raises as a plain `Exception`; this finds the cause.
+    coffea's runner re-raises errors of a processor as a plain `Exception`, whose cause this is.
     """
     seen: set[int] = set()
     current: BaseException | None = error
@@ -238,8 +238,8 @@ def find(error: BaseException) -> SonicError | None:
 def printable(text: str, *, lines: bool = False) -> str:
     r"""Return text whose control characters are written out, as ``\x1b``.
 
-    Names and messages of others may clear a terminal, forge a line of a log, or turn around what
-    is read. With `lines`, ends of lines and tabs stay.
+    Names and messages of others may clear a terminal, forge a line of a log, or reverse the order
+    of letters. With `lines`, ends of lines and tabs stay.
     """
     if text.isprintable():
         return text
@@ -250,7 +250,7 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a phrase that offers the names closest to `name`, or lists what there is."""
+    """Return a phrase that offers the names closest to `name`, or lists all names."""
     names = [str(k) for k in known]
     lowered = {n.lower(): n for n in names}
     close = [lowered[m] for m in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.6)]

@@ -23,7 +23,7 @@ __all__ = ["triton_wrapper"]
 
 Tensor = NDArray[Any]
 
-# tritonclient's arguments that have a meaning here, and those that the pool's connections ignore.
+# Arguments of tritonclient that are used, or that the pool's connections do not need.
 _CLIENT_ARGS = ("ssl", "root_certificates", "verbose", "keepalive_options", "channel_args")
 
 
@@ -110,12 +110,12 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
         """
 
     def postprocess_awkward(self, return_array: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return what a call returns, from awkward arrays by output and its arguments."""
+        """Return the result of a call, from its awkward arrays by output and its arguments."""
         del args, kwargs
         return return_array
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Score what `prepare_awkward` makes of the arguments.
+        """Score the arrays that `prepare_awkward` makes of the arguments.
 
         Parameters
         ----------
@@ -158,12 +158,12 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
 
     @property
     def model_inputs(self) -> dict[str, dict[str, Any]]:
-        """Shape and KServe's datatype of each input, as the server says."""
+        """Shape and KServe's datatype of each input, by the server's contract."""
         return _described(self._contract().inputs)
 
     @property
     def model_outputs(self) -> dict[str, dict[str, Any]]:
-        """Shape and KServe's datatype of each output, as the server says."""
+        """Shape and KServe's datatype of each output, by the server's contract."""
         return _described(self._contract().outputs)
 
     @property
@@ -177,7 +177,7 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
     def validate_numpy_input(
         self, output_list: Sequence[str], input_dict: Mapping[str, Tensor]
     ) -> None:
-        """Compare what is asked for with the server's model, before the first row leaves.
+        """Compare inputs and outputs with the server's model, before the first row leaves.
 
         Warns of inputs that will be converted to the model's type.
 
@@ -189,7 +189,7 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
         contract = self._contract()
         types = _types(contract, input_dict)
         for name, tensor in input_dict.items():
-            _refuse_unusable(name, tensor)
+            _check_usable(name, tensor)
         contract.check(
             # Where there is no row, awkward does not always know the shape that it would have.
             {n: (types[n], t.shape[1:] if len(t) else None) for n, t in input_dict.items()},
@@ -278,7 +278,7 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
     ) -> ak.Array:
         """Score a partition; of a partition without data, return scores without data."""
         tracing = is_tracer(input_dict)
-        # What dask-awkward knows of the arrays is checked on one row, which stays here.
+        # Types and shapes of arrays without data are checked on a row that is not sent.
         known = {n: ak.typetracer.length_one_if_typetracer(a) for n, a in input_dict.items()}
         tensors = _as_numpy(known)
         self.validate_numpy_input(output_list, tensors)
@@ -298,19 +298,18 @@ class triton_wrapper(Carrier, ABC):  # noqa: N801  what the code is written for
 
 
 class _Tensors:
-    """The rows of numpy arrays, as the pool takes them."""
+    """The rows of numpy arrays, packed for the pool's requests."""
 
     def __init__(self, contract: Contract, tensors: Mapping[str, Tensor]) -> None:
         self._types = _types(contract, tensors)
         self._tensors = tensors
-        self._rows = len(next(iter(tensors.values())))
         row_bytes = sum(
             int(np.prod(t.shape[1:])) * self._types[n].itemsize for n, t in tensors.items()
         )
-        self.segments = [Segment(0, self._rows, row_bytes)]
+        self.segments = [Segment(0, len(self), row_bytes)]
 
     def __len__(self) -> int:
-        return self._rows
+        return len(next(iter(self._tensors.values())))
 
     def pack(self, start: int, stop: int, lend: Any = None) -> dict[str, Tensor]:
         del lend  # the rows lie in memory already
@@ -334,7 +333,7 @@ def _as_numpy(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     return {n: ak.to_numpy(a) if isinstance(a, ak.Array) else a for n, a in arrays.items()}
 
 
-def _refuse_unusable(name: str, tensor: Tensor) -> None:
+def _check_usable(name: str, tensor: Tensor) -> None:
     if np.ma.is_masked(tensor):
         raise InputError(f"input {name!r} has None in it; fill it with ak.fill_none")
     if tensor.ndim == 0:

@@ -231,19 +231,12 @@ def draw_histogram(histogram: Any, ax: Any, *, density: bool = False, **style: A
     mplhep = _needed("mplhep")
     values, variances = histogram.values(), histogram.variances()
     edges, centers = histogram.axes[0].edges, histogram.axes[0].centers
-    scale = np.ones(len(values))
-    if density:
-        scale = 1 / (values.sum() or 1) / np.diff(edges)
+    scale = 1 / (values.sum() or 1) / np.diff(edges) if density else 1
+    heights, errors = values * scale, np.sqrt(variances) * scale
     color = style.pop("color", "C0")
-    mplhep.histplot(values * scale, edges, ax=ax, yerr=False, color=color, **style)
+    mplhep.histplot(heights, edges, ax=ax, yerr=False, color=color, **style)
     filled = values != 0
-    ax.errorbar(
-        centers[filled],
-        (values * scale)[filled],
-        (np.sqrt(variances) * scale)[filled],
-        fmt="none",
-        ecolor=color,
-    )
+    ax.errorbar(centers[filled], heights[filled], errors[filled], fmt="none", ecolor=color)
 
 
 def draw_roc(curves: Roc | Mapping[str, Roc], ax: Any = None, **style: Any) -> Any:
@@ -297,7 +290,7 @@ def _flat(scores: Any, *others: Any) -> list[NDArray[Any]]:
         arrays = ak.broadcast_arrays(scores, *others)
     except ValueError as error:
         raise ConfigError(f"the arrays do not fit together: {error}".splitlines()[0]) from None
-    # What is None in one array is None in all of them, and left out.
+    # An object that is None in one array is None in all of them, and left out.
     flat = [np.asarray(ak.to_numpy(ak.flatten(array, axis=None))) for array in arrays]
     score, *rest = flat
     score = score.astype(np.float64)

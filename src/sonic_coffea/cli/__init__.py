@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-# gRPC's C++ library logs to the terminal what its calls raise; it reads this as it is loaded.
+# gRPC's C++ library would log to the terminal the errors that calls raise anyway. It reads the
+# variable when it is loaded.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 __all__ = ["main"]

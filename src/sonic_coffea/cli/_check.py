@@ -1,4 +1,4 @@
-"""``sonic-coffea check``, ``wake``, ``models`` and ``scaffold``: what a server has, and answers."""
+"""``sonic-coffea check``, ``wake``, ``models`` and ``scaffold``: questions to one server."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check(
             steps = []
             for step in tools.check(settings, model, version, declared):
                 steps.append(step)
-                # As one, since the status takes the place of a line that has not ended.
+                # In a single call, as the status overwrites a line that has not ended.
                 detail = literal(step.detail or "not tried", lines=True)
                 console.print(_MARKS[step.ok], literal(f"{step.name}: ") + detail)
                 if step.remedy:

@@ -117,7 +117,7 @@ def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
             raise ServerError(f"{which} is a part of process {records[0].pid}, and ends with it")
     chosen = []
     for record in records:
-        # Its supervisor ends it, and removes what it leaves.
+        # The supervisor ends its server, and removes the server's files.
         if record.supervisor_pid is not None:
             chosen.append(record)
             with contextlib.suppress(ProcessLookupError):
@@ -132,7 +132,7 @@ def _stop(records: Sequence[ServerRecord], which: str) -> list[str]:
 
 
 def _described(record: ServerRecord) -> dict[str, Any]:
-    """Return what a server's record and the server itself say; never its secret."""
+    """Return the server's record, without its secret, and the state and models of the server."""
     options, models, ready = ConnectionOptions(timeouts=Timeouts(metadata_s=5.0)), [], False
     connecting = connect_transport(record.url, options=options)
     with connecting as connection, contextlib.suppress(SonicError):

@@ -46,7 +46,7 @@ class _Main(TyperGroup):
         try:
             return super().invoke(ctx)
         except (SonicError, ImportError) as error:
-            # Where a package is missing that an extra installs, the message says so.
+            # If an extra would install the missing package, the message names the extra.
             if not isinstance(error, SonicError) and "pip install" not in str(error):
                 raise
             Console(stderr=True).print("[bold red]error:[/] ", end="")
@@ -100,7 +100,7 @@ def _options(
 
 
 class _Echo(logging.StreamHandler[Any]):
-    """Writes to what is standard error at that moment, so that a progress bar stays below it."""
+    """Writes to the current standard error, which a progress bar replaces to stay at the bottom."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.setStream(sys.stderr)

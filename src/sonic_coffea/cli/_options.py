@@ -68,7 +68,7 @@ _CONNECTION = {
 def settings_of(
     servers: str | Sequence[str] | None, *, header: list[str] | None, **files: Path | None
 ) -> Settings:
-    """Return servers, by default those of dask's configuration, and how they are connected."""
+    """Return the settings of servers and connections; by default, dask's configuration has them."""
     options: dict[str, Any] = {name: str(path) for name, path in files.items() if path}
     if header:
         options["headers"] = pairs(header, "--header NAME=VALUE", empty=True)

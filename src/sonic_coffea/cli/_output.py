@@ -40,7 +40,7 @@ def stdout() -> Console:
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
-    """Say on standard error what is being done; yield a function that changes the text."""
+    """Show a status on standard error; yield a function that changes its text."""
     with Console(stderr=True).status(text) as status:
         yield lambda text: status.update(literal(text))
 

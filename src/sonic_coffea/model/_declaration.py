@@ -68,7 +68,7 @@ class Declaration(Carrier):
     """
 
     _hashed: tuple[Any, str] | None = None
-    # The contract that was compared last, the declaration's hash then, and what `compare` returned.
+    # The contract of the last comparison, the declaration's hash then, and the result.
     _compared: tuple[Contract, str, Contract] | None = None
     one_request_per: str | None = None
     parameters: Parameters = ()
@@ -140,7 +140,7 @@ class Declaration(Carrier):
         return tables.table(f"Model {self.name}{version}", rows, notes=[note])
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the hash, as another release may hash differently, and what was compared by it.
+        # Without the hash, as another release may hash differently, and without what depends on it.
         state = super().__getstate__()
         own = {**state["attributes"], "_hashed": None, "_compared": None}
         return {**state, "attributes": own}
@@ -180,9 +180,9 @@ class Declaration(Carrier):
         return notes
 
     def compare(self, contract: Contract, *, server: str) -> Contract:
-        """Return a server's contract; where it lists no tensors, with the declared ones.
+        """Return a server's contract, with the declared tensors if the server lists none.
 
-        If the declaration differs from it, raise `ContractError`, which shows the two side by side.
+        If declaration and contract differ, raise `ContractError`, which shows the two side by side.
         """
         if contract.unsupported:
             raise ContractError(contract.unsupported, **self._place(contract, server))
@@ -222,7 +222,7 @@ class Declaration(Carrier):
         return {"server": server, "model": self.name, "version": contract.version}
 
     def fitted(self, contract: Contract, *, server: str) -> Contract:
-        """Return what `compare` returns, which the last contract need not go through again."""
+        """Return the result of `compare`, which is kept until declaration or contract change."""
         compared = self._compared
         if compared is None or compared[0] is not contract or compared[1] != self.config_hash:
             fits = self.compare(contract, server=server)
@@ -270,7 +270,7 @@ def _parameters(
     priority: int | None,
     server_timeout_s: float | None,
 ) -> Parameters:
-    """Return the parameters of each request, as Triton names them; refuse what it cannot have."""
+    """Return the parameters of each request by Triton's names; refuse other names and types."""
     for name, value in parameters.items():
         if name in _RESERVED:
             raise ConfigError(f"model {model!r}: parameter {name!r} is not free; {_RESERVED[name]}")

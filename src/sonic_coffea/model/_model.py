@@ -139,7 +139,7 @@ class Model(Declaration):
         Raises
         ------
         ConfigError
-            If something in the file cannot be used; it names the place and what is expected.
+            If something in the file cannot be used; the message names the place, and what fits.
         """
         return cls(**read_yaml(Path(path), name))
 
@@ -149,9 +149,9 @@ class Model(Declaration):
         Raises
         ------
         ContractError
-            If they differ; it shows the two side by side, and what would fit.
+            If they differ; the message shows both side by side, and a declaration that would fit.
         ModelNotFoundError, ServerLostError, AccessError
-            If no server tells what its model is.
+            If no server describes the model.
         """
         pool = current() if pool is None else pool
         contract = pool.contract(self.name, self.version, anew=True)
@@ -218,7 +218,7 @@ class Model(Declaration):
         Raises
         ------
         DeadlineError
-            If `timeout_s` was not enough for all of it, from the question what the model is.
+            If `timeout_s` has passed; it includes the wait for the model's contract.
         """
         deadline = Deadline.after(timeout_s)
         call = Submission(self, pool, on_error, version, deduplicate, deadline)

@@ -224,7 +224,7 @@ def _check_known(events: Any, collection: str) -> None:
 
 
 def _linked(events: Any, jets: str, association: Association) -> ak.Array:
-    """Return what a table of the file links to each jet, with the table's other columns."""
+    """Return the objects that a table links to each jet, with the table's other columns."""
     if is_lazy(events):
         label = "-".join((jets, *association))
         function = partial(_linked, jets=jets, association=association)
@@ -272,7 +272,7 @@ def _nested(elements: ak.Array, per_jet: Any, n_jets: Any) -> ak.Array:
 
 
 def _of_each(jets: Any, elements: Any) -> ak.Array:
-    """Return what stands for some elements of each jet, of arrays that have a type and no data."""
+    """Return a placeholder of some elements of each jet, for arrays that have types and no data."""
     _, nested = ak.unzip(ak.cartesian([ak.local_index(jets), elements], nested=True))
     return nested
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sonic_coffea.model._declaration import Declaration
     from sonic_coffea.reuse import Part
 
-# After Ctrl-C, so that the same call again finds what is kept.
+# Longest time in which scores are kept after Ctrl-C, for the same call to find them.
 _KEPT_WITHIN_S = 1.0
 
 

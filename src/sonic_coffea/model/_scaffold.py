@@ -83,14 +83,14 @@ def scaffold(settings: Settings, model: str, version: str | None = None) -> Scaf
     Parameters
     ----------
     settings : Settings
-        One server, and how it is connected.
+        One server, and its options.
     model, version : str
-        What is declared.
+        The model to declare.
 
     Raises
     ------
     ContractError
-        If the server lists no tensors, so that there is nothing to write it from.
+        If the server lists no tensors.
     """
     server = settings.servers[0]
     with connect_transport(server, options=settings.connection_options()) as connection:
@@ -116,7 +116,7 @@ def fitting(
     packed: Mapping[str, tuple[Any, Any]],
     expected: Mapping[str, tuple[Any, Any]],
 ) -> str:
-    """Return, as Python, what would fit in the place of inputs and outputs that do not fit.
+    """Return entries, as Python, for the inputs and outputs of a contract that are not as declared.
 
     ``packed`` are the types and shapes of the inputs' tensors, ``expected`` the shapes and types of
     the outputs' tensors.
@@ -152,7 +152,7 @@ def _comment(text: str, indent: str = "") -> list[str]:
 
 
 def _entry(spec: TensorSpec, suggestion: tuple[str, str]) -> Iterator[str]:
-    """Yield the lines of an entry: what the server says of it, and what fits."""
+    """Yield the lines of an entry: the server's tensor as a comment, and a layout or output."""
     code, remark = suggestion
     shape = ", ".join(["N", *("?" if n < 0 else str(n) for n in spec.shape)])
     tensor = f"{spec.datatype} [{shape}]"
@@ -280,7 +280,7 @@ def _list(items: Iterable[str]) -> str:
 
 
 def _output(spec: TensorSpec, labels: Sequence[str] | None) -> tuple[str, str]:
-    """Return what fits an output, as Python, and a remark."""
+    """Return a declaration of an output, as Python, and a remark."""
     dtype = _dtype(spec)
     if dtype is None:
         return "...", "of a type that is not known"

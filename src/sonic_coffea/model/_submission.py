@@ -149,7 +149,7 @@ class Submission:
             self._set_shapes(outputs, contract)
 
     def _set_shapes(self, outputs: Outputs, contract: Contract) -> None:
-        """Set the shapes of outputs; what a lazy array has to know beforehand must be declared."""
+        """Set the shapes of outputs; those of a lazy array must be numbers, or declared."""
         whole = self.model.outputs_without_axis(contract)
         for spec in contract.outputs:
             declaration = self.model.outputs.get(spec.name)

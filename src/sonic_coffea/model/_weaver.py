@@ -85,7 +85,7 @@ def read(
 
 
 def usual_output(inputs: Iterable[str]) -> str:
-    """Return what weaver calls the output: its TorchScript exports number inputs and outputs."""
+    """Return weaver's name of the output; its TorchScript exports number inputs and outputs."""
     return "softmax__0" if all(re.search(r"__\d+$", name) for name in inputs) else "softmax"
 
 

@@ -1,4 +1,4 @@
-"""Advice: what the statistics of a run mean, and what would help."""
+"""Advice from the statistics of a run: causes of lost time, and remedies."""
 
 from __future__ import annotations
 

@@ -200,8 +200,8 @@ def report(source: Any, *, wall_s: float | None = None, pool: Any = None) -> Rep
     wall_s : float, optional
         Duration of the run, for rates.
     pool : Pool, optional
-        Pool whose servers are asked for their model statistics; if `source` is a pool, it is asked
-        itself.
+        Pool whose servers are asked for their model statistics; by default `source`, if that is a
+        pool.
 
     Raises
     ------

@@ -72,7 +72,7 @@ class Tally:
     Attributes
     ----------
     rows, requests, retries, failures : int
-        Retries are requests that were sent again; failures those that were given up.
+        Retries are requests that were sent again; failures are requests that were given up.
     sent_bytes, received_bytes : int
         Of the messages.
     pack_s, wait_s, trip_s, unpack_s : float
@@ -113,13 +113,13 @@ class Tally:
         counts = np.cumsum(self.latencies)
         if counts[-1] == 0:
             return float("nan")
-        # A little less, for the lower end of a gap. The bins below and above have one edge.
+        # Slightly lower, to return the lower end of a gap. The outer bins have one edge each.
         rank = quantile * counts[-1] - 1e-6
         return float(np.exp(np.interp(rank, counts[:-1], np.log(LATENCY_EDGES_S))))
 
     @property
     def has_quantiles(self) -> bool:
-        """Whether there are 20 round trips: quantiles of fewer say less than their mean."""
+        """Whether there are 20 round trips or more, so that quantiles say more than the mean."""
         return int(self.latencies.sum()) >= _QUANTILES_OF
 
     def to_dict(self) -> dict[str, float | None]:

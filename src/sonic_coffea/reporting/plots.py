@@ -67,7 +67,7 @@ def draw_curve(curve: Any) -> Figure:
 
 
 def draw_plans(plans: Sequence[Any]) -> Figure:
-    """Draw what a run does by the number of servers, of some `sonic_coffea.tools._plan.Plan`."""
+    """Draw rates and times of requests by the number of servers, of `sonic_coffea.tools` plans."""
     servers = [plan.servers for plan in plans]
     figure = _figure(9.0, 3.5)
     rates, times = figure.subplots(1, 2)
