@@ -359,6 +359,28 @@ class SlowProxy:
         writer.close()
 
 
+def test_a_call_does_not_begin_on_a_channel_that_was_closed() -> None:
+    """A channel that was replaced is closed when the next is replaced, too."""
+    with FakeServer({}) as server, connect_transport(server.url) as connection:
+        first = connection._open()
+        connection._replace(first)
+        connection._replace(connection._open())
+        call, channel = connection._begin(
+            "ServerReady", service_pb2.ServerReadyRequest(), 20, first
+        )
+        assert channel is not first
+        assert call.result().ready
+
+
+def test_a_connection_that_was_never_used_is_forgotten() -> None:
+    connection = connect_transport("grpc://127.0.0.1:9")
+    other = connection.another()
+    assert len(connection._known.connections) == 2
+    other.close()
+    connection.close()
+    assert connection._known.connections == []
+
+
 def test_unknown_models_and_versions(server: sonic.LocalServer) -> None:
     connection = connect_transport(server.url)
     with pytest.raises(errors.ModelNotFoundError, match="did you mean 'tagger'") as caught:
