@@ -108,8 +108,8 @@ def test_a_killed_server_is_one_error(
         assert total.requests >= ANSWERS
         assert total.rows == 4 * total.requests
         assert total.failures >= 1
-        # Who tries the same again does not wait for as long again. On a slow machine, rows are given
-        # up before the endpoint is lost, and further calls use the rest of its retry budget.
+        # A second try does not wait for as long again. On a slow machine, rows are given up before
+        # the endpoint is lost, and further tries use the rest of its retry budget.
         for _ in range(5):
             retries = pool.statistics.total().retries
             with pytest.raises(errors.ServerLostError):
