@@ -44,12 +44,12 @@ class Waiter(e.ContractRequest):
 
 
 class Scenario:
-    """What a pool's engine does, without threads: it carries out what the core says.
+    """A pool's engine without threads: it carries out the core's instructions.
 
     Attributes
     ----------
     served : dict
-        What each server says of the model: a contract, an error, or None if it says nothing.
+        Each server's answer for the model: a contract, an error, or None for no answer.
     lives : dict
         Whether each server answers probes; None: never.
     in_flight, cancelled : list of Attempt
@@ -79,7 +79,7 @@ class Scenario:
         self._silent: list[tuple[str, ModelKey]] = []
 
     def tell(self, *events: e.Event) -> None:
-        """Have the core take events, and carry out what it says, until nothing follows."""
+        """Have the core take events, and carry out instructions, until no events follow."""
         while True:
             follow = []
             for instruction in self.core.handle(self.now, *events):
@@ -153,9 +153,7 @@ class Scenario:
         return [attempt for attempt in self.in_flight if attempt.url == url]
 
     def endpoint(self, url: str) -> Any:
-        found = self.core.endpoints.by_url.get(url)
-        assert found is not None
-        return found
+        return self.core.endpoints.by_url[url]
 
     def _ended(self, attempt: Attempt) -> None:
         if attempt in self.in_flight:

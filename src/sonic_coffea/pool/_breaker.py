@@ -50,8 +50,6 @@ class CircuitBreaker:
         Whether only other clients have lost it.
     retry_at : float
         When the back-off ends.
-    last_error : SonicError or None
-        The last failure.
     """
 
     def __init__(self, rng: Random) -> None:

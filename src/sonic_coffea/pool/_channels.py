@@ -27,8 +27,6 @@ class Channel:
 
     Attributes
     ----------
-    in_flight, nbytes : int
-        Requests that it carries, and the bytes of their tensors.
     silent_since : float or None
         Since when requests on it are overdue, and none is answered.
     renew_at, renew_after_s : float
@@ -54,15 +52,10 @@ class Channel:
 
 
 class Channels:
-    """The connections to an endpoint, and one more while requests are sent again.
+    """The connections to an endpoint: a number of them, or by ``"auto"`` more to a distant server.
 
-    A balancer that knows nothing of requests may bind a connection to one of several servers. So a
-    request that is sent again takes another connection.
-
-    Parameters
-    ----------
-    wanted : int or "auto"
-        ``"auto"``: one, and more to a server that is far away.
+    There is one more while requests are sent again. A balancer that knows nothing of requests may
+    bind a connection to one of several servers, so a request that is sent again takes another one.
 
     Attributes
     ----------

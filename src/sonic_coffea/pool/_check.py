@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.transport import Connection
 
 _TIMEOUT_S = 5.0
 _TRIES = 20
@@ -117,7 +116,7 @@ def check(
             remedy = getattr(error, "remedy", next(remedies, ""))
         seconds = time.perf_counter() - begun
         yield Step(name=name, ok=not failed, detail=detail, remedy=remedy, seconds=seconds)
-    steps.close()
+    steps.connection.close()
 
 
 class _Steps:
@@ -128,6 +127,8 @@ class _Steps:
         self._place = self._address.host, self._address.port
         self._settings = settings
         self._model, self._version = model or "", version
+        # Nothing is connected before the first request.
+        self.connection = connect_transport(self._address, options=settings.connection_options())
 
     def of(self, declared: Sequence[Declaration]) -> Iterator[tuple[str, Callable[[], str]]]:
         """Yield each step and its name."""
@@ -150,16 +151,8 @@ class _Steps:
             yield "bandwidth", self._bandwidth
 
     @cached_property
-    def _connection(self) -> Connection:
-        return connect_transport(self._address, options=self._settings.connection_options())
-
-    @cached_property
     def _contract(self) -> Contract:
-        return self._connection.contract(self._model, self._version)
-
-    def close(self) -> None:
-        if "_connection" in vars(self):
-            self._connection.close()
+        return self.connection.contract(self._model, self._version)
 
     def _resolve(self) -> str:
         host, port = self._place
@@ -193,7 +186,7 @@ class _Steps:
         import http.client
 
         try:
-            self._connection.info()
+            self.connection.info()
         except (errors.ServerLostError, errors.DeadlineError):
             with contextlib.suppress(OSError):
                 ssl.get_server_certificate(self._place, timeout=_TIMEOUT_S)
@@ -239,12 +232,12 @@ class _Steps:
             raise _Failed(f"no TLS: {getattr(error, 'reason', error)}", remedy) from None
 
     def _enter(self) -> str:
-        info = self._connection.info()
+        info = self.connection.info()
         extensions = ", ".join(info.extensions) or "no extensions"
         return errors.printable(f"{info.name} {info.version}: {extensions}")
 
     def _ready(self) -> str:
-        if not self._connection.ready():
+        if not self.connection.ready():
             raise _Failed(
                 "the server is not ready to serve",
                 "it may be loading its models, or one of them fails to load; its log says so",
@@ -253,18 +246,18 @@ class _Steps:
 
     def _list(self) -> str:
         try:
-            entries = self._connection.models()
+            entries = self.connection.models()
         except errors.SonicError as error:
             return f"the server does not list them ({error.message})"
         models = ", ".join(f"{e.name} v{e.version} {e.state}".strip() for e in entries)
         return errors.printable(models) or "none"
 
     def _compare(self, declared: Declaration) -> str:
-        contract = self._connection.contract(declared.name, declared.version)
+        contract = self.connection.contract(declared.name, declared.version)
         declared.compare(contract, server=str(self._address))
         labels: dict[str, list[str]] = {}
         with contextlib.suppress(errors.SonicError):  # a model that does not take a row of zeros
-            labels = self._connection.labels(contract, declared.version)
+            labels = self.connection.labels(contract, declared.version)
         notes = declared.compare_labels(labels, contract, server=str(self._address))
         return errors.printable("; ".join([f"fits version {contract.version}", *notes]))
 
@@ -284,7 +277,7 @@ class _Steps:
 
     def _request(self, rows: int) -> tuple[Response, float]:
         tensors = self._contract.zeros(rows)
-        return self._connection.ask(self._contract, self._version, tensors)
+        return self.connection.ask(self._contract, self._version, tensors)
 
     @cached_property
     def _latencies_s(self) -> list[float]:

@@ -11,6 +11,7 @@ import itertools
 import logging
 import math
 from collections import Counter, defaultdict, deque
+from random import Random
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import (
@@ -32,8 +33,6 @@ from sonic_coffea.pool._dispatch import Dispatcher
 from sonic_coffea.pool._models import ServedModels
 
 if TYPE_CHECKING:
-    from random import Random
-
     from sonic_coffea.pool._endpoint import Endpoint, EndpointReport, ServerState
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
     from sonic_coffea.pool._settings import Settings
@@ -52,13 +51,9 @@ class PoolCore:
     """The state of a pool: waiting slices, attempts in flight, endpoints; and what follows."""
 
     def __init__(
-        self,
-        settings: Settings,
-        rng: Random | None = None,
-        *,
-        memory_bytes: float | None = None,
+        self, settings: Settings, rng: Random | None = None, memory_bytes: float | None = None
     ) -> None:
-        self._dispatcher = Dispatcher(settings, rng, memory_bytes)
+        self._dispatcher = Dispatcher(settings, rng or Random(), memory_bytes)
         self._timeout_s = settings.retry.timeout_s
         self.endpoints = self._dispatcher.endpoints
         self.models = ServedModels(self._dispatcher)
@@ -79,7 +74,8 @@ class PoolCore:
     def wakes_at(self, now: float) -> float:
         """Return when time alone changes something; infinity if only an event does."""
         dispatcher = self._dispatcher
-        times = [*self.models.wakes_at(), self._waiting.wakes_at]
+        times = [discovery.wakes_at for discovery in self.models.discoveries.values()]
+        times.append(self._waiting.wakes_at)
         for x in self.endpoints:
             times += x.liveness.due_at(len(x.in_flight)), x.in_flight.late_at, x.losses.wakes_at()
         if self._to_cancel:
@@ -119,8 +115,6 @@ class PoolCore:
         """Return the events at each endpoint since the last report."""
         models = {key for endpoint in self.endpoints for key in endpoint.in_flight.by_model}
         return [endpoint.report(models) for endpoint in self.endpoints.active]
-
-    # Events
 
     def _take(self, event: e.Event, now: float) -> None:  # noqa: C901, PLR0912  a table
         match event:
@@ -235,8 +229,6 @@ class PoolCore:
         for (url, key), quota in event.quotas.items():
             if (target := self.endpoints.by_url.get(url)) is not None:
                 target.in_flight.set_quota(key, quota, now)
-
-    # Retries
 
     def _retries(self, attempt: Attempt, error: SonicError, now: float) -> bool:  # noqa: C901, PLR0911  a table
         """Take the error of an attempt, and return whether its rows are sent again."""

@@ -49,20 +49,9 @@ class Deadline:
         return max(0.0, min(seconds, self.at - time.monotonic()))
 
     def run(self, work: Callable[[], T], *, name: str) -> Future[T]:
-        """Run work that may block, as on a file system, and wait for it until the deadline.
+        """Run work that may block, and return its future; it is not done if the deadline passed.
 
-        Parameters
-        ----------
-        work : callable
-            Without a deadline, it runs here; else on a thread of its own, where it goes on after
-            the deadline.
-        name : str
-            The thread's name.
-
-        Returns
-        -------
-        Future
-            The result; not done if the deadline has passed.
+        Without a deadline, the work runs here; else on a thread, where it may outlast the deadline.
         """
         future: Future[T] = Future()
         if self.timeout_s is None:

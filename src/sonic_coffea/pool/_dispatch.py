@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from random import Random
 from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import RequestTooLargeError
@@ -14,6 +13,7 @@ from sonic_coffea.pool._waiting import WaitingSlices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from random import Random
 
     from sonic_coffea.errors import SonicError
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
@@ -24,19 +24,17 @@ TWIN_FROM = 2
 
 
 class Dispatcher:
-    """Sends slices as endpoints and bytes in flight have room for them.
+    """Sends slices as endpoints and the bytes in flight have room for them.
 
     Attributes
     ----------
     instructions : list
-        What the core's owner is to do after the events that are being handled.
+        The instructions that the core returns next.
     """
 
-    def __init__(
-        self, settings: Settings, rng: Random | None = None, memory_bytes: float | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, rng: Random, memory_bytes: float | None) -> None:
         self.settings = settings
-        self.rng = rng or Random()
+        self.rng = rng
         self.endpoints = EndpointRegistry(settings, self.rng)
         self.fallback = FallbackPolicy(settings, self.endpoints)
         self.waiting = WaitingSlices()
@@ -174,8 +172,6 @@ class FallbackPolicy:
     ----------
     url : str or None
         Where it serves, or has served.
-    starting : bool
-        Whether it is being started.
     error : SonicError or None
         Why it cannot be used: it is not started again.
     """

@@ -348,8 +348,11 @@ class EndpointRegistry:
         able = [e for e in allocated or usable if e.room(key, now) > 0]
         if len(able) <= 1:
             return able[0] if able else None
-        # The endpoint that has just lost these rows is the last to get them again.
-        return min(
-            able,
-            key=lambda e: (e.url == request.last_url, e.in_flight.load(key), e.in_flight.taken),
-        )
+
+        def load(endpoint: Endpoint) -> tuple[bool, float, int]:
+            in_flight = endpoint.in_flight
+            used = in_flight.by_model[key] / in_flight.limits[key].value
+            # The endpoint that has just lost these rows is the last to get them again.
+            return endpoint.url == request.last_url, used, in_flight.taken
+
+        return min(able, key=load)

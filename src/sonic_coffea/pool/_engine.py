@@ -31,7 +31,7 @@ from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._deadline import fulfil
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
-from sonic_coffea.pool._servers import Servers
+from sonic_coffea.pool._servers import Servers, close_all
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Engine:
             self._shut_down()
         elif thread is not threading.current_thread():
             thread.join()
-        self._servers.close()
+        close_all(self._servers.senders.values())
 
     def served(self) -> list[tuple[str, Connection, list[ModelKey]]]:
         """Return each server's URL, a connection to it, and its models."""
@@ -270,7 +270,7 @@ class Engine:
             case e.StartFallback():
                 self._servers.start_fallback(self.settings, self.closing)
             case e.Reconnect(url, channel):
-                self._servers.renew(url, channel)
+                self._servers.senders[url].renew(channel)
             case e.Close(url):
                 self._servers.remove(url)
 

@@ -50,11 +50,7 @@ class CallEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class Answered(Event):
-    """A response has come.
-
-    ``packing_at``, ``sent_at`` and ``received_at`` are when packing began, when the request left,
-    and when the response came.
-    """
+    """A response has come; ``packing_at`` is when packing began."""
 
     attempt: Attempt
     response: Response

@@ -63,14 +63,7 @@ class RttStatistics:
 
 
 class InFlight:
-    """What is in flight to an endpoint.
-
-    Parameters
-    ----------
-    max_in_flight : int
-        Requests for a model that may ever be in flight.
-    channels : int or "auto"
-        Connections to the endpoint.
+    """The attempts in flight to an endpoint.
 
     Attributes
     ----------
@@ -84,9 +77,9 @@ class InFlight:
     limits : dict
         The adaptive limit of each model.
     by_model : Counter
-        How many requests for a model are in flight, without overdue ones.
+        Attempts in flight that are not overdue.
     taken : int
-        Requests since the start: endpoints with equal load take turns by it.
+        Attempts since the start: endpoints with equal load take turns by it.
     """
 
     def __init__(self, url: str, max_in_flight: int, channels: int | str) -> None:
@@ -118,10 +111,6 @@ class InFlight:
         if (quota := self.quota(key, now)) is None:
             return limit.room(in_flight, now)
         return min(quota.room(in_flight, now), limit.room_beside_refusals(in_flight, now))
-
-    def load(self, key: ModelKey) -> float:
-        """Return the requests in flight, as a fraction of the limit."""
-        return self.by_model[key] / self.limits[key].value
 
     def begin(self, request: RequestSlice, now: float, channel: int | None) -> Attempt:
         key, url = request.key, self._url
@@ -163,9 +152,7 @@ class InFlight:
         self.limits[key].answered(rtt_s, rows, attempt.in_flight, now, full)
         self._rtt[key].answered(rtt_s, rows, full)
 
-    def refused(
-        self, key: ModelKey, now: float, rng: Random, retry_after_s: float | None = None
-    ) -> None:
+    def refused(self, key: ModelKey, now: float, rng: Random, retry_after_s: float | None) -> None:
         self.limits[key].refused(self.by_model[key], now, rng, retry_after_s)
         self._rtt[key].refused += 1
 

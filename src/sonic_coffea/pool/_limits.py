@@ -52,20 +52,13 @@ def min_in_flight(full: float) -> float:
 class AdaptiveLimit:
     """The in-flight limit of a model on an endpoint, as one process sees it.
 
-    It grows by one in a round trip while the RTT ratio allows it, and shrinks by one while it does
-    not. In slow start, which ends when the ratio is first too high, it doubles. A refusal takes it
-    to the number that was not refused. Requests of like size are compared with each other.
+    It grows by one in a round trip while the RTT ratio is low, and else shrinks by one. In slow
+    start, which ends when the ratio is first too high, it doubles. A refusal lowers it to the
+    number that was not refused. RTTs of requests of like size are compared.
 
-    Parameters
-    ----------
-    max_in_flight : int
-        The number that is never exceeded.
-
-    Notes
-    -----
-    Latency is the signal rather than throughput, since of many clients that share a server, all
-    would gain by having more requests in its queue than the others. Rules of this kind are known
-    from TCP Vegas (Brakmo and Peterson, 1995) and, for the probes, BBR (Cardwell et al., 2016).
+    The signal is latency: with throughput, each client of a shared server would gain by having more
+    requests in its queue than the others. Such rules are known from TCP Vegas (Brakmo and Peterson,
+    1995) and, for the probes, BBR (Cardwell et al., 2016).
     """
 
     def __init__(self, max_in_flight: int) -> None:

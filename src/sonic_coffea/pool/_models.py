@@ -67,10 +67,6 @@ class Discovery:
         When it goes on without an event: with the next round, or without servers that hang.
     in_round : bool
         Whether the servers are being asked.
-    requests : list of ContractRequest
-        The callers that wait for the contract.
-    awaited : set of str
-        The servers that have not answered in this round.
     contracts, failures : dict
         By URL: the contracts of this round, and each server's last error.
     failing_since : float or None
@@ -136,8 +132,6 @@ class ServedModels:
         The last contract of each model; other threads may read it.
     starts_at : float
         Before it, no discovery begins.
-    answered_at : dict
-        When rows of each model were last scored.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -150,22 +144,20 @@ class ServedModels:
         self.contracts: dict[ModelKey, KnownContract] = {}
         self.answered_at: dict[ModelKey, float] = {}
         self._seen: set[ModelKey] = set()
-        self._discoveries: dict[ModelKey, Discovery] = {}
+        self.discoveries: dict[ModelKey, Discovery] = {}
         self._not_compared: set[str] = set()
         self.starts_at = -math.inf
 
-    def wakes_at(self) -> list[float]:
-        """Return when discoveries go on without an event."""
-        return [discovery.wakes_at for discovery in self._discoveries.values()]
-
     def advance(self, now: float) -> None:
         """Go on with the discoveries that are due."""
-        for discovery in list(self._discoveries.values()):
-            if discovery.in_round:
-                if not discovery.awaited or now >= discovery.wakes_at:
-                    self._end_round(discovery, now)
-            else:
+        for discovery in list(self.discoveries.values()):
+            if not discovery.in_round:
                 self._begin_round(discovery, now)
+            elif not discovery.awaited or now >= discovery.wakes_at:
+                if discovery.contracts:
+                    self._conclude(discovery, now)
+                else:
+                    self._plan_round(discovery, now)
 
     def recent(self, key: ModelKey, now: float, *, in_use: bool) -> Contract | None:
         """Return a model's contract if servers gave it recently; any thread may call this.
@@ -189,26 +181,26 @@ class ServedModels:
         if (contract := self.recent(key, now, in_use=in_use)) is not None:
             self._instructions.append(e.Resolve(request, contract))
             return
-        if key not in self._discoveries:
-            self._discoveries[key] = Discovery(key, max(now, self.starts_at))
-        self._discoveries[key].requests.append(request)
+        if key not in self.discoveries:
+            self.discoveries[key] = Discovery(key, max(now, self.starts_at))
+        self.discoveries[key].requests.append(request)
 
     def withdrawn(self, request: e.ContractRequest) -> None:
         """Give an error to a caller whose deadline has passed."""
-        discovery = self._discoveries.get(request.key)
+        discovery = self.discoveries.get(request.key)
         if discovery is None or request not in discovery.requests:  # it has just been resolved
             return
         discovery.requests.remove(request)
         error = discovery.deadline_passed(request.timeout_s or 0.0)
         self._instructions.append(e.Resolve(request, error))
         if not discovery.requests:
-            del self._discoveries[request.key]
+            del self.discoveries[request.key]
 
     def validated(self, event: e.Validated, now: float) -> None:
         """Take a server's contract of a model, or its error."""
         key, outcome = event.key, event.outcome
         known = self._contract(key)
-        if (discovery := self._discoveries.get(key)) is not None:
+        if (discovery := self.discoveries.get(key)) is not None:
             discovery.take(event.url, outcome, now)
             if known is not None and event.url == self._fallback.url:
                 # The fallback must have the model of the servers, even if they are gone.
@@ -288,13 +280,6 @@ class ServedModels:
                 if key not in endpoint.signatures.validating:
                     self._validate(endpoint, key)
 
-    def _end_round(self, discovery: Discovery, now: float) -> None:
-        if discovery.contracts:
-            self._conclude(discovery, now)
-        else:
-            discovery.in_round = False
-            self._plan_round(discovery, now)
-
     def _conclude(self, discovery: Discovery, now: float) -> None:
         key = discovery.key
         for url in discovery.awaited:
@@ -306,15 +291,15 @@ class ServedModels:
         except ContractError as error:
             self._resolve(discovery, error)
             return
-        if known is not None and as_before:
-            for url in contracts.keys() - as_before.keys():
-                if (endpoint := self._endpoints.by_url.get(url)) is not None:
-                    self._reject(endpoint, key, contracts[url], known, now)
-        self.contracts[key] = KnownContract(contract, now)
-        for url in as_before or contracts:
-            if (endpoint := self._endpoints.by_url.get(url)) is not None:
+        for url, actual in contracts.items():
+            if (endpoint := self._endpoints.by_url.get(url)) is None:
+                continue
+            if url in (as_before or contracts):
                 endpoint.signatures.accept(key, now)
-        # What was packed for another model, which these servers have replaced, cannot be sent.
+            else:
+                self._reject(endpoint, key, actual, known or contract, now)
+        self.contracts[key] = KnownContract(contract, now)
+        # Slices that were packed for a model that the servers have replaced cannot be sent.
         for request in self._waiting.take_all(key):
             if serves(contract, request.call.contract):
                 self._waiting.put_back(request, now)
@@ -325,7 +310,7 @@ class ServedModels:
 
     def _plan_round(self, discovery: Discovery, now: float) -> None:
         """Plan another round, unless no server can have the model."""
-        key = discovery.key
+        key, discovery.in_round = discovery.key, False
         known, failures = self._contract(key), discovery.failures.values()
         lost = bool(failures) and all(isinstance(error, ServerLostError) for error in failures)
         has_fallback = self._dispatcher.settings.fallback.source is not None
@@ -352,7 +337,7 @@ class ServedModels:
             discovery.wakes_at = min([*retries, due_at], default=now)
 
     def _resolve(self, discovery: Discovery, outcome: Contract | SonicError) -> None:
-        del self._discoveries[discovery.key]
+        del self.discoveries[discovery.key]
         self._instructions += [e.Resolve(request, outcome) for request in discovery.requests]
 
     def forget(self, key: ModelKey) -> None:

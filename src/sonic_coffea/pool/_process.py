@@ -55,13 +55,8 @@ def wait_for(event: threading.Event, timeout_s: float | None) -> bool:
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     """Return the lowest memory limit of this process; None if the system has none.
 
-    These are the machine's memory, the control groups of batch systems and containers, and limits
-    of the shell (``ulimit -v``, ``ulimit -m``).
-
-    Parameters
-    ----------
-    root : pathlib.Path
-        Where the system's files are.
+    Limits are the machine's memory, control groups of batch systems and containers, and those of
+    the shell (``ulimit -v``, ``ulimit -m``). ``root`` is the folder of the system's files.
     """
     return min([*_machine(), *_control_groups(root), *_resource_limits()], default=None)
 

@@ -125,7 +125,7 @@ def carried() -> Luggage | None:
         here = replace(_here)
     if here.settings is None or (here.pool is not None and here.pool.closed):
         return None
-    return Luggage(here.settings.without_secrets(), _public(_configured()), here.connection)
+    return Luggage(here.settings.without_secrets(), _public_configuration(), here.connection)
 
 
 def _adopt(luggage: Luggage) -> None:
@@ -138,8 +138,8 @@ def _adopt(luggage: Luggage) -> None:
         own = _here.settings is not None and not _here.adopted
         if own or _here.connection == luggage.connection:
             return
-    configured = _configured()
-    if configured is not None and _public(configured) != luggage.configured:
+    configured = _public_configuration()
+    if configured is not None and configured != luggage.configured:
         return
     settings = _with_secrets(luggage.settings)
     with _lock:
@@ -157,7 +157,7 @@ def _with_secrets(settings: Settings) -> Settings:
         return settings
     for profile in (None, *Settings.profiles()):
         configured = _configured(profile)
-        if configured is not None and _public(configured) == settings:
+        if configured is not None and configured.without_secrets() == settings:
             return configured
     return settings
 
@@ -170,8 +170,9 @@ def _configured(profile: str | None = None) -> Settings | None:
         return None
 
 
-def _public(settings: Settings | None) -> Settings | None:
-    return None if settings is None else settings.without_secrets()
+def _public_configuration() -> Settings | None:
+    configured = _configured()
+    return None if configured is None else configured.without_secrets()
 
 
 def forget(pool: Pool | None = None) -> None:

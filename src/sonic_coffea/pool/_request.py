@@ -18,15 +18,7 @@ class ModelKey(NamedTuple):
 
 
 class Request(Protocol):
-    """A call, as the core sees it.
-
-    Attributes
-    ----------
-    contract : Contract
-        The model's inputs and outputs, for which the rows are packed.
-    share : Share
-        The share that the rows count for.
-    """
+    """A call, as the core sees it; its rows are packed for its contract."""
 
     key: ModelKey
     contract: Contract
@@ -51,16 +43,12 @@ class RequestSlice:
         How often it was queued again, and how often it was lost when a server may have had it.
     retry_at : float
         When its back-off ends.
-    inference_failures : int
-        How often a server failed on it.
     splits : int
         How often slices were split until this part.
     whole : bool
         Whether its rows belong together, so that it is not split.
     last_url : str or None
         The endpoint that lost it last.
-    queued : bool
-        Whether it waits to be sent.
     delivered : bool
         Whether it is answered; attempts that end later change nothing.
     over : bool
@@ -113,8 +101,6 @@ class Attempt:
 
     Attributes
     ----------
-    channel : int
-        The number of the endpoint's connection that it takes.
     in_flight : int
         Requests for the model that are in flight to the endpoint, itself included.
     packing_at, sent_at : float

@@ -72,13 +72,12 @@ class Sender:
         attempt.sent_at = math.inf
         self._inbox.put((call, attempt, request_id))
 
-    def renew(self, channel: int) -> Connection | None:
-        """Replace a connection, and return the old one, which is to be closed."""
-        if channel >= len(self.connections):  # it was never used
-            return None
-        old = self.connections[channel]
-        self.connections[channel] = old.another()
-        return old
+    def renew(self, channel: int) -> None:
+        """Replace a connection, and close the old one."""
+        if channel < len(self.connections):  # else it was never used
+            old = self.connections[channel]
+            self.connections[channel] = old.another()
+            _run_apart("sonic-close", old.close, lambda _: None)
 
     def close(self) -> None:
         """Send nothing more, and close the connections; this may block."""
@@ -177,7 +176,7 @@ class Servers:
             for url in urls:
                 senders[url] = self._new(url, settings)
         except BaseException:
-            _close_all(senders.values())
+            close_all(senders.values())
             raise
         return senders
 
@@ -185,17 +184,10 @@ class Servers:
         connection = self._connect(url, options=settings.connection_options())
         return Sender(connection, self._post)
 
-    def renew(self, url: str, channel: int) -> None:
-        if (old := self.senders[url].renew(channel)) is not None:
-            _run_apart("sonic-close", old.close, lambda _: None)
-
     def remove(self, url: str) -> None:
         """Close the sender of a server; before the pool is used, there is none."""
         if (sender := self.senders.pop(url, None)) is not None:
             _run_apart("sonic-close", sender.close, lambda _: None)
-
-    def close(self) -> None:
-        _close_all(self.senders.values())
 
     def probe(self, url: str) -> None:
         connection = self.connection(url)
@@ -249,7 +241,7 @@ class Servers:
             connected = self.connect([url], settings)
             self._post(partial(started, url, connected))
             if closing.is_set():
-                _close_all(connected.values())
+                close_all(connected.values())
 
         def started(url: str, connected: Mapping[str, Sender]) -> e.Event:
             self.add(connected, settings, connected)
@@ -277,7 +269,7 @@ def _run_apart(name: str, work: Callable[[], Any], failed: Callable[[BaseExcepti
         failed(error)
 
 
-def _close_all(senders: Iterable[Sender]) -> None:
+def close_all(senders: Iterable[Sender]) -> None:
     """Close senders at the same time, as each may block, and wait for all."""
     threads = [threading.Thread(target=sender.close, name="sonic-close") for sender in senders]
     for thread in threads:

@@ -272,7 +272,10 @@ class Settings:
         servers_file = options.pop("servers_file", None)
         if servers_file is not None and "servers" not in own:
             servers = Path(servers_file)
-        servers = servers or _local_balancer()
+        # The load balancer of a job, by the variables of the CMS software.
+        balancer = [os.environ.get(f"SONIC_LOCAL_BALANCER_{name}") for name in ("HOST", "PORT")]
+        if not servers and all(balancer):
+            servers = "grpc://{}:{}".format(*balancer)
         if not servers:
             return None
         return cls.make(servers, **options)
@@ -349,12 +352,6 @@ def read_servers(path: str) -> tuple[str, ...]:
 
 def _underscored(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in options.items()}
-
-
-def _local_balancer() -> str | None:
-    """Return the load balancer of a job, by the variables of the CMS software."""
-    host, port = (os.environ.get(f"SONIC_LOCAL_BALANCER_{what}") for what in ("HOST", "PORT"))
-    return f"grpc://{host}:{port}" if host and port else None
 
 
 @cache

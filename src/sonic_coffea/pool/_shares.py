@@ -55,6 +55,8 @@ def share(name: str, weight: float = 1.0) -> Iterator[None]:
     >>> with sonic.share("signal", weight=3.0):
     ...     pass  # scores = model(jets)
     """
+    if not isinstance(name, str):
+        raise ConfigError(f"name of a share: expected a str, got {name!r}")
     if (expected := OPTIONS["weight"].expects(weight)) is not None:
         raise ConfigError(f"weight of share {name!r}: expected {expected}, got {weight!r}")
     token = _current.set(Share(name, float(weight)))

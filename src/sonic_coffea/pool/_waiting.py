@@ -80,12 +80,15 @@ class WaitingSlices:
 
         Slices of calls that are over are dropped.
         """
-        heads = [
-            head
-            for queues in self._queues.values()
-            for name in list(queues)
-            if (head := _head(queues, name)) is not None
-        ]
+        heads = []
+        for queues in self._queues.values():
+            for name, queue in list(queues.items()):
+                while queue and (queue[0][1].call.over or queue[0][1].delivered):
+                    heapq.heappop(queue)
+                if queue:
+                    heads.append(queue[0][1])
+                else:
+                    del queues[name]
         if len(heads) > 1:
             heads.sort(key=lambda head: (self.fair_order.place(head.call.share), head.order))
         return heads
@@ -109,17 +112,6 @@ class WaitingSlices:
         for request in slices:
             request.queued = False
         return [r for r in slices if not (r.call.over or r.delivered or r.attempts)]
-
-
-def _head(queues: dict[str, _Queue], name: str) -> RequestSlice | None:
-    """Return the first slice of a share that needs a response."""
-    queue = queues[name]
-    while queue and (queue[0][1].call.over or queue[0][1].delivered):
-        heapq.heappop(queue)
-    if queue:
-        return queue[0][1]
-    del queues[name]
-    return None
 
 
 class FairOrder:

@@ -51,7 +51,7 @@ def wake(
             waited_s = time.monotonic() - begun
             if len(failures) < len(reasons):
                 return waited_s
-            transient = [str(failure) for failure in failures if not _final(failure)]
+            transient = [str(failure) for failure in failures if not _is_final(failure)]
             if not transient:
                 raise failures[0]
             reason = transient[0]
@@ -65,10 +65,10 @@ def wake(
                 raise CancelledError("the pool was closed while it waited for a server")
 
 
-def _final(failure: SonicError) -> bool:
-    """Whether waiting does not help."""
-    loading = isinstance(failure, ModelNotReadyError)
-    return not loading and isinstance(failure, (AccessError, ModelNotFoundError))
+def _is_final(failure: SonicError) -> bool:
+    """Whether waiting does not help, as it does while a model is loaded."""
+    missing = isinstance(failure, (AccessError, ModelNotFoundError))
+    return missing and not isinstance(failure, ModelNotReadyError)
 
 
 def _ask(connection: Connection, models: Sequence[ModelKey]) -> SonicError | None:
