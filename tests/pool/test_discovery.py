@@ -25,7 +25,7 @@ def test_all_servers_are_asked_and_the_strictest_sets_the_limit() -> None:
     scenario.served = {ONE: contract(max_rows=7), TWO: contract(max_rows=3)}
     waiter = scenario.ask()
     assert waiter.outcome.max_rows == 3
-    assert scenario.core.models.contracts[KEY].contract is waiter.outcome
+    assert scenario.published == {KEY: waiter.outcome}
     assert scenario.ask().outcome is waiter.outcome
 
 

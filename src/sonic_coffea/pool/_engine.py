@@ -32,6 +32,7 @@ from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._deadline import fulfil
 from sonic_coffea.pool._process import memory_bytes, switch_as_before, switch_sooner
 from sonic_coffea.pool._servers import Servers, close_all
+from sonic_coffea.pool._signature import FRESH_S, QUIET_S
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ class Engine:
         Rows, requests, failures and times since the start.
     core : PoolCore
         For the engine's thread; other threads look at it with `run_on_thread`.
+    contracts : dict
+        The contracts that are not stale, and when they came: the engine's thread writes it, and all
+        threads read it.
     post : callable
         Takes an event, or a task for the engine's thread that returns an event.
     """
@@ -69,6 +73,8 @@ class Engine:
         self.statistics = Statistics()
         self.closing = threading.Event()
         self.core = PoolCore(settings, memory_bytes=memory_bytes())
+        self.contracts: dict[ModelKey, tuple[Contract, float]] = {}
+        self._delivered_at: dict[ModelKey, float] = {}
         self._calls: set[Call] = set()
         self._futures: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
@@ -104,6 +110,7 @@ class Engine:
             return True
 
     def submit(self, call: Call, slices: Sequence[RequestSlice]) -> None:
+        """Send the slices of a call, as soon as there is room for them."""
 
         def submitted() -> e.Event:
             self._calls.add(call)
@@ -116,8 +123,11 @@ class Engine:
 
     def recent_contract(self, key: ModelKey) -> Contract | None:
         """Return a model's contract, if servers gave it recently."""
+        contract, received_at = self.contracts.get(key, (None, -math.inf))
+        now = time.monotonic()
         in_use = any(not call.over for call in tuple(self._calls))
-        return self.core.models.recent(key, time.monotonic(), in_use=in_use)
+        in_use = in_use or now - self._delivered_at.get(key, -math.inf) < QUIET_S
+        return contract if now - received_at < (FRESH_S if in_use else QUIET_S) else None
 
     def contract(self, key: ModelKey, deadline: Deadline, *, anew: bool) -> Contract:
         """Return a model's contract; raise if no server gives it, or none in time."""
@@ -245,11 +255,12 @@ class Engine:
             for instruction in self.core.handle(time.monotonic(), *events):
                 self._execute(instruction)
 
-    def _execute(self, instruction: e.Instruction) -> None:  # noqa: C901  a table
+    def _execute(self, instruction: e.Instruction) -> None:  # noqa: C901, PLR0912  a table
         match instruction:
             case e.Send(attempt):
                 self._send(attempt)
             case e.Deliver(answered):
+                self._delivered_at[answered.attempt.key] = time.monotonic()
                 self._deliver(answered)
             case e.Cancel(attempt):
                 attempt.cancel()
@@ -263,6 +274,10 @@ class Engine:
                 self._fail(request, error)
             case e.Resolve(request, outcome):
                 self._futures.pop(request).set_result(outcome)
+            case e.Publish(key, contract):
+                self.contracts.pop(key, None)
+                if contract is not None:
+                    self.contracts[key] = contract, time.monotonic()
             case e.Probe(url):
                 self._servers.probe(url)
             case e.Validate(url, key):
@@ -370,6 +385,7 @@ class Engine:
         self._calls.clear()
         self._futures.clear()
         self._events.clear()
+        self.contracts.clear()
 
 
 def _call(request: RequestSlice) -> Call:

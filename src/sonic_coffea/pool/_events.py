@@ -204,6 +204,14 @@ class Resolve(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class Publish(Instruction):
+    """Keep a model's contract for callers on other threads; None: drop it."""
+
+    key: ModelKey
+    contract: Contract | None
+
+
+@dataclass(frozen=True, slots=True)
 class StartFallback(Instruction):
     """Start the fallback, or use the one that runs on this machine."""
 

@@ -128,8 +128,6 @@ class ServedModels:
 
     Attributes
     ----------
-    contracts : dict
-        The last contract of each model; other threads may read it.
     starts_at : float
         Before it, no discovery begins.
     """
@@ -141,7 +139,7 @@ class ServedModels:
         self._waiting = dispatcher.waiting
         self._instructions = dispatcher.instructions
         self._timeout_s = dispatcher.settings.retry.timeout_s
-        self.contracts: dict[ModelKey, KnownContract] = {}
+        self._known: dict[ModelKey, KnownContract] = {}
         self.answered_at: dict[ModelKey, float] = {}
         self._seen: set[ModelKey] = set()
         self.discoveries: dict[ModelKey, Discovery] = {}
@@ -159,13 +157,12 @@ class ServedModels:
                 else:
                     self._plan_round(discovery, now)
 
-    def recent(self, key: ModelKey, now: float, *, in_use: bool) -> Contract | None:
-        """Return a model's contract if servers gave it recently; any thread may call this.
-
-        `in_use`: whether rows wait or are in flight, so that a lost server would be noticed.
-        """
-        if (known := self.contracts.get(key)) is None:
+    def _recent(self, key: ModelKey, now: float) -> Contract | None:
+        """Return a model's contract if servers gave it recently."""
+        if (known := self._known.get(key)) is None:
             return None
+        # Only while rows wait or are in flight, a lost server is noticed.
+        in_use = bool(self._waiting) or any(x.in_flight for x in self._endpoints)
         if not in_use and now - self.answered_at.get(key, -math.inf) >= QUIET_S:
             valid_s = QUIET_S
         else:
@@ -177,8 +174,7 @@ class ServedModels:
         key = request.key
         if anew:
             self.forget(key)
-        in_use = bool(self._waiting) or any(x.in_flight for x in self._endpoints)
-        if (contract := self.recent(key, now, in_use=in_use)) is not None:
+        if (contract := self._recent(key, now)) is not None:
             self._instructions.append(e.Resolve(request, contract))
             return
         if key not in self.discoveries:
@@ -274,7 +270,7 @@ class ServedModels:
         elif discovery.wakes_at <= now or discovery.wakes_at == math.inf:
             endpoints = self._endpoints.active
             # If no server answers now, the contract that is known serves.
-            until = now + OTHERS_S if key in self.contracts else math.inf
+            until = now + OTHERS_S if key in self._known else math.inf
             discovery.begin_round((endpoint.url for endpoint in endpoints), until)
             for endpoint in endpoints:
                 if key not in endpoint.signatures.validating:
@@ -298,7 +294,8 @@ class ServedModels:
                 endpoint.signatures.accept(key, now)
             else:
                 self._reject(endpoint, key, actual, known or contract, now)
-        self.contracts[key] = KnownContract(contract, now)
+        self._known[key] = KnownContract(contract, now)
+        self._instructions.append(e.Publish(key, contract))
         # Slices that were packed for a model that the servers have replaced cannot be sent.
         for request in self._waiting.take_all(key):
             if serves(contract, request.call.contract):
@@ -342,16 +339,19 @@ class ServedModels:
 
     def forget(self, key: ModelKey) -> None:
         """Have the servers asked for a contract anew."""
-        self.contracts.pop(key, None)
+        if self._known.pop(key, None) is not None:
+            self._instructions.append(e.Publish(key, None))
 
     def _contract(self, key: ModelKey) -> Contract | None:
         """Return the contract that servers gave last, however old it is."""
-        return self.contracts[key].contract if key in self.contracts else None
+        return self._known[key].contract if key in self._known else None
 
     def mark_stale(self) -> None:
         """Have contracts expire sooner, as the lost server may come back with other models."""
-        for known in self.contracts.values():
-            known.stale = True
+        for key, known in self._known.items():
+            if not known.stale:
+                known.stale = True
+                self._instructions.append(e.Publish(key, None))
 
     def _fail_if_lost(self, key: ModelKey, url: str, error: SonicError, now: float) -> None:
         """Fail what waits for a model, if it has had no server for too long."""

@@ -292,8 +292,8 @@ class Pool:
 
     def last_contract(self, model: str, version: str | None) -> Contract | None:
         """Return the contract that servers gave last, without asking; None if it is in doubt."""
-        known = self._engine.core.models.contracts.get(ModelKey(model, version))
-        return None if known is None or known.stale else known.contract
+        contract, _ = self._engine.contracts.get(ModelKey(model, version), (None, 0.0))
+        return contract
 
     def submit(self, call: Call) -> None:
         """Queue a call; its requests leave as soon as there is room for them.
