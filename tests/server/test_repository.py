@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import queue
+import sys
 
 import numpy as np
 import onnx
@@ -215,7 +215,7 @@ def test_a_model_that_is_there_as_it_would_be_written_stays(tmp_path, classifier
         "double": double,
         "both": Ensemble(steps=[("double", {"x": "X"}, {"y": "Y"})]),
     }
-    options = {"labels": {"one": ["a", "b"]}, "metadata": {"epochs": 3}}
+    options = {"labels": {"one": ["a", "b"]}, "metadata": {"epochs": 3, "layers": (16, 2)}}
     path = build_repository(tmp_path / "r", models, **options)
     written = {p: p.stat().st_mtime_ns for p in path.rglob("*") if p.is_file()}
     build_repository(path, models, **options)
@@ -331,14 +331,7 @@ def test_options_that_cannot_be(tmp_path, classifier, options, message):
 
 
 def test_without_onnx_the_error_tells_how_to_get_it(tmp_path, classifier, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "onnx":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ImportError, match=r'pip install "sonic-coffea\[onnx\]"'):
         build_repository(tmp_path / "r", {"m": classifier})
 
@@ -355,6 +348,17 @@ def test_graphs_are_not_stacked(tmp_path, names, batch):
     found = config(build_repository(tmp_path / "r", {"m": file}))
     assert found.get("max_batch_size", 0) == batch
     assert dims(found["input"][0]) == ([2] if batch else [-1, 2])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that is there and unreadable")
+def test_a_file_that_cannot_be_read(tmp_path):
+    (tmp_path / "f.py").write_text("def f(x): return {'y': x}\n")
+    row = {"x": ("float32", ["N", 1])}
+    served = Served(f"{tmp_path}/f.py:f", inputs=row, outputs=row, files=["/proc/self/mem"])
+    with pytest.raises(ConfigError, match="cannot write the model repository .*/r: ") as e:
+        build_repository(tmp_path / "r", {"m": served})
+    assert e.value.__cause__ is None
+    assert [path.name for path in tmp_path.iterdir()] == ["f.py"]
 
 
 def test_a_place_that_cannot_be_written(tmp_path, classifier):

@@ -17,6 +17,7 @@ from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError
 
 if TYPE_CHECKING:
+    from sonic_coffea.server.repository._config import Options
     from sonic_coffea.server.repository._sources import ModelSource
 
 FILE = "sonic-manifest.json"
@@ -42,10 +43,8 @@ def checksums(folder: Path) -> dict[str, str]:
     }
 
 
-def describe(
-    model: str, version: int, source: ModelSource, metadata: Mapping[str, Any], *, user: bool
-) -> dict[str, Any]:
-    """Return the part of a version's manifest that is known before its files are written."""
+def describe(model: str, version: int, source: ModelSource, options: Options) -> dict[str, Any]:
+    """Return a version's manifest, without the checksums of its files."""
     manifest: dict[str, Any] = {
         "model": model,
         "version": version,
@@ -56,13 +55,13 @@ def describe(
         **source.manifest,
         "built": dt.datetime.now(dt.timezone.utc).isoformat(),
         "package": f"sonic-coffea {__version__}",
-        "metadata": dict(metadata),
+        "metadata": options.metadata,
     }
     if source.file:
-        # A full path often has its owner's name in it.
+        # A full path often contains the name of its owner.
         file = source.files[source.file]
-        manifest["source"] = str(file.absolute()) if user else file.name
-    if user:
+        manifest["source"] = str(file.absolute()) if options.record_user else file.name
+    if options.record_user:
         with contextlib.suppress(KeyError, OSError):
             manifest["user"] = getpass.getuser()
     return manifest

@@ -6,16 +6,51 @@ environment, where the module is copied beside the model. So it imports nothing 
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from sonic_coffea.server.repository.formats import _function, _onnx, _torchscript, _trees
-from sonic_coffea.server.repository.formats._format import Format
 
-__all__ = ["FORMATS", "format_of", "scripts_of"]
+if TYPE_CHECKING:
+    from sonic_coffea.server.repository._served import Declaration, Served
+
+__all__ = ["FORMATS", "Contents", "Format", "Runner", "format_of", "scripts_of"]
+
+# From input tensors by name, and the names of the requested outputs, to outputs by name.
+Runner = Callable[[dict[str, Any], tuple[str, ...]], dict[str, Any]]
+
+
+class Contents(TypedDict, total=False):
+    """What a format reads from a model's source.
+
+    ``files`` maps names in the version's folder to the files that are copied; ``load`` opens the
+    first. ``inputs`` and ``outputs`` are the tensors, if the source describes them. ``manifest``
+    has further entries of the manifest.
+    """
+
+    files: Mapping[str, Path]
+    inputs: Declaration
+    outputs: Declaration
+    manifest: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of file: the endings of its names, and its native backend in NVIDIA's container.
+
+    ``read`` takes the model to serve, and raises a ValueError that says what is wrong with its
+    file. If ``prefers_native``, the native backend is the default.
+    """
+
+    read: Callable[[Served], Contents]
+    suffixes: tuple[str, ...]
+    native: str | None = None
+    prefers_native: bool = False
+
 
 FORMATS: Mapping[str, Format] = {
     "onnx": Format(_onnx.read, (".onnx",), native="onnxruntime", prefers_native=True),

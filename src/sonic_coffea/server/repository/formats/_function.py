@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
-    from sonic_coffea.server.repository.formats._format import Contents, Runner
+    from sonic_coffea.server.repository.formats import Contents, Runner
 
 
 def read(served: Served) -> Contents:

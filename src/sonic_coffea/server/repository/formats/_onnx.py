@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
-    from sonic_coffea.server.repository.formats._format import Contents, Runner
+    from sonic_coffea.server.repository.formats import Contents, Runner
 
 # Types that onnx calls otherwise than numpy, and onnxruntime otherwise than Triton. A server's
 # environment has only onnxruntime, which reads there what a configuration leaves out.

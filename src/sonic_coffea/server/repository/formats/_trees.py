@@ -12,7 +12,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from sonic_coffea.server.repository._served import Served
-    from sonic_coffea.server.repository.formats._format import Contents, Runner
+    from sonic_coffea.server.repository.formats import Contents, Runner
 
 
 def read_xgboost(served: Served) -> Contents:
