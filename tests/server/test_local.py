@@ -219,6 +219,21 @@ def test_a_forked_child_cannot_stop_it(server):
     assert server.metadata.models
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_it_stops_while_forked_children_live_on(light, serve, caplog):
+    """They hold the pipe open, by whose end the supervisor could notice."""
+    with serve(light, models=[]) as server:
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+            os._exit(0)
+        supervisor = local_state.lookup(server.url).supervisor_pid
+    assert is_gone(supervisor)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert "killing it" not in caplog.text
+
+
 def test_a_repository_without_models(tmp_path, installation):
     (tmp_path / "notes.txt").write_text("")
     for path in (tmp_path, tmp_path / "nothing"):

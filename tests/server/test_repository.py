@@ -284,6 +284,27 @@ def test_weights_in_a_file_of_their_own_come_along(tmp_path, classifier):
         build_repository(tmp_path / "s", {"m": file})
 
 
+def test_weights_of_a_branch_come_along(tmp_path):
+    def branch(name, number):
+        weight = numpy_helper.from_array(np.full(100, number, "f4"), name)
+        return helper.make_graph(
+            [helper.make_node("Identity", [name], [f"{name}_out"])],
+            name,
+            [],
+            [value(f"{name}_out", [100])],
+            [weight],
+        )
+
+    nodes = [
+        helper.make_node("If", ["x"], ["y"], then_branch=branch("a", 1), else_branch=branch("b", 2))
+    ]
+    file = save(tmp_path / "m.onnx", nodes, [value("x", [], TensorProto.BOOL)], [value("y", [100])])
+    options = {"save_as_external_data": True, "location": "m.weights", "size_threshold": 0}
+    onnx.save(onnx.load(str(file)), str(file), **options)
+    path = build_repository(tmp_path / "r", {"m": file})
+    assert (path / "m" / "1" / "m.weights").read_bytes() == (tmp_path / "m.weights").read_bytes()
+
+
 @pytest.mark.parametrize("content", [b"", b"GIF89a not a model", b"\x08\x07"])
 def test_not_an_onnx_file(tmp_path, content):
     (tmp_path / "m.onnx").write_bytes(content)

@@ -158,7 +158,6 @@ class LocalServer:
         self._run: Run | None = None
         self._held: HeldPort | None = None
         self._metrics_port: int | None = None
-        self._owner = os.getpid()
 
     def start(self) -> LocalServer:
         """Start the server and return when it is ready; harmless when it runs.
@@ -184,7 +183,8 @@ class LocalServer:
     def _begin(self) -> None:
         if self.running:
             return
-        self._end()
+        if self._run is not None:
+            self._run.end()
         models = any(path.is_dir() for path in self.repository.glob("*"))
         if self._control == "none" and not models:
             raise ConfigError(
@@ -194,7 +194,6 @@ class LocalServer:
         begun = time.monotonic()
         runtime = choose(self._runtime, self._options)
         runtime.prepare(self._progress)
-        self._owner = os.getpid()
         for left in reversed(range(_STARTS)):
             try:
                 self._launch(runtime)
@@ -220,7 +219,8 @@ class LocalServer:
         if self._watcher is not None:
             self._watcher.join()
         with self._lock:
-            self._end()
+            if self._run is not None:
+                self._run.end()
             if self._held is not None:
                 self._held.release()
             self._held = None
@@ -268,14 +268,6 @@ class LocalServer:
                     name for name in loaded_models(self.logs) if (self.repository / name).is_dir()
                 )
             self._begin()
-
-    def _end(self) -> None:
-        if self._run is None:
-            return
-        if os.getpid() == self._owner:
-            self._run.end()
-        else:
-            self._run.disown()
 
     @property
     def url(self) -> str:
@@ -371,7 +363,7 @@ class LocalServer:
     @property
     def running(self) -> bool:
         """Whether the server runs."""
-        return self._run is not None and os.getpid() == self._owner and self._run.running
+        return self._run is not None and self._run.running
 
     @property
     def ended_on_request(self) -> bool:
@@ -436,5 +428,5 @@ class LocalServer:
         try:
             self._run.wait_until_ready(self._startup_timeout_s, metrics_port=self._metrics_port)
         except BaseException:
-            self._end()
+            self._run.end()
             raise

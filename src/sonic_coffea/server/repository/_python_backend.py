@@ -152,11 +152,11 @@ class TritonPythonModel:
             except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the request
                 responses[index] = _failed(error)
                 continue
-            wanted = tuple(sorted(request.requested_output_names()))
+            requested = tuple(sorted(request.requested_output_names()))
             shapes = tuple(array.shape[1:] for array in feed.values()) if self.batched else index
-            groups.setdefault((wanted, shapes), []).append((index, feed))
-        for (wanted, _), members in groups.items():
-            self._answer(wanted, members, responses)
+            groups.setdefault((requested, shapes), []).append((index, feed))
+        for (requested, _), members in groups.items():
+            self._answer(requested, members, responses)
         self.pulse.end()
         return responses
 
@@ -168,39 +168,39 @@ class TritonPythonModel:
         return {name: _readable(tensor.as_numpy()) for name, tensor in tensors.items()}
 
     def _answer(
-        self, wanted: tuple[str, ...], members: list[tuple[int, Feed]], responses: list[Any]
+        self, requested: tuple[str, ...], members: list[tuple[int, Feed]], responses: list[Any]
     ) -> None:
         try:
-            outputs = self._run([feed for _, feed in members], wanted)
+            outputs = self._run([feed for _, feed in members], requested)
         except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the request
             if len(members) == 1:
                 responses[members[0][0]] = _failed(error)
                 return
             # One bad request must not fail those that happened to be batched with it.
             for member in members:
-                self._answer(wanted, [member], responses)
+                self._answer(requested, [member], responses)
             return
         for (index, _), arrays in zip(members, outputs, strict=True):
             tensors = [
-                pb_utils.Tensor(n, _sendable(a)) for n, a in zip(wanted, arrays, strict=True)
+                pb_utils.Tensor(n, _sendable(a)) for n, a in zip(requested, arrays, strict=True)
             ]
             responses[index] = pb_utils.InferenceResponse(output_tensors=tensors)
 
-    def _run(self, feeds: list[Feed], wanted: tuple[str, ...]) -> list[Any]:
+    def _run(self, feeds: list[Feed], requested: tuple[str, ...]) -> list[Any]:
         if len(feeds) == 1:
-            return [self._outputs(feeds[0], wanted)]
+            return [self._outputs(feeds[0], requested)]
         rows = [len(feed[self.inputs[0]]) for feed in feeds]
         stacked = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
-        arrays = self._outputs(stacked, wanted)
-        for name, array in zip(wanted, arrays, strict=True):
+        arrays = self._outputs(stacked, requested)
+        for name, array in zip(requested, arrays, strict=True):
             if array.shape[:1] != (sum(rows),):
                 raise ValueError(f"output {name!r} has shape {array.shape} for {sum(rows)} rows")
         edges = np.cumsum(rows)[:-1]
         return list(zip(*(np.split(array, edges) for array in arrays), strict=True))
 
-    def _outputs(self, feed: Feed, wanted: tuple[str, ...]) -> list[Any]:
-        outputs = self.run(feed, wanted)
-        return [self._checked(name, outputs) for name in wanted]
+    def _outputs(self, feed: Feed, requested: tuple[str, ...]) -> list[Any]:
+        outputs = self.run(feed, requested)
+        return [self._checked(name, outputs) for name in requested]
 
     def _checked(self, name: str, outputs: Feed) -> Any:
         where = f"output {name!r} of model {self.name!r}"

@@ -46,8 +46,8 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
     spec.loader.exec_module(module)
     function = getattr(module, manifest["function"])
 
-    def run(feed: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
-        del wanted
+    def run(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
+        del requested
         outputs = function(**feed)
         if not isinstance(outputs, dict):
             raise TypeError(
