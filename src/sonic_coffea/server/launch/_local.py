@@ -26,6 +26,7 @@ from sonic_coffea.server._probe import fetch_metadata
 from sonic_coffea.server.launch._logs import last_words, loaded_models, new_log
 from sonic_coffea.server.launch._run import Run
 from sonic_coffea.server.launch.runtimes import AUTO, Options, Runtime, Serving, choose
+from sonic_coffea.server.repository import no_models
 from sonic_coffea.transport import HeldPort, ServerMetadata, local_state
 
 if TYPE_CHECKING:
@@ -187,10 +188,7 @@ class LocalServer:
             self._run.end()
         models = any(path.is_dir() for path in self.repository.glob("*"))
         if self._control == "none" and not models:
-            raise ConfigError(
-                f"expected a model repository, got {self.repository}, which has no models; "
-                "build_repository, or `sonic-coffea repository build`, makes one"
-            )
+            raise no_models(self.repository)
         begun = time.monotonic()
         runtime = choose(self._runtime, self._options)
         runtime.prepare(self._progress)

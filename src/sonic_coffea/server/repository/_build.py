@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.server.repository import _manifest
-from sonic_coffea.server.repository._config import Labels, Options, Versions
+from sonic_coffea.server.repository._config import Ensemble, Labels, Options, Versions
 from sonic_coffea.server.repository._planning import CONFIG_FILE, PlannedVersion, plan_versions
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.repository._served import Ensemble, Served
+    from sonic_coffea.server.repository.formats import Served
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,32 @@ from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository._sources import TRITON_TYPES, ModelSource, Tensor
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.repository._served import Ensemble, Served
+    from sonic_coffea.server.repository.formats import Served
 
 Config = dict[str, Any]
 Labels = Mapping[str, Mapping[str, Sequence[str]] | Sequence[str]]
 Versions = Literal["all", "latest"] | Sequence[int]
 _NUMPY_TYPES = {triton: numpy for numpy, triton in TRITON_TYPES.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ensemble:
+    """Models that a server runs one after another, called as one.
+
+    Parameters
+    ----------
+    steps : sequence of tuple
+        Each step is ``(model, {model's input: tensor}, {model's output: tensor})``; the names of
+        the tensors are the ensemble's own. A model is built by the same call as the ensemble, or
+        is in the repository already.
+    inputs, outputs : sequence of str, optional
+        Inputs and outputs of the ensemble. By default, the inputs are the tensors that no step
+        returns, and the outputs those that no step takes. A name that no step has is an error.
+    """
+
+    steps: Sequence[tuple[str, Mapping[str, str], Mapping[str, str]]]
+    inputs: Sequence[str] | None = None
+    outputs: Sequence[str] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

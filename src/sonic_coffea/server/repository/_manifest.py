@@ -89,11 +89,15 @@ def changes(folder: Path, manifest: Mapping[str, Any], *, shared: bool) -> list[
         both = {folder.parent / name: digest for name, digest in manifest["shared"].items()}
         present |= {path: checksum(path) for path in both if path.is_file()}
         expected |= both
-    new = [f"{path} is new" for path in present.keys() - expected.keys()]
-    gone = [f"{path} is gone" for path in expected.keys() - present.keys()]
-    both_sides = present.keys() & expected.keys()
-    changed = [f"{path} was changed" for path in both_sides if present[path] != expected[path]]
-    return sorted([*new, *gone, *changed])
+    messages = []
+    for path in sorted(present.keys() | expected.keys()):
+        if path not in expected:
+            messages.append(f"{path} is new")
+        elif path not in present:
+            messages.append(f"{path} is gone")
+        elif present[path] != expected[path]:
+            messages.append(f"{path} was changed")
+    return messages
 
 
 def version_numbers(folder: Path) -> list[int]:
@@ -137,11 +141,15 @@ def read_repository(path: str | os.PathLike[str]) -> list[ModelVersion]:
     folders = sorted(root.iterdir()) if root.is_dir() else []
     entries = [entry for folder in folders for entry in _versions(folder)]
     if not entries:
-        raise ConfigError(
-            f"expected a model repository, got {root}, which has no models; build_repository, or "
-            "`sonic-coffea repository build`, makes one"
-        )
+        raise no_models(root)
     return entries
+
+
+def no_models(root: Path) -> ConfigError:
+    return ConfigError(
+        f"expected a model repository, got {root}, which has no models; build_repository, or "
+        "`sonic-coffea repository build`, makes one"
+    )
 
 
 def _versions(folder: Path) -> list[ModelVersion]:

@@ -9,16 +9,14 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository import _config, _manifest
-from sonic_coffea.server.repository._served import Ensemble, Served
+from sonic_coffea.server.repository._config import Config, Ensemble, Labels, Options
 from sonic_coffea.server.repository._sources import ModelSource, read_source
+from sonic_coffea.server.repository.formats import Served
 from sonic_coffea.transport import read_model_config, write_model_config
-
-if TYPE_CHECKING:
-    from sonic_coffea.server.repository._config import Config, Labels, Options
 
 CONFIG_FILE = "config.pbtxt"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")

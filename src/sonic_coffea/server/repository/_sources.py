@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.server.repository.formats import FORMATS, format_of, scripts_of
+from sonic_coffea.server.repository.formats import (
+    FORMATS,
+    Declaration,
+    Served,
+    format_of,
+    scripts_of,
+)
 from sonic_coffea.transport import DATATYPES
-
-if TYPE_CHECKING:
-    from sonic_coffea.server.repository._served import Declaration, Served
 
 TRITON_TYPES = {numpy: f"TYPE_{kserve}" for kserve, numpy in DATATYPES.items()}
 TRITON_TYPES |= dict.fromkeys(("bytes", DATATYPES["BYTES"]), "TYPE_STRING")

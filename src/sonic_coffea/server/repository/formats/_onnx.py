@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.repository._served import Served
-    from sonic_coffea.server.repository.formats import Contents, Runner
+    from sonic_coffea.server.repository.formats import Contents, Runner, Served
 
 # Names of types in onnx that differ from numpy's, and in onnxruntime that differ from Triton's.
 # A server's environment has only onnxruntime, which reads what a configuration leaves out.

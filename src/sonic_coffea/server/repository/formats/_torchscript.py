@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.repository._served import Served
-    from sonic_coffea.server.repository.formats import Contents, Runner
+    from sonic_coffea.server.repository.formats import Contents, Runner, Served
 
 
 def read(served: Served) -> Contents:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.repository._served import Served
-    from sonic_coffea.server.repository.formats import Contents, Runner
+    from sonic_coffea.server.repository.formats import Contents, Runner, Served
 
 
 def read_xgboost(served: Served) -> Contents:
