@@ -324,7 +324,7 @@ def _uv(*arguments: str, purpose: str) -> None:
         f"shared directory, and set {DIRECTORY_VARIABLE} to that",
         # Not in the user's project, whose settings are for another environment.
         cwd=install_root(),
-        # A site's own certificates are those of its machines.
+        # The machine's certificates include the site's own.
         env={"UV_SYSTEM_CERTS": "1", **os.environ, "UV_NO_PROGRESS": "1"},
     )
 

@@ -126,7 +126,7 @@ class LocalServer:
         if models is not None and model_control == "poll":
             raise ConfigError("models chooses what to load, which model_control='poll' cannot do")
         self.repository = Path(repository).absolute()
-        self._port_wanted = port
+        self._requested_port = port
         self._startup_timeout_s = startup_timeout_s
         self._threads = threads
         self._log_dir = None if log_dir is None else Path(log_dir)
@@ -320,7 +320,7 @@ class LocalServer:
             If the server does not run.
         """
         until = time.monotonic() + timeout_s
-        wanted = None if version is None else str(version)
+        requested = None if version is None else str(version)
         while True:
             try:
                 models = self.metadata.models
@@ -328,7 +328,7 @@ class LocalServer:
                 if not self._watched:
                     raise
                 models = ()
-            versions = [m for m in models if m.name == model and wanted in (None, m.version)]
+            versions = [m for m in models if m.name == model and requested in (None, m.version)]
             if any(m.state == "READY" for m in versions):
                 return
             if time.monotonic() > until:
@@ -340,7 +340,7 @@ class LocalServer:
             f"the server says: {states or 'nothing'}",
             server=self.url,
             model=model,
-            version=wanted,
+            version=requested,
         )
 
     @property
@@ -398,7 +398,7 @@ class LocalServer:
         return self._run
 
     def _launch(self, runtime: Runtime) -> None:
-        self._held = self._held or HeldPort.claim(self._port_wanted)
+        self._held = self._held or HeldPort.claim(self._requested_port)
         port = self._held.number
         # The record of an earlier server at this port does not hold for this one.
         local_state.remove(f"grpc://127.0.0.1:{port}")

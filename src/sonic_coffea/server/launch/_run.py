@@ -112,7 +112,7 @@ class Run:
             raise self._failure("ended as soon as it was ready")
         other = local_state.lookup(self.url)
         if other is not None and other.pid != self.server_pid:
-            # Both claimed the port before either listened there.
+            # Both servers claimed the port before either listened at it.
             raise self._failure(f"has its port in common with process {other.pid}")
         # This user's processes find the server by its record.
         record = local_state.ServerRecord(

@@ -24,7 +24,7 @@ from typing import Any
 _POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# How Triton's own lines begin; what is before them may come from a container's entry.
+# The start of Triton's own lines; a container's entry point may write others before them.
 _RECORD = re.compile(rb"(?m)^[IWEF]\d{4} \d\d:")
 
 

@@ -18,7 +18,7 @@ _FIELD = "model_repository_agents"
 def check_agents(folder: Path, config: Mapping[str, Any]) -> None:
     """Compare the checksums of a model's files, as its repository agent would.
 
-    Raise if a file is not the one that the configuration means, or the agent is another one.
+    Raise if a checksum differs, or the agent is not ``checksum``.
     """
     for agent in config.get(_FIELD, {}).get("agents", ()):
         if agent.get("name") != "checksum":

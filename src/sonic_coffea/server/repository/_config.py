@@ -155,8 +155,8 @@ def ensemble_config(
     return config, source
 
 
-def version_policy(versions: Versions) -> Config:
-    if versions == "all":
+def version_policy(versions: Versions | None) -> Config:
+    if versions is None or versions == "all":
         return {"all": {}}
     if versions == "latest":
         return {"latest": {"num_versions": 1}}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sonic_coffea.server.repository._sources import ModelSource
 
 FILE = "sonic-manifest.json"
-# Python keeps what it has compiled there.
+# The folder of Python's compiled modules.
 _IGNORED = "__pycache__"
 _NEEDED = ("kind", "inputs", "outputs", "built", "files", "shared")
 
@@ -32,15 +32,6 @@ def checksum(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def checksums(folder: Path) -> dict[str, str]:
-    """Return the checksums of the files of a version, by their names in its folder."""
-    return {
-        path.relative_to(folder).as_posix(): checksum(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != FILE and _IGNORED not in path.parts
-    }
 
 
 def describe(model: str, version: int, source: ModelSource, options: Options) -> dict[str, Any]:
@@ -83,19 +74,18 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 def changes(folder: Path, manifest: Mapping[str, Any], *, shared: bool) -> list[str]:
     """Say which files have changed since the build; with `shared`, also those of all versions."""
-    present = {folder / name: digest for name, digest in checksums(folder).items()}
     expected = {folder / name: digest for name, digest in manifest["files"].items()}
     if shared:
-        both = {folder.parent / name: digest for name, digest in manifest["shared"].items()}
-        present |= {path: checksum(path) for path in both if path.is_file()}
-        expected |= both
+        expected |= {folder.parent / name: digest for name, digest in manifest["shared"].items()}
+    present = {path for path in folder.rglob("*") if path.is_file() and path.name != FILE}
     messages = []
-    for path in sorted(present.keys() | expected.keys()):
+    for path in sorted(present | expected.keys()):
         if path not in expected:
-            messages.append(f"{path} is new")
-        elif path not in present:
+            if _IGNORED not in path.parts:
+                messages.append(f"{path} is new")
+        elif not path.is_file():
             messages.append(f"{path} is gone")
-        elif present[path] != expected[path]:
+        elif checksum(path) != expected[path]:
             messages.append(f"{path} was changed")
     return messages
 
@@ -154,7 +144,7 @@ def no_models(root: Path) -> ConfigError:
 
 def _versions(folder: Path) -> list[ModelVersion]:
     manifests = {n: read(folder / str(n)) for n in version_numbers(folder)}
-    # What versions share was last written with the one that was built last.
+    # The shared files are those of the version that was built last.
     built = {number: m["built"] for number, m in manifests.items() if m is not None}
     last = max(built, key=lambda number: built[number], default=None)
     return [

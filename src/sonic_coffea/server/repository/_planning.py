@@ -102,9 +102,7 @@ def _plan(
     if beside:
         config = _joined(folder, number, config, options)
     if options.versions is not None or not beside:
-        config["version_policy"] = _config.version_policy(
-            "all" if options.versions is None else options.versions
-        )
+        config["version_policy"] = _config.version_policy(options.versions)
     copies = {**source.files, **source.scripts}
     sums = {file: _manifest.checksum(path) for file, path in sorted(copies.items())}
     if source.file:

@@ -1,9 +1,9 @@
 """A Triton Python model that runs what is beside it: a network, trees, or a Python function.
 
 Copied into model repositories as ``model.py``, and beside the local server in place of the native
-backends, with a module of `formats` as ``sonic_runner.py``; neither imports this package. What
-there is to run is in ``sonic-manifest.json``, or, in the manner of the native backends, in the
-model's configuration.
+backends, with a module of `formats` as ``sonic_runner.py``; neither imports this package. The file
+to run is named in ``sonic-manifest.json``, or, as for the native backends, in the model's
+configuration.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import numpy as np
 import sonic_runner  # type: ignore[import-not-found,unused-ignore]
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found,unused-ignore]
 
-# How many threads a model has, as this backend and the native ones are told.
+# The parameters that set the threads of this backend, and of the native backends.
 _THREADS = ("intra_op_threads", "intra_op_thread_count", "INTRA_OP_THREAD_COUNT")
-# How many rows are put together where nothing says it: the native backends' number.
+# The greatest batch of a model whose configuration sets none, as in the native backends.
 _BATCH = 4
 Feed = dict[str, Any]
 
-# A thread of Triton's library writes to shared memory every 0.3 s. If it has not done so for a
-# second, Triton takes this process for dead, and answers its requests with errors. If the process
-# only stood still, its late answer would be taken for that to the next request. That thread cannot
-# be watched: it is taken to stand still when this one does, which may also be for want of the
-# interpreter's lock.
+# A thread of Triton's library writes to shared memory every 0.3 s. After a second without a write,
+# Triton considers this process dead, and answers its requests with errors. If the process only
+# stalled, Triton would take its late answer for the answer to the next request. That thread cannot
+# be observed, so a stall of the thread below counts as a stall of both; the interpreter's lock may
+# have caused it.
 _STALL_S = float(os.environ.get("SONIC_COFFEA_STALL_S", "0.65"))
 _BEAT_S = 0.1
-# For this time after a stall, a request may have been sent before the end of the stall.
+# A request that arrives within this time after a stall may have been sent during the stall.
 _SENT_BEFORE_S = 1.5
 
 
@@ -176,7 +176,7 @@ class TritonPythonModel:
             if len(members) == 1:
                 responses[members[0][0]] = _failed(error)
                 return
-            # One bad request must not fail those that happened to be batched with it.
+            # One bad request must not fail the others of its batch.
             for member in members:
                 self._answer(requested, [member], responses)
             return
@@ -199,29 +199,30 @@ class TritonPythonModel:
         return list(zip(*(np.split(array, edges) for array in arrays), strict=True))
 
     def _outputs(self, feed: Feed, requested: tuple[str, ...]) -> list[Any]:
+        """Return the outputs of a run, which must be as declared."""
         outputs = self.run(feed, requested)
-        return [self._checked(name, outputs) for name in requested]
-
-    def _checked(self, name: str, outputs: Feed) -> Any:
-        where = f"output {name!r} of model {self.name!r}"
-        if name not in outputs:
-            returned = ", ".join(map(repr, outputs)) or "nothing"
-            raise ValueError(f"{where} is declared, but the model returned {returned}")
-        array, spec = np.asarray(outputs[name]), self.outputs[name]
-        got = "bytes" if array.dtype.kind in "OSU" else array.dtype.name
-        fits = len(array.shape) == len(spec["shape"]) and all(
-            want in (-1, have) for want, have in zip(spec["shape"], array.shape, strict=True)
-        )
-        if not fits or got != spec["dtype"]:
-            raise ValueError(
-                f"{where} is declared {spec['dtype']} {spec['shape']}, "
-                f"but the model returned {got} {list(array.shape)}"
+        arrays = []
+        for name in requested:
+            where = f"output {name!r} of model {self.name!r}"
+            if name not in outputs:
+                returned = ", ".join(map(repr, outputs)) or "nothing"
+                raise ValueError(f"{where} is declared, but the model returned {returned}")
+            array, spec = np.asarray(outputs[name]), self.outputs[name]
+            dtype = "bytes" if array.dtype.kind in "OSU" else array.dtype.name
+            fits = len(array.shape) == len(spec["shape"]) and all(
+                want in (-1, have) for want, have in zip(spec["shape"], array.shape, strict=True)
             )
-        return array
+            if not fits or dtype != spec["dtype"]:
+                raise ValueError(
+                    f"{where} is declared {spec['dtype']} {spec['shape']}, "
+                    f"but the model returned {dtype} {list(array.shape)}"
+                )
+            arrays.append(array)
+        return arrays
 
 
 def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return what a version is: what was recorded when it was built, or what its folder shows."""
+    """Return a version's manifest, or the same entries from the model's configuration."""
     path = folder / "sonic-manifest.json"
     if path.is_file():
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
