@@ -348,3 +348,4 @@ def test_polled_repositories_without_agents_of_their_own(tmp_path, classifier, i
     save_published(tmp_path / "r", classifier)
     with pytest.raises(ConfigError, match="checked when the server starts"):
         LocalServer(tmp_path / "r", model_control="poll", installation=installation).start()
+    assert not list(Path(tempfile.gettempdir()).glob(f"sonic-coffea-repository-{os.getpid()}-*"))

@@ -64,7 +64,9 @@ class Machine:
 
     system: str = dataclasses.field(default_factory=platform.system)
     processor: str = dataclasses.field(default_factory=platform.machine)
-    libc: tuple[str, str] = dataclasses.field(default_factory=platform.libc_ver)
+    libc: tuple[str, str] = dataclasses.field(
+        default_factory=lambda: platform.libc_ver()  # noqa: PLW0108  looked up for each machine
+    )
     gpu: bool = dataclasses.field(
         default_factory=lambda: any(Path(path).exists() for path in _GPU_DEVICES)
     )
