@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+
 import dask.config
 import pytest
 
 from sonic_coffea.server import InProcessServer
 from sonic_coffea.server.launch import _fallback as fallback
-from sonic_coffea.transport import local_state
 
 
 @pytest.fixture(autouse=True)
@@ -16,31 +19,53 @@ def state(tmp_path, monkeypatch):
     return tmp_path / "state"
 
 
-def test_machines_with_the_same_home_do_not_wait_for_each_other(monkeypatch, caplog):
-    def waits(machine):
-        monkeypatch.setattr(local_state, "machine", lambda: machine)
-        with fallback._alone_on_machine("/models"):
-            # No time to wait is an error, which is told as any.
-            return "cannot lock" in caplog.text
-
-    monkeypatch.setattr(local_state, "machine", lambda: "this")
-    with fallback._alone_on_machine("/models"):
-        monkeypatch.setattr(fallback.filelock.FileLock, "__enter__", lambda lock: lock.acquire(0))
-        assert not waits("other")
-        assert waits("this")
+HOLDER = """
+import sys
+from sonic_coffea.server.launch._fallback import _alone_on_machine
+with _alone_on_machine("/models", "this"):
+    print("holds it", flush=True)
+    sys.stdin.read()
+    open(sys.argv[1], "w").close()
+"""
 
 
-def test_where_files_cannot_be_locked(monkeypatch, caplog):
-    def unsupported(*_, **__):
-        raise OSError(95, "Operation not supported")
+def test_processes_of_one_machine_wait_for_each_other(tmp_path):
+    """Machines with the same home do not."""
+    released, seen = tmp_path / "released", []
 
-    monkeypatch.setattr(fallback.filelock.FileLock, "acquire", unsupported)
+    def wait():
+        with fallback._alone_on_machine("/models", "this"):
+            seen.append(released.exists())
+
+    command = [sys.executable, "-c", HOLDER, str(released)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"holds it\n"
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        with fallback._alone_on_machine("/models", "other"):
+            assert not released.exists()
+        with fallback._alone_on_machine("/others", "this"):
+            assert not released.exists()
+        holder.stdin.close()
+        waiting.join(60)
+    assert seen == [True]
+
+
+def test_where_files_cannot_be_locked(state, caplog):
+    with fallback._alone_on_machine("/models", "this"):
+        (lock,) = state.glob("fallback-*.lock")
+    # Nor can a folder be.
+    lock.unlink(missing_ok=True)
+    lock.mkdir()
     done = []
-    with fallback._alone_on_machine("/models"):
+    with fallback._alone_on_machine("/models", "this"):
         done.append("work")
     assert done == ["work"]
     assert "cannot lock" in caplog.text
-    with pytest.raises(OSError, match="of the work"), fallback._alone_on_machine("/models"):
+    with (
+        pytest.raises(OSError, match="of the work"),
+        fallback._alone_on_machine("/models", "this"),
+    ):
         raise OSError("of the work")
 
 

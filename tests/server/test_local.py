@@ -219,6 +219,21 @@ def test_a_forked_child_cannot_stop_it(server):
     assert server.metadata.models
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_it_stops_while_forked_children_live_on(light, serve, caplog):
+    """They hold the pipe open, by whose end the supervisor could notice."""
+    with serve(light, models=[]) as server:
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+            os._exit(0)
+        supervisor = local_state.lookup(server.url).supervisor_pid
+    assert is_gone(supervisor)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert "killing it" not in caplog.text
+
+
 def test_a_repository_without_models(tmp_path, installation):
     (tmp_path / "notes.txt").write_text("")
     for path in (tmp_path, tmp_path / "nothing"):
@@ -333,3 +348,4 @@ def test_polled_repositories_without_agents_of_their_own(tmp_path, classifier, i
     save_published(tmp_path / "r", classifier)
     with pytest.raises(ConfigError, match="checked when the server starts"):
         LocalServer(tmp_path / "r", model_control="poll", installation=installation).start()
+    assert not list(Path(tempfile.gettempdir()).glob(f"sonic-coffea-repository-{os.getpid()}-*"))

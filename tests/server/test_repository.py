@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import queue
+import sys
 
 import numpy as np
 import onnx
@@ -215,7 +215,7 @@ def test_a_model_that_is_there_as_it_would_be_written_stays(tmp_path, classifier
         "double": double,
         "both": Ensemble(steps=[("double", {"x": "X"}, {"y": "Y"})]),
     }
-    options = {"labels": {"one": ["a", "b"]}, "metadata": {"epochs": 3}}
+    options = {"labels": {"one": ["a", "b"]}, "metadata": {"epochs": 3, "layers": (16, 2)}}
     path = build_repository(tmp_path / "r", models, **options)
     written = {p: p.stat().st_mtime_ns for p in path.rglob("*") if p.is_file()}
     build_repository(path, models, **options)
@@ -284,6 +284,27 @@ def test_weights_in_a_file_of_their_own_come_along(tmp_path, classifier):
         build_repository(tmp_path / "s", {"m": file})
 
 
+def test_weights_of_a_branch_come_along(tmp_path):
+    def branch(name, number):
+        weight = numpy_helper.from_array(np.full(100, number, "f4"), name)
+        return helper.make_graph(
+            [helper.make_node("Identity", [name], [f"{name}_out"])],
+            name,
+            [],
+            [value(f"{name}_out", [100])],
+            [weight],
+        )
+
+    nodes = [
+        helper.make_node("If", ["x"], ["y"], then_branch=branch("a", 1), else_branch=branch("b", 2))
+    ]
+    file = save(tmp_path / "m.onnx", nodes, [value("x", [], TensorProto.BOOL)], [value("y", [100])])
+    options = {"save_as_external_data": True, "location": "m.weights", "size_threshold": 0}
+    onnx.save(onnx.load(str(file)), str(file), **options)
+    path = build_repository(tmp_path / "r", {"m": file})
+    assert (path / "m" / "1" / "m.weights").read_bytes() == (tmp_path / "m.weights").read_bytes()
+
+
 @pytest.mark.parametrize("content", [b"", b"GIF89a not a model", b"\x08\x07"])
 def test_not_an_onnx_file(tmp_path, content):
     (tmp_path / "m.onnx").write_bytes(content)
@@ -331,14 +352,7 @@ def test_options_that_cannot_be(tmp_path, classifier, options, message):
 
 
 def test_without_onnx_the_error_tells_how_to_get_it(tmp_path, classifier, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "onnx":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ImportError, match=r'pip install "sonic-coffea\[onnx\]"'):
         build_repository(tmp_path / "r", {"m": classifier})
 
@@ -355,6 +369,17 @@ def test_graphs_are_not_stacked(tmp_path, names, batch):
     found = config(build_repository(tmp_path / "r", {"m": file}))
     assert found.get("max_batch_size", 0) == batch
     assert dims(found["input"][0]) == ([2] if batch else [-1, 2])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that is there and unreadable")
+def test_a_file_that_cannot_be_read(tmp_path):
+    (tmp_path / "f.py").write_text("def f(x): return {'y': x}\n")
+    row = {"x": ("float32", ["N", 1])}
+    served = Served(f"{tmp_path}/f.py:f", inputs=row, outputs=row, files=["/proc/self/mem"])
+    with pytest.raises(ConfigError, match="cannot write the model repository .*/r: ") as e:
+        build_repository(tmp_path / "r", {"m": served})
+    assert e.value.__cause__ is None
+    assert [path.name for path in tmp_path.iterdir()] == ["f.py"]
 
 
 def test_a_place_that_cannot_be_written(tmp_path, classifier):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
@@ -51,6 +50,9 @@ _EXTRAS = {
 _MARKER = "sonic-coffea.json"
 # The Python backend runs here what NVIDIA's container has native backends for.
 _SCRIPTS = {f.native: scripts_of(name) for name, f in FORMATS.items() if f.native}
+_SCRIPTS_DIGEST = hashlib.sha256(
+    b"".join(path.read_bytes() for scripts in _SCRIPTS.values() for path in scripts.values())
+).hexdigest()[:12]
 BACKENDS = ("python", *_SCRIPTS)
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 ALTERNATIVES = "use a server elsewhere, or another machine or container for the local one"
@@ -62,7 +64,9 @@ class Machine:
 
     system: str = dataclasses.field(default_factory=platform.system)
     processor: str = dataclasses.field(default_factory=platform.machine)
-    libc: tuple[str, str] = dataclasses.field(default_factory=platform.libc_ver)
+    libc: tuple[str, str] = dataclasses.field(
+        default_factory=lambda: platform.libc_ver()  # noqa: PLW0108  looked up for each machine
+    )
     gpu: bool = dataclasses.field(
         default_factory=lambda: any(Path(path).exists() for path in _GPU_DEVICES)
     )
@@ -285,28 +289,18 @@ def _add_backends(install: ServerInstall) -> None:
 
 def _layout(tag: str) -> ServerInstall:
     root = install_root() / f"triton-{TRITON_VERSION}-py{tag.replace('.', '')}"
+    backends = root / f"backends-{_SCRIPTS_DIGEST}"
+    if root.exists() and not backends.exists() and not os.access(root, os.W_OK):
+        # An operator installed the server for all users, with another version of this package.
+        backends = platformdirs.user_cache_path("sonic-coffea") / root.name / backends.name
     packages = root / "lib" / f"python{tag}" / "site-packages"
     return ServerInstall(
         root=root,
         python=root / "bin" / "python3",
         tritonserver=packages / "pytriton" / "tritonserver" / "bin" / "tritonserver",
-        backend_directory=_backend_directory(root),
+        backend_directory=backends,
         library_path=(packages / "nvidia_pytriton.libs", root / "lib-python"),
     )
-
-
-def _backend_directory(root: Path) -> Path:
-    folder = root / f"backends-{_scripts_digest()}"
-    if folder.exists() or not root.exists() or os.access(root, os.W_OK):
-        return folder
-    # An operator installed the server for all users, with another version of this package.
-    return platformdirs.user_cache_path("sonic-coffea") / root.name / folder.name
-
-
-@functools.cache
-def _scripts_digest() -> str:
-    paths = [path for scripts in _SCRIPTS.values() for path in scripts.values()]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
 
 
 def _tag(install: ServerInstall) -> str:
@@ -332,7 +326,7 @@ def _uv(*arguments: str, purpose: str) -> None:
         f"shared directory, and set {DIRECTORY_VARIABLE} to that",
         # Not in the user's project, whose settings are for another environment.
         cwd=install_root(),
-        # A site's own certificates are those of its machines.
+        # The machine's certificates include the site's own.
         env={"UV_SYSTEM_CERTS": "1", **os.environ, "UV_NO_PROGRESS": "1"},
     )
 

@@ -34,7 +34,7 @@ def serve_for_machine(repository: str | os.PathLike[str]) -> str:
     process that starts it serves the repository's ONNX files by itself.
     """
     path = str(Path(repository).expanduser().absolute())
-    with _lock, _alone_on_machine(path):
+    with _lock, _alone_on_machine(path, local_state.machine()):
         for record in local_state.records():
             if record.repository == path and is_ready(record.url, record.headers):
                 return record.url
@@ -59,14 +59,14 @@ def _new(path: str) -> LocalServer | InProcessServer:
 
 
 @contextlib.contextmanager
-def _alone_on_machine(repository: str) -> Iterator[None]:
+def _alone_on_machine(repository: str, machine: str) -> Iterator[None]:
     """Hold a lock against other processes of this user.
 
-    Where the disk has no locks, nothing is held, and two servers may start where one would do.
+    Machines that share the directory do not wait for each other. On a disk without locks nothing
+    is held: then two servers may start where one would do.
     """
     folder = local_state.directory()
-    # Many machines may share the directory, and need not wait for each other.
-    name = f"{local_state.machine()}-{hashlib.sha256(repository.encode()).hexdigest()[:16]}"
+    name = f"{machine}-{hashlib.sha256(repository.encode()).hexdigest()[:16]}"
     with contextlib.ExitStack() as held:
         try:
             if folder is not None:

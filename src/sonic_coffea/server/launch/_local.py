@@ -26,6 +26,7 @@ from sonic_coffea.server._probe import fetch_metadata
 from sonic_coffea.server.launch._logs import last_words, loaded_models, new_log
 from sonic_coffea.server.launch._run import Run
 from sonic_coffea.server.launch.runtimes import AUTO, Options, Runtime, Serving, choose
+from sonic_coffea.server.repository import no_models
 from sonic_coffea.transport import HeldPort, ServerMetadata, local_state
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class LocalServer:
         if models is not None and model_control == "poll":
             raise ConfigError("models chooses what to load, which model_control='poll' cannot do")
         self.repository = Path(repository).absolute()
-        self._port_wanted = port
+        self._requested_port = port
         self._startup_timeout_s = startup_timeout_s
         self._threads = threads
         self._log_dir = None if log_dir is None else Path(log_dir)
@@ -158,7 +159,6 @@ class LocalServer:
         self._run: Run | None = None
         self._held: HeldPort | None = None
         self._metrics_port: int | None = None
-        self._owner = os.getpid()
 
     def start(self) -> LocalServer:
         """Start the server and return when it is ready; harmless when it runs.
@@ -184,17 +184,14 @@ class LocalServer:
     def _begin(self) -> None:
         if self.running:
             return
-        self._end()
+        if self._run is not None:
+            self._run.end()
         models = any(path.is_dir() for path in self.repository.glob("*"))
         if self._control == "none" and not models:
-            raise ConfigError(
-                f"expected a model repository, got {self.repository}, which has no models; "
-                "build_repository, or `sonic-coffea repository build`, makes one"
-            )
+            raise no_models(self.repository)
         begun = time.monotonic()
         runtime = choose(self._runtime, self._options)
         runtime.prepare(self._progress)
-        self._owner = os.getpid()
         for left in reversed(range(_STARTS)):
             try:
                 self._launch(runtime)
@@ -220,7 +217,8 @@ class LocalServer:
         if self._watcher is not None:
             self._watcher.join()
         with self._lock:
-            self._end()
+            if self._run is not None:
+                self._run.end()
             if self._held is not None:
                 self._held.release()
             self._held = None
@@ -268,14 +266,6 @@ class LocalServer:
                     name for name in loaded_models(self.logs) if (self.repository / name).is_dir()
                 )
             self._begin()
-
-    def _end(self) -> None:
-        if self._run is None:
-            return
-        if os.getpid() == self._owner:
-            self._run.end()
-        else:
-            self._run.disown()
 
     @property
     def url(self) -> str:
@@ -330,7 +320,7 @@ class LocalServer:
             If the server does not run.
         """
         until = time.monotonic() + timeout_s
-        wanted = None if version is None else str(version)
+        requested = None if version is None else str(version)
         while True:
             try:
                 models = self.metadata.models
@@ -338,7 +328,7 @@ class LocalServer:
                 if not self._watched:
                     raise
                 models = ()
-            versions = [m for m in models if m.name == model and wanted in (None, m.version)]
+            versions = [m for m in models if m.name == model and requested in (None, m.version)]
             if any(m.state == "READY" for m in versions):
                 return
             if time.monotonic() > until:
@@ -350,7 +340,7 @@ class LocalServer:
             f"the server says: {states or 'nothing'}",
             server=self.url,
             model=model,
-            version=wanted,
+            version=requested,
         )
 
     @property
@@ -371,7 +361,7 @@ class LocalServer:
     @property
     def running(self) -> bool:
         """Whether the server runs."""
-        return self._run is not None and os.getpid() == self._owner and self._run.running
+        return self._run is not None and self._run.running
 
     @property
     def ended_on_request(self) -> bool:
@@ -408,7 +398,7 @@ class LocalServer:
         return self._run
 
     def _launch(self, runtime: Runtime) -> None:
-        self._held = self._held or HeldPort.claim(self._port_wanted)
+        self._held = self._held or HeldPort.claim(self._requested_port)
         port = self._held.number
         # The record of an earlier server at this port does not hold for this one.
         local_state.remove(f"grpc://127.0.0.1:{port}")
@@ -436,5 +426,5 @@ class LocalServer:
         try:
             self._run.wait_until_ready(self._startup_timeout_s, metrics_port=self._metrics_port)
         except BaseException:
-            self._end()
+            self._run.end()
             raise

@@ -22,7 +22,7 @@ _LIFECYCLE = re.compile(
 )
 _USAGE = "Usage: tritonserver"
 _LONGEST = 2000
-# Said by every server on a machine without a GPU.
+# Every server on a machine without a GPU logs it.
 _HARMLESS = ("CudaDriverHelper has not been initialized",)
 _KEPT_FOR_S = 30 * 86400.0
 
@@ -54,8 +54,8 @@ def _prune(folder: Path) -> None:
 
 def error_lines(log: str) -> list[str]:
     """Return the errors in a log, in order and without repeats; if there are none, its end."""
-    # A wrong argument is answered with every option there is, some 500 lines, and the reason is
-    # before or after them.
+    # After a wrong argument, Triton prints all options, some 500 lines. The reason is before or
+    # after them.
     before, usage, after = log.partition(_USAGE)
     if usage:
         log = before if before.strip() else "\n".join(filter(str.strip, after.splitlines()[-3:]))

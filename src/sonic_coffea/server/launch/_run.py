@@ -43,11 +43,12 @@ class Run:
         self.end_reason = "ended without a word"
         self._serving = serving
         self._grace_s = grace_s
+        self._owner = os.getpid()
         self._ended = threading.Event()
         record = local_state.record_path(self.url)
         job = {
             **dataclasses.asdict(runtime.launch(serving)),
-            "owner": os.getpid(),
+            "owner": self._owner,
             "secret": serving.secret,
             "log": str(log),
             "record": None if record is None else str(record),
@@ -79,8 +80,8 @@ class Run:
 
     @property
     def running(self) -> bool:
-        """Whether the supervisor, and so the server, has not ended."""
-        return not self._ended.is_set()
+        """Whether the supervisor, and so the server, has not ended, and is of this process."""
+        return os.getpid() == self._owner and not self._ended.is_set()
 
     def read_log(self) -> str:
         try:
@@ -111,7 +112,7 @@ class Run:
             raise self._failure("ended as soon as it was ready")
         other = local_state.lookup(self.url)
         if other is not None and other.pid != self.server_pid:
-            # Both claimed the port before either listened there.
+            # Both servers claimed the port before either listened at it.
             raise self._failure(f"has its port in common with process {other.pid}")
         # This user's processes find the server by its record.
         record = local_state.ServerRecord(
@@ -129,9 +130,12 @@ class Run:
 
     def end(self) -> None:
         """End the server and wait until nothing of it is left; harmless when it has ended."""
-        if self._stdout.closed:
+        if self._stdout.closed or os.getpid() != self._owner:
+            # The server of a forked child is its parent's.
             return
         with contextlib.suppress(OSError):
+            # Not only closed: forked children hold the pipe open.
+            self._stdin.write(b"\n")
             self._stdin.close()
         try:
             self._supervisor.wait(self._grace_s + 10.0)
@@ -142,14 +146,6 @@ class Run:
         self._thread.join()
         self._stdout.close()
         local_state.remove(self.url, self.server_pid)
-
-    def disown(self) -> None:
-        """Let go of it in a forked child: it is the parent's."""
-        self._stdin.close()
-        self._stdout.close()
-        # Popen would wait, in vain, for a process that is not this one's child.
-        self._supervisor.returncode = 0
-        self._ended.set()
 
     def _listen(self) -> None:
         # Unbuffered: an exiting interpreter could not lock the buffered stream.

@@ -2,8 +2,8 @@
 
 Run as a script, it starts the server. When the owner says so or is gone, or after a SIGTERM, it
 ends the server and all processes that the server left. It reads one line of JSON from standard
-input, then waits for that pipe to close. It reports each event as one line of JSON on standard
-output.
+input, then waits for another line, or the end of that pipe. It reports each event as one line of
+JSON on standard output.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from typing import Any
 _POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# How Triton's own lines begin; what is before them may come from a container's entry.
+# The start of Triton's own lines; a container's entry point may write others before them.
 _RECORD = re.compile(rb"(?m)^[IWEF]\d{4} \d\d:")
 
 
 def main() -> int:
-    job = json.loads(sys.stdin.buffer.readline())
+    # Unbuffered: what follows the line is left for poll.
+    job = json.loads(os.fdopen(0, "rb", buffering=0, closefd=False).readline())
     # Signals meant for a terminal's foreground group or a whole job must not break the clean-up.
     requests: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)

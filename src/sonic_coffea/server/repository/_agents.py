@@ -18,7 +18,7 @@ _FIELD = "model_repository_agents"
 def check_agents(folder: Path, config: Mapping[str, Any]) -> None:
     """Compare the checksums of a model's files, as its repository agent would.
 
-    Raise if a file is not the one that the configuration means, or the agent is another one.
+    Raise if a checksum differs, or the agent is not ``checksum``.
     """
     for agent in config.get(_FIELD, {}).get("agents", ()):
         if agent.get("name") != "checksum":
@@ -42,7 +42,7 @@ def check_agents(folder: Path, config: Mapping[str, Any]) -> None:
                 )
 
 
-def without_agents(repository: Path) -> Path | None:
+def without_agents(repository: Path, *, polled: bool) -> Path | None:
     """Check the models that ask for agents; return links to serve without agents.
 
     Returns None if no model asks for one.
@@ -56,6 +56,11 @@ def without_agents(repository: Path) -> Path | None:
             asking[path.parent.name] = {k: v for k, v in config.items() if k != _FIELD}
     if not asking:
         return None
+    if polled:
+        raise ConfigError(
+            "models that ask for repository agents are checked when the server starts, which "
+            "model_control='poll' cannot do; leave it out"
+        )
     links = Path(tempfile.mkdtemp(prefix=f"sonic-coffea-repository-{os.getpid()}-"))
     for model in repository.iterdir():
         if model.name not in asking:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.server.repository import _manifest
-from sonic_coffea.server.repository._config import Labels, Options, Versions
+from sonic_coffea.server.repository._config import Ensemble, Labels, Options, Versions
 from sonic_coffea.server.repository._planning import CONFIG_FILE, PlannedVersion, plan_versions
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.repository._served import Ensemble, Served
+    from sonic_coffea.server.repository.formats import Served
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +103,10 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
         If the onnx package is needed and not there.
     """
     root = Path(path)
+    try:
+        metadata = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"expected metadata that JSON can hold: {error}") from None
     options = Options(
         max_batch_size=max_batch_size,
         dynamic_batching=dynamic_batching,
@@ -114,35 +118,36 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
         add_version=add_version,
         versions=versions,
         warmup=warmup,
+        metadata=metadata,
+        record_user=record_user,
         overwrite=overwrite,
     )
-    metadata = metadata or {}
     try:
-        json.dumps(dict(metadata), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"expected metadata that JSON can hold: {error}") from None
-    planned = plan_versions(root, models, options, metadata)
-    if not planned:
-        logger.info("%s has %s already", root, ", ".join(models))
-        return root
-    try:
-        _build(root, planned, metadata, user=record_user)
+        planned = plan_versions(root, models, options)
+        if planned:
+            _write(root, planned)
     except OSError as error:
-        problem = error.strerror or error
-        raise ConfigError(f"cannot write the model repository {root}: {problem}") from None
-    logger.info("wrote %s to %s", ", ".join(version.place for version in planned), root)
+        raise ConfigError(f"cannot write the model repository {root}: {error}") from None
+    places = ", ".join(version.place for version in planned)
+    logger.info("wrote %s to %s", places or "nothing new", root)
     return root
 
 
-def _build(
-    root: Path, versions: Sequence[PlannedVersion], metadata: Mapping[str, Any], *, user: bool
-) -> None:
+def _write(root: Path, versions: Sequence[PlannedVersion]) -> None:
     # Built where a server that watches the repository does not look, and renamed into it.
     root.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}-"))
     try:
         for planned in versions:
-            _write(planned, stage, root, metadata, user=user)
+            folder = stage / planned.name / str(planned.version)
+            folder.mkdir(parents=True)
+            for name, source in planned.copies.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, folder / name)
+            manifest = json.dumps(planned.manifest, indent=2) + "\n"
+            (folder / _manifest.FILE).write_text(manifest, encoding="utf-8")
+            for name, text in planned.texts.items():
+                (folder.parent / name).write_bytes(text.encode())
         root.mkdir(exist_ok=True)
         for planned in versions:
             target = root / planned.place
@@ -153,27 +158,3 @@ def _build(
                 (stage / planned.name / CONFIG_FILE).replace(root / planned.name / CONFIG_FILE)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-
-
-def _write(
-    planned: PlannedVersion, stage: Path, root: Path, metadata: Mapping[str, Any], *, user: bool
-) -> None:
-    folder = stage / planned.name
-    version = folder / str(planned.version)
-    version.mkdir(parents=True)
-    for name, source in planned.copies.items():
-        (version / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, version / name)
-    for name, text in planned.texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    shared = {path.name: path for path in folder.iterdir() if path.is_file()}
-    if planned.beside:
-        present = {path.name: path for path in (root / planned.name).iterdir() if path.is_file()}
-        shared = present | shared
-    manifest = {
-        **_manifest.describe(planned.name, planned.version, planned.source, metadata, user=user),
-        "files": _manifest.checksums(version),
-        "shared": {name: _manifest.checksum(path) for name, path in shared.items()},
-    }
-    text = json.dumps(manifest, indent=2) + "\n"
-    (version / _manifest.FILE).write_text(text, encoding="utf-8")

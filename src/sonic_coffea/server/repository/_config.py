@@ -1,4 +1,4 @@
-"""The configuration of a served model in Triton's format."""
+"""The configurations of models and ensembles in Triton's format."""
 
 from __future__ import annotations
 
@@ -11,16 +11,37 @@ from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository._sources import TRITON_TYPES, ModelSource, Tensor
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.repository._served import Served
+    from sonic_coffea.server.repository.formats import Served
 
 Config = dict[str, Any]
 Labels = Mapping[str, Mapping[str, Sequence[str]] | Sequence[str]]
 Versions = Literal["all", "latest"] | Sequence[int]
+_NUMPY_TYPES = {triton: numpy for numpy, triton in TRITON_TYPES.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ensemble:
+    """Models that a server runs one after another, called as one.
+
+    Parameters
+    ----------
+    steps : sequence of tuple
+        Each step is ``(model, {model's input: tensor}, {model's output: tensor})``; the names of
+        the tensors are the ensemble's own. A model is built by the same call as the ensemble, or
+        is in the repository already.
+    inputs, outputs : sequence of str, optional
+        Inputs and outputs of the ensemble. By default, the inputs are the tensors that no step
+        returns, and the outputs those that no step takes. A name that no step has is an error.
+    """
+
+    steps: Sequence[tuple[str, Mapping[str, str], Mapping[str, str]]]
+    inputs: Sequence[str] | None = None
+    outputs: Sequence[str] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of `build_repository` that the plan depends on."""
+    """The options of `build_repository`."""
 
     max_batch_size: int
     dynamic_batching: bool | Mapping[str, Any] | None
@@ -32,6 +53,8 @@ class Options:
     add_version: bool
     versions: Versions | None
     warmup: bool
+    metadata: Mapping[str, Any]
+    record_user: bool
     overwrite: bool
 
     def __post_init__(self) -> None:
@@ -43,7 +66,7 @@ class Options:
 
     @property
     def one_version(self) -> bool:
-        """Whether of a model that is there already only one version is written."""
+        """Whether a model that exists already gets a version instead of being replaced."""
         return self.add_version or self.version is not None
 
 
@@ -82,19 +105,74 @@ def model_config(name: str, served: Served, source: ModelSource, options: Option
     return config
 
 
-def version_policy(versions: Versions) -> Config:
-    if versions == "all":
+def ensemble_config(
+    name: str, ensemble: Ensemble, configs: Mapping[str, Config]
+) -> tuple[Config, ModelSource]:
+    """Return the configuration of an ensemble of models with these configurations.
+
+    Triton checks, as it loads an ensemble, whether its tensors connect.
+    """
+    try:
+        models = [model for model, _, _ in ensemble.steps]
+    except (TypeError, ValueError):
+        raise ConfigError(
+            "expected steps as (model, {its input: tensor}, {its output: tensor}), "
+            f"got {ensemble.steps!r}"
+        ) from None
+    limits = {m: int(_member(configs, m, "model").get("max_batch_size", 0)) for m in models}
+    # An ensemble is batched only if all its steps are.
+    batch = min(limits.values(), default=0)
+    consumed: dict[str, Tensor] = {}
+    produced: dict[str, Tensor] = {}
+    for model, inputs, outputs in ensemble.steps:
+        rows = [-1] if limits[model] > 0 else []
+        for kind, names, known in (("input", inputs, consumed), ("output", outputs, produced)):
+            specs = {t["name"]: t for t in configs[model].get(kind, ())}
+            for key, tensor in names.items():
+                spec = _member(specs, key, f"{kind} of {model!r}")
+                dtype, dims = _NUMPY_TYPES[spec["data_type"]], [int(n) for n in spec["dims"]]
+                known.setdefault(tensor, {"name": tensor, "dtype": dtype, "shape": [*rows, *dims]})
+    first = [tensor for tensor in consumed if tensor not in produced]
+    last = [tensor for tensor in produced if tensor not in consumed]
+    source = ModelSource(
+        kind="ensemble",
+        inputs=[_member(consumed, t, "input") for t in _ends(ensemble.inputs, first)],
+        outputs=[_member(produced, t, "output") for t in _ends(ensemble.outputs, last)],
+        batched=batch > 0,
+    )
+    steps = [
+        {"model_name": m, "model_version": -1, "input_map": dict(i), "output_map": dict(o)}
+        for m, i, o in ensemble.steps
+    ]
+    config = {
+        "name": name,
+        "platform": "ensemble",
+        "max_batch_size": batch,
+        "input": [tensor_config(t, batched=batch > 0) for t in source.inputs],
+        "output": [tensor_config(t, batched=batch > 0) for t in source.outputs],
+        "ensemble_scheduling": {"step": steps},
+    }
+    return config, source
+
+
+def version_policy(versions: Versions | None) -> Config:
+    if versions is None or versions == "all":
         return {"all": {}}
     if versions == "latest":
         return {"latest": {"num_versions": 1}}
     return {"specific": {"versions": list(versions)}}
 
 
-def check_labels(
-    name: str, source: ModelSource, labels: Mapping[str, Sequence[str]] | Sequence[str] | None
-) -> dict[str, tuple[str, ...]]:
-    """Return the labels of each output that has some."""
-    lengths = {output["name"]: [1, *output["shape"]][-1] for output in source.outputs}
+def add_labels(
+    config: Config,
+    outputs: Sequence[Tensor],
+    labels: Mapping[str, Sequence[str]] | Sequence[str] | None,
+) -> dict[str, str]:
+    """Add the labels of outputs to a configuration; return the files that hold them, by name."""
+    name, lengths = (
+        config["name"],
+        {output["name"]: [1, *output["shape"]][-1] for output in outputs},
+    )
     if not isinstance(labels, Mapping | None):
         if isinstance(labels, str) or len(lengths) != 1:
             raise ConfigError(
@@ -102,6 +180,7 @@ def check_labels(
                 f"got {labels!r}; its outputs are {', '.join(lengths)}"
             )
         labels = {next(iter(lengths)): labels}
+    files = {}
     for output, names in (labels or {}).items():
         if output not in lengths:
             raise ConfigError(
@@ -113,11 +192,10 @@ def check_labels(
                 f"expected {lengths[output]} labels for output {output!r} of model {name!r}, "
                 f"got {len(names)}: {', '.join(names)}"
             )
-    return {output: tuple(names) for output, names in (labels or {}).items()}
-
-
-def label_file(output: str) -> str:
-    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', output)}_labels.txt"
+        file = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', output)}_labels.txt"
+        config["output"][list(lengths).index(output)]["label_filename"] = file
+        files[file] = "".join(f"{label}\n" for label in names)
+    return files
 
 
 def tensor_config(tensor: Tensor, *, batched: bool) -> Config:
@@ -130,3 +208,16 @@ def tensor_config(tensor: Tensor, *, batched: bool) -> Config:
 def _check_integer(option: str, value: object, least: int) -> None:
     if value is not None and (type(value) is not int or value < least):
         raise ConfigError(f"expected {option} to be an integer >= {least}, got {value!r}")
+
+
+def _ends(names: Sequence[str] | None, loose: Sequence[str]) -> Sequence[str]:
+    names = loose if names is None else names
+    if not names:
+        raise ConfigError("expected steps with a tensor to begin and one to end at, got none")
+    return names
+
+
+def _member(members: Mapping[str, Any], name: str, what: str) -> Any:
+    if name not in members:
+        raise ConfigError(f"no {what} is called {name!r}; {nearest(name, members)}")
+    return members[name]

@@ -17,10 +17,11 @@ from sonic_coffea._version import __version__
 from sonic_coffea.errors import ConfigError
 
 if TYPE_CHECKING:
+    from sonic_coffea.server.repository._config import Options
     from sonic_coffea.server.repository._sources import ModelSource
 
 FILE = "sonic-manifest.json"
-# Python keeps what it has compiled there.
+# The folder of Python's compiled modules.
 _IGNORED = "__pycache__"
 _NEEDED = ("kind", "inputs", "outputs", "built", "files", "shared")
 
@@ -33,19 +34,8 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def checksums(folder: Path) -> dict[str, str]:
-    """Return the checksums of the files of a version, by their names in its folder."""
-    return {
-        path.relative_to(folder).as_posix(): checksum(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != FILE and _IGNORED not in path.parts
-    }
-
-
-def describe(
-    model: str, version: int, source: ModelSource, metadata: Mapping[str, Any], *, user: bool
-) -> dict[str, Any]:
-    """Return the part of a version's manifest that is known before its files are written."""
+def describe(model: str, version: int, source: ModelSource, options: Options) -> dict[str, Any]:
+    """Return a version's manifest, without the checksums of its files."""
     manifest: dict[str, Any] = {
         "model": model,
         "version": version,
@@ -56,13 +46,13 @@ def describe(
         **source.manifest,
         "built": dt.datetime.now(dt.timezone.utc).isoformat(),
         "package": f"sonic-coffea {__version__}",
-        "metadata": dict(metadata),
+        "metadata": options.metadata,
     }
     if source.file:
-        # A full path often has its owner's name in it.
+        # A full path often contains the name of its owner.
         file = source.files[source.file]
-        manifest["source"] = str(file.absolute()) if user else file.name
-    if user:
+        manifest["source"] = str(file.absolute()) if options.record_user else file.name
+    if options.record_user:
         with contextlib.suppress(KeyError, OSError):
             manifest["user"] = getpass.getuser()
     return manifest
@@ -84,17 +74,20 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 def changes(folder: Path, manifest: Mapping[str, Any], *, shared: bool) -> list[str]:
     """Say which files have changed since the build; with `shared`, also those of all versions."""
-    present = {folder / name: digest for name, digest in checksums(folder).items()}
     expected = {folder / name: digest for name, digest in manifest["files"].items()}
     if shared:
-        both = {folder.parent / name: digest for name, digest in manifest["shared"].items()}
-        present |= {path: checksum(path) for path in both if path.is_file()}
-        expected |= both
-    new = [f"{path} is new" for path in present.keys() - expected.keys()]
-    gone = [f"{path} is gone" for path in expected.keys() - present.keys()]
-    both_sides = present.keys() & expected.keys()
-    changed = [f"{path} was changed" for path in both_sides if present[path] != expected[path]]
-    return sorted([*new, *gone, *changed])
+        expected |= {folder.parent / name: digest for name, digest in manifest["shared"].items()}
+    present = {path for path in folder.rglob("*") if path.is_file() and path.name != FILE}
+    messages = []
+    for path in sorted(present | expected.keys()):
+        if path not in expected:
+            if _IGNORED not in path.parts:
+                messages.append(f"{path} is new")
+        elif not path.is_file():
+            messages.append(f"{path} is gone")
+        elif checksum(path) != expected[path]:
+            messages.append(f"{path} was changed")
+    return messages
 
 
 def version_numbers(folder: Path) -> list[int]:
@@ -138,16 +131,20 @@ def read_repository(path: str | os.PathLike[str]) -> list[ModelVersion]:
     folders = sorted(root.iterdir()) if root.is_dir() else []
     entries = [entry for folder in folders for entry in _versions(folder)]
     if not entries:
-        raise ConfigError(
-            f"expected a model repository, got {root}, which has no models; build_repository, or "
-            "`sonic-coffea repository build`, makes one"
-        )
+        raise no_models(root)
     return entries
+
+
+def no_models(root: Path) -> ConfigError:
+    return ConfigError(
+        f"expected a model repository, got {root}, which has no models; build_repository, or "
+        "`sonic-coffea repository build`, makes one"
+    )
 
 
 def _versions(folder: Path) -> list[ModelVersion]:
     manifests = {n: read(folder / str(n)) for n in version_numbers(folder)}
-    # What versions share was last written with the one that was built last.
+    # The shared files are those of the version that was built last.
     built = {number: m["built"] for number, m in manifests.items() if m is not None}
     last = max(built, key=lambda number: built[number], default=None)
     return [

@@ -9,17 +9,14 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.server.repository import _config, _manifest
-from sonic_coffea.server.repository._ensemble import ensemble_config
-from sonic_coffea.server.repository._served import Ensemble, Served
+from sonic_coffea.server.repository._config import Config, Ensemble, Labels, Options
 from sonic_coffea.server.repository._sources import ModelSource, read_source
+from sonic_coffea.server.repository.formats import Served
 from sonic_coffea.transport import read_model_config, write_model_config
-
-if TYPE_CHECKING:
-    from sonic_coffea.server.repository._config import Config, Labels, Options
 
 CONFIG_FILE = "config.pbtxt"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
@@ -27,32 +24,27 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedVersion:
-    """A model, or one more version (``beside`` others), to be written to the repository.
+    """A model, or another version (``beside`` the present ones), to write to the repository.
 
-    ``texts`` are the names and contents of the files that versions share.
+    ``copies`` maps names in the version's folder to files. ``texts`` maps the names of the files
+    that versions share to their contents.
     """
 
     name: str
     version: int
-    source: ModelSource
+    copies: Mapping[str, Path]
     texts: Mapping[str, str]
+    manifest: Mapping[str, Any]
     beside: bool
 
     @property
-    def copies(self) -> dict[str, Path]:
-        """What is copied into the version's folder, by the names there."""
-        return {**self.source.files, **self.source.scripts}
-
-    @property
     def place(self) -> str:
-        """What is written as a whole, relative to the repository."""
+        """The folder that is written as a whole, relative to the repository."""
         return f"{self.name}/{self.version}" if self.beside else self.name
 
 
-def plan_versions(
-    root: Path, models: Mapping[str, Any], options: Options, metadata: Mapping[str, Any]
-) -> list[PlannedVersion]:
-    """Return what to write for `models`; versions that are there unchanged are left out."""
+def plan_versions(root: Path, models: Mapping[str, Any], options: Options) -> list[PlannedVersion]:
+    """Return the versions to write for `models`, without those that exist unchanged."""
     _check_names(models, options.labels)
     served = {
         name: model if isinstance(model, Served | Ensemble) else Served(model)
@@ -60,11 +52,11 @@ def plan_versions(
     }
     versions = []
     known = _configs(root)
-    # Ensembles last: they are made of the others.
+    # Ensembles last: their steps are other models.
     for name, model in sorted(served.items(), key=lambda item: isinstance(item[1], Ensemble)):
-        planned = _plan(root, name, model, known, options)
+        planned = _plan(root / name, model, known, options)
         known[name] = read_model_config(planned.texts[CONFIG_FILE])
-        if options.overwrite or not _is_there(root / name, planned, metadata):
+        if options.overwrite or not _exists(root / name, planned):
             versions.append(planned)
     present = [planned.name for planned in versions if (root / planned.name).exists()]
     if present and not options.overwrite and not options.one_version:
@@ -75,37 +67,29 @@ def plan_versions(
     return versions
 
 
-def _is_there(folder: Path, planned: PlannedVersion, metadata: Mapping[str, Any]) -> bool:
+def _exists(folder: Path, planned: PlannedVersion) -> bool:
     """Return whether the repository has this version of the model, unchanged."""
     if planned.beside or _manifest.version_numbers(folder) != [planned.version]:
         return False
     version = folder / str(planned.version)
-    wanted = {
-        "metadata": dict(metadata),
-        "files": {name: _manifest.checksum(path) for name, path in planned.copies.items()},
-        "shared": {n: hashlib.sha256(t.encode()).hexdigest() for n, t in planned.texts.items()},
-    }
     try:
         manifest = _manifest.read(version) or {}
-        same = {key: manifest.get(key) for key in wanted} == wanted
+        keys = ("metadata", "files", "shared")
+        same = all(manifest.get(key) == planned.manifest[key] for key in keys)
         return same and not _manifest.changes(version, manifest, shared=True)
     except (OSError, ConfigError):
         return False
 
 
 def _plan(
-    root: Path,
-    name: str,
-    model: Served | Ensemble,
-    known: Mapping[str, Config],
-    options: Options,
+    folder: Path, model: Served | Ensemble, known: Mapping[str, Config], options: Options
 ) -> PlannedVersion:
-    folder = root / name
+    name = folder.name
     beside = options.one_version and folder.exists()
     if isinstance(model, Ensemble):
         others = {other: config for other, config in known.items() if other != name}
         try:
-            config, source = ensemble_config(name, model, others)
+            config, source = _config.ensemble_config(name, model, others)
         except ConfigError as error:
             raise error.within(f"ensemble {name!r}") from None
     else:
@@ -114,36 +98,40 @@ def _plan(
         config = _config.model_config(name, model, source, options)
     latest = max(_manifest.version_numbers(folder), default=0) if options.add_version else 0
     number = options.version or latest + 1
-    texts = {}
-    labels = _config.check_labels(name, source, options.labels.get(name))
-    for output in config["output"]:
-        if output["name"] in labels:
-            output["label_filename"] = file = _config.label_file(output["name"])
-            texts[file] = "".join(f"{label}\n" for label in labels[output["name"]])
+    texts = _config.add_labels(config, source.outputs, options.labels.get(name))
     if beside:
         config = _joined(folder, number, config, options)
     if options.versions is not None or not beside:
-        config["version_policy"] = _config.version_policy(
-            "all" if options.versions is None else options.versions
-        )
+        config["version_policy"] = _config.version_policy(options.versions)
+    copies = {**source.files, **source.scripts}
+    sums = {file: _manifest.checksum(path) for file, path in sorted(copies.items())}
     if source.file:
         # With the configuration the digest reaches clients, which can then say what made a score.
-        digest = {"string_value": _digest(source)}
+        digest = {"string_value": _digest(source, sums)}
         config["parameters"] = {**config.get("parameters", {}), f"sha256.{number}": digest}
     texts[CONFIG_FILE] = write_model_config(config)
-    return PlannedVersion(name=name, version=number, source=source, texts=texts, beside=beside)
+    present = [path for path in folder.iterdir() if path.is_file()] if beside else []
+    shared = {path.name: _manifest.checksum(path) for path in present}
+    shared |= {file: hashlib.sha256(text.encode()).hexdigest() for file, text in texts.items()}
+    manifest = {
+        **_manifest.describe(name, number, source, options),
+        "files": sums,
+        "shared": shared,
+    }
+    return PlannedVersion(
+        name=name, version=number, copies=copies, texts=texts, manifest=manifest, beside=beside
+    )
 
 
-def _digest(source: ModelSource) -> str:
+def _digest(source: ModelSource, sums: Mapping[str, str]) -> str:
     """Return the checksum of what decides a version's outputs.
 
-    Of an ONNX model, these are its files, as its tensors have names. Of others, it is the
-    declaration, too: backends take tensors by their order, and a file has many functions.
+    For an ONNX model, these are its files, as its tensors have names. For others, the declaration
+    counts, too: backends take tensors by their order, and a file has many functions.
     """
-    sums = {name: _manifest.checksum(path) for name, path in sorted(source.files.items())}
-    if source.kind == "onnx" and len(sums) == 1:
+    if source.kind == "onnx" and len(source.files) == 1:
         return sums[source.file]
-    listed = "".join(f"{name} {digest}\n" for name, digest in sums.items())
+    listed = "".join(f"{name} {sums[name]}\n" for name in sorted(source.files))
     if source.kind != "onnx":
         function = source.manifest.get("function")
         tensors = [source.inputs, source.outputs]

@@ -1,9 +1,9 @@
 """A Triton Python model that runs what is beside it: a network, trees, or a Python function.
 
 Copied into model repositories as ``model.py``, and beside the local server in place of the native
-backends, with a module of `formats` as ``sonic_runner.py``; neither imports this package. What
-there is to run is in ``sonic-manifest.json``, or, in the manner of the native backends, in the
-model's configuration.
+backends, with a module of `formats` as ``sonic_runner.py``; neither imports this package. The file
+to run is named in ``sonic-manifest.json``, or, as for the native backends, in the model's
+configuration.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import numpy as np
 import sonic_runner  # type: ignore[import-not-found,unused-ignore]
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found,unused-ignore]
 
-# How many threads a model has, as this backend and the native ones are told.
+# The parameters that set the threads of this backend, and of the native backends.
 _THREADS = ("intra_op_threads", "intra_op_thread_count", "INTRA_OP_THREAD_COUNT")
-# How many rows are put together where nothing says it: the native backends' number.
+# The greatest batch of a model whose configuration sets none, as in the native backends.
 _BATCH = 4
 Feed = dict[str, Any]
 
-# A thread of Triton's library writes to shared memory every 0.3 s. If it has not done so for a
-# second, Triton takes this process for dead, and answers its requests with errors. If the process
-# only stood still, its late answer would be taken for that to the next request. That thread cannot
-# be watched: it is taken to stand still when this one does, which may also be for want of the
-# interpreter's lock.
+# A thread of Triton's library writes to shared memory every 0.3 s. After a second without a write,
+# Triton considers this process dead, and answers its requests with errors. If the process only
+# stalled, Triton would take its late answer for the answer to the next request. That thread cannot
+# be observed, so a stall of the thread below counts as a stall of both; the interpreter's lock may
+# have caused it.
 _STALL_S = float(os.environ.get("SONIC_COFFEA_STALL_S", "0.65"))
 _BEAT_S = 0.1
-# For this time after a stall, a request may have been sent before the end of the stall.
+# A request that arrives within this time after a stall may have been sent during the stall.
 _SENT_BEFORE_S = 1.5
 
 
@@ -152,11 +152,11 @@ class TritonPythonModel:
             except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the request
                 responses[index] = _failed(error)
                 continue
-            wanted = tuple(sorted(request.requested_output_names()))
+            requested = tuple(sorted(request.requested_output_names()))
             shapes = tuple(array.shape[1:] for array in feed.values()) if self.batched else index
-            groups.setdefault((wanted, shapes), []).append((index, feed))
-        for (wanted, _), members in groups.items():
-            self._answer(wanted, members, responses)
+            groups.setdefault((requested, shapes), []).append((index, feed))
+        for (requested, _), members in groups.items():
+            self._answer(requested, members, responses)
         self.pulse.end()
         return responses
 
@@ -168,60 +168,61 @@ class TritonPythonModel:
         return {name: _readable(tensor.as_numpy()) for name, tensor in tensors.items()}
 
     def _answer(
-        self, wanted: tuple[str, ...], members: list[tuple[int, Feed]], responses: list[Any]
+        self, requested: tuple[str, ...], members: list[tuple[int, Feed]], responses: list[Any]
     ) -> None:
         try:
-            outputs = self._run([feed for _, feed in members], wanted)
+            outputs = self._run([feed for _, feed in members], requested)
         except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the request
             if len(members) == 1:
                 responses[members[0][0]] = _failed(error)
                 return
-            # One bad request must not fail those that happened to be batched with it.
+            # One bad request must not fail the others of its batch.
             for member in members:
-                self._answer(wanted, [member], responses)
+                self._answer(requested, [member], responses)
             return
         for (index, _), arrays in zip(members, outputs, strict=True):
             tensors = [
-                pb_utils.Tensor(n, _sendable(a)) for n, a in zip(wanted, arrays, strict=True)
+                pb_utils.Tensor(n, _sendable(a)) for n, a in zip(requested, arrays, strict=True)
             ]
             responses[index] = pb_utils.InferenceResponse(output_tensors=tensors)
 
-    def _run(self, feeds: list[Feed], wanted: tuple[str, ...]) -> list[Any]:
+    def _run(self, feeds: list[Feed], requested: tuple[str, ...]) -> list[Any]:
         if len(feeds) == 1:
-            return [self._outputs(feeds[0], wanted)]
+            return [self._outputs(feeds[0], requested)]
         rows = [len(feed[self.inputs[0]]) for feed in feeds]
         stacked = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
-        arrays = self._outputs(stacked, wanted)
-        for name, array in zip(wanted, arrays, strict=True):
+        arrays = self._outputs(stacked, requested)
+        for name, array in zip(requested, arrays, strict=True):
             if array.shape[:1] != (sum(rows),):
                 raise ValueError(f"output {name!r} has shape {array.shape} for {sum(rows)} rows")
         edges = np.cumsum(rows)[:-1]
         return list(zip(*(np.split(array, edges) for array in arrays), strict=True))
 
-    def _outputs(self, feed: Feed, wanted: tuple[str, ...]) -> list[Any]:
-        outputs = self.run(feed, wanted)
-        return [self._checked(name, outputs) for name in wanted]
-
-    def _checked(self, name: str, outputs: Feed) -> Any:
-        where = f"output {name!r} of model {self.name!r}"
-        if name not in outputs:
-            returned = ", ".join(map(repr, outputs)) or "nothing"
-            raise ValueError(f"{where} is declared, but the model returned {returned}")
-        array, spec = np.asarray(outputs[name]), self.outputs[name]
-        got = "bytes" if array.dtype.kind in "OSU" else array.dtype.name
-        fits = len(array.shape) == len(spec["shape"]) and all(
-            want in (-1, have) for want, have in zip(spec["shape"], array.shape, strict=True)
-        )
-        if not fits or got != spec["dtype"]:
-            raise ValueError(
-                f"{where} is declared {spec['dtype']} {spec['shape']}, "
-                f"but the model returned {got} {list(array.shape)}"
+    def _outputs(self, feed: Feed, requested: tuple[str, ...]) -> list[Any]:
+        """Return the outputs of a run, which must be as declared."""
+        outputs = self.run(feed, requested)
+        arrays = []
+        for name in requested:
+            where = f"output {name!r} of model {self.name!r}"
+            if name not in outputs:
+                returned = ", ".join(map(repr, outputs)) or "nothing"
+                raise ValueError(f"{where} is declared, but the model returned {returned}")
+            array, spec = np.asarray(outputs[name]), self.outputs[name]
+            dtype = "bytes" if array.dtype.kind in "OSU" else array.dtype.name
+            fits = len(array.shape) == len(spec["shape"]) and all(
+                want in (-1, have) for want, have in zip(spec["shape"], array.shape, strict=True)
             )
-        return array
+            if not fits or dtype != spec["dtype"]:
+                raise ValueError(
+                    f"{where} is declared {spec['dtype']} {spec['shape']}, "
+                    f"but the model returned {dtype} {list(array.shape)}"
+                )
+            arrays.append(array)
+        return arrays
 
 
 def _manifest(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return what a version is: what was recorded when it was built, or what its folder shows."""
+    """Return a version's manifest, or the same entries from the model's configuration."""
     path = folder / "sonic-manifest.json"
     if path.is_file():
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.server.repository.formats import FORMATS, format_of, scripts_of
+from sonic_coffea.server.repository.formats import (
+    FORMATS,
+    Declaration,
+    Served,
+    format_of,
+    scripts_of,
+)
 from sonic_coffea.transport import DATATYPES
-
-if TYPE_CHECKING:
-    from sonic_coffea.server.repository._served import Declaration, Served
 
 TRITON_TYPES = {numpy: f"TYPE_{kserve}" for kserve, numpy in DATATYPES.items()}
 TRITON_TYPES |= dict.fromkeys(("bytes", DATATYPES["BYTES"]), "TYPE_STRING")
@@ -22,11 +25,11 @@ Tensor = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """What a model is made of.
+    """The files and tensors of a model.
 
-    ``files`` are names in the version's folder and what is copied there, first the one that the
-    backend opens; ``scripts`` are those that run it, and no part of it; ``manifest`` is what else
-    the manifest says.
+    ``files`` maps names in the version's folder to the files that are copied; the backend opens the
+    first. ``scripts`` maps names to the scripts that run it. ``manifest`` has further entries of
+    the manifest.
     """
 
     kind: str
@@ -109,9 +112,9 @@ def _tensor(model: str, name: str, declaration: Any) -> Tensor:
 def _batched(inputs: Declaration, outputs: Declaration) -> bool:
     """Whether requests can be stacked: the first axis of every tensor counts the rows.
 
-    It has any length, and inputs call it by one name. Where it has several, as in a graph with
-    nodes and row splits, stacked requests would be other graphs. First axes that are -1 are not
-    known to be the same rows.
+    The axis has any length, and the same name in all inputs. A graph with nodes and row splits has
+    axes of different names, and stacked requests would be another graph. First axes that are -1 may
+    count different rows.
     """
     first = [shape[0] if shape else 1 for _, shape in (*inputs.values(), *outputs.values())]
     rows = {axis if axis != -1 else i for i, axis in enumerate(first[: len(inputs)])}

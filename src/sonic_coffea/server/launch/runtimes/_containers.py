@@ -16,10 +16,8 @@ from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Servin
 
 # NVIDIA's container of the same version as the server from PyPI.
 IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
-_FETCHING = "fetching {} (several GB, once)"
 _SECRET = "SONIC_SECRET"  # noqa: S105  the name of a variable
 _SERVE = f'exec tritonserver "$@" --grpc-restricted-protocol="$PROTOCOLS=${_SECRET}"'
-_PASSED_ON = "CUDA_VISIBLE_DEVICES"
 
 
 class Container:
@@ -42,8 +40,9 @@ class Container:
     def command(self, *arguments: str) -> list[str]:
         return [self.executable or self.engine, *arguments]
 
-    def fetch(self, *arguments: str) -> None:
+    def fetch(self, tell: Callable[[str], None], *arguments: str) -> None:
         """Run the engine to fetch the image."""
+        tell(f"fetching {self.image} (several GB, once)")
         install.run_or_raise(
             self.command(*arguments),
             f"{self.engine} could not fetch {self.image}; for one that this machine has, "
@@ -52,17 +51,16 @@ class Container:
 
     def environment(self, serving: Serving) -> dict[str, str]:
         """Return the variables inside the container, the secret among them."""
-        inside = {
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return {
+            **({"CUDA_VISIBLE_DEVICES": devices} if self.gpu and devices is not None else {}),
             **serving.variables,
             "PROTOCOLS": f"{serving.protocols}:{serving.header}",
             _SECRET: serving.secret,
         }
-        if self.gpu and _PASSED_ON in os.environ:
-            inside.setdefault(_PASSED_ON, os.environ[_PASSED_ON])
-        return inside
 
     def serve(self, serving: Serving) -> list[str]:
-        """Return what runs inside: the secret is in the environment, as command lines are seen."""
+        """Return the command inside; the secret is a variable, as all users see command lines."""
         shm = serving.shm_prefix("python")
         repository = f"--model-repository={serving.repository}"
         return ["sh", "-c", _SERVE, "tritonserver", repository, *serving.arguments, shm]
@@ -72,20 +70,19 @@ class Docker(Container):
     """An engine that runs what a daemon has fetched."""
 
     gpus = "--gpus=all"
-    # Without a daemon, the container's root is the user who runs it, and whose the files are.
+    # A daemon runs containers as root. Without one, the container's root is the user.
     daemon = True
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         look = self.command("image", "inspect", self.image)
         if subprocess.run(look, capture_output=True, check=False).returncode != 0:
-            tell(_FETCHING.format(self.image))
-            self.fetch("pull", self.image)
+            self.fetch(tell, "pull", self.image)
 
     def launch(self, serving: Serving) -> Launch:
         name = serving.name.rstrip("_")
         inside = self.environment(serving)
         argv = self.command("run", "--rm", "--init", f"--name={name}", "--pull=never")
-        # On loopback of the machine, and with its shared memory, as the server from PyPI is.
+        # The server uses the machine's loopback and shared memory, as the one from PyPI does.
         argv += ["--network=host", "--ipc=host", "--cap-drop=all"]
         argv += ["--security-opt=no-new-privileges", "--security-opt=label=disable"]
         if self.daemon:
@@ -124,8 +121,7 @@ class Apptainer(Container):
             target.parent.mkdir(parents=True, exist_ok=True)
             with install.locked(target.with_suffix(".lock"), tell):
                 if not target.exists():
-                    tell(_FETCHING.format(self.image))
-                    self.fetch("pull", "--force", str(part), f"docker://{self.image}")
+                    self.fetch(tell, "pull", "--force", str(part), f"docker://{self.image}")
                     part.replace(target)
         except OSError as error:
             raise ServerStartError(

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from sonic_coffea.errors import ConfigError
 from sonic_coffea.server import _install as install
 from sonic_coffea.server.launch.runtimes._runtime import Launch, Options, Serving
 from sonic_coffea.server.repository import without_agents
@@ -38,12 +37,8 @@ class Pip:
     def launch(self, serving: Serving) -> Launch:
         installation = self._ensure()
         # The wheel has no repository agents.
-        links = without_agents(serving.repository)
-        if links and "--model-control-mode=poll" in serving.arguments:
-            raise ConfigError(
-                "models that ask for repository agents are checked when the server starts, which "
-                "model_control='poll' cannot do; leave it out"
-            )
+        polled = "--model-control-mode=poll" in serving.arguments
+        links = without_agents(serving.repository, polled=polled)
         argv = [
             str(installation.tritonserver),
             f"--model-repository={links or serving.repository}",

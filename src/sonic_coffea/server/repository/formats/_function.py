@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.repository._served import Served
-    from sonic_coffea.server.repository.formats._format import Contents, Runner
+    from sonic_coffea.server.repository.formats import Contents, Runner, Served
 
 
 def read(served: Served) -> Contents:
@@ -46,8 +45,8 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
     spec.loader.exec_module(module)
     function = getattr(module, manifest["function"])
 
-    def run(feed: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
-        del wanted
+    def run(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
+        del requested
         outputs = function(**feed)
         if not isinstance(outputs, dict):
             raise TypeError(

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.repository._served import Served
-    from sonic_coffea.server.repository.formats._format import Contents, Runner
+    from sonic_coffea.server.repository.formats import Contents, Runner, Served
 
-# Types that onnx calls otherwise than numpy, and onnxruntime otherwise than Triton. A server's
-# environment has only onnxruntime, which reads there what a configuration leaves out.
+# Names of types in onnx that differ from numpy's, and in onnxruntime that differ from Triton's.
+# A server's environment has only onnxruntime, which reads what a configuration leaves out.
 _DTYPES = {"float": "float32", "double": "float64", "string": "bytes"}
 _TRITON = {"float16": "TYPE_FP16", "float": "TYPE_FP32", "double": "TYPE_FP64"}
 
@@ -18,14 +17,12 @@ _TRITON = {"float16": "TYPE_FP16", "float": "TYPE_FP32", "double": "TYPE_FP64"}
 def read(served: Served) -> Contents:
     """Read the tensors of an ONNX file, not its weights."""
     path = Path(str(served.source))
-    graph = _graph(path)
+    model = _load(path)
+    graph = model.graph
     initializers = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in initializers]
     return {
-        "files": {
-            "model.onnx": path,
-            **{name: path.parent / name for name in _external(graph, path)},
-        },
+        "files": {"model.onnx": path, **_external(model, path)},
         "inputs": {value.name: _tensor(value, "input", path) for value in inputs},
         "outputs": {value.name: _tensor(value, "output", path) for value in graph.output},
     }
@@ -41,7 +38,7 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
     session = onnxruntime.InferenceSession(
         str(path), sess_options=options, providers=["CPUExecutionProvider"]
     )
-    return lambda feed, wanted: dict(zip(wanted, session.run(wanted, feed), strict=True))
+    return lambda feed, requested: dict(zip(requested, session.run(requested, feed), strict=True))
 
 
 def tensors(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -49,22 +46,17 @@ def tensors(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    inputs, outputs = (
-        [
-            {
-                "name": node.name,
-                "data_type": _TRITON.get(kind := node.type[len("tensor(") : -1])
-                or f"TYPE_{kind.upper()}",
-                "dims": [n if isinstance(n, int) and n > 0 else -1 for n in node.shape],
-            }
-            for node in nodes
-        ]
-        for nodes in (session.get_inputs(), session.get_outputs())
-    )
-    return inputs, outputs
+    inputs = [_spec(node) for node in session.get_inputs()]
+    return inputs, [_spec(node) for node in session.get_outputs()]
 
 
-def _graph(path: Path) -> Any:
+def _spec(node: Any) -> dict[str, Any]:
+    kind = node.type.removeprefix("tensor(").removesuffix(")")
+    dims = [n if isinstance(n, int) and n > 0 else -1 for n in node.shape]
+    return {"name": node.name, "data_type": _TRITON.get(kind, f"TYPE_{kind.upper()}"), "dims": dims}
+
+
+def _load(path: Path) -> Any:
     try:
         import onnx
     except ImportError:
@@ -72,16 +64,14 @@ def _graph(path: Path) -> Any:
             "building a model repository from an ONNX file needs the onnx package: "
             'pip install "sonic-coffea[onnx]"'
         ) from None
+    content = path.read_bytes()
     try:
-        # If the file may not be read, the system's error says so: onnx has other words for that.
-        graph = onnx.load_model_from_string(path.read_bytes()).graph
-    except OSError:
-        raise
+        model = onnx.load_model_from_string(content)
     except Exception:  # noqa: BLE001  the protobuf runtime in use decides which class this is
-        graph = None
-    if graph is None or not graph.node or not graph.output:
+        model = onnx.ModelProto()
+    if not model.graph.node or not model.graph.output:
         raise ValueError(f"expected an ONNX file, got {path}, which holds no ONNX graph")
-    return graph
+    return model
 
 
 def _tensor(value: Any, kind: str, path: Path) -> tuple[str, list[int | str]]:
@@ -107,17 +97,13 @@ def _tensor(value: Any, kind: str, path: Path) -> tuple[str, list[int | str]]:
     return _DTYPES.get(name, name), shape
 
 
-def _external(graph: Any, path: Path) -> list[str]:
-    """Return the names of the files beside it that hold its weights."""
-    import onnx
+def _external(model: Any, path: Path) -> dict[str, Path]:
+    """Return the files beside it that hold its weights, by their names."""
+    from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
 
-    names = set()
-    for tensor in graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        name = next(entry.value for entry in tensor.external_data if entry.key == "location")
-        inside = (path.parent / name).resolve().is_relative_to(path.parent.resolve())
-        if not inside or not (path.parent / name).is_file():
+    tensors = filter(uses_external_data, _get_all_tensors(model))
+    files = {name: path.parent / name for name in {ExternalDataInfo(t).location for t in tensors}}
+    for name, file in files.items():
+        if not file.resolve().is_relative_to(path.parent.resolve()) or not file.is_file():
             raise ValueError(f"expected the weights file {name!r} beside {path}, got none there")
-        names.add(name)
-    return sorted(names)
+    return files

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.repository._served import Served
-    from sonic_coffea.server.repository.formats._format import Contents, Runner
+    from sonic_coffea.server.repository.formats import Contents, Runner, Served
 
 
 def read(served: Served) -> Contents:
@@ -35,8 +34,8 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
     module = torch.jit.load(str(path), map_location="cpu").eval()
     names = [spec["name"] for spec in manifest["outputs"]]
 
-    def run(feed: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
-        del wanted
+    def run(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
+        del requested
         with torch.inference_mode():
             # A copy: the server's memory is read-only, which torch does not know.
             tensors = module(*(torch.from_numpy(array.copy()) for array in feed.values()))

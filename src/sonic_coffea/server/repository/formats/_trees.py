@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from sonic_coffea.server.repository._served import Served
-    from sonic_coffea.server.repository.formats._format import Contents, Runner
+    from sonic_coffea.server.repository.formats import Contents, Runner, Served
 
 
 def read_xgboost(served: Served) -> Contents:
@@ -78,8 +77,8 @@ def load(path: Path, manifest: dict[str, Any], threads: int) -> Runner:
 
         predict = xgboost.Booster({"nthread": threads}, model_file=str(path)).inplace_predict
 
-    def run(feed: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
-        del wanted
+    def run(feed: dict[str, Any], requested: tuple[str, ...]) -> dict[str, Any]:
+        del requested
         (rows,) = feed.values()
         scores = np.asarray(predict(rows), output["dtype"])
         # One number a row comes without an axis for it.
