@@ -80,7 +80,7 @@ def something(kinds: Kinds) -> Any:
 
 
 def concatenated(lists: list[list[Any]]) -> list[Any]:
-    return [value for one in lists for value in one]
+    return [value for values in lists for value in values]
 
 
 class Builder:
@@ -130,7 +130,7 @@ class Builder:
     def node(self, kinds: Kinds, data: list[Any]) -> Content:
         kind, inner = kinds[0], kinds[1:]
         if isinstance(kind, dict):
-            fields = [self.build(k, [one[name] for one in data]) for name, k in kind.items()]
+            fields = [self.build(k, [record[name] for record in data]) for name, k in kind.items()]
             return RecordArray(fields, list(kind), length=len(data))
         if isinstance(kind, int):
             return RegularArray(self.build(inner, concatenated(data)), kind, len(data))
@@ -140,7 +140,7 @@ class Builder:
         return NumpyArray(np.repeat(numbers, 2)[::2] if self.draw(st.booleans()) else numbers)
 
     def lists(self, inner: Kinds, data: list[Any]) -> Content:
-        counts = np.asarray([len(one) for one in data], np.int64)
+        counts = np.asarray([len(values) for values in data], np.int64)
         if self.draw(st.booleans()):
             before = [something(inner)] * self.draw(st.integers(0, 2))
             offsets = len(before) + np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
@@ -161,22 +161,24 @@ class Builder:
         return ListArray(*ends, self.build(inner, stored))
 
     def option(self, inner: Kinds, data: list[Any]) -> Content:
-        there = np.asarray([value is not None for value in data], bool)
+        is_present = np.asarray([value is not None for value in data], bool)
         stored = [something(inner) if value is None else value for value in data]
         how = self.draw(st.sampled_from(["indexed", "bytes", "bits", "unmasked"]))
-        if how == "unmasked" and there.all():
+        if how == "unmasked" and is_present.all():
             return UnmaskedArray.simplified(self.build(inner, data))
         if how == "indexed":
-            index = np.where(there, np.cumsum(there) - 1, -1)
+            index = np.where(is_present, np.cumsum(is_present) - 1, -1)
             present = [value for value in data if value is not None]
             return IndexedOptionArray.simplified(Index64(index), self.build(inner, present))
         content = self.build(inner, stored)
         if how == "bits":
-            packed = np.packbits(there, bitorder="little")
+            packed = np.packbits(is_present, bitorder="little")
             return BitMaskedArray.simplified(
                 IndexU8(packed), content, valid_when=True, length=len(data), lsb_order=True
             )
-        return ByteMaskedArray.simplified(Index8((~there).view(np.int8)), content, valid_when=False)
+        return ByteMaskedArray.simplified(
+            Index8((~is_present).view(np.int8)), content, valid_when=False
+        )
 
 
 @st.composite

@@ -43,7 +43,7 @@ def rows_of(plain: Any, depth: int) -> list[Any]:
         return []
     if depth == 0:
         return [plain]
-    return [row for one in plain for row in rows_of(one, depth - 1)]
+    return [row for inner in plain for row in rows_of(inner, depth - 1)]
 
 
 def replaced(plain: Any, depth: int, values: Any) -> Any:
@@ -52,7 +52,7 @@ def replaced(plain: Any, depth: int, values: Any) -> Any:
         return None
     if depth == 0:
         return next(values)
-    return [replaced(one, depth - 1, values) for one in plain]
+    return [replaced(inner, depth - 1, values) for inner in plain]
 
 
 def column(array: Any, path: str) -> ak.Array:
@@ -129,13 +129,13 @@ def row(layout: Any, array: Any) -> Any:
         [number(f, x, layout.dtype) for x in rows(array, f.name, jagged=False)]
         for f in layout.features
     ]
-    made = [list(numbers) for numbers in zip(*columns, strict=True)]
+    rows_ = [list(numbers) for numbers in zip(*columns, strict=True)]
     count = len(columns)
     if layout.axis_order == "FL":
-        return [[[x] for x in numbers] for numbers in made] or empty(count, 1)
+        return [[[x] for x in numbers] for numbers in rows_] or empty(count, 1)
     if layout.axis_order == "LF":
-        return [[numbers] for numbers in made] or empty(1, count)
-    return made or empty(count)
+        return [[numbers] for numbers in rows_] or empty(1, count)
+    return rows_ or empty(count)
 
 
 def elements(layout: Any, array: Any, length: int | None) -> list[list[list[Any]]]:
@@ -155,12 +155,12 @@ def are_pairs(layout: Any, array: Any) -> bool:
     """Return whether each list of a field is as long as the list that it is in."""
     name = layout.features[0].name
     outer = rows_of(ak.to_list(column(array, name)), depth_of(array, name, jagged=True, axes=1))
-    return all(len(inner) == len(one) for one in outer if one for inner in one)
+    return all(len(inner) == len(lists) for lists in outer if lists for inner in lists)
 
 
 def padded_to(layout: Any, array: Any, length: int) -> Any:
-    made = elements(layout, array, length)
-    tensor = [row + [list(layout.fill)] * (length - len(row)) for row in made]
+    kept = elements(layout, array, length)
+    tensor = [row + [list(layout.fill)] * (length - len(row)) for row in kept]
     if layout.axis_order == "FL":
         tensor = [[[e[j] for e in row] for j in range(len(layout.features))] for row in tensor]
     shape = (len(layout.features), length)
@@ -182,8 +182,8 @@ def bucketed(layout: Any, array: Any) -> Any:
 
 @reference(sonic.Flat)
 def flat(layout: Any, array: Any) -> Any:
-    made = elements(layout, array, None)
-    return [e for row in made for e in row] or empty(len(layout.features))
+    kept = elements(layout, array, None)
+    return [e for row in kept for e in row] or empty(len(layout.features))
 
 
 @reference(sonic.Mask)
@@ -196,8 +196,8 @@ def mask(layout: Any, array: Any) -> Any:
 @reference(sonic.Dense)
 def dense(layout: Any, array: Any) -> Any:
     (feature,) = layout.features
-    made = rows(array, feature.name, jagged=False, axes=2)
-    images = [[[number(feature, x, layout.dtype) for x in line] for line in r] for r in made]
+    arrays = rows(array, feature.name, jagged=False, axes=2)
+    images = [[[number(feature, x, layout.dtype) for x in line] for line in r] for r in arrays]
     shape = layout.shape or (2, 3)
     return np.asarray(images, layout.dtype).reshape(len(images), *shape)
 
@@ -213,10 +213,10 @@ def tokens(layout: Any, array: Any) -> Any:
     for place, (name, part) in enumerate(layout.parts):
         if isinstance(part, sonic.Row):
             length, fills = 1, [0.0] * len(part.features)
-            made = [[numbers] for numbers in expected(part, array).tolist()]
+            kept = [[numbers] for numbers in expected(part, array).tolist()]
         else:
             length, fills = part.length, list(part.fill)
-            made = elements(part, array, length)
+            kept = elements(part, array, length)
         flags: list[float] = []
         if layout.flags == "onehot":
             flags = [float(k == place) for k in range(len(layout.parts))]
@@ -226,11 +226,11 @@ def tokens(layout: Any, array: Any) -> Any:
             flags = [dict(layout.flags)[name]]
         own = [channel(f) for f in part.features]
         each.append([])
-        for there in made:
+        for row in kept:
             each[-1].append([])
             for k in range(length):
-                present = k < len(there)
-                values = dict(zip(own, there[k] if present else fills, strict=True))
+                present = k < len(row)
+                values = dict(zip(own, row[k] if present else fills, strict=True))
                 token = [values.get(c, layout.fill) for c in channels]
                 each[-1][-1].append(token + (flags if present else [0.0] * len(flags)))
     rows_of_all = [[t for part in parts for t in part] for parts in zip(*each, strict=True)]
@@ -265,35 +265,35 @@ def pairwise(layout: Any, array: Any) -> Any:
         ]
 
     if layout.formulae is None:
-        return given_pairs(layout, array, length)
+        return stored_pairs(layout, array, length)
     firsts = seconds = numbers_of(layout, length)
     other_length = length
     if layout.other is not None:
         other_length = layout.other.length
         seconds = numbers_of(layout.other, other_length)
     tensor = np.full((0, len(layout.formulae), length, other_length), 0.0)
-    made = []
-    for there, others in zip(firsts, seconds, strict=True):
-        one = np.empty(tensor.shape[1:], layout.dtype)
-        one[:] = np.asarray(layout.fill)[:, None, None]
+    grids = []
+    for first, others in zip(firsts, seconds, strict=True):
+        grid = np.empty(tensor.shape[1:], layout.dtype)
+        grid[:] = np.asarray(layout.fill)[:, None, None]
         for c, formula in enumerate(layout.formulae):
-            for i, a in enumerate(there):
+            for i, a in enumerate(first):
                 for j, b in enumerate(others):
-                    one[c, i, j] = held(FORMULAE[formula](a, b), layout.dtype, exact=False)
-        made.append(one)
-    stacked = np.stack(made) if made else tensor
+                    grid[c, i, j] = held(FORMULAE[formula](a, b), layout.dtype, exact=False)
+        grids.append(grid)
+    stacked = np.stack(grids) if grids else tensor
     return stacked if layout.axis_order == "CLL" else stacked.transpose(0, 2, 3, 1)
 
 
-def given_pairs(layout: Any, array: Any, length: int) -> Any:
+def stored_pairs(layout: Any, array: Any, length: int) -> Any:
     (feature,) = layout.features
     grids = rows(array, feature.name, jagged=True, axes=1)
-    made = np.full((len(grids), 1, length, layout.other), layout.fill[0]).astype(layout.dtype)
+    tensor = np.full((len(grids), 1, length, layout.other), layout.fill[0]).astype(layout.dtype)
     for n, grid in enumerate(grids):
         for i, line in enumerate(grid[:length]):
             for j, value in enumerate(line[: layout.other]):
-                made[n, 0, i, j] = number(feature, value, layout.dtype)
-    return made if layout.axis_order == "CLL" else made.transpose(0, 2, 3, 1)
+                tensor[n, 0, i, j] = number(feature, value, layout.dtype)
+    return tensor if layout.axis_order == "CLL" else tensor.transpose(0, 2, 3, 1)
 
 
 def empty(*shape: int) -> Any:
@@ -341,12 +341,12 @@ def unpacked_tokens(layout: Any, array: Any) -> Any:
     def renamed(values: Any) -> Any:
         if isinstance(values, dict):
             return {name.rpartition(".")[2]: value for name, value in values.items()}
-        return None if values is None else [renamed(one) for one in values]
+        return None if values is None else [renamed(inner) for inner in values]
 
     _, part = layout.parts[0]
     depth = depth_of(array, part.features[0].name, jagged=part.jagged)
     each = [map(renamed, rows_of(unpacked(part, array), depth)) for _, part in layout.parts]
     names = [name for name, _ in layout.parts]
-    records = [dict(zip(names, one, strict=True)) for one in zip(*each, strict=True)]
+    records = [dict(zip(names, row, strict=True)) for row in zip(*each, strict=True)]
     structure = ak.to_list(column(array, part.features[0].name))
     return replaced(structure, depth, iter(records))

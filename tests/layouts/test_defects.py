@@ -133,9 +133,9 @@ def test_images_of_numbers_that_might_be_missing() -> None:
 def test_images_some_of_which_are_missing() -> None:
     """The axes above an option are the objects'; with a shape that has them, they are the row's."""
     images = RegularArray(RegularArray(NumpyArray(IMAGES.reshape(-1)), 2), 2)
-    there = IndexedOptionArray(Index64(np.asarray([0, 1])), images)
+    both = IndexedOptionArray(Index64(np.asarray([0, 1])), images)
     some = IndexedOptionArray(Index64(np.asarray([0, -1])), images)
-    pairs, pair = ({"x": ak.Array(RegularArray(x, 2))} for x in (there, some))
+    pairs, pair = ({"x": ak.Array(RegularArray(x, 2))} for x in (both, some))
     assert sonic.Dense("x").pack(pairs).shape == (2, 2, 2)
     assert sonic.Dense("x").pack(pair).shape == (1, 2, 2)
     assert sonic.Dense("x", (2, 2, 2)).pack(pairs).shape == (1, 2, 2, 2)
@@ -155,9 +155,9 @@ def test_images_some_of_which_are_missing() -> None:
     ],
 )
 def test_half_precision_is_unpacked(layout: Any, array: Any, dtype: str) -> None:
-    made = layout("x", dtype=dtype)
+    declared = layout("x", dtype=dtype)
     array = {"x": ak.Array(array)}
-    back = made.unpack(made.pack(array), array)
+    back = declared.unpack(declared.pack(array), array)
     assert (back.x if back.fields else back).tolist() == array["x"].tolist()
 
 
@@ -169,9 +169,9 @@ def union(*arrays: ak.Array) -> ak.Array:
 
 
 def test_a_union_of_lists_of_records() -> None:
-    one = ak.Array([[{"pt": 1.0, "q": 3}, {"pt": 2.0, "q": 4}]])
-    other = ak.Array([[{"pt": 7, "extra": True}]])
-    both = union(one, other)
+    first = ak.Array([[{"pt": 1.0, "q": 3}, {"pt": 2.0, "q": 4}]])
+    second = ak.Array([[{"pt": 7, "extra": True}]])
+    both = union(first, second)
     assert sonic.Padded("pt", 2).pack(both).tolist() == [[[1.0, 2.0]], [[7.0, 0.0]]]
     assert sonic.Row("pt").pack(both).tolist() == [[1.0], [2.0], [7.0]]
     assert sonic.Flat("pt").pack(ak.Array({"x": both}).x).tolist() == [[1.0], [2.0], [7.0]]
@@ -184,9 +184,9 @@ def test_a_union_of_lists_of_records() -> None:
 
 def test_a_union_of_lists_is_exact_and_may_have_options() -> None:
     number = 2**62 + 1
-    one = ak.Array(NumpyArray(np.asarray([[number]], np.uint64)))
-    other = ak.Array(NumpyArray(np.asarray([[-number, 1]], np.int64)))
-    both = {"x": union(one, other)}
+    first = ak.Array(NumpyArray(np.asarray([[number]], np.uint64)))
+    second = ak.Array(NumpyArray(np.asarray([[-number, 1]], np.int64)))
+    both = {"x": union(first, second)}
     assert sonic.Padded("x", 2, dtype="int64").pack(both).tolist() == [
         [[number, 0]],
         [[-number, 1]],
@@ -223,14 +223,14 @@ def test_what_stands_for_none_may_be_any_number(how: str, missing: float) -> Non
     index = [-1] * 4 if how == "no numbers" else [3, -1, 0, -1]
     options = IndexedOptionArray(Index64(np.asarray(index)), numbers)
     if how == "bytes":
-        there = Index8(np.asarray([1, 0, 1, 0], np.int8))
-        options = ByteMaskedArray(there, numbers, valid_when=True)
+        is_present = Index8(np.asarray([1, 0, 1, 0], np.int8))
+        options = ByteMaskedArray(is_present, numbers, valid_when=True)
     lists = ListOffsetArray(Index64(np.asarray([0, 3, 4])), options)
     array = {"x": ak.Array(lists)}
     wanted = np.full((2, 1, 3), 9.0, np.float32)
     for row, numbers_of_row in zip(wanted, ak.to_list(array["x"]), strict=True):
-        there = [missing if x is None else x for x in numbers_of_row]
-        row[0, : len(there)] = there
+        sent = [missing if x is None else x for x in numbers_of_row]
+        row[0, : len(sent)] = sent
     layout = sonic.Padded("x", 3, fill=9.0, missing=missing)
     np.testing.assert_array_equal(layout.pack(array), wanted)
     with pytest.raises(InputError, match="has None among"):

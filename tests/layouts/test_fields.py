@@ -158,9 +158,9 @@ def test_leading_objects_beside_numbers_of_events(data: tuple[list[Any], ak.Arra
 
 @given(st.lists(st.tuples(maybe, maybe), max_size=5))
 def test_objects_are_none_where_all_their_columns_are(pairs: list[tuple[Any, Any]]) -> None:
-    one, other = (ak.Array([*(p[i] for p in pairs), None, 0.5])[: len(pairs)] for i in (0, 1))
+    first, second = (ak.Array([*(p[i] for p in pairs), None, 0.5])[: len(pairs)] for i in (0, 1))
     sent = [[-1.0 if v is None else v for v in pair] for pair in pairs if pair != (None, None)]
-    arrays = {"a": one, "b": other}
+    arrays = {"a": first, "b": second}
     layout = sonic.Row(["a", "b"], missing=-1.0)
     check(layout.pack(arrays), sent, 2)
     back = layout.unpack(layout.pack(arrays), arrays)
@@ -240,7 +240,7 @@ def test_limits_before_a_function_and_powers() -> None:
 def test_nan_passes_where_it_is_asked_for(layout: Any) -> None:
     array = {"x": ak.Array([1.0, NAN, np.inf]), "y": ak.Array([1.0, 2.0, 3.0])}
     if layout is not sonic.Row:
-        array = {name: one[:, np.newaxis] for name, one in array.items()}
+        array = {name: values[:, np.newaxis] for name, values in array.items()}
     passing = sonic.Feature("x", nonfinite=NAN, scale=2.0, lower=-9.0, upper=9.0)
     for dtype in ("float32", "float16"):
         tensor = layout([passing, "y"], dtype=dtype).pack(array).reshape(3, 2)
@@ -262,9 +262,9 @@ def test_categories() -> None:
     assert tensor.tolist() == [[[1, 2]], [[0, 0]], [[3, 0]]]
     other = sonic.Feature("id", categories={211: 1, None: 9}, scale=0.5)
     assert sonic.Flat(other).pack(array)[:, 0].tolist() == [0.5, 4.5, 4.5]
-    one = sonic.OneHot("id", [22, 211])
-    assert sonic.Flat([one]).pack(array).tolist() == [[0, 1], [0, 0], [1, 0]]
-    back = sonic.Flat(one).unpack(sonic.Flat(one).pack(array), array)
+    onehot = sonic.OneHot("id", [22, 211])
+    assert sonic.Flat([onehot]).pack(array).tolist() == [[0, 1], [0, 0], [1, 0]]
+    back = sonic.Flat(onehot).unpack(sonic.Flat(onehot).pack(array), array)
     assert back.fields == ["id=22", "id=211"]
     few = sonic.Feature("id", categories={211: 1, -211: 2})
     message = "field 'id' is 22 in event 2, which is none of its categories 211, -211"

@@ -175,12 +175,12 @@ def test_code_for_other_types_or_processors_is_not_loaded_whatever_the_file_is_c
     files, others = (_disk.Files(processor, [tmp_path]) for processor in ("one", "another"))
     files.save("key", "code")
     (saved,) = tmp_path.iterdir()
-    for one, key in ((files, "another key"), (others, "key")):
-        one.save(key, "its code")
+    for saver, key in ((files, "another key"), (others, "key")):
+        saver.save(key, "its code")
         (its,) = set(tmp_path.iterdir()) - {saved}
-        assert one.load(key) == "its code"
+        assert saver.load(key) == "its code"
         its.write_bytes(saved.read_bytes())
-        assert one.load(key) is None
+        assert saver.load(key) is None
         its.unlink()
     assert files.load("key") == "code"
 

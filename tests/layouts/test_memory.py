@@ -37,9 +37,9 @@ def test_the_memory_of_a_tensor_that_is_gone_is_used_again() -> None:
     assert first.dtype == FLOAT
     assert first.flags.c_contiguous
     assert first.flags.writeable
-    there = address(first)
+    block = address(first)
     del first
-    assert address(_memory.empty((10, ROWS), FLOAT)) == there
+    assert address(_memory.empty((10, ROWS), FLOAT)) == block
 
 
 @pytest.mark.parametrize(
@@ -71,19 +71,19 @@ def test_memory_that_anyone_can_see_is_not(keep: object) -> None:
 
 
 def test_two_at_a_time_are_two() -> None:
-    one, two = (_memory.empty((ROWS, 10), FLOAT) for _ in range(2))
-    assert not np.shares_memory(one, two)
-    there = {address(one), address(two)}
-    del one, two
+    first, second = (_memory.empty((ROWS, 10), FLOAT) for _ in range(2))
+    assert not np.shares_memory(first, second)
+    addresses = {address(first), address(second)}
+    del first, second
     again = [_memory.empty((ROWS, 10), FLOAT) for _ in range(2)]
-    assert {address(array) for array in again} == there
+    assert {address(array) for array in again} == addresses
 
 
 def test_blocks_of_several_sizes_are_kept() -> None:
     """As a model with several inputs needs them."""
     sizes = ROWS, 2 * ROWS, 3 * ROWS
-    there = [address(array) for array in [_memory.empty((n, 10), FLOAT) for n in sizes]]
-    assert [address(_memory.empty((n, 10), FLOAT)) for n in sizes] == there
+    addresses = [address(array) for array in [_memory.empty((n, 10), FLOAT) for n in sizes]]
+    assert [address(_memory.empty((n, 10), FLOAT)) for n in sizes] == addresses
 
 
 def test_not_much_is_kept() -> None:

@@ -186,7 +186,7 @@ def pieces(layout: Any, array: ak.Array, packed: np.ndarray) -> None:
     inputs = bind_inputs({"x": layout}, array)
     for segment in inputs.segments:
         for place in range(segment.start, segment.stop):
-            one = inputs.pack(place, place + 1)["x"]
+            alone = inputs.pack(place, place + 1)["x"]
             row = int(inputs.numbers(place, place + 1)[0])
             if isinstance(layout, sonic.Flat):
                 counts = inputs.bound["x"].columns.split.counts
@@ -194,9 +194,9 @@ def pieces(layout: Any, array: ak.Array, packed: np.ndarray) -> None:
                 whole = packed[start : start + counts[row]]
             else:
                 whole = packed[row : row + 1]
-                cut = tuple(slice(0, n) for n in one.shape)
+                cut = tuple(slice(0, n) for n in alone.shape)
                 whole = whole[cut]
-            np.testing.assert_array_equal(one, whole)
+            np.testing.assert_array_equal(alone, whole)
 
 
 @pytest.mark.timeout(0)

@@ -64,7 +64,7 @@ def answered(output: sonic.Output, layout: Any, array: ak.Array, tensor: Any) ->
 
 
 def replaced(plain: Events, values: Any) -> Any:
-    return [None if one is None else next(values) for one in plain]
+    return [None if row is None else next(values) for row in plain]
 
 
 @given(events, st.integers(1, 3).flatmap(layouts), st.integers(1, 3), st.sampled_from([None, 2]))
@@ -96,7 +96,7 @@ def test_values_of_pairs_have_the_length_of_the_row(
     labels = None if width is None else ["a", "b"]
     output = sonic.Output(labels, "int64", per="constituent", axes=axes)
     result = answered(output, layout, array_of(plain), tensor)
-    rows = [one for one in plain if one is not None]
+    rows = [row for row in plain if row is not None]
     expected = []
     for i, row in enumerate(rows):
         places = {at: slot for slot, at in enumerate(order_of(layout, row))}
@@ -108,7 +108,7 @@ def test_values_of_pairs_have_the_length_of_the_row(
 def test_the_greatest_is_chosen_among_what_was_sent(
     plain: Events, layout: Any, axes: int, random: Any, labelled: bool
 ) -> None:
-    rows = [one for one in plain if one is not None]
+    rows = [row for row in plain if row is not None]
     sent = [order_of(layout, row) for row in rows]
     scores: dict[tuple[int, ...], float] = {}
     for i in range(len(rows)):
@@ -145,13 +145,13 @@ def test_the_greatest_is_chosen_among_what_was_sent(
 def test_slots_become_places_in_the_list(
     plain: Events, layout: Any, labelled: bool, random: Any
 ) -> None:
-    rows = [one for one in plain if one is not None]
+    rows = [row for row in plain if row is not None]
     slots = [[random.randint(-2, 7) for _ in range(2 if labelled else 1)] for _ in rows]
 
     def tensor(numbers: Any, length: int) -> Any:
         del length
-        made = np.asarray([slots[i] for i in numbers], np.int32)
-        return made if labelled else made[:, 0]
+        chosen = np.asarray([slots[i] for i in numbers], np.int32)
+        return chosen if labelled else chosen[:, 0]
 
     expected = []
     for row, chosen in zip(rows, slots, strict=True):

@@ -79,10 +79,10 @@ def test_rapidity_is_finite_where_energy_is_the_momentum(pz: float) -> None:
     vector = {"px": 1.0, "py": 0.0, "pz": pz, "energy": 1e9}
     nothing = dict.fromkeys(vector, 0.0)
     layout = sonic.Pairwise(CARTESIAN, 2, formulae="ln_delta_r", dtype="float64")
-    found = layout.pack(ak.Array([[vector, nothing]]))
+    packed = layout.pack(ak.Array([[vector, nothing]]))
     rapidity = 0.5 * math.log(1 + 2 * 1e9 / max(1e9 - 1e9, 1e-20))
     expected = math.log(rapidity)
-    np.testing.assert_allclose(found[0, 0], [[math.log(EPS), expected], [expected, math.log(EPS)]])
+    np.testing.assert_allclose(packed[0, 0], [[math.log(EPS), expected], [expected, math.log(EPS)]])
 
 
 FORMULAE = {
@@ -168,7 +168,7 @@ def pairs_of(jets: ak.Array) -> ak.Array:
 
 @pytest.mark.parametrize("counts", [[3, 0, 2, 5], [0, 0], [1], []])
 @pytest.mark.parametrize("order", ["CLL", "LLC"])
-def test_pairs_may_be_given(counts: list[int], order: str) -> None:
+def test_pairs_may_be_stored(counts: list[int], order: str) -> None:
     jets = vectors(counts)
     tensor = sonic.Pairwise(["d", "s"], 3, fill=[-1.0, 2.0], axis_order=order).pack(pairs_of(jets))
     if order == "LLC":
@@ -180,7 +180,7 @@ def test_pairs_may_be_given(counts: list[int], order: str) -> None:
         np.testing.assert_allclose(tensor[:, [channel]], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_given_pairs_of_jets_in_events() -> None:
+def test_stored_pairs_of_jets_in_events() -> None:
     jets = vectors([2, 3, 0, 1])
     a, b = ak.unzip(ak.cartesian([jets.pt, jets.pt], axis=1, nested=True))
     nested = ak.Array(
@@ -198,7 +198,7 @@ def test_given_pairs_of_jets_in_events() -> None:
             assert not tensor[:, n:].any()
 
 
-def test_given_pairs_that_are_none() -> None:
+def test_stored_pairs_that_are_none() -> None:
     for array, match in [
         (ak.Array([[[1.0, 2.0], [3.0]]]), "list of 1 pairs in one of 2 in event 0"),
         (ak.Array([[1.0, 2.0]]), "one jagged axis where Pairwise needs i x j"),
@@ -239,7 +239,7 @@ def test_pairs_of_two_collections(fields: Any) -> None:
 PTS = ("pt", "eta", "phi", "mass")
 
 
-def test_given_pairs_of_two_collections() -> None:
+def test_stored_pairs_of_two_collections() -> None:
     first, second = vectors([3, 0, 2, 5, 1]), vectors([1, 2, 0, 4, 3], seed=2)
     a, b = ak.unzip(ak.cartesian([first, second], nested=True))
     array = {"d": a.pt - b.pt}
@@ -256,7 +256,7 @@ def test_given_pairs_of_two_collections() -> None:
 
 
 @pytest.mark.parametrize("pairs", [[[1.0, 2.0, 300.0]], [[1.0, 2.0], [300.0, 1.0]]])
-def test_given_pairs_that_are_not_sent_may_be_anything(pairs: Any) -> None:
+def test_stored_pairs_that_are_not_sent_may_be_anything(pairs: Any) -> None:
     array = ak.Array([[], pairs])
     layout = sonic.Pairwise("d", 1, dtype="int8", other=2)
     np.testing.assert_array_equal(layout.pack({"d": array})[:, 0, 0], [[0, 0], [1, 2]])

@@ -53,8 +53,8 @@ def test_rows_of_any_structure(data: tuple[Kinds, ak.Array]) -> None:
     if "union" not in str(array.type):  # whose options awkward moves about
         assert str(scores.type) == str(array.type).replace(kinds[-1], "float32")
     events = [number for number, one in enumerate(plain) for _ in rows_of([one], depth)]
-    found = [inputs.rows.events_of(row, row + 1) for row in range(len(rows))]
-    assert found == [(event, event + 1) for event in events]
+    ranges = [inputs.rows.events_of(row, row + 1) for row in range(len(rows))]
+    assert ranges == [(event, event + 1) for event in events]
     assert inputs.rows.event_numbers().tolist() == events
 
 
@@ -102,21 +102,21 @@ def test_records_of_any_structure(data: tuple[Kinds, ak.Array]) -> None:
 
 
 def test_the_first_event_that_differs_is_found() -> None:
-    for first in range(7):
+    for event in range(7):
         counts = np.ones(7, int)
         other = counts.copy()
-        other[first:] += 1
-        one = ak.unflatten(np.zeros(counts.sum()), counts)
-        two = ak.unflatten(np.zeros(other.sum()), other)
-        with pytest.raises(sonic.errors.InputError, match=f"difference is in event {first}"):
-            sonic.Row(["x", "y"]).pack({"x": one, "y": two})
+        other[event:] += 1
+        x = ak.unflatten(np.zeros(counts.sum()), counts)
+        y = ak.unflatten(np.zeros(other.sum()), other)
+        with pytest.raises(sonic.errors.InputError, match=f"difference is in event {event}"):
+            sonic.Row(["x", "y"]).pack({"x": x, "y": y})
 
 
 def test_missing_objects_in_one_field_only_are_a_difference() -> None:
-    one = ak.Array([[1.0, 2.0], [None, 3.0]])
-    two = ak.Array([[1.0, 2.0], [4.0, 3.0]])
+    first = ak.Array([[1.0, 2.0], [None, 3.0]])
+    second = ak.Array([[1.0, 2.0], [4.0, 3.0]])
     with pytest.raises(sonic.errors.InputError, match="do not have the same objects"):
-        sonic.Row(["x", "y"]).pack({"x": one, "y": two})
+        sonic.Row(["x", "y"]).pack({"x": first, "y": second})
 
 
 def test_events_of_rows_are_counted_in_the_array_that_was_passed() -> None:

@@ -146,12 +146,16 @@ def test_bucketed_rows_of_like_length_share_a_segment() -> None:
     array = ak.Array([{"x": [1.0] * n} for n in (5, 1, 2, 9, 3, 0)])
     layouts = {"x": sonic.Bucketed("x", lengths=(2, 4, 8)), "m": sonic.Mask()}
     inputs = bind_inputs(layouts, array)
-    found = {
+    by_level = {
         s.level: (inputs.selection(s.start, s.stop).tolist(), inputs.pack(s.start, s.stop))
         for s in inputs.segments
     }
-    assert {level: rows for level, (rows, _) in found.items()} == {0: [1, 2, 5], 1: [4], 2: [0, 3]}
-    for level, (rows, tensors) in found.items():
+    assert {level: rows for level, (rows, _) in by_level.items()} == {
+        0: [1, 2, 5],
+        1: [4],
+        2: [0, 3],
+    }
+    for level, (rows, tensors) in by_level.items():
         assert tensors["x"].shape == tensors["m"].shape == (len(rows), 1, (2, 4, 8)[level])
     assert inputs.count_elements() == (5 + 1 + 2 + 8 + 3, 1, 3 + 1 + 0 + 0 + 1 + 2)
 
@@ -180,8 +184,8 @@ def test_groups_with_lengths_of_their_own() -> None:
             assert sent["pf"].shape == sent["pf mask"].shape == (len(rows), 1, pf)
             assert sent["sv"].shape == (len(rows), sv, 1)
             assert sent["sv mask"].shape == (len(rows), 1, 6)
-            for name, there, length in (("pf", 0, pf), ("sv", 1, sv), ("sv mask", 1, 6)):
-                kept = [float(min(counts[row][there], length)) for row in rows]
+            for name, axis, length in (("pf", 0, pf), ("sv", 1, sv), ("sv mask", 1, 6)):
+                kept = [float(min(counts[row][axis], length)) for row in rows]
                 assert sent[name].sum(axis=(1, 2)).tolist() == kept
             assert segment.row_bytes == 4 * (2 * pf + sv + 6)
         assert levels == {int(row): by_hand[row] for row in wanted}
@@ -238,8 +242,8 @@ def test_layouts_pickle() -> None:
 
 
 def test_declared_tensors() -> None:
-    made = declared({"x": sonic.Flat(["a", "b"], "splits"), "y": sonic.Bucketed("a")})
-    assert {name: shape for name, (_, shape) in made.items()} == {
+    tensors = declared({"x": sonic.Flat(["a", "b"], "splits"), "y": sonic.Bucketed("a")})
+    assert {name: shape for name, (_, shape) in tensors.items()} == {
         "x": (2,),
         "splits": (),
         "y": (1, -1),
@@ -450,8 +454,8 @@ def test_one_field_without_an_axis() -> None:
     assert row.unpack(row.pack(jets), jets).tolist() == jets[["pt"]].tolist()
     assert flat.pack(jets).tolist() == [2.0, 1.0]
     assert flat.unpack(flat.pack(jets), jets)["pf.pt"].tolist() == jets.pf.pt.tolist()
-    made = declared({"row": row, "flat": flat})
-    assert made["row"] == made["flat"] == (np.dtype("float32"), ())
+    tensors = declared({"row": row, "flat": flat})
+    assert tensors["row"] == tensors["flat"] == (np.dtype("float32"), ())
     for layout, order in ((sonic.Row, ""), (sonic.Flat, "L")):
         with pytest.raises(ConfigError, match=f"axis_order '{order}' has no axis for 2 fields"):
             layout(["pt", "eta"], axis_order=order)

@@ -48,8 +48,8 @@ def expected(events: Any, *, lacking: float = 0.0) -> np.ndarray:
             own = [f.name.split(".")[1] for f in part.features]
             fills = dict(zip(own, getattr(part, "fill", ()), strict=False))
             for k in range(getattr(part, "length", 1)):
-                there = objects[k] if k < len(objects) else fills
-                tokens.append([there[c] if c in own else lacking for c in CHANNELS])
+                values = objects[k] if k < len(objects) else fills
+                tokens.append([values[c] if c in own else lacking for c in CHANNELS])
         out.append(tokens)
     return np.asarray(out, np.float32)
 
@@ -83,7 +83,7 @@ def test_each_collection_has_its_places(counts: Any, lacking: float, order: str,
     assert back.MET.phi.to_list() == [np.float32(e["MET"]["phi"]) for e in events]
     for name, length in (("Jet", 3), ("Lepton", 2)):
         for got, event in zip(back[name].eta.to_list(), events, strict=True):
-            etas = [np.float32(one["eta"]) for one in event[name]]
+            etas = [np.float32(element["eta"]) for element in event[name]]
             assert got == etas[:length] + [None] * (len(etas) - length)
 
 

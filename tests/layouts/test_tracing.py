@@ -106,22 +106,22 @@ def test_coffea_finds_the_branches_of_a_processor(events: Any) -> None:
     """And contacts no server: there is none."""
     layout = sonic.Row(["pt", sonic.Feature("msoftdrop", scale=0.1)])
     analysis = Analysis(sonic.Model("m", {"x": layout}, {"y": ["QCD", "Top"]}))
-    found = trace_with_typetracer(analysis.process, events, throw=True)
-    assert found == {"nFatJet", "FatJet_pt", "FatJet_msoftdrop", "FatJet_tau1"}
+    branches = trace_with_typetracer(analysis.process, events, throw=True)
+    assert branches == {"nFatJet", "FatJet_pt", "FatJet_msoftdrop", "FatJet_tau1"}
 
 
 def test_a_column_that_sorts_is_read(events: Any) -> None:
     layout = sonic.Padded("eta", 4, sort_by="pt")
     analysis = Analysis(sonic.Model("m", {"x": layout}, {"y": ["QCD", "Top"]}))
     analysis.overlap = lambda events: 1.0  # type: ignore[method-assign]
-    found = trace_with_typetracer(analysis.process, events, throw=True)
-    assert found == {"nFatJet", "FatJet_eta", "FatJet_pt"}
+    branches = trace_with_typetracer(analysis.process, events, throw=True)
+    assert branches == {"nFatJet", "FatJet_eta", "FatJet_pt"}
 
 
 def test_coffea_finds_the_branches_of_constituents(events: Any) -> None:
     model = sonic.Model.from_weaver("toptagger", DATA / "toptagger.preprocess.json")
-    found = trace_with_typetracer(ByConstituents(model).process, events, throw=True)
-    assert found == {
+    branches = trace_with_typetracer(ByConstituents(model).process, events, throw=True)
+    assert branches == {
         "nFatJet",
         *(f"FatJet_{x}" for x in ("pt", "eta", "phi", "mass", "tau1")),
         *("nFatJetPFCand", "FatJetPFCand_jetIdx", "FatJetPFCand_pfCandIdx"),

@@ -47,9 +47,9 @@ def file(events: ak.Array, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def lazy(file: Path) -> Any:
-    found = dak.from_parquet(str(file), split_row_groups=True)
-    assert found.npartitions > 3
-    return found
+    array = dak.from_parquet(str(file), split_row_groups=True)
+    assert array.npartitions > 3
+    return array
 
 
 MODEL = sonic.Model(
@@ -101,8 +101,8 @@ def test_results_are_the_eager_ones(
     with sonic.connect(server):
         scores = MODEL(lazy.jets).compute(scheduler="threads")
         assert ak.array_equal(scores, MODEL(events), dtype_exact=True)
-    found = ak.to_list(scores.top)
-    assert Counter(map(len, found)) == Counter(map(len, direct))
+    computed = ak.to_list(scores.top)
+    assert Counter(map(len, computed)) == Counter(map(len, direct))
     for ours, theirs in zip(ak.flatten(scores.top, axis=None), _numbers(direct), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-6)
 
@@ -197,7 +197,7 @@ class Varied(sonic.SonicProcessor):
         return {"top": sonic.Variations(nominal=events.jets, up=up)}
 
     def produce(self, events: Any, scores: Any) -> dict[str, Any]:
-        return {name: ak.sum(one.top) for name, one in scores["top"].items()}
+        return {name: ak.sum(output.top) for name, output in scores["top"].items()}
 
 
 class OfNothing(Varied):
@@ -217,7 +217,7 @@ def test_variations_are_as_lazy(lazy: Any, uncontacted: str) -> None:
     jets = of_unknown_length(lazy).jets
     with sonic.connect(uncontacted):
         scores = MODEL(sonic.Variations(nominal=jets, up=jets))
-        assert {name: type(one) for name, one in scores.items()} == dict.fromkeys(
+        assert {name: type(array) for name, array in scores.items()} == dict.fromkeys(
             ("nominal", "up"), dak.Array
         )
         with pytest.raises(errors.InputError, match="variation 'up' is not lazy"):
@@ -295,8 +295,8 @@ def test_jets_of_a_nanoaod_file(nano: Any, tmp_path: Path) -> None:
     sonic.build_repository(tmp_path, {"toptagger": DATA / "toptagger.onnx"})
     with sonic.LocalServer(tmp_path) as server, sonic.connect(server):
         lazily = TOPTAGGER(constituent_features(nano.FatJet, sonic.constituents(nano)))
-        found = lazily.compute(scheduler="sync")
+        computed = lazily.compute(scheduler="sync")
         events = nano.compute(scheduler="sync")
         expected = TOPTAGGER(constituent_features(events.FatJet, sonic.constituents(events)))
-    assert ak.array_equal(found, expected, dtype_exact=True)
-    assert ak.count(found.Top) > 1000
+    assert ak.array_equal(computed, expected, dtype_exact=True)
+    assert ak.count(computed.Top) > 1000

@@ -58,9 +58,9 @@ def file(flat: ak.Array, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def lazy(file: Path) -> Any:
-    found = dak.from_parquet(str(file), split_row_groups=True)
-    assert found.npartitions > 3
-    return found
+    array = dak.from_parquet(str(file), split_row_groups=True)
+    assert array.npartitions > 3
+    return array
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +81,14 @@ def test_results_are_the_eager_ones(
     assert str(scores["scores"]._meta.type) == "## * 2 * float32"
     eager = wrapper(wanted, flat)
     sent = connected.statistics.total().rows
-    (found,) = dask.compute(scores, scheduler="threads")
+    (scored,) = dask.compute(scores, scheduler="threads")
     assert connected.statistics.total().rows == sent + len(flat)
-    assert found["scores"].type == eager["scores"].type
+    assert scored["scores"].type == eager["scores"].type
     # The model does not say how long this axis is, so partitions may differ.
-    meta, computed = (str(ak.type(a)) for a in (scores["weights"]._meta, found["weights"]))
+    meta, computed = (str(ak.type(a)) for a in (scores["weights"]._meta, scored["weights"]))
     assert meta.partition(" * ")[2] == computed.partition(" * ")[2] == "var * 2 * float32"
     for name in wanted:
-        np.testing.assert_allclose(found[name], eager[name], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(scored[name], eager[name], rtol=0, atol=1e-6)
 
 
 def test_partitions_without_rows(connected: sonic.Pool, url: str, lazy: Any) -> None:
@@ -122,10 +122,10 @@ class Doubled(Tagger):
 
 def test_methods_can_be_replaced(url: str, lazy: Any, flat: ak.Array) -> None:
     with pytest.warns(UserWarning, match="'mask' .* is float64 and is converted to float32"):
-        found = Doubled(url, PLAIN)(["scores"], lazy).compute(scheduler="sync")
+        computed = Doubled(url, PLAIN)(["scores"], lazy).compute(scheduler="sync")
     top = Tagger(url, PLAIN)(["scores"], flat)["scores"][:, 1]
-    assert found.n.tolist() == flat.n.tolist()
-    assert found.top.tolist() == pytest.approx((2 * top).tolist(), abs=1e-6)
+    assert computed.n.tolist() == flat.n.tolist()
+    assert computed.top.tolist() == pytest.approx((2 * top).tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -135,9 +135,9 @@ def test_on_worker_processes(
     client.run(forget)  # the pools of another test
     with sonic.connect(server, client=client) if named else nullcontext():
         wrapper = Tagger(url, PLAIN)
-        found = client.compute(wrapper(["scores"], lazy)["scores"]).result()
+        computed = client.compute(wrapper(["scores"], lazy)["scores"]).result()
         expected = wrapper(["scores"], flat)["scores"]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(computed, expected, rtol=0, atol=1e-6)
         pools = client.run(pool_of, wrapper)
     servers = {names for names, _ in pools.values()}
     assert servers == {(server.url,)}

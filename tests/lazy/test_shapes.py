@@ -80,10 +80,10 @@ def answers(model: sonic.Model, scale: float = 1.0) -> Any:
             axes = output.axes if output.per == "constituent" and output.choose != "slot" else 0
             shape = (length,) * axes + (output.last if output.choose is None else (1,))
             steps = np.arange(math.prod(shape)) * 0.37
-            made = np.sin(start[:, None] + steps)
+            tensor = np.sin(start[:, None] + steps)
             if output.choose == "slot":
-                made = np.argsort(x.reshape(rows, -1), axis=1)[:, :1]
-            outputs[name] = made.reshape(rows, *shape).astype(output.dtype)
+                tensor = np.argsort(x.reshape(rows, -1), axis=1)[:, :1]
+            outputs[name] = tensor.reshape(rows, *shape).astype(output.dtype)
         return outputs
 
     return function
@@ -120,11 +120,11 @@ def test_lazy_is_eager(case: str, file: Path) -> None:
         scores = model(lazy)
         (read,) = dak.report_necessary_columns(scores).values()
         assert read == columns
-        found = scores.compute(scheduler="sync")
+        computed = scores.compute(scheduler="sync")
         eager = model(lazy.compute(scheduler="sync"))
         nothing = model(lazy[lazy.event < 0]).compute(scheduler="sync")
-    assert ak.array_equal(found, eager, dtype_exact=True)
-    assert found.type.content == eager.type.content == scores._meta.type.content
+    assert ak.array_equal(computed, eager, dtype_exact=True)
+    assert computed.type.content == eager.type.content == scores._meta.type.content
     assert ak.concatenate([nothing, eager]).type.content == eager.type.content
 
 

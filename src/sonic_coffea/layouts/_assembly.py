@@ -15,7 +15,7 @@ from awkward.index import Index64
 from sonic_coffea.errors import ResponseError
 from sonic_coffea.layouts._answers import Assembly, check_kind, misshapen, tensor_of
 from sonic_coffea.layouts._constituents import Choices, Constituents
-from sonic_coffea.layouts._layout import declare
+from sonic_coffea.layouts._declarations import declare
 from sonic_coffea.layouts._texts import TEXT, Texts
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Outputs:
     each : mapping of str to Assembly
         What puts each output together.
     tensors : list of str
-        What servers are asked for: the outputs, and the splits of those that have some.
+        The tensors that a request asks for: the outputs, and their splits.
     without_axis : frozenset of str
         Outputs that come without the axis of the rows: each request has one.
     lock : Lock

@@ -162,7 +162,7 @@ class _Gathering:
         return first
 
     def _own_rows(self, own: list[str], depth: int) -> Split:
-        """Take rows without elements apart: those that any of the columns has."""
+        """Take rows without elements apart; a row is in any of the columns."""
         splits = [self._apart[text][0] for text in own]
         leaves = [self._apart[text][1] for text in own]
         each = list(dict.fromkeys(split.rows for split in splits))
@@ -360,7 +360,7 @@ class _Gathering:
 
 
 def _picked(split: Split, pick: int) -> Int64:
-    """Return where the object that is meant lies in each list; -1 where there is none."""
+    """Return where the picked object of each list lies; -1 where the list is too short."""
     at = split.starts + pick if pick >= 0 else split.stops + pick
     return np.where((at >= split.starts) & (at < split.stops), at, -1)
 

@@ -47,7 +47,7 @@ def of_one_collection(
         Column(feature, read(contents[slot]), None)
         for feature, slot in zip(named, slots, strict=True)
     ]
-    # Those of a file show only now how they lie in memory.
+    # How columns of a file lie in memory shows once they are read.
     return (here, columns) if all(is_readable(c.values) for c in columns) else None
 
 

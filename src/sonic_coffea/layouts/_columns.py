@@ -29,7 +29,7 @@ _CAN_BE_SENT = "a kernel refused a number that can be sent"
 
 
 class Filling(NamedTuple):
-    """A kernel that fills rows of a tensor, and what checks which row it found first."""
+    """A kernel that fills rows of a tensor, and what raises the error of the row it returns."""
 
     call: Call
     check: Callable[[int], None]
@@ -39,8 +39,8 @@ def fill_rows(fillings: Sequence[Filling], out: Tensor) -> None:
     """Fill ``out[n, ...]``, row after row."""
     calls = [filling.call for filling in fillings]
     count = len(out) * (out.shape[1] if out.ndim == 4 else 1)
-    found = _kernels.in_turn(calls, count, out.nbytes // max(1, count))
-    for filling, bad in zip(fillings, found, strict=True):
+    results = _kernels.in_turn(calls, count, out.nbytes // max(1, count))
+    for filling, bad in zip(fillings, results, strict=True):
         filling.check(bad)
 
 
@@ -109,15 +109,15 @@ class Columns:
         index = group.row_index
         assert index is not None  # noqa: S101
         filled = np.flatnonzero(self.split.counts_of(rows))
-        found = np.empty((len(filled), len(group.slots)), out.dtype)
+        gathered = np.empty((len(filled), len(group.slots)), out.dtype)
         own = replace(group, slots=np.arange(len(group.slots)))
         index = index[rows]
-        bad = run(_kernels.rows, found, own, index[filled])
+        bad = run(_kernels.rows, gathered, own, index[filled])
         self._check(group, out, rows, int(filled[bad]) if bad >= 0 else bad)
-        numbers = found
+        numbers = gathered
         if len(filled) != len(index):
             numbers = np.zeros((len(index), len(group.slots)), out.dtype)
-            numbers[filled] = found
+            numbers[filled] = gathered
         behind = [fills[s] for s in group.slots]
         return Stamp(group.slots, numbers, behind, repeated=len(behind))
 
@@ -181,15 +181,15 @@ class Columns:
     def indices(self, rows: RowSelection, slots: Int64, length: int) -> Int64:
         """Return the indices in the rows' lists, unsorted, of the elements at some of the places.
 
-        Those at ``slots[n, W]`` of `length` places are ``[n, W, K]``: one for each of the
-        collections, and -1 where the element is of another, or there is none.
+        For ``slots[n, W]`` of `length` places, the indices are ``[n, W, K]``: one for each
+        collection, and -1 where the element is of another collection, or padding.
         """
         counts = np.minimum(self.split.counts_of(rows), length)[:, np.newaxis]
-        there = (slots >= 0) & (slots < counts)
+        is_present = (slots >= 0) & (slots < counts)
         if self.order is not None and len(self.order):
             starts = self.split.starts[rows][:, np.newaxis]
-            slots = self.order[np.where(there, starts + slots, 0)] - starts
-        return np.where(there, slots, -1)[..., np.newaxis]
+            slots = self.order[np.where(is_present, starts + slots, 0)] - starts
+        return np.where(is_present, slots, -1)[..., np.newaxis]
 
     def mark(self, out: Tensor, rows: RowSelection) -> None:
         """Fill ``out[n, 1, L]`` with 1 where a row has an element, and 0 elsewhere."""

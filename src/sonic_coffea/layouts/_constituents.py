@@ -165,8 +165,8 @@ class Choices(PerConstituent):
 
 
 def _optional(places: Tensor) -> Content:
-    there = (places >= 0).view(np.int8)
-    return ByteMaskedArray(Index8(there), NumpyArray(np.maximum(places, 0)), valid_when=True)
+    is_present = (places >= 0).view(np.int8)
+    return ByteMaskedArray(Index8(is_present), NumpyArray(np.maximum(places, 0)), valid_when=True)
 
 
 def _by_row(tensor: Tensor, counts: Tensor) -> Tensor:
@@ -196,5 +196,5 @@ def _greatest(tensor: Tensor, inside: Tensor, axes: int) -> Tensor:
     best = np.argmax(scores, axis=1)
     slots = np.stack(np.unravel_index(best, (length,) * axes), axis=1)
     chosen = scores.max(axis=1, keepdims=True) > -np.inf
-    found: Tensor = np.where(chosen, slots, -1).reshape(rows, axes * each)
-    return found
+    greatest: Tensor = np.where(chosen, slots, -1).reshape(rows, axes * each)
+    return greatest

@@ -14,16 +14,10 @@ from awkward.contents import Content, NumpyArray, UnionArray
 
 from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts._columns import Columns
+from sonic_coffea.layouts._declarations import DType, declare, length_of
 from sonic_coffea.layouts._fields import Column, Feature, Source
 from sonic_coffea.layouts._groups import grouped
-from sonic_coffea.layouts._layout import (
-    Bound,
-    DType,
-    FieldsLayout,
-    Shape,
-    declare,
-    length_of,
-)
+from sonic_coffea.layouts._layout import Bound, FieldsLayout, Shape
 from sonic_coffea.layouts._nodes import split
 from sonic_coffea.layouts._numbers import not_numbers, readable
 from sonic_coffea.layouts._paths import path_of
@@ -124,14 +118,14 @@ def _of_one_type(layout: Content) -> Content:
             return union
         return UnionArray.simplified(union.tags, union.index, union.contents, mergebool=True)
 
-    found: Content = ak.transform(merged, layout, highlevel=False)
-    return found
+    result: Content = ak.transform(merged, layout, highlevel=False)
+    return result
 
 
 def _inner_shape(layout: Content, what: str, *, optional: bool) -> tuple[int, ...]:
     """Return the lengths of the innermost axes that are of fixed length.
 
-    Rows may be missing, so that axes above an option are not those of a row, unless a declared
+    Rows may be missing, so that axes above an option do not belong to a row, unless a declared
     shape has them too (`optional`).
     """
     shape: list[int] = []

@@ -44,9 +44,9 @@ _COMPARED: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 }
 
 
-def delta_phi(one: Any, other: Any) -> Any:
+def delta_phi(first: Any, second: Any) -> Any:
     """Return the difference of two angles, from -π up to π."""
-    return np.mod(one - other + np.pi, 2 * np.pi) - np.pi
+    return np.mod(first - second + np.pi, 2 * np.pi) - np.pi
 
 
 _NAMES = (
@@ -62,13 +62,7 @@ _Node = Callable[[Mapping[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expression:
-    """An expression, ready to be computed.
-
-    Attributes
-    ----------
-    paths : tuple of str
-        The fields that it reads.
-    """
+    """An expression, ready to be computed from the fields at its paths."""
 
     text: str
     paths: tuple[str, ...]
@@ -131,7 +125,7 @@ class _Reader:
         if isinstance(node, ast.Compare) and all(type(op) in _COMPARED for op in node.ops):
             sides = [self.read(n) for n in (node.left, *node.comparators)]
             pairs = zip(node.ops, sides, sides[1:], strict=False)
-            each = [_called(_COMPARED[type(op)], one, other) for op, one, other in pairs]
+            each = [_called(_COMPARED[type(op)], left, right) for op, left, right in pairs]
             return _called(lambda *all_: reduce(operator.and_, all_), *each)
         if isinstance(node, ast.Call):
             return self._call(node)

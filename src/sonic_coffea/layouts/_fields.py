@@ -15,26 +15,12 @@ from sonic_coffea.layouts._paths import path_of, picks_of
 
 if TYPE_CHECKING:
     from awkward.contents import Content
-    from numpy.typing import NDArray
 
-    from sonic_coffea.layouts._rows import Int64, Split
+    from sonic_coffea.layouts._rows import Int64, Split, Tensor
 
-FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "log": np.log,
-    "log1p": np.log1p,
-    "sqrt": np.sqrt,
-    "abs": np.abs,
-    "exp": np.exp,
-    "tanh": np.tanh,
-    "sin": np.sin,
-    "cos": np.cos,
-    "log10": np.log10,
-    "arctan": np.arctan,
-    "sinh": np.sinh,
-    "cosh": np.cosh,
-    "arcsinh": np.arcsinh,
-    "sign_log": lambda x: np.sign(x) * np.log1p(np.abs(x)),
-}
+_NAMES = "log log1p sqrt abs exp tanh sin cos log10 arctan sinh cosh arcsinh"
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {name: getattr(np, name) for name in _NAMES.split()}
+FUNCTIONS["sign_log"] = lambda x: np.sign(x) * np.log1p(np.abs(x))
 """Element-wise functions that a feature may name. Kernels know each by its place here."""
 
 
@@ -145,8 +131,8 @@ class Feature:
         changed = self.nonfinite, self.function, self.power, self.within, self.categories
         return changed != _UNCHANGED
 
-    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Transform numbers; those that are not finite are not replaced yet."""
+    def apply(self, values: Tensor) -> Tensor:
+        """Transform numbers, without the replacement of NaN and ±inf."""
         with np.errstate(all="ignore"):
             if self.categories is not None:
                 known = {k: v for k, v in self.pairs if k is not None}
@@ -188,7 +174,7 @@ class Feature:
 
 
 def limits(pair: tuple[float | None, float | None]) -> tuple[float, float]:
-    """Return two limits as numbers: infinite where there is none."""
+    """Return two limits as numbers; None is infinite."""
     return -np.inf if pair[0] is None else pair[0], np.inf if pair[1] is None else pair[1]
 
 
@@ -252,13 +238,13 @@ class OneHot:
 class Column:
     """The numbers of one field: ``values``, read through ``index`` if there is one.
 
-    With `gaps`, the index is -1 where a number is missing. It is that of the elements of rows; or,
-    `by_row`, that of the rows, each of whose elements has the same number. Or each row has the
-    number of one object of a list of its own, the `pick`.
+    With `gaps`, the index is -1 where a number is missing. It has a place for each element of the
+    rows; or, `by_row`, for each row, all of whose elements have the same number. Or each row has
+    the number of one object of a list, the `pick`.
     """
 
     feature: Feature
-    values: NDArray[Any]
+    values: Tensor
     index: Int64 | None
     gaps: bool = False
     by_row: bool = False
@@ -273,8 +259,8 @@ class Column:
             return picked
         if self.index is None:
             return elements
-        found: Int64 = self.index[rows if self.by_row else elements]
-        return found
+        places: Int64 = self.index[rows if self.by_row else elements]
+        return places
 
 
 def as_features(named: Any, layout: str) -> tuple[Feature, ...]:
@@ -302,13 +288,7 @@ def _channels(field: Any, layout: str) -> Sequence[Feature]:
 
 
 class Source:
-    """The arrays of one call; what several fields have in common is looked up once.
-
-    Parameters
-    ----------
-    array : awkward array or mapping
-        Records, or a dict of arrays by field name.
-    """
+    """Records, or a dict of arrays, of a call; what fields have in common is looked up once."""
 
     def __init__(self, array: Any) -> None:
         self._array = array

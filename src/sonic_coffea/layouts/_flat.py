@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, InputError, nearest
+from sonic_coffea.layouts._declarations import DType, declare, order_of
 from sonic_coffea.layouts._layout import (
     Bound,
     Constants,
-    DType,
     Fields,
     FieldsLayout,
     Layout,
     Shape,
-    declare,
-    order_of,
     ordered,
 )
 from sonic_coffea.layouts._rows import Int64, RowSelection, Split, Tensor, offsets_of
@@ -112,15 +110,15 @@ class Flat(FieldsLayout):
 
     @property
     def merges(self) -> bool:  # type: ignore[override]
-        told = self.splits is not None or self.batch is not None or self.refers_to is not None
-        return not told and not self.merge_rows
+        separated = self.splits is not None or self.batch is not None or self.refers_to is not None
+        return not separated and not self.merge_rows
 
     def among(self, inputs: Mapping[str, Layout]) -> Flat:
         if self.refers_to is None:
             return self
-        flat = {name: one for name, one in inputs.items() if isinstance(one, Flat)}
+        flat = {name: layout for name, layout in inputs.items() if isinstance(layout, Flat)}
         if self.refers_to not in flat or flat[self.refers_to] is self:
-            others = [name for name, one in flat.items() if one is not self]
+            others = [name for name, layout in flat.items() if layout is not self]
             raise ConfigError(
                 f"Flat: refers_to={self.refers_to!r} is no other Flat input of the model; "
                 f"{nearest(self.refers_to, others)}"

@@ -129,23 +129,14 @@ def compile_formulae(
     *,
     eps: float,
 ) -> Program:
-    """Return the program of some formulae.
+    """Return the program of quantities of a pair, or of expressions such as ``"pt_i / pt_j"``.
 
-    Parameters
-    ----------
-    formulae : sequence of str
-        Quantities of a pair by name, or expressions such as ``"log(pt_i / pt_j)"``.
-    names : sequence of str
-        The fields; an expression calls them by the last part of their paths.
-    other_names : sequence of str, optional
-        The fields of the second element of a pair, if it is of another collection.
-    eps : float
-        What ``eps`` stands for.
+    The second element of a pair has fields of `other_names`, if it is of another collection.
 
     Raises
     ------
     ConfigError
-        If a formula cannot be read, or names what there is not.
+        If a formula cannot be read, or names an unknown quantity or field.
     """
     first = _Elements(names)
     second = first if other_names is None else _Elements(other_names)
@@ -247,7 +238,7 @@ class _Writer:
             raise ConfigError(
                 f"formula {formula!r}: {name} takes {FUNCTIONS[name]}, got {len(arguments)}"
             )
-        read = [self._read(one, nodes, formula) for one in arguments]
+        read = [self._read(argument, nodes, formula) for argument in arguments]
         if name == "abs" and _is(read[0], "subtract", nodes):
             return _even(read[0], nodes)
         return nodes.add(name, *read)
@@ -279,7 +270,7 @@ class _Writer:
         if self._are_vectors:
             known += PAIR
             return ConfigError(f"formula {formula!r}: no {name!r}; {nearest(name, known)}")
-        vectors = " or ".join(f"({one})" for one in VECTORS)
+        vectors = " or ".join(f"({vector})" for vector in VECTORS)
         return ConfigError(
             f"formula {formula!r}: no {name!r}; {nearest(name, known)} Quantities such as "
             f"{DEFAULT[0]} need the fields of a four-vector, by name: {vectors}"

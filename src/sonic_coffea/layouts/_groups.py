@@ -46,7 +46,7 @@ class Stamp(NamedTuple):
     slots : array of int64
         The lines.
     numbers : sequence of float, or array, shape ``[R, slots]``
-        The same for all rows, or those of each row.
+        Numbers for all rows alike, or for each row.
     behind : sequence of float
         What is behind the elements.
     repeated : int
@@ -59,7 +59,7 @@ class Stamp(NamedTuple):
     repeated: int = 0
 
     def beside(self, other: Stamp | None, dtype: np.dtype[Any]) -> Stamp:
-        """Return a stamp with the lines of another before those of this one."""
+        """Return a stamp with the lines of another before its own."""
         if other is None:
             return self
         numbers = np.atleast_2d(np.asarray(other.numbers, dtype))
@@ -101,7 +101,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, out: Tensor) -> Place:
-        """Return that of ``out[n, F, L]``, or of ``out[n, P, F, L]``."""
+        """Return the place of ``out[n, F, L]``, or of ``out[n, P, F, L]``."""
         outer, *inner, line, step = (stride // out.itemsize for stride in out.strides)
         rows = address(out), out.shape[1] if inner else 1, outer, *(inner or (0,))
         return cls(out.dtype, rows, line, out.shape[-1], step)
@@ -116,7 +116,7 @@ class Place(NamedTuple):
         wrap: bool = False,
         stamp: Stamp | None = None,
     ) -> Call:
-        """Return what fills the lines of a group, and those of a stamp, beside each other.
+        """Return what fills the lines of a group, and the lines of a stamp behind them.
 
         It returns the place of the first row that cannot be sent, or -1.
         """

@@ -12,11 +12,12 @@ import numpy as np
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts._fields import Source
+from sonic_coffea.layouts._layout import Bound, Layout, Shape
 from sonic_coffea.layouts._machine_code import load
 from sonic_coffea.layouts._memory import Lend, lent
 
 if TYPE_CHECKING:
-    from sonic_coffea.layouts._layout import Bound, DType, Layout, Shape
+    from sonic_coffea.layouts._declarations import DType
     from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Tensor
 
 
@@ -141,7 +142,7 @@ class Inputs:
             bound.layout.count_elements(bound.columns, rows, levels)
             for bound in self.bound.values()
         ]
-        sent, truncated, padding = np.sum(each, axis=0).tolist()
+        sent, truncated, padding = map(sum, zip(*each, strict=True))
         return sent, truncated, padding
 
 
@@ -180,18 +181,19 @@ def bind_inputs(
         if name not in counted:
             with within(name):
                 bound[name] = layout.bind(sources[name])
-    bound |= {name: layouts[name].bind_beside(bound[other]) for name, other in counted.items()}
+    for name, other in counted.items():
+        bound[name] = Bound(layouts[name], bound[other].columns)
     bound = {name: bound[name] for name in layouts}
-    first, rows = next((name, one.rows) for name, one in bound.items())
-    for name, one in bound.items():
+    first, rows = next((name, each.rows) for name, each in bound.items())
+    for name, each in bound.items():
         try:
-            rows.check_same(one.rows, (f"input {first!r}", f"input {name!r}"))
+            rows.check_same(each.rows, (f"input {first!r}", f"input {name!r}"))
         except InputError as error:
-            if one.rows.depth == rows.depth:
+            if each.rows.depth == rows.depth:
                 raise
             remark = "for the pairs i x j of a row, [N, C, L, L], there is sonic.Pairwise"
             raise error.because(remark) from None
-    bound = {name: one.layout.referring(one, bound) for name, one in bound.items()}
+    bound = {name: each.layout.referring(each, bound) for name, each in bound.items()}
     _check_meant(bound, [name for name in bound if name not in counted])
     if one_request_per is None:
         _check_told_apart(bound, rows)
@@ -203,7 +205,7 @@ def bind_inputs(
 
 
 def _check_meant(bound: Mapping[str, Bound], names: Sequence[str]) -> None:
-    """Refuse rows that no input has but those that may be meant otherwise."""
+    """Refuse rows if each input with these rows doubts that they are meant."""
     doubts = {}
     for name in names:
         doubts[name] = bound[name].layout.doubt(bound[name].columns)
@@ -228,10 +230,10 @@ def check_told_apart(layouts: Mapping[str, Layout]) -> None:
 
 def _check_told_apart(bound: Mapping[str, Bound], rows: Rows) -> None:
     """Refuse rows that have others' offsets, but not their counts."""
-    telling = [one.columns.split for one in bound.values() if _tells(one.layout)]
-    for name, one in bound.items():
-        counts = one.columns.split.counts
-        if not one.layout.merges or any(np.array_equal(t.counts, counts) for t in telling):
+    telling = [each.columns.split for each in bound.values() if _tells(each.layout)]
+    for name, each in bound.items():
+        counts = each.columns.split.counts
+        if not each.layout.merges or any(np.array_equal(t.counts, counts) for t in telling):
             continue
         row = int(np.flatnonzero(telling[0].counts != counts)[0]) if telling else 0
         raise InputError(
@@ -246,7 +248,7 @@ def _tells(layout: Layout) -> bool:
 
 
 def _units(rows: Rows, numbers: Int64, one_request_per: str | None) -> Int64 | None:
-    """Return a number for each of some rows, the same for those of one request; None if any may."""
+    """Return the number of each row's request; None if any rows may share one."""
     if one_request_per is None:
         return None
     return numbers if one_request_per == "row" else rows.event_numbers()[numbers]
@@ -262,7 +264,7 @@ def _among(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
 
 
 def _levels(bound: Mapping[str, Bound]) -> int:
-    return max(one.levels for one in bound.values())
+    return max(each.levels for each in bound.values())
 
 
 def _segments(
@@ -307,7 +309,7 @@ def _cuts(units: Int64 | None) -> Int64 | None:
 
 
 def _row_bytes(bound: Mapping[str, Bound], level: int, rows: Int64) -> int | Int64:
-    return sum(one.layout.row_bytes(one.columns, rows, level) for one in bound.values())
+    return sum(each.layout.row_bytes(each.columns, rows, level) for each in bound.values())
 
 
 @contextmanager

@@ -31,8 +31,8 @@ def in_turn(calls: list[Call], count: int, row_bytes: int) -> list[int]:
     failed = _in_turn(table, count, max(1, _TOGETHER // max(1, row_bytes)))
     if failed >= 0:
         raise RuntimeError(f"the kernel {calls[failed].name!r} failed")
-    found: list[int] = table[:, 3].tolist()
-    return found
+    results: list[int] = table[:, 3].tolist()
+    return results
 
 
 _TOGETHER = 2048

@@ -6,17 +6,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from sonic_coffea.errors import ConfigError, InputError, nearest
+from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts._binding import bind_columns
+from sonic_coffea.layouts._declarations import DType, check_held, check_strings, declare, target_of
 from sonic_coffea.layouts._fields import Feature, OneHot, Source, as_features
 from sonic_coffea.layouts._memory import empty, empty_tensor
 from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import HALF
-from sonic_coffea.layouts._texts import TEXT, Numbered, Texts, dtype_of
+from sonic_coffea.layouts._texts import TEXT, Numbered, Texts
 
 if TYPE_CHECKING:
     import awkward as ak
@@ -26,16 +27,11 @@ if TYPE_CHECKING:
     from sonic_coffea.layouts._columns import Columns
     from sonic_coffea.layouts._rows import Int64, Rows, RowSelection, Tensor
 
-T = TypeVar("T")
 Field = str | float | Feature | OneHot
 Fields = Sequence[Field] | Field
-DType = np.dtype[Any]
 Shape = tuple[int, ...] | None
 
 Constants = float | str | Sequence[float] | Sequence[str] | None
-
-_NAMES = "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool"
-TARGETS = tuple(_NAMES.split())
 
 
 class Layout(ABC):
@@ -157,13 +153,16 @@ class Layout(ABC):
         """
         if not self.jagged:
             return 0, 0, 0
-        lengths = columns.split.counts_of(rows)
-        if self.lengths:
-            lengths = np.asarray(self.lengths)[np.minimum(levels, len(self.lengths) - 1)]
-        axes = np.asarray(self.jagged_axes(columns, rows, lengths))
-        elements, places = axes.prod(axis=0)
-        sent = axes.min(axis=1).prod(axis=0)
-        return int(sent.sum()), int((elements - sent).sum()), int((places - sent).sum())
+        if not self.lengths:
+            return int(columns.split.counts_of(rows).sum()), 0, 0
+        lengths = np.asarray(self.lengths)[np.minimum(levels, len(self.lengths) - 1)]
+        (counts, places), *others = self.jagged_axes(columns, rows, lengths)
+        sent = np.minimum(counts, places)
+        for other_counts, other_places in others:
+            counts, places = counts * other_counts, places * other_places
+            sent = sent * np.minimum(other_counts, other_places)
+        total = int(sent.sum())
+        return total, int(counts.sum()) - total, int(places.sum()) - total
 
     def jagged_axes(
         self, columns: Columns, rows: RowSelection, lengths: Int64
@@ -186,12 +185,12 @@ class Layout(ABC):
         return self
 
     def doubt(self, columns: Columns) -> str | None:
-        """Return why the rows may not be those that are meant, unless another input has them."""
+        """Return why other rows may be meant, unless another input has these rows."""
         del columns
         return None
 
     def counted_input(self, jagged: Sequence[str]) -> str | None:
-        """Return the input to which the layout is bound instead of to arrays, of the jagged ones.
+        """Return the input whose columns the layout shares, of the jagged ones, if it reads none.
 
         Raises
         ------
@@ -201,12 +200,8 @@ class Layout(ABC):
         del jagged
         return None
 
-    def bind_beside(self, counted: Bound) -> Bound:
-        """Bind the layout to another input; see `counted_input`."""
-        raise NotImplementedError
-
     def referring(self, bound: Bound, others: Mapping[str, Bound]) -> Bound:
-        """Return its binding with what it needs of those of a model's other inputs."""
+        """Return the binding with what it needs of the other inputs' bindings."""
         del others
         return bound
 
@@ -298,7 +293,7 @@ class FieldsLayout(Layout):
         features = as_features(fields, type(self).__name__)
         target = target_of(dtype, self)
         if target == TEXT:
-            _check_strings(features, values.get("sort_by"), type(self).__name__)
+            check_strings(features, values.get("sort_by"), type(self).__name__)
         for feature in features:
             number = feature.nonfinite
             if number is not None and not np.isfinite(number) and target.kind in "iub":
@@ -314,7 +309,7 @@ class FieldsLayout(Layout):
     def _one_for_each(
         self, what: str, value: Any, count: int, of: str = "fields"
     ) -> tuple[Any, ...]:
-        """Return a constant for each field, refusing those that the tensor cannot hold."""
+        """Return a constant for each field, refusing one that the tensor cannot hold."""
         name = type(self).__name__
         several = isinstance(value, Sequence) and not isinstance(value, str)
         numbers = tuple(value) if several else (value,) * count
@@ -354,93 +349,6 @@ class FieldsLayout(Layout):
     def row_shape(self, level: int) -> Shape:
         del level
         return (len(self.features),)
-
-
-def declare(layout: T, **values: Any) -> T:
-    """Set the attributes of a frozen declaration."""
-    for name, value in values.items():
-        object.__setattr__(layout, name, value)
-    return layout
-
-
-def target_of(dtype: DTypeLike, layout: Layout) -> DType:
-    """Return the type of a tensor, refusing one that is not supported."""
-    try:
-        target = dtype_of(dtype)
-    except TypeError:
-        target = None
-    if target == TEXT and isinstance(dtype, (str, type)) and dtype in ("string", str):
-        if not layout.holds_strings:
-            raise ConfigError(
-                f"{type(layout).__name__} holds numbers; strings are sent by Row, Padded, Bucketed "
-                "and Flat"
-            )
-        return TEXT
-    if target is None or target.name not in TARGETS:
-        raise ConfigError(
-            f"{type(layout).__name__} cannot make dtype {dtype!r}; {nearest(str(dtype), TARGETS)}"
-        )
-    return target
-
-
-def _check_strings(features: Sequence[Feature], sort_by: str | None, layout: str) -> None:
-    """Refuse what cannot be done with strings."""
-    for feature in features:
-        if not feature.plain or feature.expression is not None:
-            raise ConfigError(
-                f"{layout}, feature {feature.name!r}: strings are sent as they are, got {feature!r}"
-            )
-        if feature.name == sort_by:
-            raise ConfigError(
-                f"{layout}: elements are not sorted by strings, such as {sort_by!r}; expected "
-                "sort_by to be a field of numbers"
-            )
-
-
-def check_held(number: float, dtype: DType, layout: str, what: str) -> None:
-    """Refuse a number of a declaration, if the tensor cannot hold it."""
-    with np.errstate(all="ignore"):
-        held = float(np.asarray(number, np.float64).astype(dtype))
-    exact = dtype.kind in "iub"
-    if (exact and held != number) or (np.isfinite(number) and not np.isfinite(held)):
-        raise ConfigError(f"{layout}: {dtype.name} cannot hold the {what} {number!r}")
-
-
-def length_of(length: Any, declaration: object) -> int:
-    """Return the length of an axis, refusing what is none."""
-    if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or length < 1:
-        name = type(declaration).__name__
-        raise ConfigError(f"{name}: expected a length of at least 1, got {length!r}")
-    return int(length)
-
-
-def lengths_of(lengths: Sequence[int], layout: Layout) -> tuple[int, ...]:
-    """Return the lengths to which rows are padded, refusing those that do not ascend."""
-    checked = tuple(length_of(n, layout) for n in lengths)
-    if not checked or list(checked) != sorted(set(checked)):
-        raise ConfigError(f"{type(layout).__name__}: expected ascending lengths, got {lengths}")
-    return checked
-
-
-def order_of(
-    axis_order: Any, layout: Layout, fields: int = 1, orders: Sequence[str] = ("FL", "LF", "L")
-) -> str:
-    """Return the order of a tensor's axes, refusing what is none, or lacks one that is needed."""
-    name = type(layout).__name__
-    if axis_order not in orders:
-        raise ConfigError(f"{name}: expected axis_order {_any_of(orders)}, got {axis_order!r}")
-    if fields != 1 and "F" not in axis_order:
-        able = _any_of([order for order in orders if "F" in order])
-        raise ConfigError(
-            f"{name}: axis_order {axis_order!r} has no axis for {fields} fields; expected one "
-            f"field, or axis_order {able}"
-        )
-    return str(axis_order)
-
-
-def _any_of(choices: Sequence[str]) -> str:
-    *others, last = map(repr, choices)
-    return f"{', '.join(others)} or {last}"
 
 
 def ordered(axis_order: str, fields: int, length: int) -> tuple[int, ...]:

@@ -68,7 +68,7 @@ def _of_dict(function: Callable[[Any], Any], names: tuple[str, ...], *arrays: An
 
 
 def is_tracer(arrays: Any) -> bool:
-    """Whether arrays, or those of a dict, have a type and no data."""
+    """Whether arrays, or any of a dict, have a type and no data."""
     each = arrays.values() if isinstance(arrays, dict) else [arrays]
     return any(isinstance(a, ak.Array) and a.layout.backend.name == "typetracer" for a in each)
 
@@ -96,7 +96,7 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
 
 
 class _Touched(Source):
-    """Arrays of length zero in the place of typetracers: whatever is read of them is touched."""
+    """Arrays of length zero in place of typetracers, of which the columns read are touched."""
 
     def collection(self, path: str) -> tuple[None, str]:
         return None, path

@@ -38,9 +38,9 @@ class _Steps:
 
     def place_in(self, out: Tensor) -> Place:
         """Return where ``[n, fields, objects]`` is in ``out[n, F]``."""
-        row, one = (stride // out.itemsize for stride in out.strides)
+        row, step = (stride // out.itemsize for stride in out.strides)
         rows = address(out), 1, row, 0
-        strides = self.field_step * one, self.objects, self.object_step * one
+        strides = self.field_step * step, self.objects, self.object_step * step
         return Place(out.dtype, rows, *strides)
 
 

@@ -65,14 +65,8 @@ class Call(NamedTuple):
 class Kernel:
     """A function of another module, compiled for each kind of arguments that it is called with.
 
-    Parameters
-    ----------
-    module : str
-        The module of `_loops` that has the function.
-    name : str
-        The function, which returns an integer or nothing.
-    files : sequence of Files, optional
-        The code that is kept, by default for this processor and for its family.
+    A module of `_loops` has the function, which returns an integer or nothing. Its code is kept in
+    files, by default those for this processor and for its family.
 
     Attributes
     ----------
@@ -158,7 +152,7 @@ def _take(argument: Any, values: list[Any]) -> Any:
             values += argument.strides
         return argument.dtype.char, argument.ndim, contiguous
     elif kind is tuple:
-        return tuple([_take(one, values) for one in argument])
+        return tuple([_take(inner, values) for inner in argument])
     elif argument is None or kind is str:
         return argument
     elif isinstance(argument, (float, np.floating)):
@@ -207,7 +201,7 @@ def portable() -> str | None:
 
     family, needed = _FAMILIES.get(platform.machine(), (None, ()))
     features = llvm.get_host_cpu_features()
-    return family if all(features.get(one) for one in needed) else None
+    return family if all(features.get(feature) for feature in needed) else None
 
 
 def family_of_numba() -> str | None:
@@ -244,5 +238,5 @@ def _load(symbol: str, code: bytes) -> int:
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
-    found: int = engine.get_function_address(symbol)
-    return found
+    where: int = engine.get_function_address(symbol)
+    return where

@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.layouts._columns import Columns
-from sonic_coffea.layouts._layout import (
-    Bound,
-    DType,
-    Layout,
-    declare,
-    length_of,
-    order_of,
-    ordered,
-    target_of,
-    with_axes,
-)
+from sonic_coffea.layouts._declarations import DType, declare, length_of, order_of, target_of
+from sonic_coffea.layouts._layout import Bound, Layout, ordered, with_axes
 from sonic_coffea.layouts._nodes import split
 
 if TYPE_CHECKING:
@@ -105,9 +96,6 @@ class Mask(Layout):
         # In a model, `among` has told; by itself, the longest row does.
         lengths = self.lengths or (int(lists.counts.max(initial=1)),)
         return Bound(self._of_lengths(lengths), Columns(lists, (), ()))
-
-    def bind_beside(self, counted: Bound) -> Bound:
-        return Bound(self, counted.columns)
 
     def among(self, inputs: Mapping[str, Layout]) -> Mask:
         if self.lengths:

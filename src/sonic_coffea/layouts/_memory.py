@@ -19,8 +19,8 @@ Lend = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any] | None]
 # and in dask's workers from much less (they set MALLOC_TRIM_THRESHOLD_).
 LARGE = 1_000_000
 
-# So much is kept of tensors that nobody holds any more, or one block that is larger. Finalizers run
-# in any thread, at any time: what they do to the list is one operation each.
+# Bytes that are kept of released tensors; a single block may be larger. Finalizers run in any
+# thread, at any time: what they do to the list is one operation each.
 KEPT = 64_000_000
 _spare: deque[NDArray[np.uint8]] = deque()
 

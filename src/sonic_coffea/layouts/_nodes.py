@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from awkward.contents import (
@@ -18,25 +18,14 @@ from awkward.contents import (
 from awkward.index import Index8, Index64
 
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts._rows import Int64, Rows, Split
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from sonic_coffea.layouts._rows import Int64, Rows, Split, Tensor
 
 
 def split(layout: Content, *, jagged: bool, what: str, below: int = 0) -> Split:
-    """Take numbers or records apart into rows and what is in them.
+    """Take numbers or records apart into rows and what is in them; only the structure is read.
 
-    Parameters
-    ----------
-    layout : awkward content
-        Numbers or records at any depth. Only what holds the structure is read.
-    jagged : bool
-        Whether the innermost list belongs to the row (`Padded`) or not (`Row`).
-    what : str
-        The column's name, for messages.
-    below : int
-        Axes of fixed length that belong to the row (`Dense`).
+    The innermost list belongs to the row if it is `jagged` (`Padded`), and so do the axes of fixed
+    length that are `below` (`Dense`). Messages call the column `what`.
     """
     outer, leaf = _outer(layout, 2 if jagged else 1 + below, what)
     rows = _pack(outer)
@@ -68,7 +57,7 @@ def _trimmed(lists: ListOffsetArray) -> ListOffsetArray:
     return ListOffsetArray(Index64(np.asarray(shifted, np.int64)), lists.content[first:last])
 
 
-def read(buffer: Any) -> NDArray[Any]:
+def read(buffer: Any) -> Tensor:
     """Return the numbers of an awkward buffer, reading them from the file if need be."""
     data = buffer.data
     if isinstance(data, np.ndarray):

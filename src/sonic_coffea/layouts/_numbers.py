@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from awkward.contents import ByteMaskedArray, Content, NumpyArray
@@ -12,12 +12,7 @@ from sonic_coffea.errors import InputError
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._fields import Column, Feature
 from sonic_coffea.layouts._nodes import read, unwrapped
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from sonic_coffea.layouts._rows import Int64, Split
-
+from sonic_coffea.layouts._rows import Int64, Split, Tensor, numbered
 
 AS_THEY_ARE = frozenset(map(np.dtype, "bBhHiIlLqQfd"))
 """Types that kernels read."""
@@ -37,13 +32,13 @@ class Composed(dict[tuple[int, int], tuple[Any, ...]]):
         return composed
 
 
-def read_through(values: NDArray[Any], index: Int64, absent: Any = -1) -> NDArray[Any]:
-    """Return values by an index, and what stands for those of which the index is -1."""
-    there = index >= 0
-    if there.all():
+def read_through(values: Tensor, index: Int64, absent: Any = -1) -> Tensor:
+    """Return values by an index, and `absent` where the index is -1."""
+    is_present = index >= 0
+    if is_present.all():
         return values[index]
     taken = np.full(len(index), absent, values.dtype)
-    taken[there] = values[index[there]]
+    taken[is_present] = values[index[is_present]]
     return taken
 
 
@@ -70,8 +65,8 @@ def numbers_of(
 ) -> Column:
     """Return the one-dimensional numbers of a leaf, and the index to read them through.
 
-    `index` is that of the elements of rows, if others are not to be looked at. With `gaps`, it is
-    -1 for some; with `missing`, numbers may be None, and `stands` may be put in their places.
+    An `index` lists the elements of the rows, if the leaf has others. With `gaps`, it is -1 for
+    some; with `missing`, numbers may be None, and `stands` may be put in their places.
     """
     converted = is_converted(leaf, feature)
     while leaf.is_indexed and not leaf.is_option:
@@ -83,8 +78,8 @@ def numbers_of(
         return Column(feature, read(leaf), index, gaps)
     what = f"field {feature.name!r}"
     if index is not None:
-        there = index >= 0
-        leaf, index = leaf[index[there]], _counted(there) if gaps else None
+        is_present = index >= 0
+        leaf, index = leaf[index[is_present]], numbered(is_present) if gaps else None
     if stands is not None and feature.plain:
         filled = _filled(leaf, what, stands)
         if filled is not None:
@@ -123,7 +118,7 @@ def _plain(leaf: Content, what: str, *, missing: bool) -> tuple[NumpyArray, Int6
     return leaf, index
 
 
-def _filled(leaf: Content, what: str, stands: float) -> NDArray[Any] | None:
+def _filled(leaf: Content, what: str, stands: float) -> Tensor | None:
     """Return numbers with what stands for None, so that they are numbers as any others.
 
     None if that is left to kernels, which do not take a NaN that stands for something for a wrong
@@ -136,14 +131,14 @@ def _filled(leaf: Content, what: str, stands: float) -> NDArray[Any] | None:
         return None
     if leaf.is_indexed:
         index = read(leaf.index)
-        there = index >= 0
+        is_present = index >= 0
         values = (
             values.take(index, mode="clip") if len(values) else np.zeros(len(index), values.dtype)
         )
     else:
-        there = np.asarray(leaf.mask_as_bool(valid_when=True))
-        values = values[: len(there)]
-    return np.where(there, values, values.dtype.type(stands))
+        is_present = np.asarray(leaf.mask_as_bool(valid_when=True))
+        values = values[: len(is_present)]
+    return np.where(is_present, values, values.dtype.type(stands))
 
 
 def _holds(dtype: np.dtype[Any], number: float) -> bool:
@@ -154,12 +149,7 @@ def _holds(dtype: np.dtype[Any], number: float) -> bool:
     return number.is_integer() and info.min <= number <= info.max
 
 
-def _counted(there: NDArray[np.bool_]) -> Int64:
-    """Return the number of each that is there among those that are, -1 for the others."""
-    return np.where(there, np.cumsum(there) - 1, -1)
-
-
-def readable(data: NDArray[Any], what: str) -> NDArray[Any]:
+def readable(data: Tensor, what: str) -> Tensor:
     """Return numbers as kernels read them: contiguous, native, of a type that they know."""
     if is_readable(data):
         return data
@@ -176,7 +166,7 @@ def readable(data: NDArray[Any], what: str) -> NDArray[Any]:
     return np.ascontiguousarray(data)
 
 
-def is_readable(data: NDArray[Any]) -> bool:
+def is_readable(data: Tensor) -> bool:
     """Whether kernels read numbers where they are."""
     return data.dtype in AS_THEY_ARE and data.flags.c_contiguous
 
@@ -207,14 +197,14 @@ def _one_type(union: Content, what: str) -> Content:
     # numpy's type for uint64 beside int64 is a float.
     whole = common.kind == "f" and all(n.dtype.kind in "iub" for n in numbers)
     merged = np.zeros(len(tags), np.int64 if whole else common)
-    there = np.zeros(len(tags), np.bool_)
+    is_present = np.zeros(len(tags), np.bool_)
     for mine, some in zip(places, numbers, strict=True):
-        merged[mine], there[mine] = some, True
+        merged[mine], is_present[mine] = some, True
         if merged.dtype.kind == "i" and np.any(some > np.iinfo(np.int64).max):
             raise InputError(f"{what} mixes types ({union.form.type}), too large for int64")
-    if there.all():
+    if is_present.all():
         return NumpyArray(merged)
-    return ByteMaskedArray(Index8(there.view(np.int8)), NumpyArray(merged), valid_when=True)
+    return ByteMaskedArray(Index8(is_present.view(np.int8)), NumpyArray(merged), valid_when=True)
 
 
 def order_of_elements(split_: Split, key: Column, *, ascending: bool) -> Int64:

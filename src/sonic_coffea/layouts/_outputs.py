@@ -12,7 +12,7 @@ import numpy as np
 from awkward.contents import Content, NumpyArray, RecordArray
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
-from sonic_coffea.layouts._layout import declare, length_of
+from sonic_coffea.layouts._declarations import declare, length_of
 from sonic_coffea.layouts._texts import TEXT, dtype_of
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ class Output:
         of: str | None = None,
         splits: str | None = None,
     ) -> None:
-        given: Any = labels
-        names = isinstance(given, Sequence) and not isinstance(given, str)
-        if not (given is None or (names and all(isinstance(label, str) for label in given))):
+        value: Any = labels
+        names = isinstance(value, Sequence) and not isinstance(value, str)
+        if not (value is None or (names and all(isinstance(label, str) for label in value))):
             raise ConfigError(
-                f"expected an output's labels as a list of names, got {given!r}; numbers without "
+                f"expected an output's labels as a list of names, got {value!r}; numbers without "
                 "labels are None, and arrays of fixed shape an Output(shape=…)"
             )
         if labels is not None and len(set(labels)) != len(labels):
@@ -126,7 +126,7 @@ class Output:
             self._check_choice(choose)
 
     def _check_choice(self, choose: str) -> None:
-        """Refuse a choice that is none, or whose numbers nothing tells apart."""
+        """Refuse an unknown choice, or numbers that nothing tells apart."""
         if choose not in CHOOSE:
             raise ConfigError(f"no choose={choose!r}; {nearest(choose, CHOOSE)}")
         if self.per == "row":
@@ -206,7 +206,7 @@ class Output:
             raise ResponseError(f"expected shape {list(self.shape)} of each, got {list(shape)}")
 
     def check_each(self, shape: tuple[int, ...]) -> None:
-        """Refuse an answer whose numbers for each element are not those that are declared."""
+        """Refuse an answer whose numbers for each element differ from the declaration."""
         self.check_width(math.prod(shape), shape)
         self.check_shape(shape)
 

@@ -7,18 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.layouts._layout import (
-    Constants,
-    DType,
-    Fields,
-    FieldsLayout,
-    declare,
-    length_of,
-    lengths_of,
-    order_of,
-    ordered,
-    with_axes,
-)
+from sonic_coffea.layouts._declarations import DType, declare, length_of, lengths_of, order_of
+from sonic_coffea.layouts._layout import Constants, Fields, FieldsLayout, ordered, with_axes
 from sonic_coffea.layouts._texts import TEXT
 
 if TYPE_CHECKING:
@@ -48,16 +38,8 @@ class PaddedLayout(FieldsLayout):
     pad_mode: str
     missing: tuple[Any, ...] | None
 
-    def _declare_padded(
-        self,
-        fields: Fields,
-        dtype: DTypeLike,
-        padding: tuple[Constants, str, str],
-        **options: Any,
-    ) -> None:
-        """Check all that is declared but the lengths."""
-        fill, axis_order, pad_mode = padding
-        self._declare(fields, dtype, **options)
+    def _declare_padding(self, fill: Constants, axis_order: str, pad_mode: str) -> None:
+        """Check what is declared of the padding, after the fields and the type."""
         name, count = type(self).__name__, len(self.features)
         declare(self, axis_order=order_of(axis_order, self, count), pad_mode=pad_mode)
         if pad_mode not in PAD_MODES:
@@ -144,8 +126,8 @@ class Padded(PaddedLayout):
         missing: Constants = None,
     ) -> None:
         declare(self, length=length_of(length, self), sort_ascending=sort_ascending)
-        padding = fill, axis_order, pad_mode
-        self._declare_padded(fields, dtype, padding, sort_by=sort_by, missing=missing)
+        self._declare(fields, dtype, sort_by=sort_by, missing=missing)
+        self._declare_padding(fill, axis_order, pad_mode)
 
     @property
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -198,5 +180,5 @@ class Bucketed(PaddedLayout):
         missing: Constants = None,
     ) -> None:
         declare(self, lengths=lengths_of(lengths, self), sort_ascending=sort_ascending)
-        padding = fill, axis_order, pad_mode
-        self._declare_padded(fields, dtype, padding, sort_by=sort_by, missing=missing)
+        self._declare(fields, dtype, sort_by=sort_by, missing=missing)
+        self._declare_padding(fill, axis_order, pad_mode)

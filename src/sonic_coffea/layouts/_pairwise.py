@@ -6,25 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._columns import Columns
+from sonic_coffea.layouts._declarations import DType, declare, lengths_of, order_of
 from sonic_coffea.layouts._formulae import DEFAULT, Program, compile_formulae, four_vector
-from sonic_coffea.layouts._given_pairs import GivenPairs, given_pairs
-from sonic_coffea.layouts._layout import (
-    Bound,
-    DType,
-    Fields,
-    FieldsLayout,
-    declare,
-    lengths_of,
-    order_of,
-)
+from sonic_coffea.layouts._layout import Bound, Fields, FieldsLayout
 from sonic_coffea.layouts._memory import empty
 from sonic_coffea.layouts._padded import Padded
+from sonic_coffea.layouts._stored_pairs import StoredPairs, stored_pairs
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -171,7 +165,7 @@ class Pairwise(FieldsLayout):
 
     def bind(self, source: Source) -> Bound:
         if self.formulae is None:
-            pairs = given_pairs(
+            pairs = stored_pairs(
                 source,
                 self.features,
                 target=self.dtype,
@@ -193,7 +187,7 @@ class Pairwise(FieldsLayout):
 
     def write(self, out: Tensor, columns: Columns, rows: RowSelection) -> None:
         by_channel = out if self.axis_order == "CLL" else out.transpose(0, 3, 1, 2)
-        if isinstance(columns, GivenPairs):
+        if isinstance(columns, StoredPairs):
             columns.write(by_channel, self.fill, rows)
         else:
             self._compute(by_channel, columns, rows)
@@ -206,7 +200,7 @@ class Pairwise(FieldsLayout):
         return [first, (_other_counts(columns, rows), other_lengths)]
 
     def _names(self) -> list[list[str]]:
-        """Return the fields' names, and those of the other elements if there are any."""
+        """Return the names of the fields, and of the other elements' fields if `other` has some."""
         layouts = [self, self.other] if isinstance(self.other, Padded) else [self]
         return [[feature.name for feature in layout.features] for layout in layouts]
 
@@ -242,7 +236,7 @@ class Pairwise(FieldsLayout):
             program.results,
             alike,
             program.symmetric,
-            _largest(self.dtype),
+            float(ml_dtypes.finfo(self.dtype).max),
             np.empty((max(fields.shape[1], others.shape[1]), length)),
             known,
             known if alike else np.empty((len(program.others), length)),
@@ -260,7 +254,7 @@ class Pairwise(FieldsLayout):
 
 
 def _other(other: Any) -> Padded | int | None:
-    """Return the other elements of pairs, refusing what is none, or what would not be used."""
+    """Return the other elements of pairs, refusing options that would not be used."""
     if other is None or (isinstance(other, int) and not isinstance(other, bool) and other > 0):
         return other
     if not isinstance(other, Padded):
@@ -284,7 +278,7 @@ class _PairColumns(Columns):
 
 def _other_counts(columns: Columns, rows: RowSelection) -> Int64:
     """Return how many second elements each row's pairs have."""
-    if isinstance(columns, GivenPairs):
+    if isinstance(columns, StoredPairs):
         return columns.other_counts[rows]
     others = columns.others if isinstance(columns, _PairColumns) else columns
     return others.split.counts_of(rows)
@@ -302,9 +296,3 @@ def _numbers(columns: Columns, rows: RowSelection, length: int) -> Tensor:
 
 _EXACT = frozenset(map(np.dtype, "bBhHf"))
 """Types whose numbers float32 holds."""
-
-
-def _largest(dtype: DType) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(dtype).max)

@@ -14,16 +14,9 @@ _SLICE = re.compile(r"(?P<lists>[^\[\]]+)\[:(?P<stop>\d+)\](?P<rest>(\.[^\[\]]+)
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The name of a field, taken apart.
+    """The name of a field, ``"Jet[1].pt"``, taken apart into a column, ``"Jet.pt"``, and a pick, 1.
 
-    Attributes
-    ----------
-    text : str
-        As it was written: ``"Jet[1].pt"``.
-    column : str
-        Without the index: ``"Jet.pt"``.
-    pick : int or None
-        Which object of each list is meant: 1; negative ones count from the end.
+    A negative pick counts from the end of each list.
     """
 
     text: str
@@ -32,7 +25,7 @@ class Path:
 
     @property
     def picked(self) -> str:
-        """The object that is meant: ``"Jet[1]"``."""
+        """The picked object: ``"Jet[1]"``."""
         return self.text.partition("]")[0] + "]"
 
 
@@ -45,20 +38,20 @@ def path_of(text: str) -> Path:
     ConfigError
         If it has brackets that are no index.
     """
-    found = _PATH.fullmatch(text)
-    if found is None:
+    match = _PATH.fullmatch(text)
+    if match is None:
         raise ConfigError(
             f"field {text!r}: expected a path with one index at most, such as 'pf.pt' or "
             "'Jet[0].pt'"
         )
-    pick = found["pick"]
-    column = found["lists"] + (found["rest"] or "")
+    pick = match["pick"]
+    column = match["lists"] + (match["rest"] or "")
     return Path(text, column, None if pick is None else int(pick))
 
 
 def picks_of(text: str) -> tuple[str, ...]:
     """Return the names of the first objects: ``"Jet[:2].pt"`` has two."""
-    found = _SLICE.fullmatch(text)
-    if found is None:
+    match = _SLICE.fullmatch(text)
+    if match is None:
         return (text,)
-    return tuple(f"{found['lists']}[{i}]{found['rest']}" for i in range(int(found["stop"])))
+    return tuple(f"{match['lists']}[{i}]{match['rest']}" for i in range(int(match["stop"])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -12,9 +13,7 @@ from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._fields import Column, limits
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from sonic_coffea.layouts._rows import Int64, Rows, Split
+    from sonic_coffea.layouts._rows import Int64, Rows, Split, Tensor
 
 HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 """Types that compiled code lacks: their tensors are packed as float32."""
@@ -25,12 +24,13 @@ def check_range(
 ) -> None:
     """Raise if a tensor of integers, bools, or of half precision, cannot hold a number.
 
-    Kernels find those that other tensors cannot hold. No more than the `longest` first elements of
+    For other tensors, kernels find the numbers. No more than the `longest` first elements of
     each row are looked at.
     """
     if not is_checked(target):
         return
-    split = split.cut(longest)
+    if longest is not None:
+        split = replace(split, stops=np.minimum(split.stops, split.starts + longest))
     elements, rows = np.zeros(0, np.int64), np.zeros(0, np.int64)
     for column in columns:
         whole = target.kind == "b" and column.values.dtype.kind in "iu"
@@ -99,10 +99,10 @@ def _cannot_hold(
     )
 
 
-def _wrong(column: Column, where: Int64, target: np.dtype[Any]) -> NDArray[np.bool_]:
+def _wrong(column: Column, where: Int64, target: np.dtype[Any]) -> Tensor:
     """Say which numbers become infinite, or as integers not what they are, or are near."""
     sent = _transformed(column, where)
-    wrong: NDArray[np.bool_]
+    wrong: Tensor
     if target.kind == "b":
         wrong = ~np.isfinite(sent)
         return wrong
@@ -123,7 +123,7 @@ def _wrong(column: Column, where: Int64, target: np.dtype[Any]) -> NDArray[np.bo
     return wrong
 
 
-def _transformed(column: Column, where: Int64) -> NDArray[Any]:
+def _transformed(column: Column, where: Int64) -> Tensor:
     """Return what a kernel makes of numbers of a column."""
     feature = column.feature
     if feature.plain:
@@ -135,5 +135,5 @@ def _transformed(column: Column, where: Int64) -> NDArray[Any]:
         if feature.nonfinite is not None:
             values = np.where(np.isfinite(values), values, real.type(feature.nonfinite))
         values = (values - real.type(feature.shift)) * real.type(feature.scale)
-    clipped: NDArray[Any] = np.clip(values, *limits((feature.lower, feature.upper)))
+    clipped: Tensor = np.clip(values, *limits((feature.lower, feature.upper)))
     return clipped

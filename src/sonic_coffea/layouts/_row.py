@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from awkward.contents import NumpyArray, RecordArray
 
-from sonic_coffea.layouts._layout import (
-    Bound,
-    Constants,
-    DType,
-    Fields,
-    FieldsLayout,
-    order_of,
-)
+from sonic_coffea.layouts._declarations import DType, order_of
+from sonic_coffea.layouts._layout import Bound, Constants, Fields, FieldsLayout
 from sonic_coffea.layouts._leading import leading_columns
 from sonic_coffea.layouts._range import check_range
 from sonic_coffea.layouts._texts import TEXT

@@ -82,7 +82,7 @@ class Rows:
         return self.event_of(start), self.event_of(stop - 1) + 1
 
     def event_of(self, row: int) -> int:
-        """Return the number of the event that a row belongs to, without those of all others.
+        """Return the number of the event that a row belongs to, without numbering all rows.
 
         Thousands of requests of a call may fail, and each failure names its events.
         """
@@ -185,12 +185,6 @@ class Split:
         offsets = self.offsets
         return replace(self, starts=offsets[:-1], stops=offsets[1:])
 
-    def cut(self, length: int | None) -> Split:
-        """Return it with no more than the first `length` elements of each row."""
-        if length is None:
-            return self
-        return replace(self, stops=np.minimum(self.stops, self.starts + length))
-
     @property
     def square(self) -> bool:
         """Whether each list is as long as the list that it is in: pairs i x j of elements.
@@ -201,7 +195,7 @@ class Split:
         if not levels or levels[-1].is_option:
             return False
         offsets = np.asarray(levels[-1].offsets.data)
-        # Those of real constituents differ at once, most in the first row.
+        # The counts of real constituents mostly differ in the first row already.
         if len(offsets) > 1 and offsets[1] and self.stops[0] - self.starts[0] != offsets[1]:
             return False
         counts = self.counts
@@ -230,6 +224,11 @@ def offsets_of(counts: Int64) -> Int64:
     return offsets
 
 
+def numbered(present: Tensor) -> Int64:
+    """Return the number of each present place, and -1 for the others."""
+    return np.where(present, np.cumsum(present) - 1, -1)
+
+
 def _levels_of(skeleton: Content) -> list[Content]:
     levels = []
     while not skeleton.is_numpy:
@@ -251,29 +250,18 @@ def _within(levels: Sequence[Content], content: Content) -> Content:
 
 
 def aligned(main: Rows, other: Rows, ids: Int64, depth: int) -> Int64 | None:
-    """Return what lies above each row of `main`, by the place of it in a column of fewer axes.
+    """Return the place in a column of what lies above each row of `main`; -1 where there is None.
 
-    Parameters
-    ----------
-    main, other : Rows
-        The rows, and what there is in each of the first `depth` axes.
-    ids : array of int64
-        Where each of the latter lies in its column.
-    depth : int
-        Axes that both have; as many as `main` has, if `other` are the same rows.
-
-    Returns
-    -------
-    array of int64, shape ``[N]``, or None
-        -1 where there is None; None if these are not the same axes.
+    The column has `other` in the first `depth` axes, each at the place that `ids` tell. None if
+    `main` has other axes.
     """
     structure, places = main.above(depth)
     theirs, present = other.opened()
     if not _same(structure, theirs):
         return None
-    there = np.full(len(present), -1, np.int64)
-    there[present >= 0] = ids[present[present >= 0]]
-    return there[places]
+    lookup = np.full(len(present), -1, np.int64)
+    lookup[present >= 0] = ids[present[present >= 0]]
+    return lookup[places]
 
 
 def united(each: Sequence[Rows]) -> Rows:
@@ -288,11 +276,11 @@ def united(each: Sequence[Rows]) -> Rows:
         theirs, more = other.opened()
         if _same(structure, theirs):
             present = np.maximum(present, more)
-    there = present >= 0
-    number = int(np.count_nonzero(there))
+    is_present = present >= 0
+    number = int(np.count_nonzero(is_present))
     leaf: Content = NumpyArray(np.arange(number))
     if number < len(present):
-        leaf = IndexedOptionArray(Index64(np.where(there, np.cumsum(there) - 1, -1)), leaf)
+        leaf = IndexedOptionArray(Index64(numbered(is_present)), leaf)
     return Rows(_within(_levels_of(structure), leaf), np.arange(number))
 
 

@@ -21,25 +21,12 @@ from sonic_coffea.layouts._rows import Int64, RowSelection, Split, Tensor, offse
 
 
 class Scatter:
-    """One value, or several, for each element of the rows.
-
-    Parameters
-    ----------
-    split : Split
-        The elements of each row.
-    order : array of int64 or None
-        How the elements are sorted.
-    width : int
-        Values of each.
-    dtype : dtype
-        Type of the values.
-    axes : int
-        How many axes the elements have: 2 for a value of each pair of a row.
+    """Values of each element of the rows, `width` of them, or with 2 `axes` of each pair of a row.
 
     Attributes
     ----------
     values : array, shape ``[sum n, K]``
-        Those of all rows, one row after the other; undefined where none came in yet.
+        The values of all rows, one row after the other; undefined until `place` sets them.
     """
 
     def __init__(
@@ -92,7 +79,7 @@ class Scatter:
         """Return one list a row: records of `names`, or numbers, or arrays of the shape `each`.
 
         Values are of an option type if some have been truncated, or may be (`optional`). They are 0
-        where none came in, below a None, too; the kernel sees to those that were truncated.
+        where none came in, below a None, too; the kernel clears truncated values.
         """
         if self._open.any():
             self.values[np.repeat(self._open, np.diff(self._offsets))] = 0

@@ -40,13 +40,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 class Texts:
-    """Different strings, each with a number.
-
-    Parameters
-    ----------
-    first : sequence of str or bytes
-        Those with the first numbers.
-    """
+    """Different strings, each with a number; the `first` ones have the first numbers."""
 
     def __init__(self, first: Sequence[str | bytes] = ()) -> None:
         self._numbers: dict[bytes, int] = {}
@@ -54,7 +48,7 @@ class Texts:
         self.numbers_of(first)
 
     def numbers_of(self, strings: Iterable[str | bytes]) -> Int64:
-        """Return the number of each of some strings, new ones for those that are new."""
+        """Return the number of each string; a new string gets the next number."""
         known = self._numbers
         each = (s.encode() if isinstance(s, str) else s for s in strings)
         return np.asarray([known.setdefault(s, len(known)) for s in each], np.int64)
@@ -98,8 +92,8 @@ class Texts:
             index = Index64(np.asarray(read(node), np.int64))
             return IndexedArray(index, strings).project()
 
-        found: Content = ak.transform(placed, numbers, highlevel=False, numpy_to_regular=True)
-        return found
+        result: Content = ak.transform(placed, numbers, highlevel=False, numpy_to_regular=True)
+        return result
 
 
 class Numbered(Source):
@@ -114,9 +108,9 @@ class Numbered(Source):
 
     def column(self, path: str) -> Content:
         column = self._source.column(path)
-        return self._numbered(column, path) if path in self._strings else column
+        if path not in self._strings:
+            return column
 
-    def _numbered(self, column: Content, path: str) -> Content:
         def numbered(node: Content, **_: Any) -> Content | None:
             if node.parameter("__array__") in _STRINGS:
                 return NumpyArray(self._texts.numbers_of(_strings(node)))
@@ -127,8 +121,8 @@ class Numbered(Source):
                 )
             return None
 
-        found: Content = ak.transform(numbered, column, highlevel=False)
-        return found
+        result: Content = ak.transform(numbered, column, highlevel=False)
+        return result
 
 
 def _strings(node: Content) -> list[bytes]:

@@ -12,18 +12,11 @@ from awkward.contents import Content, EmptyArray, RecordArray
 
 from sonic_coffea.errors import ConfigError, FieldError
 from sonic_coffea.layouts._columns import Columns, Filling, fill_rows
+from sonic_coffea.layouts._declarations import DType, check_held, declare, order_of
 from sonic_coffea.layouts._fields import Source
 from sonic_coffea.layouts._formulae import base_name
 from sonic_coffea.layouts._groups import Stamp
-from sonic_coffea.layouts._layout import (
-    Bound,
-    DType,
-    FieldsLayout,
-    Layout,
-    check_held,
-    declare,
-    order_of,
-)
+from sonic_coffea.layouts._layout import Bound, FieldsLayout, Layout
 from sonic_coffea.layouts._padded import Padded
 from sonic_coffea.layouts._row import Row
 from sonic_coffea.layouts._rows import Int64, RowSelection, Split, Tensor
@@ -32,7 +25,7 @@ from sonic_coffea.layouts._texts import TEXT
 
 FLAGS = ("onehot", "number")
 Channel = tuple[str, int]
-"""A name, and its how manieth channel of a part it is."""
+"""A name, and its number among the channels of a part with this name."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -86,6 +79,7 @@ class Tokens(Layout):
     axis_order: str
     dtype: DType
     channels: tuple[Channel, ...] = field(repr=False, compare=False)
+    lengths: tuple[int, ...] = field(repr=False, compare=False)
 
     def __init__(
         self,
@@ -95,8 +89,8 @@ class Tokens(Layout):
         fill: float = 0.0,
         axis_order: str = "LF",
     ) -> None:
-        given: Any = parts
-        if not isinstance(given, Mapping) or not parts:
+        value: Any = parts
+        if not isinstance(value, Mapping) or not parts:
             raise ConfigError(f"Tokens: expected a dict of collections, got {parts!r}")
         for name, part in parts.items():
             _check_part(name, part)
@@ -120,14 +114,11 @@ class Tokens(Layout):
         check_held(fill, first[1], "Tokens", "fill")
         declare(self, parts=tuple(parts.items()), flags=chosen, fill=float(fill))
         declare(self, axis_order=axis_order, dtype=first[1], channels=_channels(parts))
+        declare(self, lengths=(sum(part.padded_length(0) or 1 for part in parts.values()),))
 
     @property
     def columns(self) -> tuple[str, ...]:
         return tuple(name for _, part in self.parts for name in part.columns)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
-        return (sum(part.padded_length(0) or 1 for _, part in self.parts),)
 
     def row_shape(self, level: int) -> tuple[int, ...]:
         width = len(self.channels) + len(_flag_values(self, 0))
@@ -146,13 +137,16 @@ class Tokens(Layout):
             keys = _keys(part)
             slots = np.asarray([self.channels.index(key) for key in keys], np.int64)
             groups = tuple(replace(g, slots=slots[g.slots]) for g in columns.groups)
-            fills = np.full(len(self.channels), self.fill)
-            fills[slots] = part.fill or 0.0
+            fills = [self.fill] * len(self.channels)
+            for slot, value in zip(slots, part.fill or [0.0] * len(slots), strict=True):
+                fills[slot] = value
             stop = start + (part.padded_length(0) or 1)
             flags = _flag_values(self, number)
             lacking = [n for n in range(len(self.channels)) if n not in slots]
             behind = range(len(self.channels), len(self.channels) + len(flags))
             absent, nothing = (self.fill,) * len(lacking), (0.0,) * len(flags)
+            lines = np.asarray([*lacking, *behind], np.int64)
+            stamp = Stamp(lines, (*absent, *flags), (*absent, *nothing)) if len(lines) else None
             bound.append(
                 _Part(
                     name,
@@ -160,8 +154,8 @@ class Tokens(Layout):
                     slice(start, stop),
                     part.jagged,
                     slots,
-                    fills.tolist(),
-                    _stamp([*lacking, *behind], (*absent, *flags), (*absent, *nothing)),
+                    fills,
+                    stamp,
                     isinstance(part, Padded) and part.pad_mode == "wrap",
                 )
             )
@@ -189,7 +183,7 @@ class Tokens(Layout):
             part.count_elements(here.columns, rows, levels * 0)
             for (_, part), here in zip(self.parts, columns.parts, strict=True)
         ]
-        sent, truncated, padding = np.sum(each, axis=0).tolist()
+        sent, truncated, padding = map(sum, zip(*each, strict=True))
         return sent, truncated, padding
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
@@ -199,22 +193,10 @@ class Tokens(Layout):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A collection with the arrays of a call.
+    """A collection with the arrays of a call; its tokens have `places` in the sequence.
 
-    Attributes
-    ----------
-    columns : Columns
-        Its fields, for the slots of the tensor's channels.
-    places : slice
-        Its tokens in the sequence.
-    slots : array of int64
-        The channel of each of its fields.
-    fills : list of float
-        What pads each channel.
-    stamp : Stamp or None
-        What its tokens have in the channels that it lacks, and in those of the flags behind.
-    wraps : bool
-        Whether its own tokens pad it.
+    Each of its fields has the channel of its slot. The stamp fills the channels that it lacks, and
+    the flags behind. `fills` pad each channel, or its own tokens if it `wraps`.
     """
 
     name: str
@@ -342,12 +324,8 @@ def _check_part(name: str, part: Any) -> None:
         )
 
 
-def _stamp(slots: list[int], numbers: tuple[float, ...], behind: tuple[float, ...]) -> Stamp | None:
-    return Stamp(np.asarray(slots, np.int64), numbers, behind) if slots else None
-
-
 def _keys(part: Padded | Row) -> list[Channel]:
-    """Return the channels of a part: names, those of the same name numbered."""
+    """Return the channels of a part; fields of the same name are numbered."""
     seen: Counter[str] = Counter()
     keys = []
     for feature in part.features:

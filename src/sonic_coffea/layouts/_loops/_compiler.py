@@ -55,7 +55,7 @@ def entry(kernel: Kernel, kinds: tuple[Any, ...]) -> Kernel:
             taken(1)
             return f"carray(pointer(at + {8 * (used - 1)}), 1, real)[0]"
         if not is_array(kind):
-            return f"({''.join(f'{argument(one)}, ' for one in kind)})"
+            return f"({''.join(f'{argument(inner)}, ' for inner in kind)})"
         name, (_, axes, contiguous) = dtype_of(kind[0]), kind
         at, shape = taken(1), taken(axes)
         if contiguous:

@@ -85,23 +85,23 @@ def unpad(out, kept, tensor, length, axes, offsets, counts, starts, order):
             runs *= count
         for run in range(runs):
             # Where the last axis begins, by the places on the axes before.
-            rest, one, other, step, stride = run, 0, first, length, total
+            rest, from_, to, step, stride = run, 0, first, length, total
             for _ in range(axes - 1):
                 place = rest % count
                 rest //= count
-                one += place * step
-                other += (place if order is None else order[starts[i] + place] - starts[i]) * stride
+                from_ += place * step
+                to += (place if order is None else order[starts[i] + place] - starts[i]) * stride
                 step *= length
                 stride *= total
-            begin = source + i * whole + one * size
+            begin = source + i * whole + from_ * size
             if order is None:
-                copy_bytes(target + other * size, begin, count * size)
+                copy_bytes(target + to * size, begin, count * size)
                 if truncated and kept is not None:
-                    for at in range(other, other + count):
+                    for at in range(to, to + count):
                         kept[at] = True
             else:
                 for k in range(count):
-                    at = other + order[starts[i] + k] - starts[i]
+                    at = to + order[starts[i] + k] - starts[i]
                     copy_bytes(target + at * size, begin + k * size, size)
                     if truncated and kept is not None:
                         kept[at] = True

@@ -91,16 +91,16 @@ def choose_line(typing_context, target, source, count, length, fill, dtype):
             offset = builder.mul(place, size.type(align))
             at, into = (_line(builder, begin, offset, vector) for begin in (start, to))
             values = builder.load(at, align=align)
-            there = _before(builder, builder.sub(stop, place), lanes)
-            builder.store(builder.select(there, values, fills), into, align=align)
+            inside = _before(builder, builder.sub(stop, place), lanes)
+            builder.store(builder.select(inside, values, fills), into, align=align)
             if isinstance(dtype.dtype, types.Float):
                 difference = builder.fsub(values, values)
-                wrong = builder.and_(there, builder.fcmp_unordered("uno", difference, difference))
+                wrong = builder.and_(inside, builder.fcmp_unordered("uno", difference, difference))
                 builder.store(builder.or_(builder.load(unfit), wrong), unfit)
 
         _for_vectors(builder, size, size.type(lanes), move)
-        found = builder.bitcast(builder.load(unfit), ir.IntType(lanes))
-        return builder.zext(found, ir.IntType(32)) if lanes < 32 else found
+        bits = builder.bitcast(builder.load(unfit), ir.IntType(lanes))
+        return builder.zext(bits, ir.IntType(32)) if lanes < 32 else bits
 
     at = types.int64
     return types.int32(at, at, at, at, fill, dtype), generate

@@ -22,19 +22,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class GivenPairs(Columns):
-    """Columns of pairs.
-
-    Attributes
-    ----------
-    inner : Columns
-        The same with a row for each first element, and a last row without pairs.
-    other_counts : array of int64
-        How many pairs each first element of a row has.
-    """
+class StoredPairs(Columns):
+    """Columns of pairs."""
 
     inner: Columns
+    """The same with a row for each first element, and a last row without pairs."""
     other_counts: Int64
+    """How many pairs each first element of a row has."""
 
     def write(self, out: Tensor, fills: Sequence[float], rows: RowSelection) -> None:
         """Fill ``out[n, C, L, M]``."""
@@ -55,14 +49,14 @@ def _rows_are_elements() -> Iterator[None]:
         raise type(error)(error.message) from None
 
 
-def given_pairs(
+def stored_pairs(
     source: Source,
     features: Sequence[Feature],
     *,
     target: np.dtype[Any],
     longest: tuple[int, int],
     between: bool,
-) -> GivenPairs:
+) -> StoredPairs:
     """Read pairs; each outer list is a row.
 
     At most `longest` first and second elements of a row are sent. Pairs `between` two collections
@@ -75,7 +69,7 @@ def given_pairs(
         raise InputError(
             f"{what} has {'None' if levels else 'one jagged axis'} where Pairwise "
             "needs i x j lists of pairs without None; to compute pairs of elements, name formulae, "
-            f"or the fields of a four-vector: {' or '.join(f'({one})' for one in VECTORS)}"
+            f"or the fields of a four-vector: {' or '.join(f'({vector})' for vector in VECTORS)}"
         )
     offsets = np.asarray(read(levels[-1].offsets), np.int64)
     starts, sizes = offsets[:-1], np.diff(offsets)
@@ -110,4 +104,4 @@ def given_pairs(
     )
     split = Split(rows, inner.split.leaf, starts, offsets[1:])
     each = replace(inner, split=extended)
-    return GivenPairs(split, inner.columns, (), inner=each, other_counts=other_counts)
+    return StoredPairs(split, inner.columns, (), inner=each, other_counts=other_counts)
