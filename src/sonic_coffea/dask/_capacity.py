@@ -72,6 +72,7 @@ class Capacity:
     def __init__(self, now: float) -> None:
         self.limit = self._busy = _INITIAL
         self.weight = 1.0
+        self.baseline_s = _BASELINE_S
         self._baseline_rtt_s: dict[int, float] = {}
         self._next_baseline_rtt_s: dict[int, float] = {}
         self._last_baseline_rtt_s: dict[int, float] = {}
@@ -213,7 +214,9 @@ class Capacity:
         """
         self._probed_rtt = False
         if not self._probing_rtt:
-            interval_s = _baseline_s(self._round_s)
+            # Longer, if rounds are long.
+            doublings = max(math.ceil(math.log2(2 * self._round_s) - 0.1), 0)
+            interval_s = self.baseline_s * 2.0**doublings
             full = now // interval_s > (now - self._round_s) // interval_s
             if full and (self._first_probes or self._changed):
                 self._first_probes = max(self._first_probes - 1, 0)
@@ -244,8 +247,3 @@ class Capacity:
             self._next_baseline_rtt_s = {}
             self._served.clear()
             self._served_after_probe = None
-
-
-def _baseline_s(round_s: float) -> float:
-    """Return for how long a baseline RTT is taken for true: longer, if rounds are long."""
-    return _BASELINE_S * 2.0 ** max(math.ceil(math.log2(2 * round_s) - 0.1), 0)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Iterator, Sequence
 
-    import awkward as ak
     from rich.console import Console
 
     from sonic_coffea.reporting import Report
@@ -120,6 +119,9 @@ def run(
             f"the demo needs {', '.join(missing)}: pip install 'sonic-coffea[demo]' installs all "
             "that it needs"
         )
+    import awkward as ak
+    import pyarrow.parquet as pq
+
     from sonic_coffea.dask import cluster
     from sonic_coffea.demo.analysis import SCORE_CUT, TopTagging
     from sonic_coffea.demo.plots import draw
@@ -147,7 +149,10 @@ def run(
         )
         wall_s = time.monotonic() - started
         console.print("drawing")
-        jets = _gather(parts, directory / "jets.parquet")
+        chunks = sorted(parts.glob("*.parquet"))
+        # Not by `ak.from_parquet`: its threads abort some processes that end soon after it.
+        jets = ak.concatenate([ak.from_arrow(pq.read_table(chunk)) for chunk in chunks])
+        provenance.to_parquet(jets, directory / "jets.parquet", *map(provenance.read, chunks))
     plots, roc = draw(out, jets, directory, cut=SCORE_CUT, network=network)
     result = DemoResult(
         directory=directory,
@@ -258,15 +263,3 @@ def _server(console: Console) -> Iterator[sonic.LocalServer]:
         with server:
             console.print(f"Triton {server.metadata.version} is ready at {server.url}")
             yield server
-
-
-def _gather(parts: Path, target: Path) -> ak.Array:
-    """Put the chunks' files together as one, in a fixed order."""
-    import awkward as ak
-    import pyarrow.parquet as pq
-
-    files = sorted(parts.glob("*.parquet"))
-    # Not by `ak.from_parquet`: its threads abort some processes that end soon after it.
-    jets = ak.concatenate([ak.from_arrow(pq.read_table(file)) for file in files])
-    provenance.to_parquet(jets, target, *map(provenance.read, files))
-    return jets

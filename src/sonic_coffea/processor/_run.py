@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,12 @@ def run_files(
         if cause is None:
             raise
         raise cause from None
+
+
+def chunk_name(metadata: Mapping[str, Any]) -> str:
+    """Return a name of a chunk for files; copies of a file have its uuid, and are other chunks."""
+    place = hashlib.sha256(metadata["filename"].encode()).hexdigest()[:8]
+    return f"{metadata['fileuuid']}-{place}-{metadata['entrystart']}-{metadata['entrystop']}"
 
 
 def _of_workers(error: BaseException | None) -> ConfigError | None:
