@@ -52,7 +52,7 @@ class Scheduler:
     @property
     def probing(self) -> bool:
         """Whether its clients leave room, so that those of the other find an empty queue."""
-        return any(capacity._probing_rtt for capacity in self.capacities)
+        return any(capacity._probe for capacity in self.capacities)
 
     @property
     def rows(self) -> float:

@@ -367,13 +367,14 @@ def test_scores_of_a_type_that_awkward_lacks(tmp_path: Path) -> None:
 def test_a_deadline_does_not_wait_for_the_cache(tmp_path: Path) -> None:
     """It asks the server for its model once more, which answers late."""
     asked, go_on = threading.Event(), threading.Event()
+    in_time: list[bool] = []
 
     class Hesitant(FakeServer):
         def enter(self, method: str, headers: Mapping[str, str], context: Any) -> None:
             super().enter(method, headers, context)
             if method == "ModelMetadata" and self.statistics["m", "rows"]:
                 asked.set()
-                go_on.wait(60)
+                in_time.append(go_on.wait(60))
 
     served = FakeModel.of(MODEL, double, max_rows=4)
     with Hesitant({"m": served}) as server, cached(server, tmp_path, max_in_flight=1) as pool:
@@ -384,6 +385,8 @@ def test_a_deadline_does_not_wait_for_the_cache(tmp_path: Path) -> None:
             pending.result(timeout_s=0.1)
         assert asked.wait(60)
         go_on.set()
+        until(lambda: bool(in_time))
+        assert all(in_time)
         server.release()
 
 

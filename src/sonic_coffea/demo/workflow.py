@@ -131,7 +131,7 @@ def run(
     if not with_constituents:
         network = "substructure"
         how = "substructure, as these files have no constituents (NanoAOD has them since v15)"
-    directory = _made(output)
+    directory = _made_folder(output)
     names = ", ".join(f"{name} ({len(paths)} files)" for name, paths in datasets.items())
     console.print(f"scoring every FatJet of {names} by their {how}")
     with contextlib.ExitStack() as stack:
@@ -158,8 +158,8 @@ def run(
         directory=directory,
         jets=directory / "jets.parquet",
         plots=tuple(plots),
-        area_under_roc=None if roc is None else roc.area,
-        area_error=None if roc is None else roc.area_error,
+        area_under_roc=roc.area if roc else None,
+        area_error=roc.area_error if roc else None,
         report=sonic.report(out, wall_s=wall_s),
         events=sum(out["events"].values()),
         n_jets=sum(out["jets"].values()),
@@ -172,7 +172,7 @@ def run(
     return result
 
 
-def _made(output: str | os.PathLike[str]) -> Path:
+def _made_folder(output: str | os.PathLike[str]) -> Path:
     """Make a directory, and try whether it can be written in."""
     directory = Path(output)
     try:
@@ -184,7 +184,7 @@ def _made(output: str | os.PathLike[str]) -> Path:
     return directory
 
 
-def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[str]], bool]:
+def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[Path]], bool]:
     """Return datasets with their files, and whether the files have constituents: look first."""
     datasets: dict[str, list[Path]] = {} if files else sample_files()
     paths = [Path(f).expanduser().absolute() for f in files]
@@ -200,8 +200,7 @@ def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[s
         raise ConfigError(
             f"some files have constituents of FatJet and {bare.name} has none; score them apart"
         )
-    listed = {name: [str(path) for path in paths] for name, paths in datasets.items()}
-    return listed, next(iter(kinds.values()))
+    return datasets, next(iter(kinds.values()))
 
 
 def branches_of(path: Path) -> set[str]:

@@ -5,21 +5,17 @@ from __future__ import annotations
 import hashlib
 import inspect
 import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 
 from sonic_coffea import provenance
 from sonic_coffea.demo.features import CONSTITUENT_FEATURES, constituent_features
 from sonic_coffea.errors import ConfigError, FieldError, nearest
-from sonic_coffea.model import constituents, has_constituents
+from sonic_coffea.model import Model, constituents, has_constituents
 from sonic_coffea.processor import SonicProcessor, chunk_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sonic_coffea.model import Model
 
 IDENTITY = ("run", "luminosityBlock", "event")
 INDEX = "index"
