@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.dask import SonicPlugin, SonicSchedulerPlugin
 from sonic_coffea.dask._allocator import Telemetry
-from sonic_coffea.dask._messages import JOIN, REPORT
+from sonic_coffea.dask._messages import JOIN, QUOTAS, REPORT
 from sonic_coffea.dask._metrics import offer_metrics
 from sonic_coffea.pool import ModelKey, RttStatistics, Settings, carried, current
 from sonic_coffea.reporting import Statistics, Tally
@@ -100,17 +101,20 @@ def test_a_full_memory_keeps_the_thread(slow_server: sonic.LocalServer) -> None:
 
 
 def test_workers_of_one_process_share_its_pool(
-    slow_server: sonic.LocalServer, monkeypatch: pytest.MonkeyPatch
+    slow_server: sonic.LocalServer,
 ) -> None:
     """Its reports count once, and its quota is that of both workers."""
     quotas: dict[Any, Any] = {}
 
-    def set_quotas(pool: sonic.Pool, new: dict[Any, Any], *others: Any) -> None:
-        quotas.update(new)
-        set_in_pool(pool, new, *others)
+    def note_quotas(worker: Any) -> None:
+        take = worker.stream_handlers[QUOTAS]
 
-    set_in_pool = sonic.Pool.set_quotas
-    monkeypatch.setattr(sonic.Pool, "set_quotas", set_quotas)
+        def note(grants: Any, **message: Any) -> None:
+            quotas.update(grants)
+            take(grants, **message)
+
+        worker.stream_handlers[QUOTAS] = note
+
     with (
         local_cluster(2, processes=False) as cluster,
         Client(cluster) as client,
@@ -118,10 +122,13 @@ def test_workers_of_one_process_share_its_pool(
     ):
         plugin = cluster.scheduler.plugins[SonicSchedulerPlugin.name]
         assert plugin.allocator.clients == 1
+        for worker in cluster.workers.values():
+            note_quotas(worker)
         futures = client.map(chunk, range(40))
         served = slow_server.url, ("double", None)
         until(lambda: served in quotas)
-        assert quotas[served].max_in_flight >= 2
+        max_in_flight, *_ = quotas[served]
+        assert max_in_flight >= 2
         chunks = client.gather(futures)
         assert all(scores[0] == 20.0 * n for n, (*_, scores) in enumerate(chunks))
         assert pool.statistics.total().rows == 120
@@ -164,52 +171,53 @@ def test_workers_that_come_later_are_killed_and_leave(slow_server: sonic.LocalSe
         until(lambda: client.run_on_scheduler(joined) == 1)
 
 
-def test_dask_s_event_loop_goes_on_while_a_pool_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As when other servers are connected, and the old ones do not answer."""
+def test_dask_s_event_loop_goes_on_while_a_pool_is_closed() -> None:
+    """As when other servers are connected, and the old pool takes its time to end its calls."""
+    served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})
     beats: list[float] = []
-    closing: list[float] = []
+    closing, go_on = threading.Event(), threading.Event()
 
-    def close(pool: sonic.Pool) -> None:
-        if pool.settings.servers == ("grpc://127.0.0.1:1",) and not closing:
-            closing.append(len(beats))
-            time.sleep(1.0)
-            closing.append(len(beats))
-        closed(pool)
+    def end_late() -> None:
+        closing.set()
+        go_on.wait(60)
 
-    closed = sonic.Pool.close
     with (
+        FakeServer({"double": served}) as server,
         local_cluster(1, processes=False) as cluster,
         Client(cluster) as client,
-        sonic.connect("grpc://127.0.0.1:1", client=client),
+        sonic.connect(server.url, client=client) as pool,
     ):
         beating = PeriodicCallback(lambda: beats.append(time.monotonic()), 10)
         cluster.loop.add_callback(beating.start)
-        until(lambda: bool(beats))
-        monkeypatch.setattr(sonic.Pool, "close", close)
-        client.register_plugin(SonicPlugin(Settings.make("grpc://127.0.0.1:2")))
+        server.hold()
+        (part,) = MODEL.submit(jets(0, 1), pool=pool).parts
+        part.call.on_end(end_late)
+        other = SonicPlugin(Settings.make("grpc://127.0.0.1:2"))
+        registering = threading.Thread(target=client.register_plugin, args=[other])
+        registering.start()
+        assert closing.wait(60)
+        before = len(beats)
+        until(lambda: len(beats) > before + 10)
+        assert registering.is_alive()
+        go_on.set()
+        registering.join()
         beating.stop()
-        assert closing[1] - closing[0] > 10
 
 
 def test_a_scheduler_without_the_package_is_no_obstacle(
-    slow_server: sonic.LocalServer,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    slow_server: sonic.LocalServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Foreign(SonicSchedulerPlugin):
-        def __reduce__(self) -> Any:
-            return eval, ("__import__('not_there')",)
+    async def unpickle(**_: Any) -> None:
+        raise ModuleNotFoundError("No module named 'sonic_coffea'")
 
-    monkeypatch.setattr("sonic_coffea.dask.SonicSchedulerPlugin", Foreign)
     with (
         caplog.at_level(logging.WARNING),
         local_cluster(1, processes=False) as cluster,
         Client(cluster) as client,
-        sonic.connect(slow_server, client=client),
     ):
-        chunks = client.gather(client.map(chunk, range(4)))
+        cluster.scheduler.handlers["register_scheduler_plugin"] = unpickle
+        with sonic.connect(slow_server, client=client):
+            chunks = client.gather(client.map(chunk, range(4)))
     assert chunks[3][2] == [60.0, 62.0, 64.0]
     assert "the scheduler cannot load sonic-coffea" in caplog.text
 

@@ -14,7 +14,7 @@ from tests.ports import held_port
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.dask import _hosts, check_workers
+from sonic_coffea.dask import check_workers
 from sonic_coffea.pool import Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.tools import Checks, HostCheck, Step
@@ -32,8 +32,8 @@ def server() -> Iterator[FakeServer]:
 
 
 def address(client: Client) -> str:
-    (found,) = client.nthreads()
-    return str(found)
+    (worker,) = client.nthreads()
+    return str(worker)
 
 
 @pytest.mark.server
@@ -72,12 +72,9 @@ def test_the_command(one_worker: Client, server: FakeServer, tmp_path: Path) -> 
 
 
 @pytest.mark.server
-def test_a_worker_that_cannot_try(
-    one_worker: Client, server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as one without this package, which does not know what to run."""
-    monkeypatch.setattr("sonic_coffea.dask._hosts._check", ModuleOf("no_such_package"))
-    (host,) = check_workers(one_worker, Settings.make(server.url))
+def test_a_worker_that_cannot_try(one_worker: Client, server: FakeServer) -> None:
+    """Such as one that lacks a package of what it is sent."""
+    (host,) = check_workers(one_worker, Settings.make(server.url), ModuleOf("no_such_package"))
     assert not host.ok
     assert "No module named 'no_such_package'" in host.error
     ((*_, result, _),) = Checks([host]).rows()
@@ -89,8 +86,6 @@ class ModuleOf:
 
     def __init__(self, module: str) -> None:
         self.module = module
-
-    def __call__(self) -> None: ...
 
     def __reduce__(self) -> tuple[object, ...]:
         return __import__, (self.module,)
@@ -139,13 +134,12 @@ def test_workers_that_are_still_to_come(server: FakeServer) -> None:
         assert [check.process for check in pool.check()][1:]
 
 
-def test_clients_that_cannot_ask(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_hosts, "_FIRST_WORKER_TIMEOUT_S", 0.1)
+def test_clients_that_cannot_ask(server: FakeServer) -> None:
+    settings = Settings.make(server.url)
     with (
         Client(processes=False, n_workers=0, dashboard_address=None) as client,
-        sonic.connect(server.url, client=client) as pool,
-        pytest.raises(errors.ConfigError, match="no workers"),
+        pytest.raises(errors.ConfigError, match="no workers for 0.1 s"),
     ):
-        pool.check()
+        check_workers(client, settings, worker_timeout_s=0.1)
     with pytest.raises(errors.ConfigError, match="closed"):
-        check_workers(client, Settings.make(server.url))
+        check_workers(client, settings)

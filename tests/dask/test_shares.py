@@ -11,12 +11,14 @@ from tests.dask.conftest import MODEL, jets, local_cluster
 from tests.waiting import until
 
 import sonic_coffea as sonic
-from sonic_coffea.dask import SonicSchedulerPlugin, _capacity
+from sonic_coffea.dask import SonicSchedulerPlugin
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from distributed import LocalCluster
+
+    from sonic_coffea.dask._capacity import Capacity
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]  # and clusters of processes
 
@@ -44,9 +46,13 @@ class Scheduler:
         self._plugin = cluster.scheduler.plugins[SonicSchedulerPlugin.name]
 
     @property
+    def capacities(self) -> list[Capacity]:
+        return list(self._plugin.allocator.capacities.values())
+
+    @property
     def probing(self) -> bool:
         """Whether its clients leave room, so that those of the other find an empty queue."""
-        return any(c._probing_rtt for c in self._plugin.allocator.capacities.values())
+        return any(capacity._probe for capacity in self.capacities)
 
     @property
     def rows(self) -> float:
@@ -59,10 +65,8 @@ class Scheduler:
 
 
 def test_clusters_and_shares_have_parts_by_weight(
-    slow_server: sonic.LocalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slow_server: sonic.LocalServer, tmp_path: Path
 ) -> None:
-    # The schedulers, which are in this process, make room for each other at full minutes, else.
-    monkeypatch.setattr(_capacity, "_BASELINE_S", 10.0)
     over = tmp_path / "over"
     with (
         local_cluster(1) as small,
@@ -78,8 +82,13 @@ def test_clusters_and_shares_have_parts_by_weight(
             of_large.submit(keep_scoring, "", 1.0, over),
         ]
         one, two = Scheduler(small), Scheduler(large)
+        until(lambda: bool(one.capacities and two.capacities))
+        # The schedulers, which are in this process, make room for each other at full minutes, else.
+        for capacity in (*one.capacities, *two.capacities):
+            capacity.baseline_s = 10.0
         until(lambda: one.probing and two.probing)
-        monkeypatch.setattr(_capacity, "_BASELINE_S", 1000.0)  # as in the minute after that
+        for capacity in (*one.capacities, *two.capacities):
+            capacity.baseline_s = 1000.0  # as in the minute after that
         until(lambda: not (one.probing or two.probing))
         settling = one.rows + two.rows
         until(lambda: one.rows + two.rows > settling + 10 * ROWS)

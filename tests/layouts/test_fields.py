@@ -12,9 +12,9 @@ import pytest
 from coffea.nanoevents import NanoEventsFactory
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.nanoaod import Schema
 
 import sonic_coffea as sonic
-from sonic_coffea.demo.analysis import Schema
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.errors import ConfigError, FieldError, InputError
 from sonic_coffea.layouts import bind_inputs

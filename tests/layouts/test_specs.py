@@ -7,9 +7,9 @@ import awkward as ak
 import numpy as np
 import pytest
 from coffea.nanoevents import NanoEventsFactory
+from tests.nanoaod import Schema
 
 import sonic_coffea as sonic
-from sonic_coffea.demo.analysis import Schema
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.errors import ConfigError, FieldError, InputError, ResponseError
 from sonic_coffea.layouts import _memory, assemble, bind_inputs, declared

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from coffea.nanoevents import NanoEventsFactory
 from coffea.nanoevents.trace import trace_with_typetracer
+from tests.nanoaod import Schema
 
 import sonic_coffea as sonic
-from sonic_coffea.demo.analysis import Schema
 from sonic_coffea.demo.features import constituent_features
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.errors import FieldError, InputError

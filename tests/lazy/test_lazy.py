@@ -246,8 +246,7 @@ def test_a_processor_that_sends_nothing(lazy: Any) -> None:
 @pytest.fixture
 def nano() -> Any:
     from coffea.nanoevents import NanoEventsFactory
-
-    from sonic_coffea.demo.analysis import Schema
+    from tests.nanoaod import Schema
 
     return NanoEventsFactory.from_root(
         {str(DATA / "TTbar_1.root"): "Events"}, schemaclass=Schema, mode="dask"

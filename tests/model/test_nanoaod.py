@@ -12,10 +12,10 @@ import uproot
 from coffea.nanoevents import NanoEventsFactory
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.nanoaod import Schema
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.demo.analysis import Schema
 from sonic_coffea.demo.samples import DATA
 
 

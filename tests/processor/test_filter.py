@@ -9,8 +9,9 @@ import awkward as ak
 import numpy as np
 import pytest
 from coffea import processor
-from coffea.nanoevents import NanoAODSchema, NanoEventsFactory
+from coffea.nanoevents import NanoEventsFactory
 from coffea.nanoevents.trace import trace_with_typetracer
+from tests.nanoaod import Schema
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["gev"]})
-
-
-class Schema(NanoAODSchema):
-    warn_missing_crossrefs = False
 
 
 class Hard(sonic.SonicFilter, processor.ProcessorABC):

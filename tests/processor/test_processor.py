@@ -23,11 +23,12 @@ from coffea.processor.accumulator import accumulate
 from coffea.util import save
 from distributed import Client
 from tests.dask.conftest import local_cluster
+from tests.nanoaod import Schema
 
 import sonic_coffea as sonic
 from sonic_coffea import errors, testing
 from sonic_coffea.demo import features
-from sonic_coffea.demo.analysis import Schema, toptagger
+from sonic_coffea.demo.analysis import toptagger
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.reporting import STATISTICS_KEY, Statistics
 

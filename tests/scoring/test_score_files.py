@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import linecache
+import os
 import shutil
 import signal
 import socket
@@ -146,27 +146,44 @@ def test_root_and_dask(
     assert provenance.read(out)["models"][0]["model"] == "mass"
 
 
+@pytest.mark.usefixtures("server")
+def test_a_tree_has_numbers_only(model: sonic.Model, tmp_path: Path) -> None:
+    lists = sonic.Model("mass", model.inputs, {"y": None})
+    with pytest.raises(errors.SonicError, match="'score' is no plain number: write it to a .parq"):
+        sonic.score_files(lists, FILES[0], tmp_path / "jets.root", collection="FatJet")
+    assert not (tmp_path / "jets.root").exists()
+
+
+# Each chunk waits until another process has one, too.
+MEETING = """
+import os
+import time
+from pathlib import Path
+
+FOLDER = Path({folder!r})
+
+def jets(events):
+    FOLDER.joinpath(f"{{os.getpid()}}.worker").touch()
+    until = time.monotonic() + 100
+    while len(list(FOLDER.glob("*.worker"))) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return events.FatJet
+"""
+
+
 def test_the_command_has_workers(
-    server: FakeServer,
-    events: dict[str, Any],
-    client: Client,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: FakeServer, events: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The demo's tests start such workers; here, those of another test stand in for them."""
-    asked = []
-
-    def cluster(*arguments: Any) -> contextlib.AbstractContextManager[Client]:
-        asked.append(arguments)
-        return contextlib.nullcontext(client)
-
-    monkeypatch.setattr("sonic_coffea.dask.cluster", cluster)
     (tmp_path / "mass.yaml").write_text(DECLARATION)
+    (tmp_path / "analysis.py").write_text(MEETING.format(folder=str(tmp_path)))
     arguments = ["--declare", "mass.yaml", "--collection", "FatJet", "--server", server.url]
+    arguments += ["--features", "analysis:jets"]
     arguments += [part for path in FILES for part in ("--file", str(path))]
     done = run("score", *arguments, "--workers", "2", "-o", "jets.parquet", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert asked == [(2, None)]
+    workers = {path.stem for path in tmp_path.glob("*.worker")}
+    assert len(workers - {str(os.getpid())}) == 2
     is_right(ak.from_parquet(tmp_path / "jets.parquet"), events)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from sonic_coffea.pool import MAX_RTT_RATIO, RttStatistics, min_in_flight
@@ -62,6 +63,26 @@ _RELIEF_ROUNDS, _MIN_PACE = 2, 0.3
 _LITTLE_ANSWERS = 16
 
 
+@dataclass(slots=True)
+class _Probe:
+    """Rounds that measure the baseline RTT anew, by size of requests."""
+
+    begun_at: float
+    baseline_before_s: dict[int, float]
+    baseline_rtt_s: dict[int, float] = field(default_factory=dict)
+    rtt_s: float = math.inf
+    settled_rounds: int = 0
+
+    @property
+    def confirms(self) -> bool:
+        """Whether it finds the baseline as it was, for all sizes that were sent meanwhile."""
+        before_s = self.baseline_before_s
+        return all(
+            size in before_s and before_s[size] / _SAME < rtt_s < before_s[size] * _SAME
+            for size, rtt_s in self.baseline_rtt_s.items()
+        )
+
+
 class Capacity:
     """The in-flight limit of all clients of a server together, and the rate of paced requests.
 
@@ -72,9 +93,8 @@ class Capacity:
     def __init__(self, now: float) -> None:
         self.limit = self._busy = _INITIAL
         self.weight = 1.0
+        self.baseline_s = _BASELINE_S
         self._baseline_rtt_s: dict[int, float] = {}
-        self._next_baseline_rtt_s: dict[int, float] = {}
-        self._last_baseline_rtt_s: dict[int, float] = {}
         self._round_at = now
         self._round_s = 0.5
         self._rounds = 0
@@ -86,18 +106,16 @@ class Capacity:
         # Requests that were in flight, had they found no queue: what the server does for clients.
         self._served: deque[tuple[float, int]] = deque(maxlen=_SERVED_ROUNDS)
         self._served_after_probe: float | None = None
-        self._probing_rtt = self._probed_rtt = False
-        self._probed_rtt_s = math.inf
-        self._settled_rounds = 0
+        self._probe: _Probe | None = None
+        self._probe_ended = False
         self._first_probes = _FIRST_PROBES
-        self._probe_at = math.inf
 
     @property
     def rate(self) -> float:
         """Requests a second for the server, if they are paced; 0 if that is not known yet."""
         if not self._known:
             return 0.0
-        if self._probing_rtt:
+        if self._probe:
             return _PROBE_RTT_PART * self._rate
         lacking = (self.limit - self._in_flight) / (self._round_s * _RELIEF_ROUNDS)
         return max(self._pace * self._rate + lacking, _MIN_PACE * self._rate)
@@ -118,7 +136,7 @@ class Capacity:
         if any(rtt.refused for rtt in rtts):
             self.limit = max(self.limit / _MAX_STEP, 1.0)
             self._known = True  # it is too much, whatever it is
-        elif answers and not (self._probing_rtt or self._probed_rtt):
+        elif answers and not (self._probe or self._probe_ended):
             current = answers >= _LITTLE_ANSWERS and sum_s < answers * self._round_s
             self._in_flight = sum_s / self._round_s if current else in_flight
             # The first answers come some time after the beginning of their round.
@@ -128,24 +146,24 @@ class Capacity:
                 if not (self._known and little and answers < self._rate * self._round_s):
                     self._recent.append((answers, self._round_s))
                 # With fewer in flight than may be, the server could have answered more.
-                least = self._rate if self._in_flight < self.limit else 0.0
-                self._rate = max(self._mean_rate(), least)
+                min_rate = self._rate if self._in_flight < self.limit else 0.0
+                self._rate = max(self._mean_rate(), min_rate)
             self._answered = True
             self._known = self._known or len(self._recent) >= _KNOWN_ROUNDS
             self._note_served(sum_s / rtt_ratio / self._round_s, answers)
             factor = min(max(MAX_RTT_RATIO / rtt_ratio, 1 / _MAX_STEP), _MAX_STEP)
             self._busy = max(min_in_flight(rtt.full) for rtt in rtts)
-            least = self.weight * self._busy
+            min_limit = self.weight * self._busy
             binding = waiting and self._in_flight > _BINDING_PART * self.limit
             if factor < 1 or binding:
                 # Half of the way, as what is measured lags behind.
                 self.limit *= math.sqrt(factor)
-            self.limit = max(self.limit + (_PUSH * least if binding else 0.0), least, 1.0)
+            self.limit = max(self.limit + (_PUSH * min_limit if binding else 0.0), min_limit, 1.0)
         self._set_pace(answered=answers > 0)
         empty = answers >= _CONFIRMING_ANSWERS and rtt_ratio < _NO_QUEUE
         self._probe_rtt(sum_s / answers if answers else None, now, empty=empty)
         # Whatever limit and weight are: more requests would be each other's queue.
-        return _PROBE_RTT_PART * self._busy if self._probing_rtt else self.limit
+        return _PROBE_RTT_PART * self._busy if self._probe else self.limit
 
     def _mean_rate(self) -> float:
         """Return the answers a second of the last rounds that have enough of them."""
@@ -159,7 +177,7 @@ class Capacity:
 
     def _set_pace(self, *, answered: bool) -> None:
         """Set the pace for the next round, by what is in flight at this one."""
-        if self._probing_rtt:
+        if self._probe:
             self._pace = 1.0
         elif self._pace > 1 and answered and self._in_flight < _EMPTY_PART * self.limit:
             self._pace = 1 + min(2 * (self._pace - 1), _MAX_FASTER)
@@ -170,9 +188,10 @@ class Capacity:
     def _compare(self, rtts: Iterable[RttStatistics]) -> tuple[int, float, float]:
         """Return the number and the sum of all RTTs, and their ratio to the baseline."""
         answers, sum_s, baseline_s = 0, 0.0, 0.0
+        probed_s = self._probe.baseline_rtt_s if self._probe else {}
         for rtt in rtts:
             for size, (number, size_sum_s, min_s) in rtt.trips.items():
-                for baseline in (self._baseline_rtt_s, self._next_baseline_rtt_s):
+                for baseline in (self._baseline_rtt_s, probed_s):
                     baseline[size] = min(min_s, baseline.get(size, math.inf))
                 answers += number
                 sum_s += size_sum_s
@@ -195,57 +214,40 @@ class Capacity:
         factor = fmean(requests for requests, _ in self._served) / self._served_after_probe
         return not 1 / change < factor < change
 
-    @property
-    def _confirmed(self) -> bool:
-        """Whether a probe finds the baseline as it was, for all sizes of requests in it."""
-        return all(
-            self._last_baseline_rtt_s.get(size, math.inf) / _SAME
-            < rtt_s
-            < self._last_baseline_rtt_s.get(size, 0.0) * _SAME
-            for size, rtt_s in self._next_baseline_rtt_s.items()
-        )
-
     def _probe_rtt(self, rtt_s: float | None, now: float, *, empty: bool) -> None:
         """Begin the rounds that measure the baseline RTT anew, or end them.
 
         They end when requests that were sent in the probe confirm the baseline, or find no shorter
         queue than others did.
         """
-        self._probed_rtt = False
-        if not self._probing_rtt:
-            interval_s = _baseline_s(self._round_s)
+        self._probe_ended = False
+        probe = self._probe
+        if probe is None:
+            # Longer, if rounds are long.
+            doublings = max(math.ceil(math.log2(2 * self._round_s) - 0.1), 0)
+            interval_s = self.baseline_s * 2.0**doublings
             full = now // interval_s > (now - self._round_s) // interval_s
             if full and (self._first_probes or self._changed):
                 self._first_probes = max(self._first_probes - 1, 0)
-                self._probing_rtt, self._settled_rounds = True, 0
-                self._probe_at = now
-                self._probed_rtt_s = math.inf
-                self._next_baseline_rtt_s = {}
-                self._last_baseline_rtt_s = dict(self._baseline_rtt_s)
+                self._probe = _Probe(now, dict(self._baseline_rtt_s))
             return
         # The answers may be to requests sent before the probe, or before another scheduler's probe.
-        probed_s = now - self._probe_at - self._round_s
+        probed_s = now - probe.begun_at - self._round_s
         if rtt_s is None:
-            self._settled_rounds += not self._in_flight
-        elif rtt_s < min(_FALLEN * self._probed_rtt_s, now - self._probe_at):
-            self._settled_rounds, self._probed_rtt_s = 0, rtt_s
-        elif self._probed_rtt_s < math.inf:
-            self._settled_rounds += 1
+            probe.settled_rounds += not self._in_flight
+        elif rtt_s < min(_FALLEN * probe.rtt_s, now - probe.begun_at):
+            probe.settled_rounds, probe.rtt_s = 0, rtt_s
+        elif probe.rtt_s < math.inf:
+            probe.settled_rounds += 1
         empty = empty and rtt_s is not None and rtt_s < probed_s
-        settled_s = self._settled_rounds * self._round_s if rtt_s is not None else math.inf
+        settled_s = probe.settled_rounds * self._round_s if rtt_s is not None else math.inf
         if (
-            (empty and self._confirmed)
-            or (self._settled_rounds >= _PROBE_RTT_ROUNDS and settled_s >= self._probed_rtt_s)
-            or now > self._probe_at + _MAX_PROBE_S
+            (empty and probe.confirms)
+            or (probe.settled_rounds >= _PROBE_RTT_ROUNDS and settled_s >= probe.rtt_s)
+            or now > probe.begun_at + _MAX_PROBE_S
         ):
-            self._probing_rtt, self._probed_rtt = False, True
+            self._probe, self._probe_ended = None, True
             # Of sizes that nobody sent meanwhile, there is only the old one.
-            self._baseline_rtt_s.update(self._next_baseline_rtt_s)
-            self._next_baseline_rtt_s = {}
+            self._baseline_rtt_s.update(probe.baseline_rtt_s)
             self._served.clear()
             self._served_after_probe = None
-
-
-def _baseline_s(round_s: float) -> float:
-    """Return for how long a baseline RTT is taken for true: longer, if rounds are long."""
-    return _BASELINE_S * 2.0 ** max(math.ceil(math.log2(2 * round_s) - 0.1), 0)

@@ -73,7 +73,7 @@ class History:
     def __init__(self) -> None:
         self.courses: defaultdict[ServedVersion, Course] = defaultdict(Course)
         self._totals: defaultdict[str, dict[ServedVersion, Sequence[float]]] = defaultdict(dict)
-        self._numbers: dict[str, int] = {}
+        self._numbers: defaultdict[str, int] = defaultdict(int)
         self._timings: dict[ServedModel, Sequence[float]] = {}
         self._own: dict[ServedModel, float] = {}
 
@@ -84,14 +84,14 @@ class History:
 
         Totals that an earlier report brings late, by its number, would look like a new beginning.
         """
-        last = self._totals[client]
-        late = number < self._numbers.get(client, 0)
-        self._numbers[client] = max(number, self._numbers.get(client, 0))
-        for served, numbers in () if late else totals:
-            course = self.courses[served]
-            for name, more in zip(TOTALS, _increase(last.get(served), numbers), strict=True):
-                course.totals[name] += more
-            last[served] = numbers
+        if number >= self._numbers[client]:
+            self._numbers[client] = number
+            last = self._totals[client]
+            for served, numbers in totals:
+                increase = _increase(last.get(served), numbers)
+                for name, more in zip(TOTALS, increase, strict=True):
+                    self.courses[served].totals[name] += more
+                last[served] = numbers
         for served, numbers in timings:
             # Behind a balancer, these may be of another server than before.
             last_numbers = self._timings.get(served)

@@ -53,7 +53,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         add_page(scheduler, self.history)
 
     def join(self, worker: str, process: str, weight: float | None = None) -> dict[str, float]:
-        """Add a worker; it is told how to behave until the first round.
+        """Add a worker, and return what it does until the first round.
 
         The weight holds for the cluster; the client that connects last sets it.
         """
@@ -119,20 +119,20 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         ejected = self.allocator.ejected()
         self.history.end_round(self.allocator, now)
         # When the last server is readmitted, all processes hear of it once, also idle ones.
-        tells = bool(ejected) or self._some_ejected
+        ejections_changed = bool(ejected) or self._some_ejected
         self._some_ejected = bool(ejected)
-        asked = next((process for process, grants in allocated.items() if grants), None)
+        asking = next((process for process, grants in allocated.items() if grants), None)
         for process, grants in allocated.items():
             worker = self._processes[process][0]
-            hears = grants or tells or process in self.allocator.held
-            if worker in self._scheduler.workers and hears:
+            concerned = grants or ejections_changed or process in self.allocator.held
+            if worker in self._scheduler.workers and concerned:
                 message = {
                     "op": QUOTAS,
                     "grants": list(grants.items()),
                     "ejected": [url for url, probing in ejected.items() if process not in probing],
                     "lease_s": self.allocator.lease_s,
                     "round_s": self.allocator.round_s,
-                    "asks": process == asked,
+                    "asks": process == asking,
                 }
                 self._scheduler.worker_send(worker, message)
         self._scheduler.periodic_callbacks[self.name].callback_time = self.allocator.round_s * 1000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,15 @@ import awkward as ak
 import hist
 import numpy as np
 from coffea import processor
-from coffea.nanoevents import NanoAODSchema
 
 import sonic_coffea as sonic
 from sonic_coffea import provenance
 from sonic_coffea.demo import features
 from sonic_coffea.demo.samples import DATA
 from sonic_coffea.model import has_constituents
+from sonic_coffea.processor import chunk_name
 
 SCORE_CUT = 0.5
-
-
-class Schema(NanoAODSchema):  # type: ignore[misc]
-    """NanoAOD, of which a file may hold any part."""
-
-    warn_missing_crossrefs = False
 
 
 def toptagger() -> sonic.Model:
@@ -80,7 +73,9 @@ class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[
         if truth is not None:
             columns["is_top"] = truth
         flat = ak.flatten(ak.zip(columns, depth_limit=2))
-        self._write(flat, events.metadata, scored)
+        written = ak.drop_none(ak.with_field(flat, dataset, "dataset"), axis=0)
+        path = Path(self.jets_dir) / f"{dataset}-{chunk_name(events.metadata)}.parquet"
+        provenance.to_parquet(written, path, scored)
         scored = flat[~ak.is_none(flat.top)]
         top, mass = np.asarray(scored.top), np.asarray(scored.msoftdrop)
         weight = np.asarray(scored.weight, np.float64)
@@ -96,15 +91,6 @@ class TopTagging(sonic.SonicProcessor, processor.ProcessorABC):  # type: ignore[
             "jets": {dataset: len(flat)},
             "scored": {dataset: len(scored)},
         }
-
-    def _write(self, jets: ak.Array, metadata: Any, scores: ak.Array) -> None:
-        """Write the chunk's jets under a name of its own, with what made their scores."""
-        # Copies of a file have its uuid.
-        place = hashlib.sha256(metadata["filename"].encode()).hexdigest()[:8]
-        name = "{dataset}-{fileuuid}-{place}-{entrystart}-{entrystop}.parquet"
-        name = name.format(**metadata, place=place)
-        jets = ak.drop_none(ak.with_field(jets, metadata["dataset"], "dataset"), axis=0)
-        provenance.to_parquet(jets, Path(self.jets_dir) / name, scores)
 
     def postprocess(self, accumulator: Any) -> Any:
         """Nothing is left to do."""

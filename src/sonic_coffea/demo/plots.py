@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sonic_coffea.plots import Roc, draw_histogram, draw_roc, draw_scores, roc
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def draw(
@@ -45,7 +43,15 @@ def draw(
         axes.set(xlabel=f"top-quark score of {network}", ylabel="jets, normalised to area 1")
         axes.set_title("Scores by process")
         save("score")
-        _masses(output["mass"], cut)
+        axes = plt.gca()
+        for number, dataset in enumerate(output["mass"].axes["dataset"]):
+            both, color = output["mass"][dataset, :, :], f"C{number}"
+            before, after = both[sum, :], both[True, :]
+            draw_histogram(before, axes, label=f"{dataset}, all", color=color, linestyle=":")
+            draw_histogram(after, axes, label=f"{dataset}, score > {cut:g}", color=color)
+        axes.set(xlabel="soft-drop mass [GeV]", ylabel="jets (weighted)", xlim=(0, 300))
+        axes.set(yscale="log", title="Jet mass before and after a cut on the score")
+        axes.legend(fontsize=15)
         save("mass")
         scored = jets[~ak.is_none(jets.top)]
         is_top = scored.is_top if "is_top" in jets.fields else []
@@ -58,17 +64,3 @@ def draw(
             axes.set_title(tops)
             save("roc")
     return paths, curve
-
-
-def _masses(histogram: Any, cut: float) -> None:
-    import matplotlib.pyplot as plt
-
-    axes = plt.gca()
-    for number, dataset in enumerate(histogram.axes["dataset"]):
-        both, color = histogram[dataset, :, :], f"C{number}"
-        before, after = both[sum, :], both[True, :]
-        draw_histogram(before, axes, label=f"{dataset}, all", color=color, linestyle=":")
-        draw_histogram(after, axes, label=f"{dataset}, score > {cut:g}", color=color)
-    axes.set(xlabel="soft-drop mass [GeV]", ylabel="jets (weighted)", xlim=(0, 300), yscale="log")
-    axes.set_title("Jet mass before and after a cut on the score")
-    axes.legend(fontsize=15)

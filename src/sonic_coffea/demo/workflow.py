@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Iterator, Sequence
 
-    import awkward as ak
     from rich.console import Console
 
     from sonic_coffea.reporting import Report
@@ -120,6 +119,9 @@ def run(
             f"the demo needs {', '.join(missing)}: pip install 'sonic-coffea[demo]' installs all "
             "that it needs"
         )
+    import awkward as ak
+    import pyarrow.parquet as pq
+
     from sonic_coffea.dask import cluster
     from sonic_coffea.demo.analysis import SCORE_CUT, TopTagging
     from sonic_coffea.demo.plots import draw
@@ -129,7 +131,7 @@ def run(
     if not with_constituents:
         network = "substructure"
         how = "substructure, as these files have no constituents (NanoAOD has them since v15)"
-    directory = _made(output)
+    directory = _made_folder(output)
     names = ", ".join(f"{name} ({len(paths)} files)" for name, paths in datasets.items())
     console.print(f"scoring every FatJet of {names} by their {how}")
     with contextlib.ExitStack() as stack:
@@ -147,14 +149,17 @@ def run(
         )
         wall_s = time.monotonic() - started
         console.print("drawing")
-        jets = _gather(parts, directory / "jets.parquet")
+        chunks = sorted(parts.glob("*.parquet"))
+        # Not by `ak.from_parquet`: its threads abort some processes that end soon after it.
+        jets = ak.concatenate([ak.from_arrow(pq.read_table(chunk)) for chunk in chunks])
+        provenance.to_parquet(jets, directory / "jets.parquet", *map(provenance.read, chunks))
     plots, roc = draw(out, jets, directory, cut=SCORE_CUT, network=network)
     result = DemoResult(
         directory=directory,
         jets=directory / "jets.parquet",
         plots=tuple(plots),
-        area_under_roc=None if roc is None else roc.area,
-        area_error=None if roc is None else roc.area_error,
+        area_under_roc=roc.area if roc else None,
+        area_error=roc.area_error if roc else None,
         report=sonic.report(out, wall_s=wall_s),
         events=sum(out["events"].values()),
         n_jets=sum(out["jets"].values()),
@@ -167,7 +172,7 @@ def run(
     return result
 
 
-def _made(output: str | os.PathLike[str]) -> Path:
+def _made_folder(output: str | os.PathLike[str]) -> Path:
     """Make a directory, and try whether it can be written in."""
     directory = Path(output)
     try:
@@ -179,7 +184,7 @@ def _made(output: str | os.PathLike[str]) -> Path:
     return directory
 
 
-def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[str]], bool]:
+def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[Path]], bool]:
     """Return datasets with their files, and whether the files have constituents: look first."""
     datasets: dict[str, list[Path]] = {} if files else sample_files()
     paths = [Path(f).expanduser().absolute() for f in files]
@@ -195,8 +200,7 @@ def _datasets(files: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, list[s
         raise ConfigError(
             f"some files have constituents of FatJet and {bare.name} has none; score them apart"
         )
-    listed = {name: [str(path) for path in paths] for name, paths in datasets.items()}
-    return listed, next(iter(kinds.values()))
+    return datasets, next(iter(kinds.values()))
 
 
 def branches_of(path: Path) -> set[str]:
@@ -258,15 +262,3 @@ def _server(console: Console) -> Iterator[sonic.LocalServer]:
         with server:
             console.print(f"Triton {server.metadata.version} is ready at {server.url}")
             yield server
-
-
-def _gather(parts: Path, target: Path) -> ak.Array:
-    """Put the chunks' files together as one, in a fixed order."""
-    import awkward as ak
-    import pyarrow.parquet as pq
-
-    files = sorted(parts.glob("*.parquet"))
-    # Not by `ak.from_parquet`: its threads abort some processes that end soon after it.
-    jets = ak.concatenate([ak.from_arrow(pq.read_table(file)) for file in files])
-    provenance.to_parquet(jets, target, *map(provenance.read, files))
-    return jets

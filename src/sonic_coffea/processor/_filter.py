@@ -60,23 +60,19 @@ class SonicFilter(SonicProcessor):
                 f"{type(self).__name__}.decide must return one bool for each of {len(events)} "
                 f"events, got {passed.type}"
             )
-        of_events = isinstance(scores.overlap, (ak.Array, np.ndarray))
-        of_events = of_events and len(scores.overlap) == len(events)
-        kept = Scores(
-            {name: _cut(score, passed) for name, score in scores.items()},
-            scores.overlap[passed] if of_events else scores.overlap,
-        )
+        overlap = scores.overlap
+        if isinstance(overlap, (ak.Array, np.ndarray)) and len(overlap) == len(events):
+            overlap = overlap[passed]
+        kept = Scores({name: _cut(score, passed) for name, score in scores.items()}, overlap)
         kept.passed = passed
-        return self.produce(events[passed] if ak.any(passed) else _nothing_of(events), kept)
+        if ak.any(passed):
+            return self.produce(events[passed], kept)
+        # No events of the same type, without reading any.
+        empty = events.layout.form.length_zero_array()
+        return self.produce(ak.Array(empty, behavior=events.behavior, attrs=events.attrs), kept)
 
 
 def _cut(scores: Any, passed: ak.Array) -> Any:
     if isinstance(scores, dict):  # of Variations
         return {variation: varied[passed] for variation, varied in scores.items()}
     return scores[passed]
-
-
-def _nothing_of(events: ak.Array) -> ak.Array:
-    """Return no events of the same type, without reading any."""
-    empty = events.layout.form.length_zero_array()
-    return ak.Array(empty, behavior=events.behavior, attrs=events.attrs)

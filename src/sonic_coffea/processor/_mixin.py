@@ -147,20 +147,20 @@ class SonicProcessor(Carrier):
             with _nearest_fields_named():
                 scores.overlap = self.overlap(events)
             yield None
-            for name, one in pending.items():
-                scores[name] = one.result()
+            for name, request in pending.items():
+                scores[name] = request.result()
             with _nearest_fields_named():
                 output = self._produce(events, scores)
         finally:
-            for one in pending.values():
-                one.cancel()
+            for request in pending.values():
+                request.cancel()
         if type(output) is dict and not _has_no_data(events):
             statistics = Statistics(chunks=chunks, events=len(events))
             dataset = _dataset_of(events)
             if dataset is not None:
                 statistics.datasets[str(dataset)] = len(events)
-            for one in pending.values():
-                statistics += one.statistics
+            for request in pending.values():
+                statistics += request.statistics
             output = {**output, STATISTICS_KEY: statistics.to_plain()}
         yield output
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError, SonicError, find
@@ -14,7 +16,7 @@ from sonic_coffea.errors import ConfigError, SonicError, find
 
 def run_files(
     processor: Any,
-    datasets: Mapping[str, Sequence[str]],
+    datasets: Mapping[str, Sequence[str | Path]],
     *,
     client: Any,
     chunksize: int,
@@ -36,7 +38,8 @@ def run_files(
         executor = DaskExecutor(client=client, status=progress, retries=1)
     runner = Runner(executor=executor, schema=Schema, chunksize=chunksize)
     fileset = {
-        name: {"treename": "Events", "files": list(paths)} for name, paths in datasets.items()
+        name: {"treename": "Events", "files": [str(path) for path in paths]}
+        for name, paths in datasets.items()
     }
     try:
         # coffea's progress bars go to standard output, which is for results.
@@ -54,6 +57,12 @@ def run_files(
         raise cause from None
 
 
+def chunk_name(metadata: Mapping[str, Any]) -> str:
+    """Return a name of a chunk for files; copies of a file have its uuid, and are other chunks."""
+    place = hashlib.sha256(metadata["filename"].encode()).hexdigest()[:8]
+    return f"{metadata['fileuuid']}-{place}-{metadata['entrystart']}-{metadata['entrystop']}"
+
+
 def _of_workers(error: BaseException | None) -> ConfigError | None:
     """Return what is wrong with where workers run, if an exception says that."""
     while error is not None:
@@ -62,8 +71,8 @@ def _of_workers(error: BaseException | None) -> ConfigError | None:
                 f"the workers have no module {error.name!r}; install it where they run"
             )
         if isinstance(error, OSError):
-            said = " ".join(str(error).split()).partition(" Files may be")[0]
-            return ConfigError(f"a file cannot be read where it is scored: {said}")
+            reason = " ".join(str(error).split()).partition(" Files may be")[0]
+            return ConfigError(f"a file cannot be read where it is scored: {reason}")
         error = error.__cause__
     return None
 

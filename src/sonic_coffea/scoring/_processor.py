@@ -5,21 +5,17 @@ from __future__ import annotations
 import hashlib
 import inspect
 import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import awkward as ak
 
 from sonic_coffea import provenance
 from sonic_coffea.demo.features import CONSTITUENT_FEATURES, constituent_features
 from sonic_coffea.errors import ConfigError, FieldError, nearest
-from sonic_coffea.model import constituents, has_constituents
-from sonic_coffea.processor import SonicProcessor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sonic_coffea.model import Model
+from sonic_coffea.model import Model, constituents, has_constituents
+from sonic_coffea.processor import SonicProcessor, chunk_name
 
 IDENTITY = ("run", "luminosityBlock", "event")
 INDEX = "index"
@@ -105,10 +101,7 @@ class Scoring(SonicProcessor):
         return events[name]
 
     def _path(self, metadata: Any) -> Path:
-        """Return where a chunk goes; copies of a file have its uuid, and are others."""
-        place = hashlib.sha256(metadata["filename"].encode()).hexdigest()[:8]
-        chunk = f"{metadata['fileuuid']}-{place}-{metadata['entrystart']}-{metadata['entrystop']}"
-        return Path(self.parts) / f"{chunk}-{self.kind}.parquet"
+        return self.parts / f"{chunk_name(metadata)}-{self.kind}.parquet"
 
     def _counted(self, events: Any, path: Path, *, resumed: int) -> dict[str, Any]:
         chunk = {"file": events.metadata["filename"], "start": events.metadata["entrystart"]}
