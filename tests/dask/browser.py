@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+_OPTIONS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+    # Else it calls its maker, and waits for an answer where there is no way to the internet.
+    *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--disable-quic"),
+)
 # Bokeh's widgets are in shadow trees, which `innerText` of the page leaves out.
 _TEXT = """
 (function text(node) {

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.layouts import Outputs, assemble, bind_inputs, trace
-from sonic_coffea.model._submission import score_partition
+from sonic_coffea.model._submission import Submission
 from sonic_coffea.testing import FakeModel, FakeServer
 
 Events = list[Any]
@@ -329,13 +329,13 @@ def test_a_server_tells_the_shape_that_nobody_declares() -> None:
                 wrong(events)
             with pytest.raises(errors.ContractError, match="output 'y' is declared with shape"):
                 wrong.check()
-        options = {"on_error": "raise", "version": None, "deduplicate": False}
         # What a graph has promised cannot be mended when it is computed.
         with pytest.raises(
             errors.ContractError, match=r"declare it, as sonic.Output\(shape=\(4,\)"
         ):
-            score_partition(model, events, **options)
-        assert score_partition(declared, events, **options).tolist() == full.tolist()
+            Submission(model, of_partition=True).score(events)
+        partition = Submission(declared, of_partition=True).score(events)
+        assert partition.tolist() == full.tolist()
     assert str(model(events[:0]).type) == "0 * var * float32"
     assert str(declared(events[:0]).type) == "0 * var * 4 * float32"
 

@@ -14,7 +14,7 @@ from tests.commands import run
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.ml_tools import triton_wrapper
-from sonic_coffea.model._declaration import _say_that_nothing_is_listed
+from sonic_coffea.model._declaration import _warn_of_unlisted_tensors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
 
@@ -36,7 +36,7 @@ def served(function: Any = double, **options: Any) -> FakeServer:
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    _say_that_nothing_is_listed.cache_clear()
+    _warn_of_unlisted_tensors.cache_clear()
     with served(lists_tensors=False) as running:
         yield running
 
