@@ -191,7 +191,10 @@ def simulate(workers: int, work: Work, *, until: float, warm: float, **options: 
 
 @pytest.mark.parametrize(
     ("workers", "rows", "until"),
-    [(1, 1024, 20), (5, 1024, 20), (16, 100, 8), (100, 1024, 30), (400, 1024, 60)],
+    [
+        *((1, 1024, 20), (5, 1024, 20), (16, 100, 8), (100, 1024, 30)),
+        pytest.param(400, 1024, 60, marks=pytest.mark.slow),
+    ],
 )
 def test_a_server_is_saturated_and_shared_evenly(workers: int, rows: int, until: float) -> None:
     simulation, throughput, evenness = simulate(
@@ -203,6 +206,7 @@ def test_a_server_is_saturated_and_shared_evenly(workers: int, rows: int, until:
     assert simulation.in_flight <= 3 * max(4, 2 * 1024 / rows)
 
 
+@pytest.mark.slow
 def test_a_thousand_share_a_url_with_many_servers_from_the_start() -> None:
     # Rounds are of 2 s, and what is reported in one is of those before.
     server = Accelerator(launch_s=6e-3, row_s=1.5e-5, instances=10)
@@ -211,7 +215,7 @@ def test_a_thousand_share_a_url_with_many_servers_from_the_start() -> None:
     assert evenness > 0.95
 
 
-@pytest.mark.parametrize("servers", [1, 4])
+@pytest.mark.parametrize("servers", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_clients_that_all_begin_with_several_chunks_are_not_each_others_queue(servers: int) -> None:
     """By their own limits, the first 500 requests would fill one server's queue for 35 s."""
     simulation = Simulation([SLOW] * servers, Work())

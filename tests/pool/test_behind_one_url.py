@@ -285,7 +285,7 @@ def test_rows_that_kill_servers_are_sent_ever_more_seldom() -> None:
     assert list(balancer.scenario.failed) == poison
 
 
-@pytest.mark.parametrize("capacity", [1, 4, 50])
+@pytest.mark.parametrize("capacity", [1, 4, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_limit_that_refuses_is_kept_to(capacity: int) -> None:
     """As Envoy's circuit breaker: what is refused comes back at once."""
     accepted: list[Attempt] = []
