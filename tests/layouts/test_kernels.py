@@ -91,11 +91,13 @@ def compiled(cache: Path, script: str = SCRIPT, **environment: str) -> list[Any]
     return printed
 
 
+@pytest.mark.server
 def test_kernels_are_compiled_once_and_loaded_without_numba(tmp_path: Path) -> None:
     assert compiled(tmp_path) == [1, 1, True]
     assert compiled(tmp_path) == [0, 0, False]
 
 
+@pytest.mark.server
 def test_code_for_a_family_of_processors_is_loaded_by_each_of_them(tmp_path: Path) -> None:
     family = portable()
     if family is None:
@@ -112,6 +114,7 @@ def test_what_is_compiled_ahead_can_be_bound() -> None:
         assert len(bind_inputs({"x": layout}, array)) > 0
 
 
+@pytest.mark.server
 def test_kernels_that_are_compiled_ahead_have_to_be_saved(tmp_path: Path) -> None:
     if portable() is None:
         pytest.skip("this processor is of no family")
@@ -123,6 +126,7 @@ def test_kernels_that_are_compiled_ahead_have_to_be_saved(tmp_path: Path) -> Non
     assert "NUMBA_CACHE_DIR" in message
 
 
+@pytest.mark.server
 def test_a_process_that_compiles_for_its_processor_does_not_compile_ahead(tmp_path: Path) -> None:
     if portable() is None:
         pytest.skip("this processor is of no family")

@@ -559,6 +559,7 @@ def write(path: str, number: int) -> int:
     return len(cache.get([bytes([number, i, 7]) + bytes(13) for i in range(5)]))
 
 
+@pytest.mark.server
 def test_many_processes_share_it(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     with context.Pool(4) as processes:

@@ -172,6 +172,7 @@ def jets(events):
 """
 
 
+@pytest.mark.server
 def test_the_command_has_workers(
     server: FakeServer, events: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -206,6 +207,7 @@ def test_a_field_that_is_nowhere_is_missed_in_the_collection(tmp_path: Path) -> 
         sonic.score_files(mistyped, FILES[:1], tmp_path / "jets.parquet", collection="FatJet")
 
 
+@pytest.mark.server
 def test_a_killed_command_goes_on(
     server: FakeServer, events: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -238,6 +240,7 @@ def lost(events):
 """
 
 
+@pytest.mark.server
 def test_workers_elsewhere_have_no_module_of_the_user(
     server: FakeServer, events: dict[str, Any], tmp_path: Path
 ) -> None:
