@@ -19,6 +19,15 @@ FLOAT = np.dtype(np.float32)
 ROWS = _memory.LARGE // 40 + 1
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_objects() -> Iterator[None]:
+    """Let collections look at the objects of these tests alone, not at all imported modules."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_spare() -> Iterator[None]:
     gc.collect()
