@@ -29,6 +29,22 @@ def test_all_servers_are_asked_and_the_strictest_sets_the_limit() -> None:
     assert scenario.ask().outcome is waiter.outcome
 
 
+def test_other_threads_have_no_contract_that_a_lost_server_may_have_changed() -> None:
+    scenario = Scenario()
+    scenario.ask()
+    scenario.submit(8)
+    scenario.lose(ONE)
+    assert scenario.published == {}
+
+
+def test_other_threads_have_no_contract_while_servers_are_asked_anew() -> None:
+    scenario = Scenario()
+    scenario.ask()
+    scenario.served = {ONE: None, TWO: None}
+    scenario.ask(anew=True)
+    assert scenario.published == {}
+
+
 def test_a_server_that_does_not_say_what_it_has_holds_up_nobody() -> None:
     scenario = Scenario()
     scenario.served = {ONE: None, TWO: contract()}
