@@ -42,6 +42,13 @@ def test_what_cannot_be_divided_goes_round() -> None:
     assert set(got.values()) == {40}
 
 
+def test_rounding_errors_give_nothing_to_who_has_enough() -> None:
+    demands = {"light": 1, "b": 10, "c": 9, "d": 8}
+    quotas = max_min_fair(12, demands, {"light": 3, "b": 1, "c": 1, "d": 1}, rounds=4)
+    assert quotas["light"] == 3
+    assert sum(quotas[name] for name in "bcd") == 11
+
+
 def test_turns_are_spread_evenly_and_none_is_lost() -> None:
     quota = Quota(1, interval_s=10.0, turn_at=3.0, expires_at=100.0).after(None)
     assert [quota.room(0, now) for now in (0.0, 2.9, 3.0)] == [0, 0, 1]
