@@ -22,7 +22,7 @@ import tritonclient.grpc as grpc_client
 from tests.waiting import until
 
 from sonic_coffea.errors import ConfigError, ServerError
-from sonic_coffea.server import InProcessServer, LocalServer, build_repository
+from sonic_coffea.server import LocalServer, build_repository
 from sonic_coffea.transport import local_state
 
 from .support import family, is_gone, listening, shared_memory
@@ -331,17 +331,13 @@ def test_repositories_that_others_built(tmp_path, classifier, serve):
         ('"checksum"', '"decrypt"', "'published' asks for repository agent 'decrypt'"),
     ],
 )
-@pytest.mark.parametrize("server", [LocalServer, InProcessServer])
-def test_repository_agents_that_do_not_agree(
-    tmp_path, classifier, installation, server, old, new, message
-):
+def test_repository_agents_that_do_not_agree(tmp_path, classifier, installation, old, new, message):
     config = save_published(tmp_path / "r", classifier) / "config.pbtxt"
     text = config.read_text()
     at = text.index("agents [")
     config.write_text(text[:at] + text[at:].replace(old, new))
-    own = {"installation": installation} if server is LocalServer else {}
     with pytest.raises(ConfigError, match=message):
-        server(tmp_path / "r", **own).start()
+        LocalServer(tmp_path / "r", installation=installation).start()
 
 
 def test_polled_repositories_without_agents_of_their_own(tmp_path, classifier, installation):

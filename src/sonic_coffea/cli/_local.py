@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import dask.config
 import typer
 
 from sonic_coffea.cli._options import AsJson, option
@@ -42,8 +41,7 @@ def serve(
         str | None,
         option(
             "NAME",
-            "auto, pip, apptainer, singularity, podman or docker; in-process runs onnxruntime "
-            "instead of a Triton.",
+            "auto, pip, apptainer, singularity, podman or docker.",
         ),
     ] = None,
     image: Annotated[
@@ -52,17 +50,11 @@ def serve(
     as_json: AsJson = False,
 ) -> None:
     """Serve a model repository on loopback, until Ctrl-C or `status --stop`."""
-    from sonic_coffea.server import InProcessServer, LocalServer
+    from sonic_coffea.server import LocalServer
 
-    options: dict[str, Any] = {"port": port, "threads": threads}
-    server: LocalServer | InProcessServer
+    options: dict[str, Any] = {"port": port, "threads": threads, "runtime": runtime, "image": image}
     with working("starting Triton") as progress:
-        if (runtime or dask.config.get("sonic.local.runtime", None)) == "in-process":
-            server = InProcessServer(repository, **options)
-        else:
-            options |= {"runtime": runtime, "image": image, "progress": progress}
-            server = LocalServer(repository, **options)
-        server.start()
+        server = LocalServer(repository, **options, progress=progress).start()
     with server:
         models = [f"{m.name} v{m.version}" for m in server.metadata.models]
         if as_json:
@@ -70,9 +62,6 @@ def serve(
         else:
             shown = printable(", ".join(models)) or "no model"
             typer.echo(f"{shown} at {server.url}; Ctrl-C stops it")
-        if isinstance(server, InProcessServer):
-            while True:  # Ctrl-C that is pressed as a wait begins is heard when that ends
-                time.sleep(0.2)
         server.wait()
         if not server.ended_on_request:
             raise ServerError(f"the server ended again and again; its log: {server.log_path}")

@@ -7,7 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sonic_coffea.errors import SonicError
 from sonic_coffea.pool import _events as e
@@ -16,7 +16,7 @@ from sonic_coffea.pool._deadline import NEVER, Deadline
 from sonic_coffea.pool._engine import Engine
 from sonic_coffea.pool._hosts import Checks, HostCheck, check_here
 from sonic_coffea.pool._request import ModelKey, RequestSlice
-from sonic_coffea.pool._settings import read_servers
+from sonic_coffea.pool._settings import is_in_process, read_servers
 from sonic_coffea.pool._wake import show_status, wake
 from sonic_coffea.reporting import tables
 from sonic_coffea.transport import connect_transport
@@ -32,11 +32,20 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.pool._shares import Share
     from sonic_coffea.reporting import Statistics
-    from sonic_coffea.transport import Connection, Contract, ModelStatistics
+    from sonic_coffea.transport import Connection, ConnectionOptions, Contract, ModelStatistics
 
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 1.0
+
+
+def open_transport(url: str, *, options: ConnectionOptions) -> Connection:
+    """Return a way to a server, or to the models of a repository in this process."""
+    if is_in_process(url):
+        from sonic_coffea.server.in_process import InProcessTransport
+
+        return cast("Connection", InProcessTransport(url))
+    return connect_transport(url, options=options)
 
 
 class Pool:
@@ -56,7 +65,7 @@ class Pool:
     def __init__(
         self, settings: Settings, *, connect: Callable[..., Connection] | None = None
     ) -> None:
-        self._engine = Engine(settings, connect or connect_transport)
+        self._engine = Engine(settings, connect or open_transport)
         self._check_elsewhere: Callable[..., list[HostCheck]] | None = None
 
     def __enter__(self) -> Pool:

@@ -25,7 +25,6 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool import _wake
-from sonic_coffea.transport import Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -169,7 +168,7 @@ class Servers:
     def connect(self, urls: Iterable[str], settings: Settings) -> dict[str, Sender]:
         """Return senders for new servers: for all, or for none."""
         urls, senders = list(urls), {}
-        if any(Address.parse(url).tls for url in urls):
+        if any(url.startswith("grpcs://") for url in urls):
             # The connections read the certificates on first use; errors are raised now.
             settings.tls.read()
         try:
@@ -231,13 +230,7 @@ class Servers:
         source = settings.fallback.source
 
         def start() -> None:
-            if callable(source):
-                url = source()
-            else:
-                from sonic_coffea.server.launch import serve_for_machine
-
-                url = serve_for_machine(str(source))
-            url = Address.parse(url).url
+            (url,) = settings.with_servers(source() if callable(source) else str(source)).servers
             connected = self.connect([url], settings)
             self._post(partial(started, url, connected))
             if closing.is_set():

@@ -96,13 +96,13 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fallback:
-    """A local server that serves a model while no other server does.
+    """What scores rows while no server has their model.
 
     Parameters
     ----------
     source : str, path, callable or None
-        A model repository that a local server of this machine serves, or a function that returns
-        the URL of a running server. None: no fallback.
+        A model repository, whose models run in this process, or a function that returns the URL of
+        a running server. None: no fallback.
     after_s : float
         How long all servers of a model must be lost before the fallback starts.
     """
@@ -202,7 +202,7 @@ class Settings:
                 got = type(token_file).__name__
                 raise ConfigError(f"token_file: expected a path, got {got}")
             options["token"] = Path(token_file).expanduser()
-        if isinstance(servers, Path):
+        if isinstance(servers, Path) and not servers.expanduser().is_dir():
             options["servers_file"] = str(servers.expanduser().absolute())
             servers = read_servers(options["servers_file"])
         urls = _urls(servers)
@@ -323,7 +323,7 @@ _EXPANDED = ("token", "token_file", "servers_file", "tls_root", "tls_cert", "tls
 def _check_tls(settings: Settings) -> None:
     tls = {name: value for name, value in settings.options().items() if name.startswith("tls_")}
     present = [name for name, value in tls.items() if value]
-    plain = [url for url in settings.servers if not url.startswith("grpcs://")]
+    plain = [url for url in settings.servers if url.startswith("grpc://")]
     if present and plain:
         raise ConfigError(
             f"{present[0]} is for servers with TLS, and {plain[0]} has none; did you mean "
@@ -369,8 +369,33 @@ def _urls(servers: Any) -> tuple[str, ...]:
         servers = servers.split(",")
     elif not isinstance(servers, Sequence):
         servers = [servers]
-    # A local server can be given as it is.
-    urls = [str(getattr(s, "url", s)).strip() for s in servers]
+    # A local server can be given as it is, and a model repository by its folder.
+    urls = [_folder_url(str(getattr(s, "url", s)).strip()) for s in servers]
     if not urls or not all(urls):
         raise ConfigError("expected at least one server, such as 'grpc://triton.example:8001'")
-    return tuple(dict.fromkeys(Address.parse(url).url for url in urls))
+    return tuple(
+        dict.fromkeys(url if is_in_process(url) else Address.parse(url).url for url in urls)
+    )
+
+
+def _folder_url(server: str) -> str:
+    """Return the URL of a folder, whose models run in this process; others are as they are."""
+    if "://" in server or not server:
+        return server
+    folder = Path(server).expanduser()
+    if folder.is_dir():
+        return folder.absolute().as_uri()
+    if folder.is_file():
+        build = f"sonic.build_repository('repository', {{{folder.stem!r}: {server!r}}})"
+        raise ConfigError(
+            f"{server!r} is a file; expected a server as grpc://host:port, or the folder of a "
+            f"model repository, which {build} makes"
+        )
+    if os.sep in server.strip(os.sep) or server.endswith(os.sep):
+        raise ConfigError(f"expected a model repository, got {server!r}, which is no folder here")
+    return server
+
+
+def is_in_process(url: str) -> bool:
+    """Whether the models of a URL run in this process: ``file:///path/of/a/repository``."""
+    return url.startswith("file://")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sonic_coffea.server._install import ServerInstall, ensure
-from sonic_coffea.server.in_process import InProcessServer
 from sonic_coffea.server.launch import LocalServer
 from sonic_coffea.server.repository import (
     Ensemble,
@@ -15,7 +14,6 @@ from sonic_coffea.server.repository import (
 
 __all__ = [
     "Ensemble",
-    "InProcessServer",
     "LocalServer",
     "ModelVersion",
     "Served",
