@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +40,21 @@ logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 1.0
 
+# The pools of this thread or asyncio task, the innermost last, and whether each was entered: a
+# `connect` inside a `with` block names the pool for the rest of the block.
+contexts: ContextVar[tuple[tuple[Pool, bool], ...]] = ContextVar("sonic_pools", default=())
+
 
 class Pool:
     """The connections of one process to its servers, and the requests in flight to them.
 
-    :func:`sonic_coffea.connect` makes the pool; a process needs only one. Threads and connections
-    are made on first use. A pool is thread-safe. As a context manager, it closes itself.
+    :func:`sonic_coffea.connect` makes the pool. Threads and connections are made on first use. A
+    pool is thread-safe. As a context manager, it is the pool of the models that this thread calls
+    meanwhile. It closes when the last ``with`` block that uses it ends, or when nothing refers to
+    it any more: no variable, and no scores that are on their way.
+
+    A pickle of a pool has its settings without secrets, and becomes the pool with these settings
+    in the process that reads it. A forked child has the pool with connections of its own.
 
     Parameters
     ----------
@@ -56,14 +67,55 @@ class Pool:
     def __init__(
         self, settings: Settings, *, connect: Callable[..., Connection] | None = None
     ) -> None:
-        self._engine = Engine(settings, connect or connect_transport)
+        self._connect = connect or connect_transport
         self._check_elsewhere: Callable[..., list[HostCheck]] | None = None
+        # Calls of `connect` whose pool was not entered, and the threads that have entered it.
+        self._claims, self._threads = 0, list[int]()
+        self.begin(settings)
+
+    def begin(self, settings: Settings) -> Engine | None:
+        """Begin with an engine that is not started; return the one before, a forked parent's."""
+        before = getattr(self, "_engine", None)
+        self._engine = Engine(settings, self._connect)
+        self._counting = threading.Lock()
+        self._ending = False
+        # The collector of garbage may run anywhere, so that this must neither lock nor wait.
+        weakref.finalize(self, self._engine.post, None).atexit = False
+        return before
+
+    def claim(self) -> bool:
+        """Keep the pool open for one more user; False if it is closing."""
+        with self._counting:
+            if self.closed:
+                return False
+            self._claims += 1
+            return True
+
+    def release(self) -> bool:
+        """Take back a `claim`; False if nobody uses the pool any more."""
+        with self._counting:
+            self._claims -= 1
+            return bool(self._claims > 0 or self._threads)
 
     def __enter__(self) -> Pool:
+        with self._counting:
+            self._claims = max(self._claims - 1, 0)
+            self._threads.append(threading.get_ident())
+        around = contexts.get()
+        if around and around[-1] == (self, False):
+            around = around[:-1]
+        contexts.set((*around, (self, True)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        around = contexts.get()
+        if (self, True) in around:  # else it was entered in another thread
+            contexts.set(around[: len(around) - 1 - around[::-1].index((self, True))])
+        with self._counting:
+            self._threads.pop()
+            self._ending = not self._threads and not self._claims
+        if self._ending:
+            self.close()
 
     def _repr_html_(self) -> str:
         header = ("server", "circuit", "in flight", "last error")
@@ -88,7 +140,12 @@ class Pool:
     @property
     def closed(self) -> bool:
         """Whether the pool is closed."""
-        return self._engine.closing.is_set()
+        return self._ending or self._engine.closing.is_set()
+
+    @property
+    def threads(self) -> frozenset[int]:
+        """The threads that are in a ``with`` block of the pool."""
+        return frozenset(self._threads)
 
     @property
     def statistics(self) -> Statistics:
