@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import copy
 import gc
 import multiprocessing
@@ -89,6 +91,35 @@ def test_threads_with_blocks_of_their_own_use_their_servers(four: list[FakeServe
 
     found = in_parallel([lambda n=n: score(n) for n in range(4)])
     assert found == [[number] * 8 for number in range(2, 6)]
+
+
+def test_asyncio_tasks_with_blocks_of_their_own_use_their_servers(
+    four: list[FakeServer],
+) -> None:
+    async def score(number: int) -> list[float]:
+        found = []
+        for _ in range(8):
+            with sonic.connect(four[number].url):
+                await asyncio.sleep(0)  # for the others
+                found.append(factor(await MODEL.submit(JETS)))
+        return found
+
+    async def main() -> list[list[float]]:
+        return await asyncio.gather(*(score(number) for number in range(4)))
+
+    assert asyncio.run(main()) == [[number] * 8 for number in range(2, 6)]
+
+
+def test_event_loops_carry_no_block_into_other_threads(two: tuple[FakeServer, FakeServer]) -> None:
+    """A callback runs in the context that it was made in; dask starts tasks in callbacks."""
+    inner, outer = two
+    with sonic.connect(inner.url):
+        context = contextvars.copy_context()
+        plain: list[sonic.Pool] = in_parallel([lambda: sonic.connect(outer.url)])
+        assert in_parallel([lambda: factor(context.run(MODEL, JETS))]) == [3]
+        assert factor(context.run(MODEL, JETS)) == 2
+    assert factor(context.run(MODEL, JETS)) == 3
+    assert not plain[0].closed
 
 
 def test_threads_with_blocks_of_one_server_cancel_nothing_of_each_other() -> None:

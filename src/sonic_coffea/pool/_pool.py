@@ -8,6 +8,7 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +41,41 @@ logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 1.0
 
-# The pools of this thread or asyncio task, the innermost last, and whether each was entered: a
-# `connect` inside a `with` block names the pool for the rest of the block.
-contexts: ContextVar[tuple[tuple[Pool, bool], ...]] = ContextVar("sonic_pools", default=())
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A ``with`` block in which a pool scores the calls.
+
+    A `connect` that was not entered names the pool for the rest of the block around it. Event loops
+    take a context with them, to other threads and past the end of a block. Neither counts.
+    """
+
+    pool: Pool
+    entered: bool = True
+    over: bool = False
+    thread: int = field(default_factory=threading.get_ident)
+
+
+_blocks: ContextVar[tuple[Block, ...]] = ContextVar("sonic_blocks", default=())
+
+
+def blocks_around() -> list[Block]:
+    """Return the blocks of this thread, or asyncio task, the innermost last."""
+    thread = threading.get_ident()
+    return [block for block in _blocks.get() if not block.over and block.thread == thread]
+
+
+def enter(block: Block) -> None:
+    _blocks.set((*blocks_around(), block))
+
+
+def leave(block: Block) -> None:
+    around = blocks_around()
+    if block in around:  # else it was entered elsewhere
+        for inner in around[around.index(block) :]:
+            inner.over = True
+    block.over = True
+    _blocks.set(tuple(blocks_around()))
 
 
 class Pool:
@@ -69,8 +102,8 @@ class Pool:
     ) -> None:
         self._connect = connect or connect_transport
         self._check_elsewhere: Callable[..., list[HostCheck]] | None = None
-        # Calls of `connect` whose pool was not entered, and the threads that have entered it.
-        self._claims, self._threads = 0, list[int]()
+        # Calls of `connect` whose pool was not entered, and the blocks that have entered it.
+        self._claims, self._entered = 0, list[Block]()
         self.begin(settings)
 
     def begin(self, settings: Settings) -> Engine | None:
@@ -91,29 +124,30 @@ class Pool:
             self._claims += 1
             return True
 
-    def release(self) -> bool:
-        """Take back a `claim`; False if nobody uses the pool any more."""
-        with self._counting:
-            self._claims -= 1
-            return bool(self._claims > 0 or self._threads)
+    @property
+    def claimed(self) -> bool:
+        """Whether it is the pool of a `connect` or of a ``with`` block."""
+        return bool(self._claims or self._entered)
 
     def __enter__(self) -> Pool:
+        inner = [b for b in blocks_around()[-1:] if b.pool is self and not b.entered]
+        block = inner[0] if inner else Block(self)
+        block.entered = True
         with self._counting:
             self._claims = max(self._claims - 1, 0)
-            self._threads.append(threading.get_ident())
-        around = contexts.get()
-        if around and around[-1] == (self, False):
-            around = around[:-1]
-        contexts.set((*around, (self, True)))
+            self._entered.append(block)
+        if not inner:
+            enter(block)
         return self
 
     def __exit__(self, *_: object) -> None:
-        around = contexts.get()
-        if (self, True) in around:  # else it was entered in another thread
-            contexts.set(around[: len(around) - 1 - around[::-1].index((self, True))])
+        around = blocks_around()
         with self._counting:
-            self._threads.pop()
-            self._ending = not self._threads and not self._claims
+            mine = [block for block in self._entered if block in around] or self._entered
+            block = mine[-1]
+            self._entered.remove(block)
+            self._ending = not self.claimed
+        leave(block)
         if self._ending:
             self.close()
 
@@ -145,7 +179,7 @@ class Pool:
     @property
     def threads(self) -> frozenset[int]:
         """The threads that are in a ``with`` block of the pool."""
-        return frozenset(self._threads)
+        return frozenset(block.thread for block in tuple(self._entered))
 
     @property
     def statistics(self) -> Statistics:

@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakSet
 
 from sonic_coffea.errors import ConfigError
-from sonic_coffea.pool._pool import Pool, contexts
+from sonic_coffea.pool._pool import Block, Pool, blocks_around, enter, leave
 from sonic_coffea.pool._process import pool_of_task
 from sonic_coffea.pool._settings import Settings
 
@@ -34,15 +34,18 @@ _opened: list[Pool] = []
 _of_parents: list[Any] = []
 
 
-def install(settings: Settings) -> Pool:
-    """Return the pool of this process with these settings, as its default; open it if need be."""
+def install(settings: Settings, *, claim: bool = True) -> Pool:
+    """Return the pool of this process with these settings, as its default; open it if need be.
+
+    Without a claim, it closes when the last ``with`` block that uses it ends.
+    """
     with _lock:
         pool = _known(settings)
-        while pool is None or not pool.claim():
+        while pool is None or (claim and not pool.claim()):
             pool = _new(settings)
         _keep(_connected, pool)
-    if around := contexts.get():
-        contexts.set((*around, (pool, False)))
+    if blocks_around():
+        enter(Block(pool, entered=False))
     return pool
 
 
@@ -58,9 +61,9 @@ def opened(settings: Settings) -> Pool:
 
 
 def uninstall(pool: Pool) -> None:
-    """Take back an `install`. Calls under way go on; without another user, the pool closes then."""
+    """Take back an `install` without a claim. The pool stays open for calls that are under way."""
     with _lock:
-        if not pool.release() and pool in _connected:
+        if pool in _connected and not pool.claimed:
             _connected.remove(pool)
 
 
@@ -97,13 +100,15 @@ def current(pool: Pool | None = None) -> Pool:
 @contextlib.contextmanager
 def using(pool: Pool | None) -> Iterator[None]:
     """Have a pool score the calls of a block; None changes nothing."""
-    around = contexts.get()
-    if pool is not None:
-        contexts.set((*around, (current(pool), True)))
+    if pool is None:
+        yield
+        return
+    block = Block(current(pool))
+    enter(block)
     try:
         yield
     finally:
-        contexts.set(around)
+        leave(block)
 
 
 def shared(settings: Settings, pool: Pool | None = None) -> Pool:
@@ -162,8 +167,8 @@ def _configured() -> Pool | None:
 
 
 def _connected_here() -> Pool | None:
-    around = contexts.get()
-    return around[-1][0] if around else pool_of_task() or _default()
+    around = blocks_around()
+    return around[-1].pool if around else pool_of_task() or _default()
 
 
 def _default() -> Pool | None:
