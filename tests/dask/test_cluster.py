@@ -28,7 +28,7 @@ import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.dask import SonicSchedulerPlugin
 from sonic_coffea.dask._allocator import Telemetry
-from sonic_coffea.dask._messages import JOIN, OPERATION
+from sonic_coffea.dask._messages import JOIN, OPERATION, VERSION
 from sonic_coffea.dask._metrics import offer_metrics
 from sonic_coffea.pool import ModelKey, RttStatistics, current
 from sonic_coffea.reporting import Statistics, Tally
@@ -428,7 +428,7 @@ def test_workers_hear_that_quotas_will_come() -> None:
     plugin = plugin_of({*workers, "idle"}, sent)
     served = "server", ModelKey("m", None)
     for worker in (*workers, "idle"):
-        plugin.join(worker, f"process of {worker}")
+        plugin.join(worker, f"process of {worker}", version=VERSION)
     for worker in workers:
         asks = {served: Telemetry(1, 5, RttStatistics())}
         plugin.allocator.report(f"process of {worker}", asks, {}, time.monotonic())
@@ -448,18 +448,22 @@ def test_idle_workers_hear_that_a_server_is_back() -> None:
         return {worker: message["ejected"] for worker, message in sent.items()}
 
     for worker in "bc":
-        plugin.join(worker, f"process of {worker}")
+        plugin.join(worker, f"process of {worker}", version=VERSION)
     assert rounds() == {}
     assert sorted(rounds(server=True).values()) == [[], [], ["server"]]  # two of them try it
     assert rounds(server=False) == {"a": [], "b": [], "c": []}
     assert rounds() == {}
 
 
-def test_figures_are_where_dask_shows_them(
-    one_worker: Client, slow_server: sonic.LocalServer
-) -> None:
-    client = one_worker
-    with sonic.connect(slow_server, client=client, max_suspended_chunks=3):  # opens other pools
+def test_figures_are_where_dask_shows_them(slow_server: sonic.LocalServer) -> None:
+    """Of all pools of a worker together."""
+    with (
+        local_cluster(1) as cluster,
+        Client(cluster) as client,
+        sonic.connect(slow_server, client=client),
+    ):
+        client.gather(client.map(chunk, range(10)))
+        sonic.connect(slow_server, client=client, max_in_flight=5)
         client.gather(client.map(chunk, range(20)))
 
         def shown(dask_scheduler: Any) -> list[dict[str, Any]]:
@@ -481,13 +485,13 @@ def test_figures_are_where_dask_shows_them(
         for worker in client.scheduler_info(n_workers=-1)["workers"].values():
             url = f"http://127.0.0.1:{worker['services']['dashboard']}/metrics"
             text = urlopen(url).read().decode()
-            assert f'sonic_in_flight{{server="{slow_server.url}"}}' in text
+            assert text.count(f'sonic_in_flight{{server="{slow_server.url}"}}') == 1
             rows += sum(
                 float(line.split()[-1])
                 for line in text.splitlines()
                 if line.startswith("sonic_rows_total{")
             )
-        assert rows == 60
+        assert rows == 90
 
 
 @pytest.mark.parametrize("page", ["sonic", "individual-sonic"])

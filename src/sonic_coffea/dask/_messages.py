@@ -44,7 +44,7 @@ def message(kind: str, **fields: Any) -> dict[str, Any]:
     return {"op": OPERATION, "version": VERSION, "kind": kind, **fields}
 
 
-def handler(**functions: Callable[..., None]) -> Callable[..., None]:
+def handler(functions: Mapping[str, Callable[..., None]]) -> Callable[..., None]:
     """Return the handler of messages, which go to functions by kind.
 
     The handler never raises: distributed would close the stream, and so throw the worker out. The

@@ -68,8 +68,9 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         self._scheduler = scheduler
         scheduler.handlers[CONNECTED] = self.connected
         scheduler.handlers[JOIN] = self.join
-        kinds = {REPORT: self.report, FINAL: self.final, LEAVE: self.leave}
-        scheduler.stream_handlers[OPERATION] = handler(**kinds)
+        scheduler.stream_handlers[OPERATION] = handler(
+            {REPORT: self.report, FINAL: self.final, LEAVE: self.leave}
+        )
         callback = PeriodicCallback(self.end_round, self.allocator.round_s * 1000)
         scheduler.periodic_callbacks[self.name] = callback
         callback.start()

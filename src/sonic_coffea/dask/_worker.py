@@ -91,7 +91,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         take_part(Suspender(suspended).wait, memory_bytes, _pool_of_task)
         self.pool = install(self.settings, claim=False)
         offer_metrics(worker, partial(_pools, worker))
-        worker.stream_handlers[OPERATION] = handler(**{QUOTAS: partial(_set_quotas, worker)})
+        worker.stream_handlers[OPERATION] = handler({QUOTAS: partial(_set_quotas, worker)})
         # Waited for, as the first task may fail for good, or contact the servers.
         await self._join()
 
@@ -220,12 +220,13 @@ def _pool_of_task() -> Pool | None:
         return None
     if (name := annotations.get(ANNOTATION)) is not None:
         plugin = worker.plugins.get(name)
-        if plugin is None or plugin.pool is None:
+        pool: Pool | None = getattr(plugin, "pool", None)
+        if pool is None:
             raise ConfigError(
                 "this worker has no pool of the client that sent the task; call "
                 "sonic.connect(..., client=client) again"
             )
-        return plugin.pool
+        return pool
     pools = _pools(worker)
     if len(pools) > 1:
         several = " and ".join(", ".join(pool.settings.servers) for pool in pools)
