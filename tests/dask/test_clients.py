@@ -237,3 +237,70 @@ def test_a_scheduler_of_another_version_allocates_nothing(
         with sonic.connect(one.url, client=client, max_in_flight=3):
             assert client.submit(by_reference, 2).result() == 2.0
     assert "of another sonic-coffea, allocates no quotas" in caplog.text
+
+
+class Polled(FakeServer):
+    """A server whose statistics are asked for, and which may owe them."""
+
+    def __init__(self) -> None:
+        super().__init__({"double": FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})})
+        self.answers = threading.Event()
+        self.answers.set()
+
+    @property
+    def polls(self) -> int:
+        return sum(method == "ModelStatistics" for method, _ in self.calls)
+
+    def enter(self, method: str, headers: Any, context: Any) -> None:
+        super().enter(method, headers, context)
+        if method == "ModelStatistics":
+            self.answers.wait(60)
+
+
+@pytest.fixture
+def rounds() -> Iterator[Any]:
+    """A worker in this process, a polled server, and how many rounds the worker has had."""
+    had: list[int] = []
+    with (
+        local_cluster(1, processes=False) as own,
+        Client(own) as client,
+        Polled() as polled,
+        sonic.connect(polled.url, client=client, metadata_timeout_s=60),
+    ):
+        (worker,) = own.workers.values()
+        (callback,) = (c for name, c in worker.periodic_callbacks.items() if "sonic" in name)
+        report = callback.callback
+
+        def count() -> None:
+            report()
+            had.append(polled.polls)
+
+        callback.callback = count
+        yield client, polled, had
+        polled.answers.set()
+        polled.release()
+
+
+def test_nobody_asks_for_statistics_when_there_is_nothing_to_report(rounds: Any) -> None:
+    client, polled, had = rounds
+    polled.hold()
+    future = client.submit(by_reference, 2)
+    until(lambda: polled.polls > 1)
+    polled.release()
+    assert future.result() == 2.0
+    until(lambda: len(had) > 12 and len(set(had[-12:])) == 1)
+
+
+def test_statistics_are_owed_once_at_a_time(rounds: Any) -> None:
+    client, polled, had = rounds
+    polled.hold()
+    polled.answers.clear()
+    future = client.submit(by_reference, 2)
+    until(lambda: polled.polls == 1)
+    before = len(had)
+    until(lambda: len(had) > before + 6)
+    assert polled.polls == 1
+    polled.answers.set()
+    until(lambda: polled.polls > 1)
+    polled.release()
+    assert future.result() == 2.0
