@@ -171,16 +171,16 @@ def test_pickles_hold_names_only(server: sonic.LocalServer, url: str, flat: ak.A
         before = pickle.dumps(wrapper)
         wrapper(["scores"], flat[:5])
         content = pickle.dumps(wrapper)
+        copy = pickle.loads(content)
+        assert (copy.model, copy.version, copy.address, copy.batch_size) == (
+            "tagger",
+            "1",
+            server.url.removeprefix("grpc://"),
+            32,
+        )
     assert content == before
     assert b"secret-value" not in content
     assert next(iter(server.headers.values())).encode() not in content
-    copy = pickle.loads(content)
-    assert (copy.model, copy.version, copy.address, copy.batch_size) == (
-        "tagger",
-        "1",
-        server.url.removeprefix("grpc://"),
-        32,
-    )
 
 
 def _score(wrapper: Tagger, jets: ak.Array, queue: Any) -> None:

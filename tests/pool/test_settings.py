@@ -5,7 +5,6 @@ import pickle
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ import yaml
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
-from sonic_coffea.pool import Settings, carried, current, forget
+from sonic_coffea.pool import Settings, current, forget
 from sonic_coffea.pool._settings import Retry
-from sonic_coffea.testing import FakeModel, FakeServer
 from sonic_coffea.transport import Tls
 
 TLS = {"tls_root": "ca.pem"}
+MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
 
 
 @pytest.mark.parametrize(
@@ -144,7 +143,7 @@ def test_secrets_are_in_no_repr_and_no_pickle(tagger: sonic.Model, tmp_path: Pat
     pool = sonic.connect("grpc://s:1", token="hush-token", headers={"key": "hush-header"})
     model = pickle.dumps(tagger)
     assert b"s:1" in model
-    for shown in (repr(pool), repr(pool.settings), repr(carried()), model.decode("latin1")):
+    for shown in (repr(pool), repr(pool.settings), model.decode("latin1")):
         assert "hush" not in shown
     (tmp_path / "token").write_text("hush\n")
     options = Settings.make("grpc://s:1", token=tmp_path / "token").connection_options()
@@ -172,53 +171,13 @@ def test_a_token_file_that_is_no_text_is_not_quoted(tmp_path: Path) -> None:
     assert caught.value.__context__ is None
 
 
-def test_servers_of_a_closed_pool_are_not_carried(tagger: sonic.Model) -> None:
+def test_a_closed_pool_is_in_no_pickle(tagger: sonic.Model) -> None:
     with sonic.connect("grpc://s:1"):
         assert b"s:1" in pickle.dumps(tagger)
     assert b"s:1" not in pickle.dumps(tagger)
 
 
 CONFIGURED = {"sonic.servers": ["grpc://configured:1"], "sonic.token": "$SONIC_TEST_TOKEN"}
-
-
-@pytest.mark.parametrize(
-    ("here", "there", "expected"),
-    [
-        ({}, {}, "grpc://connected:1"),
-        # One home folder: the configuration was there when `connect` named others.
-        (CONFIGURED, CONFIGURED, "grpc://connected:1"),
-        # Whoever configures workers knows what they reach.
-        ({}, CONFIGURED, "grpc://configured:1"),
-    ],
-)
-def test_which_servers_another_process_uses(
-    tagger: sonic.Model, here: dict[str, Any], there: dict[str, Any], expected: str
-) -> None:
-    with dask.config.set(here):
-        sonic.connect("grpc://connected:1")
-        pickled = pickle.dumps(tagger)
-    forget()
-    with dask.config.set(there):
-        pickle.loads(pickled)
-        assert current().settings.servers == (expected,)
-
-
-def test_settings_of_another_connect_replace_those_that_were_carried(tagger: sonic.Model) -> None:
-    sonic.connect("grpc://one:1")
-    one = pickle.dumps(tagger)
-    sonic.connect("grpc://two:1")
-    two = pickle.dumps(tagger)
-    forget()
-    pickle.loads(one)
-    pool = current()
-    pickle.loads(one)
-    assert current() is pool
-    pickle.loads(two)
-    assert current().settings.servers == ("grpc://two:1",)
-    assert not pool.closed  # another thread may wait for it
-    own = sonic.connect("grpc://own:1")
-    pickle.loads(one)
-    assert current() is own
 
 
 @pytest.mark.parametrize("profile", [None, "inside"])
@@ -232,17 +191,17 @@ def test_a_secret_of_the_configuration_is_found_there(
         pickled = pickle.dumps(tagger)
         assert b"hush" not in pickled
         forget()
-        pickle.loads(pickled)
-        assert current().settings == connected
+        copied = pickle.loads(pickled)
+        assert copied.pool_of_pickle.settings == connected
 
 
-def test_a_secret_that_cannot_be_found_is_told_of(tagger: sonic.Model) -> None:
+def test_a_secret_that_cannot_be_found_is_told_of() -> None:
     sonic.connect("grpc://s:1", token="hush", headers={"key": "hush"})
-    pickled = pickle.dumps(tagger)
+    pickled = pickle.dumps(MODEL)
     forget()
-    pickle.loads(pickled)
+    model = pickle.loads(pickled)
     with pytest.raises(errors.ConfigError, match=r"given token= and headers= in another process"):
-        current()
+        model(ak.zip({"pt": [1.0]}))
 
 
 def test_the_same_settings_keep_the_pool() -> None:
@@ -250,32 +209,13 @@ def test_the_same_settings_keep_the_pool() -> None:
     assert sonic.connect("grpc://a:1") is pool
     assert current() is pool
     other = sonic.connect("grpc://b:1")
-    assert pool.closed
     assert current() is other
+    assert not pool.closed  # as its user may use it
 
 
 def _score(model: sonic.Model, jets: ak.Array, queue: Any) -> None:
-    queue.put((model(jets, timeout_s=60).top.tolist(), current().settings.servers))
-
-
-def test_a_pool_is_closed_while_its_thread_asks_for_the_new_one() -> None:
-    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
-    pools: list[sonic.Pool] = []
-
-    def ask() -> None:
-        """Ask on another thread, which this one does not wait for without end."""
-        thread = threading.Thread(target=lambda: pools.append(current()))
-        thread.start()
-        thread.join(timeout=5)
-
-    with FakeServer({"m": FakeModel.of(model)}) as server:
-        sonic.connect(server.url)
-        server.hold()
-        (part,) = model.submit(ak.zip({"pt": [1.0]})).parts
-        part.call.on_end(ask)  # as the pool's thread ends, for which closing waits
-        new = sonic.connect("grpc://127.0.0.1:2")
-        assert pools == [new]
-        server.release()
+    pool = current(model.pool_of_pickle)
+    queue.put((model(jets, timeout_s=60).top.tolist(), pool.settings.servers))
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -22,7 +22,7 @@ from sonic_coffea.layouts import (
     dtype_name,
 )
 from sonic_coffea.model._scaffold import fitting
-from sonic_coffea.pool import Carrier
+from sonic_coffea.pool import WithPool
 from sonic_coffea.reporting import tables
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _LONGEST_S = 1e9
 Parameters = tuple[tuple[str, bool | int | float | str], ...]
 
 
-class Declaration(Carrier):
+class Declaration(WithPool):
     """A model's inputs and outputs, and how they fit a server's contract.
 
     Attributes
@@ -141,9 +141,7 @@ class Declaration(Carrier):
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the hash, as another release may hash differently, and without what depends on it.
-        state = super().__getstate__()
-        own = {**state["attributes"], "_hashed": None, "_compared": None}
-        return {**state, "attributes": own}
+        return {**super().__getstate__(), "_hashed": None, "_compared": None}
 
     @property
     def config_hash(self) -> str:

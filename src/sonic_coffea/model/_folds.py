@@ -16,7 +16,7 @@ from sonic_coffea.layouts import is_lazy, is_tracer, over_partitions
 from sonic_coffea.model._model import Model
 from sonic_coffea.model._pending import Deferred, Pending
 from sonic_coffea.model._submission import Submission
-from sonic_coffea.pool import Carrier, Deadline, Pool
+from sonic_coffea.pool import Deadline, Pool
 from sonic_coffea.provenance import attributes
 from sonic_coffea.reporting import Statistics
 from sonic_coffea.reuse import Variations
@@ -25,7 +25,7 @@ from sonic_coffea.reuse import Variations
 _FOLD, _OBJECTS = "fold=", "objects="
 
 
-class Folds(Carrier):
+class Folds:
     """Models of several folds with the same outputs.
 
     A simulated event is scored by the network that was not trained on it. Data are scored by all

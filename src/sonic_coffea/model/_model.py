@@ -153,7 +153,7 @@ class Model(Declaration):
         ModelNotFoundError, ServerLostError, AccessError
             If no server describes the model.
         """
-        pool = current() if pool is None else pool
+        pool = current(self.pool_of_pickle) if pool is None else pool
         contract = pool.contract(self.name, self.version, anew=True)
         checked = self.compare(contract, server=", ".join(pool.settings.servers))
         for server in pool.settings.servers:

@@ -133,7 +133,7 @@ class Submission:
         return pending
 
     def _own_pool(self) -> Pool:
-        return current() if self.pool is None else self.pool
+        return current(self.model.pool_of_pickle) if self.pool is None else self.pool
 
     def _expect(self, outputs: Outputs, inputs: Inputs) -> None:
         """Set the shapes of outputs that declare none, where there is no object to score.

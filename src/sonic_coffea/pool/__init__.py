@@ -13,7 +13,15 @@ from sonic_coffea.pool._limits import MAX_RTT_RATIO, Quota, min_in_flight
 from sonic_coffea.pool._models import TRANSIENT
 from sonic_coffea.pool._pool import Pool
 from sonic_coffea.pool._process import take_part
-from sonic_coffea.pool._registry import Carrier, carried, current, forget, install, shared
+from sonic_coffea.pool._registry import (
+    WithPool,
+    current,
+    forget,
+    install,
+    shared,
+    uninstall,
+    using,
+)
 from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.pool._settings import CacheSettings, Fallback, Limits, Retry, Settings
 from sonic_coffea.pool._shares import DEFAULT, Share, share
@@ -26,7 +34,6 @@ __all__ = [
     "TRANSIENT",
     "CacheSettings",
     "Call",
-    "Carrier",
     "Checks",
     "Deadline",
     "Fallback",
@@ -41,7 +48,7 @@ __all__ = [
     "Settings",
     "Share",
     "Step",
-    "carried",
+    "WithPool",
     "check",
     "check_here",
     "current",
@@ -52,4 +59,6 @@ __all__ = [
     "share",
     "shared",
     "take_part",
+    "uninstall",
+    "using",
 ]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._deadline import Deadline
     from sonic_coffea.pool._request import Attempt, ModelKey, RequestSlice
-    from sonic_coffea.pool._servers import Connect, Post, Task
+    from sonic_coffea.pool._servers import Connect, Task
     from sonic_coffea.pool._settings import Settings
     from sonic_coffea.transport import Connection, Contract
 
@@ -65,7 +65,8 @@ class Engine:
         The contracts that are not stale, and when they came: the engine's thread writes it, and all
         threads read it.
     post : callable
-        Takes an event, or a task for the engine's thread that returns an event.
+        Takes an event, or a task for the engine's thread that returns an event. None ends the
+        thread.
     """
 
     def __init__(self, settings: Settings, connect: Connect) -> None:
@@ -78,7 +79,7 @@ class Engine:
         self._calls: set[Call] = set()
         self._futures: dict[e.ContractRequest, Future[Contract | SonicError]] = {}
         self._inbox: SimpleQueue[e.Event | Task | None] = SimpleQueue()
-        self.post: Post = self._inbox.put
+        self.post: Callable[[e.Event | Task | None], None] = self._inbox.put
         self._servers = Servers(connect, self.post)
         self._events: list[e.Event] = []
         # Guards only whether the thread runs.
@@ -227,6 +228,7 @@ class Engine:
                 logger.exception("the pool has failed inside; it begins anew")
                 self._restart(error)
         self._shut_down()
+        self.close()  # which nobody has called if nothing refers to the pool any more
 
     def _run_once(self) -> bool:
         """Wait for an event, or until the core wakes, and handle it; True if the pool closes."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,6 +42,42 @@ logger = logging.getLogger(__name__)
 WATCH_INTERVAL_S = 1.0
 
 
+@dataclass(slots=True, eq=False)
+class Block:
+    """A ``with`` block in which a pool scores the calls.
+
+    A `connect` that was not entered names the pool for the rest of the block around it. Event loops
+    take a context with them, to other threads and past the end of a block. Neither counts.
+    """
+
+    pool: Pool
+    entered: bool = True
+    over: bool = False
+    thread: int = field(default_factory=threading.get_ident)
+
+
+_blocks: ContextVar[tuple[Block, ...]] = ContextVar("sonic_blocks", default=())
+
+
+def blocks_around() -> list[Block]:
+    """Return the blocks of this thread, or asyncio task, the innermost last."""
+    thread = threading.get_ident()
+    return [block for block in _blocks.get() if not block.over and block.thread == thread]
+
+
+def enter(block: Block) -> None:
+    _blocks.set((*blocks_around(), block))
+
+
+def leave(block: Block) -> None:
+    around = blocks_around()
+    if block in around:  # else it was entered elsewhere
+        for inner in around[around.index(block) :]:
+            inner.over = True
+    block.over = True
+    _blocks.set(tuple(blocks_around()))
+
+
 def open_transport(url: str, *, options: ConnectionOptions) -> Connection:
     """Return a way to a server, or to the models of a repository in this process."""
     if is_in_process(url):
@@ -51,8 +90,13 @@ def open_transport(url: str, *, options: ConnectionOptions) -> Connection:
 class Pool:
     """The connections of one process to its servers, and the requests in flight to them.
 
-    :func:`sonic_coffea.connect` makes the pool; a process needs only one. Threads and connections
-    are made on first use. A pool is thread-safe. As a context manager, it closes itself.
+    :func:`sonic_coffea.connect` makes the pool. Threads and connections are made on first use. A
+    pool is thread-safe. As a context manager, it is the pool of the models that this thread calls
+    meanwhile. It closes when the last ``with`` block that uses it ends, or when nothing refers to
+    it any more: no variable, and no scores that are on their way.
+
+    A pickle of a pool has its settings without secrets, and becomes the pool with these settings
+    in the process that reads it. A forked child has the pool with connections of its own.
 
     Parameters
     ----------
@@ -65,14 +109,60 @@ class Pool:
     def __init__(
         self, settings: Settings, *, connect: Callable[..., Connection] | None = None
     ) -> None:
+<<<<<<< HEAD
         self._engine = Engine(settings, connect or open_transport)
+=======
+        self._connect = connect or connect_transport
+>>>>>>> pools
         self._check_elsewhere: Callable[..., list[HostCheck]] | None = None
+        # Calls of `connect` whose pool was not entered, and the blocks that have entered it.
+        self._claims, self._entered = 0, list[Block]()
+        self.begin(settings)
+
+    def begin(self, settings: Settings) -> Engine | None:
+        """Begin with an engine that is not started; return the one before, a forked parent's."""
+        before = getattr(self, "_engine", None)
+        self._engine = Engine(settings, self._connect)
+        self._counting = threading.Lock()
+        self._ending = False
+        # The collector of garbage may run anywhere, so that this must neither lock nor wait.
+        weakref.finalize(self, self._engine.post, None).atexit = False
+        return before
+
+    def claim(self) -> bool:
+        """Keep the pool open for one more user; False if it is closing."""
+        with self._counting:
+            if self.closed:
+                return False
+            self._claims += 1
+            return True
+
+    @property
+    def claimed(self) -> bool:
+        """Whether it is the pool of a `connect` or of a ``with`` block."""
+        return bool(self._claims or self._entered)
 
     def __enter__(self) -> Pool:
+        inner = [b for b in blocks_around()[-1:] if b.pool is self and not b.entered]
+        block = inner[0] if inner else Block(self)
+        block.entered = True
+        with self._counting:
+            self._claims = max(self._claims - 1, 0)
+            self._entered.append(block)
+        if not inner:
+            enter(block)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        around = blocks_around()
+        with self._counting:
+            mine = [block for block in self._entered if block in around] or self._entered
+            block = mine[-1]
+            self._entered.remove(block)
+            self._ending = not self.claimed
+        leave(block)
+        if self._ending:
+            self.close()
 
     def _repr_html_(self) -> str:
         header = ("server", "circuit", "in flight", "last error")
@@ -97,7 +187,12 @@ class Pool:
     @property
     def closed(self) -> bool:
         """Whether the pool is closed."""
-        return self._engine.closing.is_set()
+        return self._ending or self._engine.closing.is_set()
+
+    @property
+    def threads(self) -> frozenset[int]:
+        """The threads that are in a ``with`` block of the pool."""
+        return frozenset(block.thread for block in tuple(self._entered))
 
     @property
     def statistics(self) -> Statistics:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
+import secrets
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +19,8 @@ from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, To
 
 # What is in flight is in memory two or three times: as tensors, in messages, and in gRPC's buffers.
 _IN_FLIGHT_PART, _MAX_IN_FLIGHT_BYTES = 1 / 32, 256_000_000
+# Of this process, so that its secrets cannot be guessed from what tells them apart.
+_KEY = secrets.token_bytes(32)
 # Memory of a thread for each suspended chunk. A chunk with 100 MB of columns takes 300 MB. A worker
 # with 2 GB peaks at half of its memory with no chunk suspended, and spills with two.
 _CHUNK_BYTES, _MAX_SUSPENDED_CHUNKS = 2_000_000_000, 4
@@ -168,6 +172,8 @@ class Settings:
         The other options, in groups.
     withheld : tuple of str
         Options that are secret, and so stayed in the process that set them.
+    secrets_id : str
+        Tells settings with other secrets apart, also where these are withheld.
     """
 
     servers: tuple[str, ...]
@@ -186,6 +192,7 @@ class Settings:
     fallback: Fallback = field(default_factory=Fallback)
     cache: CacheSettings = field(default_factory=CacheSettings)
     withheld: tuple[str, ...] = ()
+    secrets_id: str = field(default="", repr=False)
 
     @classmethod
     def make(cls, servers: Any, **options: Any) -> Settings:
@@ -219,6 +226,8 @@ class Settings:
         settings = cls(servers=urls, **groups.pop("", {}))
         changed = {name: replace(getattr(settings, name), **groups[name]) for name in groups}
         settings = replace(settings, **changed)
+        if settings.secrets:
+            settings = replace(settings, secrets_id=_secrets_id(settings))
         _check_tls(settings)
         settings.connection_options()
         return settings
@@ -295,6 +304,15 @@ class Settings:
         withheld = self.withheld + self.secrets
         return replace(self, token=token, headers={}, withheld=withheld)
 
+    def lacks_secrets_of(self, settings: Settings) -> bool:
+        """Whether these, from a pickle, are other settings without the secrets."""
+        return self == replace(settings.without_secrets(), secrets_id=self.secrets_id)
+
+    def identity(self) -> Settings:
+        """Return what two settings have in common if one pool is right for both."""
+        public = self.without_secrets()
+        return public if self.servers_file is None else replace(public, servers=())
+
     @staticmethod
     def profiles() -> list[str]:
         """Return the names of the profiles of dask's configuration."""
@@ -318,6 +336,12 @@ class Settings:
 
 # In these options, the configuration may name variables of the environment.
 _EXPANDED = ("token", "token_file", "servers_file", "tls_root", "tls_cert", "tls_key", "cache")
+
+
+def _secrets_id(settings: Settings) -> str:
+    """Return what is another for other secrets, and says nothing about them elsewhere."""
+    text = repr((settings.token, sorted(settings.headers.items())))
+    return hashlib.blake2b(text.encode(), key=_KEY, digest_size=8).hexdigest()
 
 
 def _check_tls(settings: Settings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import awkward as ak
 
 from sonic_coffea.errors import ConfigError, FieldError, nearest
 from sonic_coffea.layouts import is_lazy, is_tracer
-from sonic_coffea.pool import Carrier, share
+from sonic_coffea.pool import WithPool, share, using
 from sonic_coffea.reporting import STATISTICS_KEY, Statistics
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Scores(dict[str, Any]):
         raise FieldError(f"acquire sent nothing to a model {name!r}; {nearest(name, self)}")
 
 
-class SonicProcessor(Carrier):
+class SonicProcessor(WithPool):
     """Mixin for coffea processors that score objects on servers.
 
     Write `acquire` and `produce`, and leave `process` to the mixin::
@@ -108,6 +109,10 @@ class SonicProcessor(Carrier):
 
     def process(self, events: Any) -> Any:
         """Score a chunk: coffea calls this."""
+        with using(self.pool_of_pickle):
+            return self._process(events)
+
+    def _process(self, events: Any) -> Any:
         started: deque[Generator[Any]] = deque()
         outputs: list[Any] = []
         try:
@@ -174,11 +179,8 @@ def _blocks(processor: SonicProcessor, events: Any) -> Iterator[tuple[SonicProce
     if size < 1:
         raise ConfigError(f"block_size: expected at least 1 event, or None, got {size}")
     for start in range(0, len(events), size):
-        # The next block's acquire runs before the produce of this one. Not by `copy.copy`, which
-        # would call ``__getstate__``.
-        copy = object.__new__(type(processor))
-        copy.__dict__.update(processor.__dict__)
-        yield copy, _block_of(events, start, min(start + size, len(events)))
+        # The next block's acquire runs before the produce of this one.
+        yield copy(processor), _block_of(events, start, min(start + size, len(events)))
 
 
 def _dataset_of(events: Any) -> Any:
