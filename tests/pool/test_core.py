@@ -71,7 +71,7 @@ def test_rows_of_a_lost_server_go_to_another() -> None:
     losses = scenario.lose(ONE)
     # Those that were in flight when the last chance was lost, too.
     assert MAX_LOSSES <= losses <= MAX_LOSSES + 4
-    assert scenario.endpoint(ONE).breaker.lost
+    assert scenario.endpoint(ONE).breaker.failing_since is not None
     scenario.answer_all()
     assert set(scenario.delivered) == set(slices)
     assert set(scenario.delivered.values()) == {TWO}
@@ -89,7 +89,7 @@ def test_the_server_that_lost_rows_is_the_last_to_get_them_again() -> None:
         scenario.answer(attempt)
     assert len(scenario.at(TWO)) == 3
     scenario.fail(first)
-    assert not scenario.endpoint(ONE).breaker.lost
+    assert scenario.endpoint(ONE).breaker.failing_since is None
     assert first.slice in [attempt.slice for attempt in scenario.at(TWO)]
 
 
@@ -144,7 +144,7 @@ def test_overload_is_a_back_off_and_fewer_requests() -> None:
     before = limit.value
     scenario.fail(scenario.in_flight[0], errors.OverloadError("full"))
     assert limit.value < before
-    assert not scenario.endpoint(ONE).breaker.lost
+    assert scenario.endpoint(ONE).breaker.failing_since is None
     scenario.answer_all()
     scenario.wait(0.2)
     scenario.answer_all()
@@ -193,9 +193,9 @@ def test_a_server_that_hangs_is_lost_though_each_call_ends_before_it_is_probed()
                 break
             scenario.wait(0.05)
         scenario.wait(0.5)
-        if scenario.endpoint(ONE).breaker.lost:
+        if scenario.endpoint(ONE).breaker.failing_since is not None:
             break
-    assert scenario.endpoint(ONE).breaker.lost
+    assert scenario.endpoint(ONE).breaker.failing_since is not None
     assert number < 10
     assert not scenario.failed
 
@@ -209,7 +209,7 @@ def test_a_server_that_answers_while_it_is_probed_is_not_lost() -> None:
     scenario.answer(first)
     scenario.tell(e.Probed(ONE, LOST))
     assert second in scenario.in_flight
-    assert not scenario.endpoint(ONE).breaker.lost
+    assert scenario.endpoint(ONE).breaker.failing_since is None
 
 
 def test_what_is_answered_cannot_be_lost_any_more() -> None:
@@ -221,7 +221,7 @@ def test_what_is_answered_cannot_be_lost_any_more() -> None:
     scenario.answer(attempt)
     assert len(scenario.delivered) == 1
     assert scenario.retries == 0
-    assert not scenario.endpoint(ONE).breaker.lost
+    assert scenario.endpoint(ONE).breaker.failing_since is None
 
 
 def test_a_call_that_ended_is_cancelled_and_the_rest_never_leaves() -> None:

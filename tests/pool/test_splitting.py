@@ -107,7 +107,7 @@ def test_what_a_server_failed_on_is_tried_once_more_elsewhere(error: errors.Soni
     scenario.fail(second, error)
     assert isinstance(scenario.failed[request], type(error))
     assert "tried 2 times" in str(scenario.failed[request])
-    assert not scenario.endpoint(ONE).breaker.lost
+    assert scenario.endpoint(ONE).breaker.failing_since is None
 
 
 def test_the_other_server_is_waited_for_with_what_one_failed_on() -> None:

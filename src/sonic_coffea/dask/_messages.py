@@ -8,8 +8,8 @@ from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.dask._allocator import ServedModel, Telemetry
-from sonic_coffea.pool import ModelKey, Quota, RttStatistics, Share
+from sonic_coffea.dask._quotas import ServedModel, Telemetry
+from sonic_coffea.pool import ModelKey, Quota, RttStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,7 +74,7 @@ def _warn(problem: str) -> None:
 
 def write_report(pool: Pool, timings: Mapping[ServedModel, ModelStatistics]) -> dict[str, Any]:
     """Return what a pool reports, as a message."""
-    endpoints, waiting, shares = pool.telemetry()
+    endpoints, waiting = pool.telemetry()
     total, timing = attrgetter(*TOTALS), attrgetter(*TIMINGS)
     return {
         "telemetry": [
@@ -84,7 +84,7 @@ def write_report(pool: Pool, timings: Mapping[ServedModel, ModelStatistics]) -> 
                 in_flight,
                 waiting.get(model, 0),
                 astuple(rtt),
-                list(shares.get(model, {}).items()),
+                e.network_s,
             )
             for e in endpoints
             for model, (in_flight, rtt) in e.models.items()
@@ -98,13 +98,8 @@ def write_report(pool: Pool, timings: Mapping[ServedModel, ModelStatistics]) -> 
 def read_telemetry(telemetry: Iterable[Sequence[Any]]) -> dict[ServedModel, Telemetry]:
     """Return the telemetry of a report."""
     return {
-        (url, model): Telemetry(
-            in_flight,
-            waiting,
-            RttStatistics(*rtt),
-            {Share(*share): number for share, number in shares},
-        )
-        for url, model, in_flight, waiting, rtt, shares in telemetry
+        (url, model): Telemetry(in_flight, waiting, RttStatistics(*rtt), network_s)
+        for url, model, in_flight, waiting, rtt, network_s in telemetry
     }
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from distributed import Scheduler, SchedulerPlugin, Status
 from tornado.ioloop import PeriodicCallback
 
-from sonic_coffea.dask._allocator import Allocator
 from sonic_coffea.dask._dashboard import add_page
 from sonic_coffea.dask._history import History
 from sonic_coffea.dask._messages import (
@@ -28,6 +27,7 @@ from sonic_coffea.dask._messages import (
     message,
     read_telemetry,
 )
+from sonic_coffea.dask._quotas import Allocator
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +58,6 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         self._processes: dict[str, list[str]] = {}
         # By client, the worker plugins with its settings; the last is that of its next tasks.
         self._plugins: defaultdict[str, list[str]] = defaultdict(list)
-        self._some_ejected = False
-        # Runs evenly, and shows what the clocks of other schedulers show.
-        self._clock_s = time.time() - time.monotonic()
         self._scheduler: Any = None
 
     async def start(self, scheduler: Scheduler) -> None:
@@ -108,23 +105,17 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         self,
         worker: str,
         process: str,
-        weight: float | None = None,
         version: Any = None,
         **unknown: Any,
     ) -> dict[str, float]:
-        """Add a worker, and return what it does until the first round.
-
-        The weight holds for the cluster; the client that connects last sets it.
-        """
+        """Add a worker, and return what it does until the first round."""
         del unknown
         if version != VERSION:
             return {"version": VERSION}
-        if weight is not None:
-            self.allocator.weight = weight
         workers = self._processes.setdefault(process, [])
         if worker not in workers:
             workers.append(worker)
-        self.allocator.join(process, len(workers))
+        self.allocator.join(process)
         return {
             "version": VERSION,
             "round_s": self.allocator.round_s,
@@ -145,9 +136,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         workers = self._processes.get(process, [])
         if worker in workers:
             workers.remove(worker)
-            if workers:
-                self.allocator.join(process, len(workers))
-            else:
+            if not workers:
                 del self._processes[process]
                 self.allocator.leave(process)
                 self.history.leave(process)
@@ -169,12 +158,12 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
             return
         self.join(worker, process, version=VERSION)
         read = read_telemetry(telemetry)
-        now = time.monotonic() + self._clock_s
-        for server in self.allocator.report(process, read, circuits, now):
+        for server in self.allocator.report(process, read, circuits, time.monotonic()):
             action = "lost" if circuits[server] else "back"
             event = {"action": action, "server": server, "worker": worker}
             self._scheduler.log_event(TOPIC, event)
-        self.history.report(process, number, totals, timings)
+        for served, compute_s in self.history.report(process, number, totals, timings).items():
+            self.allocator.capacities[served].compute_s = compute_s
 
     def final(self, worker: str, key: Any, **unknown: Any) -> None:
         """Keep dask from retrying a task that failed for good."""
@@ -187,22 +176,17 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     def end_round(self) -> None:
         """Tell the processes what they may have in flight."""
         now = time.monotonic()
-        allocated = self.allocator.allocate(now + self._clock_s)
-        ejected = self.allocator.ejected()
+        allocated = self.allocator.allocate(now)
         self.history.end_round(self.allocator, now)
-        # When the last server is readmitted, all processes hear of it once, also idle ones.
-        ejections_changed = bool(ejected) or self._some_ejected
-        self._some_ejected = bool(ejected)
         asking = next((process for process, grants in allocated.items() if grants), None)
         for process, grants in allocated.items():
             worker = self._processes[process][0]
-            concerned = grants or ejections_changed or process in self.allocator.held
+            concerned = grants or process in self.allocator.held
             if worker in self._scheduler.workers and concerned:
                 quotas = message(
                     QUOTAS,
                     process=process,
                     grants=list(grants.items()),
-                    ejected=[url for url, probing in ejected.items() if process not in probing],
                     lease_s=self.allocator.lease_s,
                     round_s=self.allocator.round_s,
                     asks=process == asking,

@@ -120,7 +120,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         question = {"worker": worker.address, "process": self.process, "version": VERSION}
         try:
             join = getattr(worker.scheduler, JOIN)
-            reply = await join(**question, weight=self.settings.weight)
+            reply = await join(**question)
         except Exception as error:  # noqa: BLE001  the pool works without
             logger.warning("the scheduler allocates no quotas: %r", error)
             return
@@ -173,7 +173,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         """Take the message of a round."""
         lease_s = quotas["lease_s"]
         read = read_quotas(quotas["grants"], lease_s, time.monotonic())
-        pool.set_quotas(read, quotas["ejected"], lease_s)
+        pool.set_quotas(read, lease_s)
         callback = self._worker.periodic_callbacks.get(self.name)
         if callback is not None:
             callback.callback_time = quotas["round_s"] * 1000

@@ -219,11 +219,6 @@ class PoolCore:
         self._instructions += [e.Reconnect(url, channel) for channel in channels]
 
     def _receive_quotas(self, event: e.QuotasReceived, now: float) -> None:
-        for endpoint in self.endpoints:
-            if endpoint.url in event.ejected:
-                endpoint.eject(now + event.lease_s, now)
-            else:
-                endpoint.breaker.readmit(now)
         keys = [key for _, key in event.quotas]
         self._dispatcher.joining.receive_quotas(keys, event.lease_s, now)
         for (url, key), quota in event.quotas.items():

@@ -190,7 +190,7 @@ class FallbackPolicy:
             return math.inf
         endpoint = None if self.url is None else self._endpoints.by_url.get(self.url)
         if endpoint is not None:
-            lost_since = endpoint.breaker.lost_since(now)
+            lost_since = endpoint.breaker.failing_since
             # It runs, with whatever models, or was restarted in vain.
             if lost_since is None or lost_since <= self._started_at:
                 return math.inf

@@ -51,11 +51,13 @@ class ServerState:
 class EndpointReport:
     """What a pool reports of an endpoint to the scheduler.
 
-    ``models`` has, by model, the requests in flight and the RTT statistics since the last report.
+    ``models`` has, by model, the requests in flight and the RTT statistics since the last report;
+    ``network_s`` is the time to the server and back, 0 if it is unknown.
     """
 
     url: str
     circuit_open: bool
+    network_s: float
     models: Mapping[ModelKey, tuple[int, RttStatistics]]
 
 
@@ -85,7 +87,7 @@ class Endpoint:
 
     def lost_since(self, key: ModelKey, now: float) -> float | None:
         """Return since when it is lost, or lacks a model; None if it can serve the model."""
-        since = self.breaker.lost_since(now), self.signatures.missing_since(key)
+        since = self.breaker.failing_since, self.signatures.missing_since(key)
         return min((at for at in since if at is not None), default=None)
 
     def retry_at(self, key: ModelKey) -> float:
@@ -168,13 +170,6 @@ class Endpoint:
         nbytes, until = self._refused_bytes.get(request.key, (0, -math.inf))
         return request.nbytes < nbytes or now >= until
 
-    def eject(self, until: float, now: float) -> None:
-        """Send it no requests, as other clients have lost it."""
-        error = ServerLostError("another worker has lost it", server=self.url)
-        if self.breaker.eject(error, until, now):
-            logger.warning("%s; its requests go elsewhere", error)
-            self._expect_another()
-
     def state(self, now: float) -> ServerState:
         error = self.breaker.last_error
         return ServerState(
@@ -188,7 +183,10 @@ class Endpoint:
         """Return the events since the last report, also for models without requests here."""
         valid = [key for key in models if key in self.signatures.valid]
         return EndpointReport(
-            url=self.url, circuit_open=self.breaker.lost, models=self.in_flight.report(valid)
+            url=self.url,
+            circuit_open=self.breaker.failing_since is not None,
+            network_s=self.in_flight.channels.round_trip_s,
+            models=self.in_flight.report(valid),
         )
 
 

@@ -25,15 +25,13 @@ from sonic_coffea.reporting import tables
 from sonic_coffea.transport import connect_transport
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._check import Declaration
     from sonic_coffea.pool._endpoint import EndpointReport, ServerState
     from sonic_coffea.pool._limits import Quota
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.pool._shares import Share
     from sonic_coffea.reporting import Statistics
     from sonic_coffea.transport import Connection, ConnectionOptions, Contract, ModelStatistics
 
@@ -314,17 +312,17 @@ class Pool:
         event = e.SchedulerJoined(time.monotonic() + delay_s, max_in_flight, quotas_within_s)
         self._engine.post(event)
 
-    def telemetry(
-        self,
-    ) -> tuple[list[EndpointReport], dict[ModelKey, int], dict[ModelKey, Counter[Share]]]:
-        """Return what happened at each endpoint since the last call, and what waits.
+    def telemetry(self) -> tuple[list[EndpointReport], dict[ModelKey, int]]:
+        """Return what happened at each server since the last call, and the requests that wait.
 
-        The last are the requests that wait or are in flight, by model and share; empty if there is
-        only one share.
+        Models that run in this process are no other process's concern.
         """
         engine = self._engine
         return engine.run_on_thread(
-            lambda: (engine.core.report(), engine.core.waiting(), engine.core.shares())
+            lambda: (
+                [report for report in engine.core.report() if not is_in_process(report.url)],
+                engine.core.waiting(),
+            )
         )
 
     def timings(self) -> dict[tuple[str, ModelKey], ModelStatistics]:
@@ -350,7 +348,6 @@ class Pool:
     def set_quotas(
         self,
         quotas: Mapping[tuple[str, ModelKey], Quota],
-        ejected: Collection[str],
         lease_s: float,
     ) -> None:
         """Take the quotas that the scheduler allocates to this process.
@@ -359,12 +356,10 @@ class Pool:
         ----------
         quotas : mapping
             What this process may have in flight, by server and model.
-        ejected : collection of str
-            Servers that other clients have lost.
         lease_s : float
-            For how long those are left alone.
+            For how long they are valid.
         """
-        self._engine.post(e.QuotasReceived(quotas, ejected, lease_s))
+        self._engine.post(e.QuotasReceived(quotas, lease_s))
 
     def contract(
         self,
