@@ -100,11 +100,12 @@ class Endpoint:
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent to it now."""
+        room = self.in_flight.room(key, now)
         if self.breaker.circuit(now) is Circuit.HALF_OPEN:
-            return 1 - len(self.in_flight)
+            return min(room, 1 - len(self.in_flight.attempts))
         # Until something gets through, or all requests in flight are lost, too.
         held = self.breaker.exhausted(now) and bool(self.in_flight.attempts)
-        return 0 if held else self.in_flight.room(key, now)
+        return 0 if held else room
 
     def begin(self, request: RequestSlice, now: float, channel: int | None = None) -> Attempt:
         """Begin an attempt to send a slice; `channel` is the connection, if that matters."""

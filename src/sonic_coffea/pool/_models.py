@@ -253,8 +253,8 @@ class ServedModels:
             if not candidates and not self._fallback.awaited(key, now):
                 gone = ModelNotFoundError(f"no server has model {key.name!r} any more")
                 error = self._unroutable(key, now, gone)
-                slices = self._waiting.take_all(key)
-                self._instructions += [e.Fail(request, error) for request in slices]
+                for request in self._waiting.take_all(key):
+                    self._dispatcher.give_up(request, None, error, now)
 
     def _unroutable(self, key: ModelKey, now: float, error: SonicError) -> SonicError:
         """Return why no endpoint can take a model: another model counts more than none."""
@@ -302,7 +302,7 @@ class ServedModels:
                 self._waiting.put_back(request, now)
             else:
                 changed = ContractError(f"the servers' model {key.name!r} has changed meanwhile")
-                self._instructions.append(e.Fail(request, changed))
+                self._dispatcher.give_up(request, None, changed, now)
         self._resolve(discovery, contract)
 
     def _plan_round(self, discovery: Discovery, now: float) -> None:
@@ -363,7 +363,7 @@ class ServedModels:
                 self.forget(key)
                 error = self._unroutable(key, now, error)
             for request in self._waiting.take_all(key):
-                self._dispatcher.give_up(request, url, error)
+                self._dispatcher.give_up(request, url, error, now)
 
     def _reject(
         self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract, now: float
