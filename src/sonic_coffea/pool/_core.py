@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 # Rows that are lost while others are answered may kill the servers. If each second server is dead,
 # one request of 16 is lost four times by chance.
 SUSPECT_LOSSES = MAX_RETRIES = 4
-# A request that a route cuts is split into eighths, while others are in flight beside it.
+# A request that a route cuts is split into eighths, while others are in flight beside it. Smaller
+# parts of a request that is too large back off.
 MAX_SPLITS = 3
 
 
@@ -231,8 +232,10 @@ class PoolCore:
                 return self._retries_lost(attempt, endpoint, error, failing_s, now)
             case DeadlineError() if endpoint.in_flight.overtaken(attempt):
                 return self._retries_lost(attempt, endpoint, error, failing_s, now)
-            case RequestTooLargeError() if request.rows > 1:
+            case RequestTooLargeError() if _splits(attempt, error):
                 endpoint.too_large(error, request, now)
+                if (back_offs := request.splits - MAX_SPLITS) > 0:  # it may not be the size
+                    request.retry_at = now + back_off_s(back_offs, self._dispatcher.rng)
                 return True
             case RequestTooLargeError() | InferenceError():
                 request.inference_failures += 1

@@ -121,7 +121,7 @@ class Dispatcher:
         if after_s is None or len(request.attempts) > 1 or request.queued:
             return math.inf
         # A hedge that failed is not repeated at once.
-        return max(min(attempt.sent_at, now), request.begun_at) + after_s
+        return max(min(attempt.sent_at, now), request.begun_at, request.retry_at) + after_s
 
     def _fits(self, request: RequestSlice) -> bool:
         # A slice larger than the whole limit travels alone.

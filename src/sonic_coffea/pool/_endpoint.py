@@ -81,7 +81,7 @@ class Endpoint:
         self.liveness = Liveness()
         self.losses = LossLog(settings.retry.timeout_s)
         self.signatures = Signatures(rng)
-        self.in_flight = InFlight(url, settings.limits.max_in_flight, settings.channels)
+        self.in_flight = InFlight(url, settings)
 
     def lost_since(self, key: ModelKey, now: float) -> float | None:
         """Return since when it is lost, or lacks a model; None if it can serve the model."""
@@ -152,6 +152,8 @@ class Endpoint:
         self.breaker.last_error = error
         if isinstance(error, RouteTimeoutError):
             self.in_flight.limits[key].halve(now)
+            if not self.in_flight.by_model[key]:  # the route may cut all requests, and at once
+                self.in_flight.limits[key].pause(now, self._rng)
         else:
             self.in_flight.refused(key, now, self._rng, error.retry_after_s)
 

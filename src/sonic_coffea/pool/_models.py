@@ -217,19 +217,29 @@ class ServedModels:
                 self._compare_files(endpoint, outcome, expected)
             else:
                 self._reject(endpoint, key, outcome, expected, now)
-        elif isinstance(outcome, ModelNotFoundError):
+        else:
+            self._not_told(endpoint, key, outcome, now)
+
+    def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
+        """Take the error of a server that was asked for a contract; it is asked again later."""
+        if isinstance(error, ModelNotFoundError):
             endpoint.liveness.answered(now)
             endpoint.signatures.lack(key, now)
-            self._fail_if_lost(key, event.url, outcome, now)
-        elif isinstance(outcome, OverloadError):
+            self._fail_if_lost(key, endpoint.url, error, now)
+            return
+        if isinstance(error, OverloadError):
             endpoint.liveness.answered(now)
-            endpoint.in_flight.limits[key].pause(now, self._dispatcher.rng, outcome.retry_after_s)
-        elif not isinstance(outcome, CancelledError):  # else its connection was renewed
-            if isinstance(outcome, DeadlineError):
-                endpoint.in_flight.channels.overdue(0, now - SILENT_S)
-            endpoint.failed(outcome, now)
-            self.mark_stale()
-            self._fail_if_lost(key, event.url, outcome, now)
+            endpoint.in_flight.limits[key].pause(now, self._dispatcher.rng, error.retry_after_s)
+            return
+        if not isinstance(error, ServerLostError):  # the retry budget bounds losses
+            endpoint.signatures.failed(key, now)
+        if isinstance(error, CancelledError):  # its connection was renewed
+            return
+        if isinstance(error, DeadlineError):
+            endpoint.in_flight.channels.overdue(0, now - SILENT_S)
+        endpoint.failed(error, now)
+        self.mark_stale()
+        self._fail_if_lost(key, endpoint.url, error, now)
 
     def validate_waiting(self, now: float) -> None:
         """Ask servers for the models of waiting slices, unless they have answered already."""
