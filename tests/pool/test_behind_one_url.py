@@ -237,7 +237,7 @@ def test_calls_one_after_the_other_do_not_wait_for_their_last_requests(
         balancer.run(0.01)
         well = well and scenario.now < begun + 1.0
         for number, call in enumerate(calls):
-            if all(request.delivered for request in call):
+            if all(request in scenario.delivered for request in call):
                 calls[number] = scenario.submit(slices)
                 delivered += len(call)
     # It takes a moment to notice.

@@ -10,6 +10,7 @@ from typing import Any
 
 import awkward as ak
 import dask.config
+import numpy as np
 import pytest
 import yaml
 
@@ -39,7 +40,7 @@ MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
         (
             "grpc://s:1",
             {"retry_timeout_s": -1},
-            "retry_timeout_s: expected a number of more than 0, got -1",
+            "retry_timeout_s: expected a number of seconds from 0.001 to 604800 .*, got -1",
         ),
         ("grpc://s:1", {"cache_bytes": "1e9"}, "cache_bytes: expected a number of more than 0"),
         ("grpc://s:1", {"headers": None}, "headers: expected a mapping"),
@@ -55,6 +56,29 @@ MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
 def test_what_cannot_be_used_is_named(servers: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.ConfigError, match=message):
         sonic.connect(servers, **options)
+
+
+@pytest.mark.parametrize("value", [float("inf"), 1e12, float("nan"), 0, True, "60", [60]])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "request_timeout_s",
+        "metadata_timeout_s",
+        "retry_timeout_s",
+        "hedge_after_s",
+        "fallback_after_s",
+    ],
+)
+def test_times_have_a_range(option: str, value: Any) -> None:
+    with pytest.raises(errors.ConfigError, match=f"{option}: expected a number of seconds from"):
+        sonic.connect("grpc://s:1", **{option: value})
+
+
+def test_times_may_be_numbers_of_numpy() -> None:
+    """A clock's time plus a float32 is a float32, which is minutes off."""
+    options: dict[str, Any] = {"request_timeout_s": np.float32(2.5), "hedge_after_s": np.int8(3)}
+    settings = Settings.make("grpc://s:1", **options)
+    assert type(settings.timeouts.request_s) is type(settings.retry.hedge_after_s) is float
 
 
 def test_servers_from_configuration() -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -285,9 +286,10 @@ def _parameters(
             )
         carried.append(("priority", priority))
     if server_timeout_s is not None:
-        if not 0 < server_timeout_s < _LONGEST_S:
+        if not isinstance(server_timeout_s, Real) or not 0 < float(server_timeout_s) < _LONGEST_S:
             raise ConfigError(
-                f"model {model!r}: expected server_timeout_s above 0 s, got {server_timeout_s!r}"
+                f"model {model!r}: expected server_timeout_s above 0 s and below {_LONGEST_S:g} s, "
+                f"got {server_timeout_s!r}"
             )
         carried.append(("timeout", max(1, round(server_timeout_s * 1e6))))
     return tuple(carried)

@@ -136,6 +136,8 @@ class Pending:
 
         Raises
         ------
+        ConfigError
+            If `timeout_s` is no number of seconds, or is longer than a week.
         DeadlineError
             If `timeout_s` has passed.
         SonicError

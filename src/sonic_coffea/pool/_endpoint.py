@@ -83,7 +83,7 @@ class Endpoint:
         self.liveness = Liveness()
         self.losses = LossLog(settings.retry.timeout_s)
         self.signatures = Signatures(rng)
-        self.in_flight = InFlight(url, settings.limits.max_in_flight, settings.channels)
+        self.in_flight = InFlight(url, settings)
 
     def lost_since(self, key: ModelKey, now: float) -> float | None:
         """Return since when it is lost, or lacks a model; None if it can serve the model."""
@@ -102,11 +102,12 @@ class Endpoint:
 
     def room(self, key: ModelKey, now: float) -> int:
         """Return how many more requests for a model may be sent to it now."""
+        room = self.in_flight.room(key, now)
         if self.breaker.circuit(now) is Circuit.HALF_OPEN:
-            return 1 - len(self.in_flight)
+            return min(room, 1 - len(self.in_flight.attempts))
         # Until something gets through, or all requests in flight are lost, too.
         held = self.breaker.exhausted(now) and bool(self.in_flight.attempts)
-        return 0 if held else self.in_flight.room(key, now)
+        return 0 if held else room
 
     def begin(self, request: RequestSlice, now: float, channel: int | None = None) -> Attempt:
         """Begin an attempt to send a slice; `channel` is the connection, if that matters."""
@@ -153,6 +154,8 @@ class Endpoint:
         self.breaker.last_error = error
         if isinstance(error, RouteTimeoutError):
             self.in_flight.limits[key].halve(now)
+            if not self.in_flight.by_model[key]:  # the route may cut all requests, and at once
+                self.in_flight.limits[key].pause(now, self._rng)
         else:
             self.in_flight.refused(key, now, self._rng, error.retry_after_s)
 

@@ -113,7 +113,9 @@ class Engine:
     def submit(self, call: Call, slices: Sequence[RequestSlice]) -> None:
         """Send the slices of a call, as soon as there is room for them."""
 
-        def submitted() -> e.Event:
+        def submitted() -> e.Event | None:
+            if call.over:  # it was cancelled at once
+                return None
             self._calls.add(call)
             self.statistics += call.statistics
             return e.Submitted(slices)
@@ -302,7 +304,7 @@ class Engine:
     def _deliver(self, answered: e.Answered) -> None:
         attempt, response = answered.attempt, answered.response
         request, call = attempt.slice, _call(attempt.slice)
-        if call.over:
+        if not (missing := call.missing(request)):  # the call is over
             return
         begun_at = time.monotonic()
         failure: SonicError | None = None
@@ -326,7 +328,7 @@ class Engine:
         tally = Tally(
             requests=1,
             # A response that cannot be taken has scored nothing.
-            rows=request.rows if failure is None else 0,
+            rows=sum(stop - start for start, stop in missing) if failure is None else 0,
             sent_bytes=response.sent_bytes,
             received_bytes=response.received_bytes,
             wait_s=max(0.0, answered.packing_at - request.queued_at),
@@ -337,7 +339,9 @@ class Engine:
         self._record(call, attempt.url, tally, span)
         if failure is not None:
             self._fail(request, failure)
-        elif call.finish(request):
+            return
+        call.finish(request)
+        if call.over:
             self._calls.discard(call)
 
     def _record(self, call: Call, url: str, tally: Tally, span: Span | None = None) -> None:

@@ -217,19 +217,29 @@ class ServedModels:
                 self._compare_files(endpoint, outcome, expected)
             else:
                 self._reject(endpoint, key, outcome, expected, now)
-        elif isinstance(outcome, ModelNotFoundError):
+        else:
+            self._not_told(endpoint, key, outcome, now)
+
+    def _not_told(self, endpoint: Endpoint, key: ModelKey, error: SonicError, now: float) -> None:
+        """Take the error of a server that was asked for a contract; it is asked again later."""
+        if isinstance(error, ModelNotFoundError):
             endpoint.liveness.answered(now)
             endpoint.signatures.lack(key, now)
-            self._fail_if_lost(key, event.url, outcome, now)
-        elif isinstance(outcome, OverloadError):
+            self._fail_if_lost(key, endpoint.url, error, now)
+            return
+        if isinstance(error, OverloadError):
             endpoint.liveness.answered(now)
-            endpoint.in_flight.limits[key].pause(now, self._dispatcher.rng, outcome.retry_after_s)
-        elif not isinstance(outcome, CancelledError):  # else its connection was renewed
-            if isinstance(outcome, DeadlineError):
-                endpoint.in_flight.channels.overdue(0, now - SILENT_S)
-            endpoint.failed(outcome, now)
-            self.mark_stale()
-            self._fail_if_lost(key, event.url, outcome, now)
+            endpoint.in_flight.limits[key].pause(now, self._dispatcher.rng, error.retry_after_s)
+            return
+        if not isinstance(error, ServerLostError):  # the retry budget bounds losses
+            endpoint.signatures.failed(key, now)
+        if isinstance(error, CancelledError):  # its connection was renewed
+            return
+        if isinstance(error, DeadlineError):
+            endpoint.in_flight.channels.overdue(0, now - SILENT_S)
+        endpoint.failed(error, now)
+        self.mark_stale()
+        self._fail_if_lost(key, endpoint.url, error, now)
 
     def validate_waiting(self, now: float) -> None:
         """Ask servers for the models of waiting slices, unless they have answered already."""
@@ -253,8 +263,8 @@ class ServedModels:
             if not candidates and not self._fallback.awaited(key, now):
                 gone = ModelNotFoundError(f"no server has model {key.name!r} any more")
                 error = self._unroutable(key, now, gone)
-                slices = self._waiting.take_all(key)
-                self._instructions += [e.Fail(request, error) for request in slices]
+                for request in self._waiting.take_all(key):
+                    self._dispatcher.give_up(request, None, error, now)
 
     def _unroutable(self, key: ModelKey, now: float, error: SonicError) -> SonicError:
         """Return why no endpoint can take a model: another model counts more than none."""
@@ -302,7 +312,7 @@ class ServedModels:
                 self._waiting.put_back(request, now)
             else:
                 changed = ContractError(f"the servers' model {key.name!r} has changed meanwhile")
-                self._instructions.append(e.Fail(request, changed))
+                self._dispatcher.give_up(request, None, changed, now)
         self._resolve(discovery, contract)
 
     def _plan_round(self, discovery: Discovery, now: float) -> None:
@@ -363,7 +373,7 @@ class ServedModels:
                 self.forget(key)
                 error = self._unroutable(key, now, error)
             for request in self._waiting.take_all(key):
-                self._dispatcher.give_up(request, url, error)
+                self._dispatcher.give_up(request, url, error, now)
 
     def _reject(
         self, endpoint: Endpoint, key: ModelKey, actual: Contract, expected: Contract, now: float

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 # gRPC's limit of 2 GiB holds for the whole message, which has more in it than the tensors.
 _MAX_REQUEST_BYTES = 2_000_000_000
+# Longer times, and infinite ones, overflow in gRPC or in the system's clock.
+MAX_TIME_S = 604_800
 
 
 class Option(NamedTuple):
@@ -44,7 +46,14 @@ def _channels(value: Any) -> str | None:
 
 
 def _positive(value: Any) -> str | None:
-    return None if isinstance(value, Real) and float(value) > 0 else "a number of more than 0"
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    return None if number and float(value) > 0 else "a number of more than 0"
+
+
+def _seconds(value: Any) -> str | None:
+    if _positive(value) is None and 0.001 <= value <= MAX_TIME_S:
+        return None
+    return f"a number of seconds from 0.001 to {MAX_TIME_S} (a week)"
 
 
 def _request_bytes(value: Any) -> str | None:
@@ -80,14 +89,14 @@ OPTIONS: Mapping[str, Option] = {
     "max_in_flight": Option("limits", "max_in_flight", _whole(1)),
     "max_in_flight_bytes": Option("limits", "max_in_flight_bytes", _or_none(_positive)),
     "max_request_bytes": Option("limits", "max_request_bytes", _request_bytes),
-    "request_timeout_s": Option("timeouts", "request_s", _positive),
-    "metadata_timeout_s": Option("timeouts", "metadata_s", _positive),
-    "retry_timeout_s": Option("retry", "timeout_s", _positive),
+    "request_timeout_s": Option("timeouts", "request_s", _seconds),
+    "metadata_timeout_s": Option("timeouts", "metadata_s", _seconds),
+    "retry_timeout_s": Option("retry", "timeout_s", _seconds),
     "balance": Option("", "balance", _choice("load", "priority")),
     "weight": Option("", "weight", _weight),
-    "hedge_after_s": Option("retry", "hedge_after_s", _or_none(_positive)),
+    "hedge_after_s": Option("retry", "hedge_after_s", _or_none(_seconds)),
     "fallback": Option("fallback", "source", _source),
-    "fallback_after_s": Option("fallback", "after_s", _positive),
+    "fallback_after_s": Option("fallback", "after_s", _seconds),
     "cache": Option("cache", "path", _file),
     "cache_bytes": Option("cache", "max_bytes", _positive),
     "cache_trusts_versions": Option("cache", "trusts_versions", _instance("True or False", bool)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import weakref
@@ -257,7 +258,7 @@ class Pool:
         return Checks([here, *others], here.versions)
 
     def wake(
-        self, *models: str | Declaration, timeout_s: float = 600.0, progress: bool = True
+        self, *models: str | Declaration, timeout_s: float | None = 600.0, progress: bool = True
     ) -> float:
         """Start a service that sleeps, and wait until a server is ready.
 
@@ -268,7 +269,7 @@ class Pool:
         ----------
         *models : str or sonic_coffea.Model
             The models that the server must have.
-        timeout_s : float
+        timeout_s : float or None
             Longest time to wait.
         progress : bool
             Whether a terminal or notebook shows the time and the reason of the wait.
@@ -284,14 +285,18 @@ class Pool:
             If waiting longer cannot help.
         CancelledError
             If the pool is closed meanwhile.
+        ConfigError
+            If `timeout_s` cannot be used.
         DeadlineError
             If no server was ready after `timeout_s`.
         """
+        limit_s = Deadline.after(timeout_s).timeout_s
+        limit_s = math.inf if limit_s is None else limit_s
         keys = [
             ModelKey(m, None) if isinstance(m, str) else ModelKey(m.name, m.version) for m in models
         ]
         with show_status(progress=progress) as show:
-            return wake(self.connections(), keys, timeout_s, self._engine.closing, show)
+            return wake(self.connections(), keys, limit_s, self._engine.closing, show)
 
     def check_also(self, elsewhere: Callable[..., list[HostCheck]]) -> None:
         """Have `check` call a function for other hosts, with the settings and its arguments."""

@@ -24,14 +24,12 @@ class Request(Protocol):
     contract: Contract
     share: Share
 
-    @property
-    def over(self) -> bool:
-        """Whether all of its rows are scored or given up."""
-
 
 @dataclass(slots=True, eq=False)
 class RequestSlice:
     """Rows of a call that travel as one request.
+
+    It waits, is in flight, or both; once it is answered, given up or split, it is neither.
 
     Attributes
     ----------
@@ -49,10 +47,10 @@ class RequestSlice:
         Whether its rows belong together, so that it is not split.
     last_url : str or None
         The endpoint that lost it last.
-    delivered : bool
-        Whether it is answered; attempts that end later change nothing.
-    over : bool
-        Whether its call has counted it.
+    queued : bool
+        Whether it waits to be sent, perhaps until its back-off ends.
+    attempts : list of Attempt
+        Its attempts that have not ended.
     """
 
     call: Request
@@ -71,8 +69,6 @@ class RequestSlice:
     first_failed_at: float | None = None
     last_url: str | None = None
     queued: bool = False
-    delivered: bool = False
-    over: bool = False
     attempts: list[Attempt] = field(default_factory=list)
 
     @property

@@ -169,7 +169,7 @@ class Settings:
         Share of the servers beside other clusters: a cluster of weight 2 gets about twice as much
         as a cluster of weight 1.
     timeouts, limits, retry, tls, fallback, cache
-        The other options, in groups.
+        The other options, in groups. Times are from 0.001 s to a week.
     withheld : tuple of str
         Options that are secret, and so stayed in the process that set them.
     secrets_id : str
@@ -359,11 +359,16 @@ def _check_tls(settings: Settings) -> None:
 
 
 def _from_anywhere(option: str, value: Any) -> Any:
-    """Return a path that processes in other folders can read; "~" stays, as homes differ."""
+    """Return a value that means the same everywhere.
+
+    Processes in other folders can read a path; "~" stays, as homes differ. Times are floats.
+    """
     if isinstance(value, Path) and option == "token":
         return value.expanduser().absolute()
     if option.startswith("tls_") and value and not str(value).startswith("~"):
         return str(Path(value).absolute())
+    if option.endswith("_s") and value is not None:
+        return float(value)  # numpy's float32 is too coarse for times of a clock
     return value
 
 

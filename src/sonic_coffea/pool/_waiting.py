@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sonic_coffea.pool._request import ModelKey, RequestSlice
     from sonic_coffea.pool._shares import Share
@@ -76,19 +76,8 @@ class WaitingSlices:
             self.put_back(heapq.heappop(self._backing_off)[2], now)
 
     def heads(self) -> list[RequestSlice]:
-        """Return the first slice of each model and share, in the order in which they may leave.
-
-        Slices of calls that are over are dropped.
-        """
-        heads = []
-        for queues in self._queues.values():
-            for name, queue in list(queues.items()):
-                while queue and (queue[0][1].call.over or queue[0][1].delivered):
-                    heapq.heappop(queue)
-                if queue:
-                    heads.append(queue[0][1])
-                else:
-                    del queues[name]
+        """Return the first slice of each model and share, in the order in which they may leave."""
+        heads = [queue[0][1] for queues in self._queues.values() for queue in queues.values()]
         if len(heads) > 1:
             heads.sort(key=lambda head: (self.fair_order.place(head.call.share), head.order))
         return heads
@@ -103,15 +92,23 @@ class WaitingSlices:
         head.queued = False
 
     def take_all(self, key: ModelKey) -> list[RequestSlice]:
-        """Take out all slices of a model, and return those that need a response."""
+        """Take out all slices of a model, and return them in their order."""
+        return self.take_chosen(key, lambda _: True)
+
+    def take_chosen(
+        self, key: ModelKey, chosen: Callable[[RequestSlice], bool]
+    ) -> list[RequestSlice]:
+        """Take out some slices of a model, and return them in their order."""
         queues = self._queues.pop(key, {})
-        slices = [request for _, request in heapq.merge(*map(sorted, queues.values()))]
-        slices += [request for *_, request in self._backing_off if request.key == key]
-        self._backing_off = [item for item in self._backing_off if item[2].key != key]
-        heapq.heapify(self._backing_off)
-        for request in slices:
+        waiting = [request for queue in queues.values() for _, request in queue]
+        waiting += [request for *_, request in self._backing_off if request.key == key]
+        taken = sorted(filter(chosen, waiting), key=lambda request: request.order)
+        for request in taken:
             request.queued = False
-        return [r for r in slices if not (r.call.over or r.delivered or r.attempts)]
+        kept = {name: [item for item in queue if item[1].queued] for name, queue in queues.items()}
+        self._queues[key] = {name: sorted(queue) for name, queue in kept.items() if queue}
+        self._backing_off = sorted(item for item in self._backing_off if item[2].queued)
+        return taken
 
 
 class FairOrder:

@@ -241,4 +241,4 @@ def translate(
 def _pushback_s(trailers: Mapping[str, str]) -> float | None:
     """Return how long the server asks to wait; None if it gives no time, or a negative one."""
     milliseconds = trailers.get(_PUSHBACK, "")
-    return int(milliseconds) / 1000 if milliseconds.isdecimal() else None
+    return float(milliseconds) / 1000 if milliseconds.isdecimal() else None
