@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.dask._quotas import Allocator, Grant, ServedModel, Telemetry
 from sonic_coffea.errors import OverloadError
-from sonic_coffea.pool import DEFAULT, ModelKey, Quota, Settings
+from sonic_coffea.pool import ModelKey, Quota, Settings
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._request import RequestSlice
@@ -106,7 +106,6 @@ class _Call:
 
     contract: Contract
     key: ModelKey = _MODEL
-    share = DEFAULT
     over: bool = False
 
 
@@ -395,7 +394,7 @@ class Simulation:
             served: Quota(max_in_flight, interval_s, self.now + delay_s, self.now + lease_s)
             for served, (max_in_flight, interval_s, delay_s) in grants.items()
         }
-        self._tell(worker, e.QuotasReceived(quotas, [], lease_s))
+        self._tell(worker, e.QuotasReceived(quotas, lease_s))
 
 
 def fairness(rows: Sequence[float]) -> float:

@@ -52,7 +52,6 @@ def test_public_names() -> None:
         "report",
         "score_files",
         "secondary_vertices",
-        "share",
         "within_cone",
     ]
     for name in sonic_coffea.__all__:

@@ -21,7 +21,6 @@ from sonic_coffea.model import lost_tracks as lost_tracks
 from sonic_coffea.model import secondary_vertices as secondary_vertices
 from sonic_coffea.model import within_cone as within_cone
 from sonic_coffea.pool import Pool as Pool
-from sonic_coffea.pool import share as share
 from sonic_coffea.processor import SonicFilter as SonicFilter
 from sonic_coffea.processor import SonicProcessor as SonicProcessor
 from sonic_coffea.reporting import Report as Report

@@ -27,9 +27,9 @@ from tests.waiting import until
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.dask import SonicSchedulerPlugin
-from sonic_coffea.dask._allocator import Telemetry
 from sonic_coffea.dask._messages import JOIN, OPERATION, VERSION
 from sonic_coffea.dask._metrics import offer_metrics
+from sonic_coffea.dask._quotas import Telemetry
 from sonic_coffea.pool import ModelKey, RttStatistics, current
 from sonic_coffea.reporting import Statistics, Tally
 from sonic_coffea.testing import FakeModel, FakeServer
@@ -435,24 +435,6 @@ def test_workers_hear_that_quotas_will_come() -> None:
     plugin.end_round()
     assert sent.keys() == workers
     assert all(message["grants"] == [] for message in sent.values())
-
-
-def test_idle_workers_hear_that_a_server_is_back() -> None:
-    sent: dict[str, Any] = {}
-    plugin = plugin_of({"a", "b", "c"}, sent)
-
-    def rounds(**lost: bool) -> dict[str, list[str]]:
-        sent.clear()
-        plugin.report("a", "process of a", 1, [], lost, [], [])
-        plugin.end_round()
-        return {worker: message["ejected"] for worker, message in sent.items()}
-
-    for worker in "bc":
-        plugin.join(worker, f"process of {worker}", version=VERSION)
-    assert rounds() == {}
-    assert sorted(rounds(server=True).values()) == [[], [], ["server"]]  # two of them try it
-    assert rounds(server=False) == {"a": [], "b": [], "c": []}
-    assert rounds() == {}
 
 
 def test_figures_are_where_dask_shows_them(slow_server: sonic.LocalServer) -> None:

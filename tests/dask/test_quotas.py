@@ -1,4 +1,4 @@
-"""Quotas: the rules for a few clients, and thousands of workers with the real core in virtual time."""
+"""Quotas: the rules for a few clients, and thousands of workers with the real core."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from sonic_coffea import errors
-from sonic_coffea.pool import DEFAULT, ModelKey, Settings, Share
+from sonic_coffea.pool import ModelKey, Settings
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._core import PoolCore
 from sonic_coffea.pool._request import Attempt, RequestSlice
@@ -36,7 +36,6 @@ class Call:
 
     contract: Contract = field(default_factory=contract)
     key: ModelKey = KEY
-    share: Share = DEFAULT
     over: bool = False
     missing: set[int] = field(default_factory=set)
 

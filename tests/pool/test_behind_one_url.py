@@ -326,7 +326,7 @@ def test_a_server_that_refuses_all_is_left_alone_by_its_round_trip() -> None:
     assert all(RTT_S / 2 <= pause <= 8 * RTT_S for pause in pauses[:3])
     assert pauses[2] > pauses[0]
     assert pauses[3] == pytest.approx(7.0)
-    assert not scenario.endpoint(ONE).breaker.lost
+    assert scenario.endpoint(ONE).breaker.failing_since is None
 
 
 @pytest.mark.parametrize(

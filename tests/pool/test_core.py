@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.pool.scenario import KEY, LOST, ONE, TWO, Scenario, contract
 
 from sonic_coffea import errors, pool
-from sonic_coffea.pool import Share
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._breaker import HALF_OPEN_LOSSES, MAX_LOSSES
 from sonic_coffea.pool._endpoint import SILENCE_S
@@ -257,11 +256,10 @@ def hanging(scenario: Scenario, *, slices: int = 3, **call: Any) -> Attempt:
 
 def test_rows_that_hang_wait_on_when_servers_are_asked_what_they_have() -> None:
     scenario = Scenario(ONE, max_in_flight_bytes=40)
-    first = hanging(scenario, share=Share("signal", 1.0))
+    first = hanging(scenario)
     (third,) = [attempt for attempt in scenario.in_flight if attempt is not first]
     for _ in range(2):
         assert scenario.core.waiting() == {KEY: 1}
-        assert scenario.core.shares()[KEY].total() == 2
         assert scenario.ask(anew=True).outcome == contract()
     scenario.answer(third)
     assert [attempt.slice for attempt in scenario.in_flight] == [first.slice] * 2
@@ -294,11 +292,11 @@ def test_a_request_that_hangs_does_not_hold_back_the_try_after_a_loss() -> None:
     first = hanging(scenario)
     while scenario.in_flight != [first]:
         scenario.fail(scenario.in_flight[-1])
-    assert scenario.endpoint(ONE).breaker.lost
+    assert scenario.endpoint(ONE).breaker.failing_since is not None
     scenario.wait(0.2)
     assert len(scenario.in_flight) == 2
     scenario.answer(scenario.in_flight[-1])
-    assert not scenario.endpoint(ONE).breaker.lost
+    assert scenario.endpoint(ONE).breaker.failing_since is None
 
 
 def test_rows_of_a_cancelled_call_are_let_go_while_others_wait() -> None:
@@ -449,7 +447,7 @@ def test_every_row_is_delivered_or_failed_once(  # noqa: C901, PLR0912  a table
         elif action == "servers":
             scenario.tell(e.ServersChanged([[ONE], [TWO], [ONE, TWO]][number % 3]))
         elif action == "quotas":
-            scenario.tell(e.QuotasReceived({}, [[], [ONE], [ONE, TWO]][number % 3], 1.0))
+            scenario.tell(e.QuotasReceived({}, 1.0))
         elif action == "late" and scenario.cancelled:
             scenario.answer(scenario.cancelled[number % len(scenario.cancelled)])
         elif action == "end" and calls:

@@ -74,7 +74,7 @@ def test_a_server_that_is_back_and_refuses_is_left_alone(name: str) -> None:
     """The one request that tests a server after a loss has a back-off, too."""
     scenario = Scenario(ONE, retry_timeout_s=60)
     scenario.submit(rows=1)
-    while not scenario.endpoint(ONE).breaker.lost:
+    while scenario.endpoint(ONE).breaker.failing_since is None:
         scenario.lose(ONE)
         scenario.wait(0.01)
     assert failed(scenario, FAILURES[name], 5.0) < 60

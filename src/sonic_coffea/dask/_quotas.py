@@ -129,8 +129,8 @@ class Capacity:
         """Return the number of answers, the sum of their RTTs, and of those without a queue."""
         answers, sum_s, idle_s = 0, 0.0, 0.0
         for report in reports:
-            for size, (number, size_sum_s, least_s) in report.rtt.trips.items():
-                least_s = min(least_s, self._least_rtt_s.get(size, math.inf))
+            for size, (number, size_sum_s, min_s) in report.rtt.trips.items():
+                least_s = min(min_s, self._least_rtt_s.get(size, math.inf))
                 self._least_rtt_s[size] = least_s
                 answers += number
                 sum_s += size_sum_s

@@ -24,10 +24,8 @@ from sonic_coffea.pool._registry import (
 )
 from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.pool._settings import CacheSettings, Fallback, Limits, Retry, Settings
-from sonic_coffea.pool._shares import DEFAULT, Share, share
 
 __all__ = [
-    "DEFAULT",
     "MASKABLE",
     "MAX_RTT_RATIO",
     "NEVER",
@@ -46,7 +44,6 @@ __all__ = [
     "RttStatistics",
     "ServerState",
     "Settings",
-    "Share",
     "Step",
     "WithPool",
     "check",
@@ -56,7 +53,6 @@ __all__ = [
     "install",
     "min_in_flight",
     "rows_per_request",
-    "share",
     "shared",
     "take_part",
     "uninstall",

@@ -20,7 +20,6 @@ from sonic_coffea.errors import (
 )
 from sonic_coffea.pool._process import wait_for
 from sonic_coffea.pool._request import ModelKey
-from sonic_coffea.pool._shares import current_share
 from sonic_coffea.pool._signature import MAX_MISSES
 from sonic_coffea.reporting import Statistics
 
@@ -119,7 +118,6 @@ class Call:
         self.version = version
         self.pin = VersionPin(contract.model, version)
         self.key = ModelKey(contract.model, version)
-        self.share = current_share()
         self.statistics = Statistics(objects=len(inputs))
         self.failure: SonicError | None = None
         self.lost: list[Any] = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, defaultdict
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from sonic_coffea.pool._endpoint import Endpoint, EndpointReport, ServerState
     from sonic_coffea.pool._request import Attempt, ModelKey
     from sonic_coffea.pool._settings import Settings
-    from sonic_coffea.pool._shares import Share
 
 logger = logging.getLogger(__name__)
 
@@ -93,19 +91,6 @@ class PoolCore:
 
     def waiting(self) -> dict[ModelKey, int]:
         return self._waiting.counts()
-
-    def shares(self) -> dict[ModelKey, Counter[Share]]:
-        """Return how many slices of each model wait or are in flight, by share.
-
-        Empty while there is only one share.
-        """
-        shares: defaultdict[ModelKey, Counter[Share]] = defaultdict(Counter)
-        if self._waiting.fair_order.shared:
-            in_flight = [attempt.slice for attempt in self._dispatcher.attempts()]
-            # A slice may wait, and have several attempts.
-            for request in dict.fromkeys([*self._waiting, *in_flight]):
-                shares[request.key][request.call.share] += 1
-        return shares
 
     def states(self, now: float) -> list[ServerState]:
         return [endpoint.state(now) for endpoint in self.endpoints.active]

@@ -74,7 +74,6 @@ class Dispatcher:
             while endpoint is not None:
                 self.waiting.take(request)
                 if endpoint.takes(request, now) or request.rows == 1 or request.whole:
-                    self.waiting.fair_order.leave(request.call.share)
                     return endpoint.begin(request, now)
                 request = self.split(request, now)
             self.start_fallback(head.key, now)

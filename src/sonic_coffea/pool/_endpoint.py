@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sonic_coffea.errors import RouteTimeoutError, ServerLostError
+from sonic_coffea.errors import RouteTimeoutError
 from sonic_coffea.pool._breaker import Circuit, CircuitBreaker
 from sonic_coffea.pool._in_flight import InFlight
 from sonic_coffea.pool._signature import VALID_S, Signatures
@@ -85,7 +85,7 @@ class Endpoint:
         self.signatures = Signatures(rng)
         self.in_flight = InFlight(url, settings)
 
-    def lost_since(self, key: ModelKey, now: float) -> float | None:
+    def lost_since(self, key: ModelKey) -> float | None:
         """Return since when it is lost, or lacks a model; None if it can serve the model."""
         since = self.breaker.failing_since, self.signatures.missing_since(key)
         return min((at for at in since if at is not None), default=None)
@@ -328,7 +328,7 @@ class EndpointRegistry:
 
     def all_lost_since(self, key: ModelKey, now: float) -> float | None:
         """Return since when the last endpoint of a model is lost, or lacks it."""
-        since = [endpoint.lost_since(key, now) for endpoint in self.candidates(key, now)]
+        since = [endpoint.lost_since(key) for endpoint in self.candidates(key, now)]
         lost = [at for at in since if at is not None]
         return max(lost, default=-math.inf) if len(lost) == len(since) else None
 

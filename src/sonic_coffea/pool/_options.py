@@ -62,11 +62,6 @@ def _request_bytes(value: Any) -> str | None:
     return f"at most {_MAX_REQUEST_BYTES}, as a message of gRPC holds less than 2 GiB"
 
 
-def _weight(value: Any) -> str | None:
-    # A larger one would be a longer queue.
-    return None if _positive(value) is None and value <= 10 else "a number of more than 0, up to 10"
-
-
 def _or_none(expects: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
     return lambda value: None if value is None else expects(value)
 
@@ -93,7 +88,6 @@ OPTIONS: Mapping[str, Option] = {
     "metadata_timeout_s": Option("timeouts", "metadata_s", _seconds),
     "retry_timeout_s": Option("retry", "timeout_s", _seconds),
     "balance": Option("", "balance", _choice("load", "priority")),
-    "weight": Option("", "weight", _weight),
     "hedge_after_s": Option("retry", "hedge_after_s", _or_none(_seconds)),
     "fallback": Option("fallback", "source", _source),
     "fallback_after_s": Option("fallback", "after_s", _seconds),

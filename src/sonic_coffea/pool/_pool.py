@@ -108,11 +108,7 @@ class Pool:
     def __init__(
         self, settings: Settings, *, connect: Callable[..., Connection] | None = None
     ) -> None:
-<<<<<<< HEAD
-        self._engine = Engine(settings, connect or open_transport)
-=======
-        self._connect = connect or connect_transport
->>>>>>> pools
+        self._connect = connect or open_transport
         self._check_elsewhere: Callable[..., list[HostCheck]] | None = None
         # Calls of `connect` whose pool was not entered, and the blocks that have entered it.
         self._claims, self._entered = 0, list[Block]()

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from sonic_coffea.pool._shares import Share
     from sonic_coffea.transport import Contract, RpcHandle
 
 
@@ -22,7 +21,6 @@ class Request(Protocol):
 
     key: ModelKey
     contract: Contract
-    share: Share
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +34,7 @@ class RequestSlice:
     start, stop, nbytes : int
         Places of the rows in the call, and the bytes of their tensors.
     order : tuple
-        Slices of a share leave in this order: the number of the slice, its first row.
+        Slices leave in this order: the number of the slice, its first row.
     retries, losses : int
         How often it was queued again, and how often it was lost when a server may have had it.
     retry_at : float

@@ -165,9 +165,6 @@ class Settings:
     balance : {"load", "priority"}
         ``"load"``: each server gets requests by its adaptive limit. ``"priority"``: a server gets
         requests only while all servers named before it are lost.
-    weight : float
-        Share of the servers beside other clusters: a cluster of weight 2 gets about twice as much
-        as a cluster of weight 1.
     timeouts, limits, retry, tls, fallback, cache
         The other options, in groups. Times are from 0.001 s to a week.
     withheld : tuple of str
@@ -184,7 +181,6 @@ class Settings:
     shared_memory: bool | str = "auto"
     channels: int | str = "auto"
     balance: str = "load"
-    weight: float = 1.0
     timeouts: Timeouts = field(default_factory=Timeouts)
     limits: Limits = field(default_factory=Limits)
     retry: Retry = field(default_factory=Retry)

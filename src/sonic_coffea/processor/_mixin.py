@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import copy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import awkward as ak
 
 from sonic_coffea.errors import ConfigError, FieldError, nearest
 from sonic_coffea.layouts import is_lazy, is_tracer
-from sonic_coffea.pool import WithPool, share, using
+from sonic_coffea.pool import WithPool, using
 from sonic_coffea.reporting import STATISTICS_KEY, Statistics
 
 if TYPE_CHECKING:
@@ -62,10 +62,6 @@ class SonicProcessor(WithPool):
         The models, by the names that `acquire` and `produce` call them.
     on_error : {"raise", "mask"}
         Whether rows that no server scores raise an error, or become None; see `Model.submit`.
-    share_weight : float or mapping
-        Weight of the processor's chunks beside other work of the process, or of the dask cluster;
-        see `sonic_coffea.share`. A mapping has a weight for each dataset, and makes each dataset a
-        share.
     block_size : int or None
         Events of a block. With coffea's local executors, a chunk may be processed in blocks: the
         next block is sent before the mixin waits for the scores of this block, so that the core
@@ -77,7 +73,6 @@ class SonicProcessor(WithPool):
 
     models: Mapping[str, Model] = MappingProxyType({})
     on_error: str = "raise"
-    share_weight: float | Mapping[str, float] = 1.0
     block_size: int | None = None
 
     def acquire(self, events: Any) -> Mapping[str, Any]:
@@ -145,10 +140,8 @@ class SonicProcessor(WithPool):
             with _nearest_fields_named():
                 sent = self.acquire(events)
             _check(self, sent)
-            with _share_of(self, events):
-                for name, objects in sent.items():
-                    model = self.models[name]
-                    pending[name] = model.submit(objects, on_error=self.on_error)
+            for name, objects in sent.items():
+                pending[name] = self.models[name].submit(objects, on_error=self.on_error)
             with _nearest_fields_named():
                 scores.overlap = self.overlap(events)
             yield None
@@ -185,15 +178,6 @@ def _blocks(processor: SonicProcessor, events: Any) -> Iterator[tuple[SonicProce
 
 def _dataset_of(events: Any) -> Any:
     return (getattr(events, "metadata", None) or {}).get("dataset")
-
-
-def _share_of(processor: SonicProcessor, events: Any) -> AbstractContextManager[None]:
-    """Return the context in which the calls of a chunk have its share of the servers."""
-    weight, name = processor.share_weight, type(processor).__qualname__
-    if isinstance(weight, Mapping):
-        dataset = str(_dataset_of(events))
-        return share(f"{name} {dataset}", weight.get(dataset, 1.0))
-    return nullcontext() if weight == 1.0 else share(name, weight)
 
 
 def _check(processor: SonicProcessor, sent: Any) -> None:
