@@ -418,6 +418,77 @@ def test_a_version_without_a_file_is_not_trusted(
     assert "its servers do not all say what file version '1' is" in caplog.text
 
 
+TEXT = sonic.Model("t", {"x": sonic.Row("pt")}, {"y": sonic.Output(["name"], dtype="string")})
+
+
+def widen(answer: Any) -> None:
+    """Give two values a row, in place of one."""
+    answer.outputs[0].shape[1] *= 2
+    answer.raw_output_contents[0] *= 2
+
+
+def garble(answer: Any) -> None:
+    """Give strings that are no UTF-8."""
+    answer.raw_output_contents[0] = answer.raw_output_contents[0].replace(b"n", b"\xff")
+
+
+@pytest.fixture
+def wrongly(server: FakeServer) -> FakeServer:
+    server.models["t"] = FakeModel.of(
+        TEXT, lambda i: {"y": np.char.mod("n%d", i["x"]).astype(object)}, max_rows=4
+    )
+    return server
+
+
+@pytest.mark.parametrize("on_error", ["raise", "mask"])
+@pytest.mark.parametrize(("model", "how"), [(MODEL, widen), (TEXT, garble)], ids=["width", "text"])
+def test_a_refused_response_is_not_kept(
+    wrongly: FakeServer, tmp_path: Path, model: sonic.Model, how: Any, on_error: str
+) -> None:
+    array = objects([[1, 2], [3]])
+    with cached(wrongly, tmp_path) as pool:
+        wrongly.answer_wrongly(how)
+        if on_error == "mask":
+            assert model(array, pool=pool, on_error="mask").tolist() == [[None, None], [None]]
+        else:
+            with pytest.raises(errors.ResponseError) as caught:
+                model(array, pool=pool)
+            assert (caught.value.server, caught.value.model) == (wrongly.url, model.name)
+        assert not (tmp_path / "scores").exists() or kept(tmp_path) == 0
+        for _ in range(2):
+            scores = model(array, pool=pool, on_error=on_error)
+            assert scores[scores.fields[0]].tolist() in ([[2, 4], [6]], [["n1", "n2"], ["n3"]])
+    assert kept(tmp_path) == 3
+    assert sent(wrongly, model.name) == 6
+
+
+@pytest.mark.parametrize(("model", "how"), [(MODEL, widen), (TEXT, garble)], ids=["width", "text"])
+def test_a_wrong_response_that_is_first_costs_its_rows_alone(
+    wrongly: FakeServer, model: sonic.Model, how: Any
+) -> None:
+    wrongly.answer_wrongly(how)
+    with Pool(Settings.make(wrongly.url, max_in_flight=1)) as pool:
+        scores = model(objects([list(range(12))]), pool=pool, on_error="mask")
+    assert ak.is_none(scores, axis=1).tolist() == [[True] * 4 + [False] * 8]
+
+
+def test_what_another_declaration_kept_is_asked_again(server: FakeServer, tmp_path: Path) -> None:
+    """The server lists no tensors, so that it decides which declaration is right."""
+    both = sonic.Model("m", MODEL.inputs, {"y": ["twice", "thrice"]})
+    answers = {"y": lambda x: np.hstack([2 * x, 3 * x])}
+    server.models["m"] = FakeModel.of(
+        both, lambda i: {"y": answers["y"](i["x"])}, lists_tensors=False
+    )
+    with cached(server, tmp_path) as pool:
+        assert both(objects([[1]]), pool=pool).tolist() == [[{"twice": 2, "thrice": 3}]]
+        assert MODEL(objects([[1]]), pool=pool, on_error="mask").tolist() == [[None]]
+        with pytest.raises(errors.ResponseError, match="expected 1 values") as caught:
+            MODEL(objects([[1]]), pool=pool)
+        assert (caught.value.server, caught.value.model) == (server.url, "m")
+        answers["y"] = lambda x: 2 * x
+        assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[2]]
+
+
 def test_damage_is_noticed(
     server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

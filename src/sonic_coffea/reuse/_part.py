@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonic_coffea.errors import DeadlineError, SonicError
+from sonic_coffea.errors import DeadlineError, ResponseError, SonicError
 from sonic_coffea.pool import Call, Deadline
 from sonic_coffea.reuse._deduplication import Duplicates, keys_of
 
@@ -145,8 +145,12 @@ class Part:
         for form, members in alike.items():
             each = [hits[self._keys[row]] for row in members]
             answer = {name: np.stack([scores[name] for scores in each]) for name, *_ in form}
-            self._spread(np.asarray(members, np.int64), len(members), answer)
-        return np.asarray(misses, np.int64)
+            try:
+                self._spread(np.asarray(members, np.int64), len(members), answer)
+            except ResponseError as error:  # another declaration took them; servers have to answer
+                logger.info("scores in %s do not fit the declaration: %s", cache.path, error)
+                misses += members
+        return np.asarray(sorted(misses), np.int64)
 
     def digests(self) -> set[str]:
         """Return the model's checksums by the servers, before and after the call."""
