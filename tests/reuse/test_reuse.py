@@ -418,6 +418,32 @@ def test_a_version_without_a_file_is_not_trusted(
     assert "its servers do not all say what file version '1' is" in caplog.text
 
 
+@pytest.mark.parametrize("one_request_per", [None, "row"])
+def test_arrays_that_are_changed_meanwhile_are_not_kept(
+    server: FakeServer, tmp_path: Path, one_request_per: str | None
+) -> None:
+    """Their rows would have the keys of what they were, and the scores of what they are."""
+    model = sonic.Model("m", MODEL.inputs, MODEL.outputs, one_request_per=one_request_per)
+    before, buffer = np.arange(40, dtype=np.float32), np.arange(40, dtype=np.float32)
+    server.hold()
+    with cached(server, tmp_path, max_in_flight=1) as pool:
+        pending = model.submit(_one(buffer), pool=pool)
+        until(lambda: bool(server.requests))
+        buffer += 100
+        server.release()
+        with pytest.raises(errors.InputError, match="changed since it was submitted") as caught:
+            pending.result()
+        assert caught.value.model == "m"
+    with cached(server, tmp_path) as pool:
+        assert model(_one(before), pool=pool).twice.tolist() == [(2 * before).tolist()]
+
+
+def _one(numbers: Any) -> ak.Array:
+    """Return an event with these objects, which reads their numbers where they are."""
+    contents = ak.contents.RecordArray([ak.contents.NumpyArray(numbers)], ["pt"])
+    return ak.Array(ak.contents.RegularArray(contents, len(numbers)))
+
+
 TEXT = sonic.Model("t", {"x": sonic.Row("pt")}, {"y": sonic.Output(["name"], dtype="string")})
 
 

@@ -6,13 +6,15 @@ import contextlib
 import logging
 import threading
 import time
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sonic_coffea.errors import DeadlineError, ResponseError, SonicError
 from sonic_coffea.pool import Call, Deadline
-from sonic_coffea.reuse._deduplication import Duplicates, keys_of
+from sonic_coffea.reuse._deduplication import Duplicates, check_unchanged, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,14 +80,17 @@ class Part:
         if deduplicate or cache is not None:
             # Without a checksum, the same name may be another model elsewhere.
             which = contract.digest or pool.settings.servers
-            scope = (contract.model, contract.version, which, outputs.tensors)
-            keys = keys_of(inputs, repr((*scope, *contract.scored_by)))
+            what = (contract.model, contract.version, which, outputs.tensors)
+            scope = repr((*what, *contract.scored_by))
+            keys = keys_of(inputs, scope)
             duplicates = self._duplicates = Duplicates(keys)
             self._keys, lost_with = keys, lambda rows: duplicates.expand(rows)[0]
             different = len(duplicates.sent)
             misses = duplicates.sent
             if cache is not None:
                 misses = self._recall(cache, duplicates.sent, deadline)
+                verify = partial(check_unchanged, keys, scope, inputs.without_axis)
+                inputs = replace(inputs, verify=verify)
             sent = inputs.only(misses)
         self.call = Call(
             contract,
