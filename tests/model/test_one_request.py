@@ -154,12 +154,12 @@ def test_networks_without_the_axis_of_rows(tmp_path: Path) -> None:
     )
     with FakeServer({"single": fake}) as server, sonic.connect(server.url) as pool:
         scores = tagger(rows, pool=pool, deduplicate=True)
+        with pytest.raises(ContractError):
+            sonic.Model("single", tagger.inputs, tagger.outputs)(rows, pool=pool)
         options = {"cache": tmp_path / "scores", "cache_trusts_versions": True}
         with sonic.connect(server.url, **options) as caching:
             for _ in range(2):
                 assert tagger(rows, pool=caching).to_list() == scores.to_list()
-        with pytest.raises(ContractError):
-            sonic.Model("single", tagger.inputs, tagger.outputs)(rows, pool=pool)
     assert scores.y.to_list() == [[{"sum": 3, "product": 2}], [], [{"sum": 5, "product": 12}]]
     assert scores.z.to_list() == [[[[1, 2], [2, 4]]], [], [[[9, 12], [12, 16]]]]
 
