@@ -341,9 +341,10 @@ def test_what_a_fallback_gave_is_not_kept(server: FakeServer, tmp_path: Path) ->
 def test_a_warning_tells_of_scores_that_are_not_kept(
     server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with cached(server, tmp_path, retry_timeout_s=0.2) as pool:
+    say_file(server, "one")
+    with cached(server, tmp_path) as pool:
         scores = MODEL.submit(objects([[1]]), pool=pool)
-        server.refuse("ModelMetadata", grpc.StatusCode.PERMISSION_DENIED, "not any more")
+        server.refuse("ModelConfig", grpc.StatusCode.PERMISSION_DENIED, "not any more")
         assert scores.result().twice.tolist() == [[2.0]]
     record = caplog.records[-1]
     assert record.getMessage().startswith(f"scores are not kept in {tmp_path / 'scores'}: ")
@@ -366,18 +367,18 @@ def test_scores_of_a_type_that_awkward_lacks(tmp_path: Path) -> None:
 
 
 def test_a_deadline_does_not_wait_for_the_cache(tmp_path: Path) -> None:
-    """It asks the server for its model once more, which answers late."""
+    """It asks the server for its digest once more, which answers late."""
     asked, go_on = threading.Event(), threading.Event()
     in_time: list[bool] = []
 
     class Hesitant(FakeServer):
         def enter(self, method: str, headers: Mapping[str, str], context: Any) -> None:
             super().enter(method, headers, context)
-            if method == "ModelMetadata" and self.statistics["m", "rows"]:
+            if method == "ModelConfig" and self.statistics["m", "rows"]:
                 asked.set()
                 in_time.append(go_on.wait(60))
 
-    served = FakeModel.of(MODEL, double, max_rows=4)
+    served = dataclasses.replace(FakeModel.of(MODEL, double, max_rows=4), digest="one")
     with Hesitant({"m": served}) as server, cached(server, tmp_path, max_in_flight=1) as pool:
         pending = MODEL.submit(objects([list(range(400))]), pool=pool)
         until(lambda: server.statistics["m", "rows"] >= 8)
@@ -391,7 +392,7 @@ def test_a_deadline_does_not_wait_for_the_cache(tmp_path: Path) -> None:
         server.release()
 
 
-def test_what_a_model_that_changes_in_between_gave_is_not_kept(
+def test_a_model_that_is_replaced_in_between_is_an_error(
     server: FakeServer, tmp_path: Path
 ) -> None:
     def change(inputs: Any) -> Any:
@@ -400,8 +401,11 @@ def test_what_a_model_that_changes_in_between_gave_is_not_kept(
 
     say_file(server, "one", change)
     with cached(server, tmp_path) as pool:
+        with pytest.raises(errors.ContractError, match="digest one .* and has two now"):
+            MODEL(objects([[1]]), pool=pool)
+        assert kept(tmp_path) == 0
         assert MODEL(objects([[1]]), pool=pool).twice.tolist() == [[2]]
-    assert kept(tmp_path) == 0
+    assert kept(tmp_path) == 1
 
 
 def test_a_version_without_a_file_is_not_trusted(

@@ -58,6 +58,10 @@ def test_added_to_a_running_server_while_rows_are_scored(tmp_path, serve):
 
     def factors():
         scores = model()(jets)
+        made_by = scores.attrs["sonic"]
+        config = read_model_config((repository / "m" / "config.pbtxt").read_text())
+        digest = config["parameters"].get(f"sha256.{made_by['version']}", {}).get("string_value")
+        assert made_by["digest"] in (None, digest)
         assert ak.num(scores).tolist() == ak.num(jets).tolist()
         got = ak.flatten(scores).a.to_numpy() / sent
         # A call that is out when the version comes may see both, never anything else.

@@ -17,12 +17,15 @@ from sonic_coffea.pool._registry import Carrier, carried, current, forget, insta
 from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.pool._settings import CacheSettings, Fallback, Limits, Retry, Settings
 from sonic_coffea.pool._shares import DEFAULT, Share, share
+from sonic_coffea.pool._signature import MAX_MISSES, QUIET_S
 
 __all__ = [
     "DEFAULT",
     "MASKABLE",
+    "MAX_MISSES",
     "MAX_RTT_RATIO",
     "NEVER",
+    "QUIET_S",
     "TRANSIENT",
     "CacheSettings",
     "Call",

@@ -158,7 +158,7 @@ class PoolCore:
         if attempt.settled:  # given up meanwhile: its rows were sent again
             return
         self.endpoints.by_url[attempt.url].answered(attempt, event.received_at - event.sent_at, now)
-        self.models.answered_at[attempt.key] = now
+        self.models.answered(attempt.key, event.response.version, now)
         request.delivered = True
         self._dispatcher.settle(attempt)
         self._drop_attempts(request, now)

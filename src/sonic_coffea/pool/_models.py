@@ -140,7 +140,7 @@ class ServedModels:
         self._instructions = dispatcher.instructions
         self._timeout_s = dispatcher.settings.retry.timeout_s
         self._known: dict[ModelKey, KnownContract] = {}
-        self.answered_at: dict[ModelKey, float] = {}
+        self._answered_at: dict[ModelKey, float] = {}
         self._seen: set[ModelKey] = set()
         self.discoveries: dict[ModelKey, Discovery] = {}
         self._not_compared: set[str] = set()
@@ -163,11 +163,20 @@ class ServedModels:
             return None
         # Only while rows wait or are in flight, a lost server is noticed.
         in_use = bool(self._waiting) or any(x.in_flight for x in self._endpoints)
-        if not in_use and now - self.answered_at.get(key, -math.inf) >= QUIET_S:
+        if not in_use and now - self._answered_at.get(key, -math.inf) >= QUIET_S:
             valid_s = QUIET_S
         else:
             valid_s = VALID_S if known.stale else FRESH_S
         return known.contract if now - known.received_at < valid_s else None
+
+    def answered(self, key: ModelKey, version: str, now: float) -> None:
+        """Take the version of a response; if it is a new one, servers are asked anew."""
+        self._answered_at[key] = now
+        known = self._contract(key)
+        if known is None or key.version is not None:
+            return
+        if len({version, known.version} - {""}) > 1:  # some servers name no version
+            self.forget(key)
 
     def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
         """Give a caller a model's contract, or ask the servers for it."""

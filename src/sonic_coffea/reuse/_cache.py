@@ -153,8 +153,8 @@ class ScoreCache:
         status = self.path.stat()
         header = b""
         if stat.S_ISREG(status.st_mode):  # reading a device or a pipe may change it, or block
-            with self.path.open("rb") as file:
-                header = file.read(_MARKED.stop)
+            with self.path.open("rb") as opened:
+                header = opened.read(_MARKED.stop)
         if header[_MARKED] != _APPLICATION.to_bytes(4, "big") or not header.startswith(_MAGIC):
             raise ConfigError(
                 f"expected a file of scores, or none, at {self.path}, got something else, which is "

@@ -155,12 +155,13 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     chunks = sorted(out["parts"], key=lambda part: (order[part["file"]], part["start"]))
     joined = [Path(chunk["path"]) for chunk in chunks]
     made_by = provenance.of_scores(*map(provenance.read, joined))
-    versions = {(record["version"], record["digest"]) for record in made_by["models"]}
-    if out["resumed"] and len(versions) > 1:
-        named = " and ".join(sorted(f"version {version}" for version, _ in versions))
+    versions = {record["version"] for record in made_by["models"]}
+    digests = {record["digest"] for record in made_by["models"]} - {None}  # not known of some
+    if out["resumed"] and (len(versions) > 1 or len(digests) > 1):
+        named = " and ".join(sorted(f"version {version}" for version in versions))
         raise ConfigError(
-            f"an interrupted run was scored by {named} of the model; to score all of it anew, use "
-            "--restart (resume=False)"
+            f"an interrupted run was scored by {named} of the model, or by several files of it; to "
+            "score all of it anew, use --restart (resume=False)"
         )
     rows, scored = _join(joined, target, made_by)
     shutil.rmtree(parts, ignore_errors=True)
