@@ -140,6 +140,8 @@ class ServedModels:
         self._instructions = dispatcher.instructions
         self._timeout_s = dispatcher.settings.retry.timeout_s
         self._known: dict[ModelKey, KnownContract] = {}
+        # Not forgotten: a fallback must have the model of the servers, however long they are gone.
+        self._of_servers: dict[ModelKey, Contract] = {}
         self._answered_at: dict[ModelKey, float] = {}
         self._seen: set[ModelKey] = set()
         self.discoveries: dict[ModelKey, Discovery] = {}
@@ -206,12 +208,7 @@ class ServedModels:
         key, outcome = event.key, event.outcome
         known = self._contract(key)
         if (discovery := self.discoveries.get(key)) is not None:
-            discovery.take(event.url, outcome, now)
-            if known is not None and event.url == self._fallback.url:
-                # The fallback must have the model of the servers, even if they are gone.
-                discovery.contracts.pop(event.url, None)
-            else:
-                known = None  # compared when the others have answered, too
+            known = self._discovered(discovery, event, now)
         endpoint = self._endpoints.by_url.get(event.url)
         if endpoint is None:
             return
@@ -239,6 +236,20 @@ class ServedModels:
             endpoint.failed(outcome, now)
             self.mark_stale()
             self._fail_if_lost(key, event.url, outcome, now)
+
+    def _discovered(self, discovery: Discovery, event: e.Validated, now: float) -> Contract | None:
+        """Have a discovery take an answer, and return the contract that it must agree with."""
+        discovery.take(event.url, event.outcome, now)
+        if event.url != self._fallback.url:
+            return None  # compared when the others have answered, too
+        # The fallback must have the model of the servers, even if they are gone.
+        known = self._contract(event.key)
+        expected = known or self._of_servers.get(event.key)
+        answer = discovery.contracts.get(event.url)
+        differs = answer is not None and expected is not None and not serves(answer, expected)
+        if known is not None or differs:
+            discovery.contracts.pop(event.url, None)
+        return expected
 
     def validate_waiting(self, now: float) -> None:
         """Ask servers for the models of waiting slices, unless they have answered already."""
@@ -304,6 +315,8 @@ class ServedModels:
             else:
                 self._reject(endpoint, key, actual, known or contract, now)
         self._known[key] = KnownContract(contract, now)
+        if set(contracts) != {self._fallback.url}:
+            self._of_servers[key] = contract
         self._instructions.append(e.Publish(key, contract))
         # Slices that were packed for a model that the servers have replaced cannot be sent.
         for request in self._waiting.take_all(key):
