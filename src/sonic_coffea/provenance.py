@@ -95,7 +95,7 @@ def to_parquet(
 
     table = ak.to_arrow_table(array, extensionarray=False)
     record = json.dumps(of_scores(*scores)).encode()
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: record})
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY.encode(): record})
     target = Path(path)
     # Others may write the same file at the same time. tempfile would hide it from the group.
     half = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")

@@ -286,6 +286,27 @@ def test_another_version_than_was_asked_for_is_refused() -> None:
         assert caught.value.server == server.url
 
 
+def test_scores_are_not_kept_if_a_single_answer_has_another_digest(tmp_path: Path) -> None:
+    """Also not afterwards, as the call has failed by then."""
+    digests = iter(["a", *["a"] * 7, "b"])  # once before the rows, then sixteen times
+
+    class Balanced(FakeServer):
+        def enter(self, method: str, headers: Mapping[str, str], context: Any) -> None:
+            super().enter(method, headers, context)
+            if method == "ModelConfig":
+                self.models["tagger"] = fake(next(digests, "a"), 0.25)
+
+    with (
+        Balanced({"tagger": fake("a", 0.25)}) as server,
+        sonic.connect(server.url, cache=tmp_path / "scores") as pool,
+    ):
+        with pytest.raises(errors.ContractError, match="has b now"):
+            MODEL(JETS, pool=pool)
+        pending = MODEL.submit(JETS, pool=pool)
+        pending.result()
+        assert pending.statistics.cache_hits == 0
+
+
 def test_several_files_behind_one_url_are_never_in_the_cache(tmp_path: Path) -> None:
     """Requests go to one and to the other by turns, those for the digest too."""
     pods = itertools.cycle([fake("a", 0.25), fake("b", 0.75)])

@@ -218,6 +218,8 @@ class Part:
         contract = self._contract
         for digest in outcomes:
             if isinstance(digest, str) and digest not in ("", contract.digest):
+                with self._keeping:
+                    self._kept = {}
                 with contextlib.suppress(SonicError):
                     within = Deadline.after(_ASKED_WITHIN_S)
                     self._pool.contract(
