@@ -264,6 +264,24 @@ def test_a_new_version_never_has_the_digest_of_the_old_one() -> None:
         assert [record["digest"] for record in made_by] == [None, "b"]
 
 
+def test_a_server_that_joins_and_tells_no_digest_makes_it_unknown() -> None:
+    one = dataclasses.replace(fake("a", 0.25), max_rows=1)
+    with (
+        FakeServer({"tagger": one}) as server,
+        FakeServer({"tagger": dataclasses.replace(one, digest="")}) as other,
+        sonic.connect(server.url, max_in_flight=1) as pool,
+    ):
+        assert digest_of(MODEL(JETS, pool=pool)) == "a"
+        pool.set_servers([server.url, other.url])
+        server.hold()  # so that the other one gets rows, too
+        pending = MODEL.submit(JETS, pool=pool)
+        until(lambda: len(other.requests) > 1)
+        server.release()
+        made_by = pending.result().attrs["sonic"]
+        assert made_by["servers"] == sorted([server.url, other.url])
+        assert made_by["digest"] is None
+
+
 def test_folds_name_the_digests_that_nobody_knows() -> None:
     models = {"tagger": fake("a", 0.25), "other": fake("", 0.75)}
     folds = sonic.Folds([MODEL, sonic.Model("other", MODEL.inputs, MODEL.outputs)])

@@ -221,6 +221,8 @@ class ServedModels:
             if expected is None or serves(outcome, expected):
                 endpoint.signatures.accept(key, now)
                 self._compare_files(endpoint, outcome, expected)
+                if expected is not None and outcome.digest != expected.digest:
+                    self.mark_stale()  # the digest of the rows that it gets is unknown
             else:
                 self._reject(endpoint, key, outcome, expected, now)
         elif isinstance(outcome, ModelNotFoundError):
