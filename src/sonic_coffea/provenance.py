@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,14 @@ def attributes(record: Mapping[str, Any]) -> dict[str, Any]:
     return {KEY: record, f"{KEY}:{digest[:16]}": record}
 
 
+def join_digests(digests: Iterable[str | None]) -> str | None:
+    """Return digests side by side, ``"unknown"`` for None; None if all are."""
+    each = dict.fromkeys(digests)
+    if not any(each):
+        return None
+    return ", ".join(sorted(digest or "unknown" for digest in each))
+
+
 def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
     """Return the provenance of some scores, for a file or a log.
 
@@ -43,7 +51,8 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
     -------
     dict
         ``models``: for each, its name, version, digest, servers and hash of the declaration;
-        ``packages``: their versions.
+        ``packages``: their versions. A digest is None if nobody knows it: the servers tell none,
+        or it may have changed while rows were scored.
 
     Raises
     ------
@@ -86,7 +95,7 @@ def to_parquet(
 
     table = ak.to_arrow_table(array, extensionarray=False)
     record = json.dumps(of_scores(*scores)).encode()
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: record})
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY.encode(): record})
     target = Path(path)
     # Others may write the same file at the same time. tempfile would hide it from the group.
     half = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import linecache
@@ -123,6 +124,39 @@ def test_scores_of_two_versions_do_not_mix(model: sonic.Model, tmp_path: Path) -
         sonic.score_files(model, FILES, out, resume=False, **options)
     (made_by,) = provenance.read(out)["models"]
     assert made_by["version"] == "2"
+
+
+def test_files_of_one_version_do_not_mix(model: sonic.Model, tmp_path: Path) -> None:
+    out = tmp_path / "jets.parquet"
+    options = {"collection": "FatJet", "chunksize": 400}
+    served = dataclasses.replace(FakeModel.of(model, mass), digest="one")
+    with FakeServer({"mass": served}) as server, sonic.connect(server.url):
+        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+        with pytest.raises(errors.RequestError):
+            sonic.score_files(model, FILES, out, **options)
+    with (
+        FakeServer({"mass": dataclasses.replace(served, digest="two")}) as server,
+        sonic.connect(server.url),
+        pytest.raises(errors.ConfigError, match=r"version 1 \(one\) and version 1 \(two\)"),
+    ):
+        sonic.score_files(model, FILES, out, **options)
+
+
+def test_a_digest_that_is_unknown_for_a_chunk_is_in_the_file(
+    model: sonic.Model, tmp_path: Path
+) -> None:
+    """A server that did not tell it for a moment makes no run start anew."""
+    out = tmp_path / "jets.parquet"
+    options = {"collection": "FatJet", "chunksize": 400}
+    served = dataclasses.replace(FakeModel.of(model, mass), digest="one")
+    with FakeServer({"mass": served}) as server, sonic.connect(server.url):
+        server.fail(*REFUSED, every=IN_THE_SECOND_CHUNK)
+        with pytest.raises(errors.RequestError):
+            sonic.score_files(model, FILES, out, **options)
+    with FakeServer({"mass": FakeModel.of(model, mass)}) as server, sonic.connect(server.url):
+        sonic.score_files(model, FILES, out, **options)
+    digests = {record["digest"] for record in provenance.read(out)["models"]}
+    assert digests == {"one", None}
 
 
 @pytest.fixture(scope="module")

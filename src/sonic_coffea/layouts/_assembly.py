@@ -106,7 +106,7 @@ class ByRow(Assembly):
         tensor = tensor_of(self._name, answer)
         if tensor.ndim == 0 or tensor.shape[0] != rows:
             raise misshapen(self._name, tensor, f"for {rows} rows")
-        self._output.check_shape(tensor.shape[1:])
+        self._output.check_each(tensor.shape[1:])
         if self._whole is None:
             self._whole = np.zeros((self._rows, *tensor.shape[1:]), tensor.dtype)
         check_kind(self._name, self._whole, tensor)
@@ -142,6 +142,7 @@ class _Collections(Assembly):
                 f"output {self._splits!r} does not split the {len(tensor)} of {self._name!r}: "
                 f"it runs from {offsets[0]} to {offsets[-1]}"
             )
+        self._output.check_each(tensor.shape[1:])
         if self._parts:
             check_kind(self._name, self._parts[0], tensor)
         self._starts[selection] = offsets[:-1] + self._length
@@ -169,6 +170,13 @@ class _Strings(Assembly):
         tensor = tensor_of(self._name, answer)
         if tensor.dtype != TEXT:
             raise ResponseError(f"output {self._name!r} came back as {tensor.dtype}, not strings")
+        try:
+            for string in set(tensor.reshape(-1).tolist()):
+                string.decode()
+        except UnicodeDecodeError as error:
+            raise ResponseError(
+                f"output {self._name!r} came back with bytes that are no UTF-8: {error.object!r}"
+            ) from None
         numbers = {**answer, self._name: self._texts.numbered(tensor)}
         self._numbers.place(selection, rows, numbers)
 
@@ -179,15 +187,7 @@ class _Strings(Assembly):
         self._numbers.expect(shape)
 
     def content(self) -> Content:
-        return self._strings(self._numbers.content())
+        return self._texts.content(self._numbers.content())
 
     def typed(self) -> Content:
-        return self._strings(self._numbers.typed())
-
-    def _strings(self, numbers: Content) -> Content:
-        try:
-            return self._texts.content(numbers)
-        except UnicodeDecodeError as error:
-            raise ResponseError(
-                f"output {self._name!r} came back with bytes that are no UTF-8: {error.object!r}"
-            ) from None
+        return self._texts.content(self._numbers.typed())

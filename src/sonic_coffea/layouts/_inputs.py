@@ -59,6 +59,8 @@ class Inputs:
         What has a request of its own, if rows do not share requests.
     without_axis : frozenset of str
         Inputs that are sent without the axis of the rows, which then is of length 1.
+    verify : callable or None
+        Takes the numbers of the rows and the tensors of each request, and raises to stop it.
     """
 
     bound: dict[str, Bound]
@@ -67,6 +69,7 @@ class Inputs:
     order: Int64 | None
     one_request_per: str | None = None
     without_axis: frozenset[str] = frozenset()
+    verify: Callable[[Int64, Mapping[str, Tensor]], None] | None = None
 
     def __len__(self) -> int:
         return len(self.rows) if self.order is None else len(self.order)
@@ -96,7 +99,10 @@ class Inputs:
         """
         level = next(s.level for s in self.segments if s.start <= start < s.stop)
         with lent(lend):
-            return self._packed(self.selection(start, stop), level)
+            tensors = self._packed(self.selection(start, stop), level)
+        if self.verify is not None:
+            self.verify(self.numbers(start, stop), tensors)
+        return tensors
 
     def pack_all(self) -> dict[str, Tensor]:
         """Return the tensors of all rows in their order, padded to the level of the longest."""

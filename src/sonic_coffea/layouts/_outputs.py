@@ -183,32 +183,22 @@ class Output:
         """Return one element for each of the first axis."""
         if self.labels is None:
             if self.shape is not None:
-                self.check_shape(tensor.shape[1:])
                 return NumpyArray(np.ascontiguousarray(tensor.reshape(len(tensor), *self.shape)))
             flat = tensor.ndim == 2 and tensor.shape[1] == 1
             return NumpyArray(np.ascontiguousarray(tensor[:, 0] if flat else tensor))
         by_row = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
-        self.check_width(by_row.shape[1], tensor.shape[1:])
         columns = [NumpyArray(np.ascontiguousarray(column)) for column in by_row.T]
         return RecordArray(columns, list(self.labels), length=len(tensor))
 
-    def check_width(self, width: int, shape: tuple[int, ...]) -> None:
-        """Refuse an answer that has not as many values as there are labels."""
-        if self.labels is not None and width != len(self.labels):
+    def check_each(self, shape: tuple[int, ...]) -> None:
+        """Refuse an answer whose numbers for each row or element differ from the declaration."""
+        if self.labels is not None and math.prod(shape) != len(self.labels):
             raise ResponseError(
                 f"expected {len(self.labels)} values for labels {', '.join(self.labels)}, "
                 f"got shape {list(shape)}"
             )
-
-    def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Refuse numbers of another shape than the declared one, if there is one."""
         if self.shape is not None and shape not in (self.shape, (*self.shape, 1)):
             raise ResponseError(f"expected shape {list(self.shape)} of each, got {list(shape)}")
-
-    def check_each(self, shape: tuple[int, ...]) -> None:
-        """Refuse an answer whose numbers for each element differ from the declaration."""
-        self.check_width(math.prod(shape), shape)
-        self.check_shape(shape)
 
     def blank(self, rows: int) -> Tensor:
         """Return the tensor of rows without answers."""

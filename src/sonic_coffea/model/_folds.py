@@ -17,7 +17,7 @@ from sonic_coffea.model._model import Model
 from sonic_coffea.model._pending import Deferred, Pending
 from sonic_coffea.model._submission import Submission
 from sonic_coffea.pool import Deadline, Pool
-from sonic_coffea.provenance import attributes
+from sonic_coffea.provenance import attributes, join_digests
 from sonic_coffea.reporting import Statistics
 from sonic_coffea.reuse import Variations
 
@@ -224,7 +224,8 @@ class _Folded(Pending):
         return {
             **each[0],
             "model": self._model,
-            **{key: joined(key) for key in ("version", "digest", "config_hash")},
+            **{key: joined(key) for key in ("version", "config_hash")},
+            "digest": join_digests(record["digest"] for record in each),
             "servers": sorted({server for record in each for server in record["servers"]}),
         }
 

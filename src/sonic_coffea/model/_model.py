@@ -235,6 +235,9 @@ class Model(Declaration):
     ) -> Pending:
         """Send objects, and return without waiting for their scores.
 
+        The arrays are read while requests leave: do not change them in place before the result is
+        there. Otherwise rows are scored as they are by then; with a cache, such a call fails.
+
         The call waits for the model's contract from a server: the first time, after a pause, and
         while all servers are lost and there is no fallback.
 

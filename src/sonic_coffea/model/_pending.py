@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from sonic_coffea._version import __version__
-from sonic_coffea.errors import DeadlineError, printable
+from sonic_coffea.errors import DeadlineError, SonicError, printable
 from sonic_coffea.pool import Deadline
-from sonic_coffea.provenance import attributes
+from sonic_coffea.provenance import attributes, join_digests
 from sonic_coffea.reporting import Statistics, tables
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ class Pending:
             If `timeout_s` is no number of seconds, or is longer than a week.
         DeadlineError
             If `timeout_s` has passed.
+        ContractError
+            If the model's file was replaced while rows were scored.
         SonicError
             If rows could not be scored; it names server, model, request and events.
         """
@@ -159,11 +161,15 @@ class Pending:
                         )
                         part.call.abandon(late)
                     part.call.raise_failure()
-                    self._keep([part], deadline)
+                    if not part.is_settled:
+                        _settle([part], deadline)
         except BaseException as error:
             self.cancel()
             interrupted = isinstance(error, KeyboardInterrupt)
-            self._keep(self.parts, Deadline.after(_KEPT_WITHIN_S if interrupted else 0.0))
+            within = Deadline.after(_KEPT_WITHIN_S if interrupted else 0.0)
+            if keeping := [part for part in self.parts if part.keeps]:
+                with contextlib.suppress(SonicError):
+                    _settle(keeping, within)
             if interrupted and hasattr(error, "add_note"):  # Python 3.11
                 remark = "a cache would keep them"
                 if any(part.cache is not None for part in self.parts):
@@ -185,28 +191,15 @@ class Pending:
         """Return the provenance of the scores: model, version, servers, the declaration's hash."""
         calls = [part.call for part in self.parts]
         served = set().union(*(call.served_versions for call in calls))
-        digests = set().union(*(part.digests() for part in self.parts))
         tallies = [entry for call in calls for entry in call.statistics]
         return {
             "model": self._model,
             "version": self._version or ", ".join(sorted(served)) or None,
-            "digest": ", ".join(sorted(digests)) or None,
+            "digest": join_digests(part.digest for part in self.parts),
             "servers": sorted({server for (server, _, _), tally in tallies if tally.rows}),
             "config_hash": self._config_hash,
             "sonic_coffea": __version__,
         }
-
-    def _keep(self, parts: list[Part], deadline: Deadline) -> None:
-        """Keep the scores so far; the servers, which it asks, are waited for until the deadline."""
-
-        def keep() -> None:
-            for part in parts:
-                part.keep()
-
-        if any(part.keeps for part in parts):
-            keeping = deadline.run(keep, name="sonic-cache")
-            if keeping.done():
-                keeping.result()
 
     @contextlib.contextmanager
     def _shown_progress(self, *, show: bool) -> Iterator[None]:
@@ -238,6 +231,18 @@ class Pending:
         with Bar(*columns, console=console, transient=transient, refresh_per_second=5) as bar:
             bar.add_task(printable(self._model), total=len(self.rows))
             yield
+
+
+def _settle(parts: Sequence[Part], deadline: Deadline) -> None:
+    """Settle which file made scores, and keep them; servers are waited for until the deadline."""
+
+    def settle() -> None:
+        for part in parts:
+            part.settle()
+
+    settling = deadline.run(settle, name="sonic-cache")
+    if settling.done():
+        settling.result()
 
 
 class Deferred(Pending):

@@ -24,11 +24,14 @@ from sonic_coffea.pool._registry import (
 )
 from sonic_coffea.pool._request import ModelKey
 from sonic_coffea.pool._settings import CacheSettings, Fallback, Limits, Retry, Settings
+from sonic_coffea.pool._signature import MAX_MISSES, QUIET_S
 
 __all__ = [
     "MASKABLE",
+    "MAX_MISSES",
     "MAX_RTT_RATIO",
     "NEVER",
+    "QUIET_S",
     "TRANSIENT",
     "CacheSettings",
     "Call",

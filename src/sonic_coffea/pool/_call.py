@@ -265,10 +265,16 @@ class VersionPin:
         """The version for the next request; None for the latest."""
         return self._requested or self._pinned
 
-    def answered(self, version: str) -> ModelNotFoundError | None:
-        """Record a response; return an error if earlier ones have another version."""
-        if self._requested is not None or not version:
+    def answered(self, version: str) -> SonicError | None:
+        """Record a response; return an error if it is not of the version of the others."""
+        if not version:
             return None
+        if self._requested is not None:
+            if version == self._requested:
+                return None
+            return ResponseError(
+                f"version {version} answered, and version {self._requested} was asked for"
+            )
         with self._lock:
             if self._pinned is None:
                 self._pinned = version

@@ -139,7 +139,7 @@ class PoolCore:
         if not self._dispatcher.settle(attempt):  # its slice has ended
             return
         self.endpoints.by_url[attempt.url].answered(attempt, event.received_at - event.sent_at, now)
-        self.models.answered_at[attempt.key] = now
+        self.models.answered(attempt.key, event.response.version, now)
         self._dispatcher.end(attempt.slice, now)
         self._instructions.append(e.Deliver(event))
 

@@ -36,7 +36,7 @@ from sonic_coffea.pool._signature import FRESH_S, QUIET_S
 from sonic_coffea.reporting import Span, Statistics, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from sonic_coffea.pool._call import Call
     from sonic_coffea.pool._deadline import Deadline
@@ -211,6 +211,11 @@ class Engine:
             ]
         )
 
+    def connections(self, urls: Collection[str]) -> list[list[Connection]]:
+        """Return the connections to each server; none to one that is not used any more."""
+        senders = self.run_on_thread(lambda: [self._servers.senders.get(url) for url in urls])
+        return [[] if sender is None else list(sender.connections) for sender in senders]
+
     # The engine's thread
 
     def _post_open(self, task: Task) -> None:
@@ -336,7 +341,7 @@ class Engine:
             unpack_s=time.monotonic() - begun_at,
         )
         tally.record_trip(rtt_s)
-        self._record(call, attempt.url, tally, span)
+        self._record(call, attempt.url, tally, span, response.version)
         if failure is not None:
             self._fail(request, failure)
             return
@@ -344,8 +349,10 @@ class Engine:
         if call.over:
             self._calls.discard(call)
 
-    def _record(self, call: Call, url: str, tally: Tally, span: Span | None = None) -> None:
-        version = call.version or call.contract.version
+    def _record(
+        self, call: Call, url: str, tally: Tally, span: Span | None = None, version: str = ""
+    ) -> None:
+        version = call.version or version or call.contract.version
         for statistics in (call.statistics, self.statistics):
             statistics.record(url, call.key.name, version, tally, span)
 

@@ -140,7 +140,9 @@ class ServedModels:
         self._instructions = dispatcher.instructions
         self._timeout_s = dispatcher.settings.retry.timeout_s
         self._known: dict[ModelKey, KnownContract] = {}
-        self.answered_at: dict[ModelKey, float] = {}
+        # Not forgotten: a fallback must have the model of the servers, however long they are gone.
+        self._of_servers: dict[ModelKey, Contract] = {}
+        self._answered_at: dict[ModelKey, float] = {}
         self._seen: set[ModelKey] = set()
         self.discoveries: dict[ModelKey, Discovery] = {}
         self._not_compared: set[str] = set()
@@ -163,11 +165,20 @@ class ServedModels:
             return None
         # Only while rows wait or are in flight, a lost server is noticed.
         in_use = bool(self._waiting) or any(x.in_flight for x in self._endpoints)
-        if not in_use and now - self.answered_at.get(key, -math.inf) >= QUIET_S:
+        if not in_use and now - self._answered_at.get(key, -math.inf) >= QUIET_S:
             valid_s = QUIET_S
         else:
             valid_s = VALID_S if known.stale else FRESH_S
         return known.contract if now - known.received_at < valid_s else None
+
+    def answered(self, key: ModelKey, version: str, now: float) -> None:
+        """Take the version of a response; if it is a new one, servers are asked anew."""
+        self._answered_at[key] = now
+        known = self._contract(key)
+        if known is None or key.version is not None:
+            return
+        if len({version, known.version} - {""}) > 1:  # some servers name no version
+            self.forget(key)
 
     def requested(self, request: e.ContractRequest, now: float, *, anew: bool) -> None:
         """Give a caller a model's contract, or ask the servers for it."""
@@ -197,12 +208,7 @@ class ServedModels:
         key, outcome = event.key, event.outcome
         known = self._contract(key)
         if (discovery := self.discoveries.get(key)) is not None:
-            discovery.take(event.url, outcome, now)
-            if known is not None and event.url == self._fallback.url:
-                # The fallback must have the model of the servers, even if they are gone.
-                discovery.contracts.pop(event.url, None)
-            else:
-                known = None  # compared when the others have answered, too
+            known = self._discovered(discovery, event, now)
         endpoint = self._endpoints.by_url.get(event.url)
         if endpoint is None:
             return
@@ -215,6 +221,8 @@ class ServedModels:
             if expected is None or serves(outcome, expected):
                 endpoint.signatures.accept(key, now)
                 self._compare_files(endpoint, outcome, expected)
+                if expected is not None and outcome.digest != expected.digest:
+                    self.mark_stale()  # the digest of the rows that it gets is unknown
             else:
                 self._reject(endpoint, key, outcome, expected, now)
         else:
@@ -240,6 +248,20 @@ class ServedModels:
         endpoint.failed(error, now)
         self.mark_stale()
         self._fail_if_lost(key, endpoint.url, error, now)
+
+    def _discovered(self, discovery: Discovery, event: e.Validated, now: float) -> Contract | None:
+        """Have a discovery take an answer, and return the contract that it must agree with."""
+        discovery.take(event.url, event.outcome, now)
+        if event.url != self._fallback.url:
+            return None  # compared when the others have answered, too
+        # The fallback must have the model of the servers, even if they are gone.
+        known = self._contract(event.key)
+        expected = known or self._of_servers.get(event.key)
+        answer = discovery.contracts.get(event.url)
+        differs = answer is not None and expected is not None and not serves(answer, expected)
+        if known is not None or differs:
+            discovery.contracts.pop(event.url, None)
+        return expected
 
     def validate_waiting(self, now: float) -> None:
         """Ask servers for the models of waiting slices, unless they have answered already."""
@@ -305,6 +327,8 @@ class ServedModels:
             else:
                 self._reject(endpoint, key, actual, known or contract, now)
         self._known[key] = KnownContract(contract, now)
+        if set(contracts) != {self._fallback.url}:
+            self._of_servers[key] = contract
         self._instructions.append(e.Publish(key, contract))
         # Slices that were packed for a model that the servers have replaced cannot be sent.
         for request in self._waiting.take_all(key):

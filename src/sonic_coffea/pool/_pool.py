@@ -7,13 +7,14 @@ import math
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sonic_coffea.errors import SonicError
+from sonic_coffea.errors import DeadlineError, ServerLostError, SonicError
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._deadline import NEVER, Deadline
@@ -390,10 +391,54 @@ class Pool:
         self._open()
         return self._engine.contract(key, deadline, anew=anew)
 
-    def last_contract(self, model: str, version: str | None) -> Contract | None:
-        """Return the contract that servers gave last, without asking; None if it is in doubt."""
-        contract, _ = self._engine.contracts.get(ModelKey(model, version), (None, 0.0))
-        return contract
+    def last_contract(self, model: str, version: str | None) -> tuple[Contract | None, float]:
+        """Return the contract that servers gave last, and how many seconds ago they did.
+
+        It is None if it is in doubt, as a server was lost since. No server is asked.
+        """
+        key = ModelKey(model, version)
+        contract, received_at = self._engine.contracts.get(key, (None, -math.inf))
+        return contract, time.monotonic() - received_at
+
+    def digests(
+        self, contract: Contract, servers: Sequence[str], *, times: int, timeout_s: float | None
+    ) -> list[str | SonicError]:
+        """Ask servers which digest a version has now.
+
+        Parameters
+        ----------
+        times : int
+            How often each server is asked, over all connections to it: there may be several servers
+            behind a URL.
+        timeout_s : float or None
+            How long they may take; None for as long as any metadata.
+
+        Returns
+        -------
+        list
+            The answers, empty where a server tells no digest, or why there is none.
+        """
+        lost = ServerLostError("no connection to it is left")
+        asked: list[Connection] = []
+        outcomes: list[str | SonicError] = []
+        for url, connections in zip(servers, self._engine.connections(servers), strict=True):
+            number = max(times, len(connections))
+            asked += islice(cycle(connections), number)
+            outcomes += [] if connections else [lost.at(server=url)]
+
+        def ask(connection: Connection) -> str | SonicError:
+            try:
+                return connection.digest(contract.model, contract.version)
+            except SonicError as error:
+                return error
+
+        threads = ThreadPoolExecutor(len(asked) or 1, thread_name_prefix="sonic-digest")
+        futures = [threads.submit(ask, connection) for connection in asked]
+        threads.shutdown(wait=False)
+        done, late = wait(futures, timeout_s)
+        outcomes += [future.result() for future in done]
+        what = f"not all servers have told their digest within {timeout_s} s"
+        return outcomes + [DeadlineError(what, model=contract.model) for _ in late]
 
     def submit(self, call: Call) -> None:
         """Queue a call; its requests leave as soon as there is room for them.

@@ -116,7 +116,8 @@ class Sender:
 
         def done(outcome: Response | SonicError) -> None:
             if not isinstance(outcome, SonicError):
-                outcome = call.pin.answered(outcome.version) or outcome
+                wrong = call.pin.answered(outcome.version)
+                outcome = outcome if wrong is None else wrong.at(server=attempt.url)
             if isinstance(outcome, ModelNotFoundError):
                 call.pin.missed(version)
             if isinstance(outcome, SonicError):

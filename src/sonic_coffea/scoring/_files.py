@@ -156,11 +156,12 @@ def score_files(  # noqa: PLR0913  independent options, each with a default
     joined = [Path(chunk["path"]) for chunk in chunks]
     made_by = provenance.of_scores(*map(provenance.read, joined))
     versions = {(record["version"], record["digest"]) for record in made_by["models"]}
-    if out["resumed"] and len(versions) > 1:
-        named = " and ".join(sorted(f"version {version}" for version, _ in versions))
+    numbers, digests = (set(each) - {None} for each in zip(*versions, strict=True))
+    if out["resumed"] and (len(numbers) > 1 or len(digests) > 1):
+        each = (f"version {n}" + (f" ({d[:12]})" if d else "") for n, d in versions)
         raise ConfigError(
-            f"an interrupted run was scored by {named} of the model; to score all of it anew, use "
-            "--restart (resume=False)"
+            f"an interrupted run was scored by {' and '.join(sorted(each))} of the model; to score "
+            "all of it anew, use --restart (resume=False)"
         )
     rows, scored = _join(joined, target, made_by)
     shutil.rmtree(parts, ignore_errors=True)
@@ -214,7 +215,8 @@ def _join_parquet(parts: Sequence[Path], half: Path, made_by: Any) -> tuple[int,
 
     rows = scored = 0
     schema = pq.read_schema(parts[0])
-    metadata = {**(schema.metadata or {}), provenance.KEY: json.dumps(made_by)}
+    # pyarrow's keys are bytes: beside a str, the provenance of the first chunk would stay.
+    metadata = {**(schema.metadata or {}), provenance.KEY.encode(): json.dumps(made_by)}
     schema = schema.with_metadata(metadata)
     with pq.ParquetWriter(half, schema) as writer:
         for part in parts:
