@@ -48,7 +48,8 @@ def connect(
     Returns
     -------
     Pool
-        The process's default pool; a context manager.
+        The pool of these settings, and the process's default until the next `connect`. As a context
+        manager, it is the pool of the models that this thread calls.
 
     Raises
     ------

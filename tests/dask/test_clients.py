@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -216,7 +218,7 @@ def test_one_more_field_changes_nothing(cluster: LocalCluster) -> None:
         (worker,) = own.workers.values()
         send = worker.batched_send
         worker.batched_send = lambda message: send(
-            {**message, "news": 1} if message["op"] == "sonic-coffea" else message
+            {**message, "news": 1} if "sonic" in message["op"] else message
         )
         assert set(client.gather(client.map(by_reference, range(1, 21)))) == {2.0}
         until(lambda: client.run_on_scheduler(served) == 20)
@@ -291,16 +293,19 @@ def test_nobody_asks_for_statistics_when_there_is_nothing_to_report(rounds: Any)
     until(lambda: len(had) > 12 and len(set(had[-12:])) == 1)
 
 
-def test_statistics_are_owed_once_at_a_time(rounds: Any) -> None:
+def test_statistics_that_are_owed_keep_no_thread_of_dask(rounds: Any) -> None:
     client, polled, had = rounds
     polled.hold()
     polled.answers.clear()
     future = client.submit(by_reference, 2)
-    until(lambda: polled.polls == 1)
-    before = len(had)
-    until(lambda: len(had) > before + 6)
-    assert polled.polls == 1
+    until(lambda: polled.polls > 0)
+    # As many as an event loop's executor has.
+    until(lambda: len(had) > min(32, (os.cpu_count() or 1) + 4) + 2)
+
+    async def work() -> int:
+        return await asyncio.get_running_loop().run_in_executor(None, int)
+
+    assert client.sync(work, callback_timeout=20) == 0
     polled.answers.set()
-    until(lambda: polled.polls > 1)
     polled.release()
     assert future.result() == 2.0
