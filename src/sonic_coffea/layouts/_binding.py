@@ -301,7 +301,7 @@ class _Gathering:
             values[text], absent = self._read(text)
             if absent is not None:
                 gaps |= absent
-        result = np.asarray(expression(values))
+        result = expression(values)
         if result.ndim == 0:  # a constant
             exact = np.float32 if np.float32(result) == result else np.float64
             zeros = np.zeros(len(self._rows), np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +97,9 @@ class Feature:
 
     def __post_init__(self) -> None:
         what = f"feature {self.name!r}"
-        if not self.name:
-            raise ConfigError("a feature is named by a string such as 'pf.pt', got an empty one")
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"a feature is named by a string such as 'pf.pt', got {self.name!r}")
+        self._check_types(what)
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
             raise ConfigError(f"{what}: lower ({self.lower}) is above upper ({self.upper})")
         if self.function is not None and self.function not in FUNCTIONS:
@@ -117,6 +119,19 @@ class Feature:
         clipped = self.lower is not None or self.upper is not None
         plain = self.shift == 0.0 and self.scale == 1.0 and not clipped and not self.computed
         object.__setattr__(self, "plain", plain)
+
+    def _check_types(self, what: str) -> None:
+        """Refuse names that are not strings, and numbers that are not numbers."""
+        for key in ("name", "function", "expression", "index"):
+            value = getattr(self, key)
+            if not isinstance(value, str | None):
+                raise ConfigError(f"{what}: expected {key} to be a string, got {value!r}")
+            object.__setattr__(self, key, value and str(value))
+        for key in ("shift", "scale", "lower", "upper", "nonfinite", "power"):
+            value = getattr(self, key)
+            if value is not None or key in ("shift", "scale"):
+                number = number_of(value, f"{what}: expected {key} to be a number")
+                object.__setattr__(self, key, number)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -173,25 +188,61 @@ class Feature:
         return f"Feature({', '.join([repr(self.name), *changed])})"
 
 
+def one_after_the_other(values: Any, expected: str) -> list[Any]:
+    """Return several values of a declaration in their order, refusing what has none.
+
+    Raises
+    ------
+    ConfigError
+        With what was expected, if it is anything else.
+    """
+    if isinstance(values, (str, AbstractSet, Mapping)) or not isinstance(values, Iterable):
+        raise ConfigError(f"{expected}, got {values!r}")
+    if isinstance(values, np.ndarray) and values.ndim != 1:
+        raise ConfigError(f"{expected}, got an array of shape {list(values.shape)}")
+    return list(values)
+
+
+def number_of(value: Any, expected: str) -> float:
+    """Return a number of a declaration, as one of Python's own.
+
+    Raises
+    ------
+    ConfigError
+        With what was expected, if it is anything else.
+    """
+    number = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(number, (int, float)):
+        raise ConfigError(f"{expected}, got {value!r}")
+    return number
+
+
 def limits(pair: tuple[float | None, float | None]) -> tuple[float, float]:
     """Return two limits as numbers; None is infinite."""
     return -np.inf if pair[0] is None else pair[0], np.inf if pair[1] is None else pair[1]
 
 
 def _pairs(categories: Any, what: str) -> tuple[tuple[float | None, float], ...]:
-    pairs = categories.items() if isinstance(categories, Mapping) else categories
-    pairs = tuple((key, value) for key, value in pairs)
-    keys = [key for key, _ in pairs if key is not None]
-    numbers = [*keys, *(value for _, value in pairs)]
-    if not keys or not all(isinstance(n, (int, float, np.number)) for n in numbers):
-        raise ConfigError(f"{what}: expected categories={{value: number}}, got {dict(pairs)!r}")
-    return pairs
+    expected = f"{what}: expected categories={{value: number}}"
+    try:
+        pairs = dict(categories).items()
+    except (TypeError, ValueError):
+        pairs = {}.items()
+    if all(key is None for key, _ in pairs):
+        raise ConfigError(f"{expected}, got {categories!r}")
+    return tuple(
+        (key if key is None else number_of(key, expected), number_of(value, expected))
+        for key, value in pairs
+    )
 
 
 def _limits(within: Any, what: str) -> tuple[float | None, float | None]:
-    if not isinstance(within, Sequence) or len(within) != 2:
+    if not isinstance(within, Sequence) or isinstance(within, str) or len(within) != 2:
         raise ConfigError(f"{what}: expected within=(least, most), got {within!r}")
-    least, most = within
+    least, most = (
+        None if n is None else number_of(n, f"{what}: expected a number or None as limit")
+        for n in within
+    )
     if least is not None and most is not None and least > most:
         raise ConfigError(f"{what}: within=({least}, {most}) has its limits the wrong way round")
     return least, most
@@ -223,9 +274,11 @@ class OneHot:
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        values = tuple(self.values)
+        what = f"OneHot({self.name!r}): expected"
+        given = one_after_the_other(self.values, f"{what} a list of values")
+        values = tuple(number_of(value, f"{what} numbers as values") for value in given)
         if not values or len(set(values)) != len(values):
-            raise ConfigError(f"OneHot({self.name!r}): expected different values, got {values}")
+            raise ConfigError(f"{what} different values, got {values}")
         object.__setattr__(self, "values", values)
 
     @property
@@ -267,6 +320,7 @@ def as_features(named: Any, layout: str) -> tuple[Feature, ...]:
     """Return the channels of a layout as features; anything else is an error."""
     if isinstance(named, (str, Feature, OneHot)) or not isinstance(named, Iterable):
         named = [named]
+    named = one_after_the_other(named, f"{layout}: expected a list of fields")
     features = [feature for field in named for feature in _channels(field, layout)]
     if not features:
         raise ConfigError(f"{layout} needs at least one field, got none")
