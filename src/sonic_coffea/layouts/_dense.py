@@ -14,7 +14,7 @@ from awkward.contents import Content, NumpyArray, UnionArray
 
 from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts._columns import Columns
-from sonic_coffea.layouts._declarations import DType, declare, length_of
+from sonic_coffea.layouts._declarations import DType, declare, shape_of
 from sonic_coffea.layouts._fields import Column, Feature, Source
 from sonic_coffea.layouts._groups import grouped
 from sonic_coffea.layouts._layout import Bound, FieldsLayout, Shape
@@ -62,7 +62,7 @@ class Dense(FieldsLayout):
         shape: Sequence[int] | None = None,
         dtype: DTypeLike = "float32",
     ) -> None:
-        checked = None if shape is None else tuple(length_of(n, self) for n in shape)
+        checked = None if shape is None else shape_of(shape, self)
         self._declare(field, dtype, shape=checked)
         if len(self.features) != 1:
             raise ConfigError("Dense takes one field; several make several inputs")

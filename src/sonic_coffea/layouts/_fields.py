@@ -25,6 +25,8 @@ FUNCTIONS["sign_log"] = lambda x: np.sign(x) * np.log1p(np.abs(x))
 """Element-wise functions that a feature may name. Kernels know each by its place here."""
 
 
+_MOST = int(np.finfo(np.float64).max)
+
 _UNCHANGED = (None,) * 5
 
 
@@ -96,9 +98,10 @@ class Feature:
     plain: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        what = f"feature {self.name!r}"
-        if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(f"a feature is named by a string such as 'pf.pt', got {self.name!r}")
+        name: Any = self.name
+        what = f"feature {name!r}"
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"a feature is named by a string such as 'pf.pt', got {name!r}")
         self._check_types(what)
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
             raise ConfigError(f"{what}: lower ({self.lower}) is above upper ({self.upper})")
@@ -196,7 +199,7 @@ def one_after_the_other(values: Any, expected: str) -> list[Any]:
     ConfigError
         With what was expected, if it is anything else.
     """
-    if isinstance(values, (str, AbstractSet, Mapping)) or not isinstance(values, Iterable):
+    if isinstance(values, (str, bytes, AbstractSet, Mapping)) or not isinstance(values, Iterable):
         raise ConfigError(f"{expected}, got {values!r}")
     if isinstance(values, np.ndarray) and values.ndim != 1:
         raise ConfigError(f"{expected}, got an array of shape {list(values.shape)}")
@@ -212,7 +215,7 @@ def number_of(value: Any, expected: str) -> float:
         With what was expected, if it is anything else.
     """
     number = value.item() if isinstance(value, np.generic) else value
-    if not isinstance(number, (int, float)):
+    if not isinstance(number, (int, float)) or (isinstance(number, int) and abs(number) > _MOST):
         raise ConfigError(f"{expected}, got {value!r}")
     return number
 
@@ -274,7 +277,11 @@ class OneHot:
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        what = f"OneHot({self.name!r}): expected"
+        name: Any = self.name
+        what = f"OneHot({name!r}): expected"
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"{what} the name of a field")
+        object.__setattr__(self, "name", str(name))
         given = one_after_the_other(self.values, f"{what} a list of values")
         values = tuple(number_of(value, f"{what} numbers as values") for value in given)
         if not values or len(set(values)) != len(values):

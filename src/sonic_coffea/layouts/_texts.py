@@ -28,10 +28,13 @@ _STRINGS = frozenset({"string", "bytestring"})
 
 
 def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return the type that a declaration names; numpy has no bfloat16, and no such strings."""
+    """Return the type that a declaration names; numpy has no bfloat16, and no such strings.
+
+    A tensor has the byte order of the machine, whatever the order of the type.
+    """
     if isinstance(dtype, str) and dtype in ("string", "bfloat16"):
         return TEXT if dtype == "string" else np.dtype(ml_dtypes.bfloat16)
-    return TEXT if dtype is str else np.dtype(dtype)
+    return TEXT if dtype is str else np.dtype(dtype).newbyteorder("=")
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
