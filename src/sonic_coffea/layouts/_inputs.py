@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -194,7 +194,6 @@ def bind_inputs(
             remark = "for the pairs i x j of a row, [N, C, L, L], there is sonic.Pairwise"
             raise error.because(remark) from None
     bound = {name: each.layout.referring(each, bound) for name, each in bound.items()}
-    _check_meant(bound, [name for name in bound if name not in counted])
     if one_request_per is None:
         _check_told_apart(bound, rows)
     everything = np.arange(len(rows))
@@ -202,17 +201,6 @@ def bind_inputs(
     order, segments = _segments(bound, everything, units)
     known = None if _levels(bound) == 1 else order
     return Inputs(bound, rows, segments, known, one_request_per)
-
-
-def _check_meant(bound: Mapping[str, Bound], names: Sequence[str]) -> None:
-    """Refuse rows if each input with these rows doubts that they are meant."""
-    doubts = {}
-    for name in names:
-        doubts[name] = bound[name].layout.doubt(bound[name].columns)
-        if doubts[name] is None:
-            return
-    for name, doubt in doubts.items():
-        raise InputError(f"input {name!r}: {doubt}")
 
 
 def check_told_apart(layouts: Mapping[str, Layout]) -> None:

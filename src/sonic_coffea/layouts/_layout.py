@@ -197,11 +197,6 @@ class Layout(ABC):
         del inputs
         return self
 
-    def doubt(self, columns: Columns) -> str | None:
-        """Return why other rows may be meant, unless another input has these rows."""
-        del columns
-        return None
-
     def counted_input(self, jagged: Sequence[str]) -> str | None:
         """Return the input whose columns the layout shares, of the jagged ones, if it reads none.
 
@@ -221,9 +216,6 @@ class Layout(ABC):
     def pack(self, array: Any) -> Tensor:
         """Return the tensor that would be sent for `array`."""
         bound = self.bind(Source(array))
-        doubt = self.doubt(bound.columns)
-        if doubt is not None:
-            raise InputError(f"{type(self).__name__}: {doubt}")
         rows = slice(0, len(bound.rows))
         return bound.pack("input", rows, bound.level_of(rows))["input"]
 

@@ -57,16 +57,6 @@ class PaddedLayout(FieldsLayout):
         fill = self.fill if columns.texts is None else columns.texts.numbers_of(self.fill).tolist()
         columns.pad(by_field, fill, rows, wrap=self.pad_mode == "wrap")
 
-    def doubt(self, columns: Columns) -> str | None:
-        if not columns.split.square:
-            return None
-        return (
-            f"all lists of field {self.features[0].name!r} are as long as the list that they are "
-            "in, so they are pairs i x j; for a tensor of pairs, [N, C, L, L], use sonic.Pairwise. "
-            "If a row for each i is meant, give the model another input that has these rows, such "
-            "as a Row, or pack ak.flatten of the array"
-        )
-
     def content(self, tensor: Tensor, columns: Columns) -> Content:
         return columns.scattered(
             with_axes(tensor, self.axis_order).transpose(0, 2, 1), columns.names
