@@ -144,6 +144,11 @@ class Feature:
         return (self.index or self.name,)
 
     @property
+    def constant(self) -> bool:
+        """Whether it is a number in place of a field."""
+        return self.name == self.expression and not self.paths
+
+    @property
     def computed(self) -> bool:
         """Whether more than the shift, the scale and the limits changes the numbers."""
         changed = self.nonfinite, self.function, self.power, self.within, self.categories
@@ -344,7 +349,7 @@ def _channels(field: Any, layout: str) -> Sequence[Feature]:
     if isinstance(field, OneHot):
         return field.features
     if isinstance(field, (int, float, np.number)) and np.isfinite(field):
-        return [Feature(str(field), expression=repr(float(field)))]
+        return [Feature(repr(float(field)), expression=repr(float(field)))]
     raise ConfigError(f"{layout}: expected field names, numbers or sonic.Feature, got {field!r}")
 
 

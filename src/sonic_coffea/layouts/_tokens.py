@@ -24,6 +24,7 @@ from sonic_coffea.layouts._scatter import Scatter
 from sonic_coffea.layouts._texts import TEXT
 
 FLAGS = ("onehot", "number")
+_CONSTANT = "[constant]"  # no field has brackets in its last part
 Channel = tuple[str, int]
 """A name, and its number among the channels of a part with this name."""
 
@@ -34,7 +35,8 @@ class Tokens(Layout):
 
     Each collection has its own places in the sequence, as many as its length. The next collection
     follows. A channel holds the fields with the same last part of their paths: ``Jet.pt`` and
-    ``MET.pt`` share the channel ``pt``.
+    ``MET.pt`` share the channel ``pt``. Numbers in place of fields share channels, too, whatever their
+    values: the first numbers of all collections, the second ones, and so on.
 
     Parameters
     ----------
@@ -345,7 +347,7 @@ def _keys(part: Padded | Row) -> list[Channel]:
     seen: Counter[str] = Counter()
     keys = []
     for feature in part.features:
-        name = base_name(feature.name)
+        name = _CONSTANT if feature.constant else base_name(feature.name)
         if feature.only is not None:  # a category of its own
             name = f"{name}={feature.only:g}"
         keys.append((name, seen[name]))
