@@ -206,7 +206,13 @@ class _Gathering:
         for picks in (False, True):
             some = [t for t in others if (self._paths[t].pick is not None) == picks]
             named = [Feature(self._paths[t].column) for t in some]
-            apart = taken_apart(self._source, named, jagged=picks, check=False)
+            apart = taken_apart(
+                self._source,
+                named,
+                jagged=picks,
+                check=False,
+                missing=self._missing and not picks,
+            )
             self._apart |= dict(zip(some, zip(*apart, strict=True), strict=True))
 
     def _aligned(self, text: str, depth: int) -> Int64:

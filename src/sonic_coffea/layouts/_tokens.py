@@ -35,8 +35,8 @@ class Tokens(Layout):
 
     Each collection has its own places in the sequence, as many as its length. The next collection
     follows. A channel holds the fields with the same last part of their paths: ``Jet.pt`` and
-    ``MET.pt`` share the channel ``pt``. Numbers in place of fields share channels, too, whatever their
-    values: the first numbers of all collections, the second ones, and so on.
+    ``MET.pt`` share the channel ``pt``. Numbers in place of fields share channels, too, whatever
+    their values: the first numbers of all collections, the second ones, and so on.
 
     Parameters
     ----------
