@@ -241,8 +241,8 @@ class Layout(ABC):
             texts = Texts()
             numbers = layout.content(texts.numbered(tensor), columns)
             return bound.rows.unflatten(texts.content(numbers))
-        # awkward has no bfloat16.
-        held = tensor.astype(np.float32) if tensor.dtype in HALF[1:] else tensor
+        # awkward does not reduce float16, and lacks bfloat16.
+        held = tensor.astype(np.float32) if tensor.dtype in HALF else tensor
         return bound.rows.unflatten(layout.content(held, columns))
 
 

@@ -13,6 +13,7 @@ from awkward.contents import Content, NumpyArray, RecordArray
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
 from sonic_coffea.layouts._declarations import declare, name_of, shape_of, target_of
+from sonic_coffea.layouts._range import HALF
 from sonic_coffea.layouts._texts import TEXT
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Output:
         Names of the values. Without labels, the output is a number, or an array of fixed `shape`.
     dtype : dtype
         Type of the output, float32 by default; compared with the server's. Scores have this type,
-        but float32 for bfloat16. ``"string"`` for strings, such as the name of a class.
+        but float32 for float16 and bfloat16. ``"string"`` for strings, such as the name of a class.
     shape : sequence of int, optional
         Shape of the array of each row, such as ``(128,)`` for an embedding. Without labels and
         shape, the server's shape counts; a lazy array, for which no server is asked, then has one
@@ -160,7 +161,7 @@ class Output:
     @property
     def score_dtype(self) -> np.dtype[Any]:
         """The type of the scores."""
-        return np.dtype(np.float32) if self.dtype.name == "bfloat16" else self.dtype
+        return np.dtype(np.float32) if self.dtype in HALF else self.dtype
 
     @property
     def is_typed(self) -> bool:
