@@ -404,8 +404,8 @@ def _axes(source: Source, path: str) -> int | None:
 def _is_array(source: Source, path: str) -> bool:
     """Whether the innermost axis of a field is of fixed length."""
     records, name = source.collection(path)
-    known = records is not None and name in records.fields
-    node = records[name] if known else source.column(path)
+    known: Any = records if records is not None and name in records.fields else None
+    node = source.column(path) if known is None else known[name]
     regular = False
     while not (node.is_numpy or node.is_unknown or node.is_record or node.is_union):
         regular = node.is_regular if node.is_list else regular
