@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
+from awkward.contents import Content
 
-from sonic_coffea.errors import ConfigError, FieldError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts._expressions import expression_of
 from sonic_coffea.layouts._paths import path_of, picks_of
 
 if TYPE_CHECKING:
-    from awkward.contents import Content
-
     from sonic_coffea.layouts._rows import Int64, Split, Tensor
 
 _NAMES = "log log1p sqrt abs exp tanh sin cos log10 arctan sinh cosh arcsinh"
@@ -402,7 +402,18 @@ class Source:
 
 def _layout(array: Any) -> Content:
     # What awkward does for everything else costs more than the rest of a small input.
-    return array.layout if isinstance(array, ak.Array) else ak.to_layout(array)
+    if isinstance(array, ak.Array):
+        return array.layout
+    if isinstance(array, ak.Record):
+        raise InputError("expected an array of records, got one record; array[i : i + 1] has one")
+    layout = None
+    # To awkward, one number is an array of one, and a set is in any order.
+    if not isinstance(array, (int, float, complex, str, bytes, np.generic, AbstractSet)):
+        with suppress(TypeError, ValueError):
+            layout = ak.to_layout(array)
+    if not isinstance(layout, Content):
+        raise InputError(f"expected an array, or a dict of arrays, got {type(array).__name__}")
+    return layout
 
 
 def _property(layout: Content, array: Any, name: str, path: str) -> Content:
