@@ -229,6 +229,7 @@ class Layout(ABC):
         InputError
             If the tensor has another shape than `pack` makes.
         """
+        tensor = np.asarray(tensor)
         bound = self.bind(Source(array))
         layout, columns, rows = bound.layout, bound.columns, slice(0, len(bound.rows))
         expected = layout.tensor_shape(columns, rows, bound.level_of(rows))
