@@ -61,16 +61,16 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
     """
     models: list[dict[str, Any]] = []
     for number, source in enumerate(scores):
+        records = source.get("models") if isinstance(source, Mapping) else None
         if isinstance(source, ak.Array):
-            records = [dict(r) for key, r in source.attrs.items() if key.split(":")[0] == KEY]
-            if not records:
-                raise ConfigError(
-                    f"array {number} does not say what made it; pass the scores as a model "
-                    "returned them, as fields that are set in another array, and NumPy arrays, "
-                    "forget it"
-                )
-        else:
-            records = source["models"]
+            attrs = source.attrs.items()
+            records = [dict(r) for key, r in attrs if key.split(":")[0] == KEY] or None
+        if not isinstance(records, list):
+            raise ConfigError(
+                f"array {number} does not say what made it; pass the scores as a model "
+                "returned them, as fields that are set in another array, and NumPy arrays, "
+                "forget it"
+            )
         for record in records:
             if record not in models:
                 models.append(record)

@@ -32,6 +32,7 @@ from sonic_coffea.testing import FakeModel, FakeServer
 if TYPE_CHECKING:
     from pathlib import Path
 
+CODE = ("name", b"code")
 MODEL = sonic.Model("m", {"x": Row("pt")}, {"y": ["a"]})
 SCRIPT = """
 import json, sys
@@ -141,7 +142,7 @@ def test_what_many_save_at_a_time_is_found_as_it_was_saved(tmp_path: Path) -> No
 
     def save(key: int, files: _disk.Files, barrier: threading.Barrier) -> None:
         barrier.wait(20)
-        files.save(key, f"code {key}")
+        files.save(key, (f"name {key}", b"code %d" % key))
 
     for i in range(50):
         barrier = threading.Barrier(len(keys))
@@ -151,17 +152,17 @@ def test_what_many_save_at_a_time_is_found_as_it_was_saved(tmp_path: Path) -> No
             thread.start()
         for thread in threads:
             thread.join()
-        assert [files[0].load(k) for k in keys] == [f"code {k}" for k in keys]
+        assert [files[0].load(k) for k in keys] == [(f"name {k}", b"code %d" % k) for k in keys]
 
 
 def test_what_is_out_of_date_or_cut_short_is_not_loaded(tmp_path: Path) -> None:
     old = _disk.Files("processor", [tmp_path], sources="old sources")
     new = _disk.Files("processor", [tmp_path])
-    old.save("key", "old code")
+    old.save("key", ("old", b"code"))
     assert new.load("key") is None
     (outdated,) = tmp_path.iterdir()
-    new.save("key", "new code")
-    assert (old.load("key"), new.load("key")) == ("old code", "new code")
+    new.save("key", ("new", b"co\n\nde"))
+    assert (old.load("key"), new.load("key")) == (("old", b"code"), ("new", b"co\n\nde"))
     (path,) = set(tmp_path.iterdir()) - {outdated}
     whole = path.read_bytes()
     path.write_bytes(outdated.read_bytes())
@@ -169,24 +170,24 @@ def test_what_is_out_of_date_or_cut_short_is_not_loaded(tmp_path: Path) -> None:
     for size in (0, 1, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
         assert new.load("key") is None
-    new.save("key", "new code")
-    assert new.load("key") == "new code"
+    new.save("key", ("new", b"co\n\nde"))
+    assert new.load("key") == ("new", b"co\n\nde")
 
 
 def test_code_for_other_types_or_processors_is_not_loaded_whatever_the_file_is_called(
     tmp_path: Path,
 ) -> None:
     files, others = (_disk.Files(processor, [tmp_path]) for processor in ("one", "another"))
-    files.save("key", "code")
+    files.save("key", CODE)
     (saved,) = tmp_path.iterdir()
     for saver, key in ((files, "another key"), (others, "key")):
-        saver.save(key, "its code")
+        saver.save(key, ("its", b"code"))
         (its,) = set(tmp_path.iterdir()) - {saved}
-        assert saver.load(key) == "its code"
+        assert saver.load(key) == ("its", b"code")
         its.write_bytes(saved.read_bytes())
         assert saver.load(key) is None
         its.unlink()
-    assert files.load("key") == "code"
+    assert files.load("key") == CODE
 
 
 @pytest.fixture
@@ -199,7 +200,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_a_full_disk_costs_time_only(tmp_path: Path, warned: pytest.LogCaptureFixture) -> None:
     files = _disk.Files("processor", [tmp_path])
     with without_room():
-        files.save("key", "code")
+        files.save("key", CODE)
     assert files.load("key") is None
     assert not list(tmp_path.iterdir())
     (message,) = warned.messages
@@ -223,8 +224,8 @@ def test_without_a_folder_kernels_are_compiled(
 def test_the_first_folder_that_can_be_written_is_used(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folders = [tmp_path / "file" / "folder", tmp_path / "new"]
-    _disk.Files("processor", folders).save("key", "code")
-    assert _disk.Files("processor", folders[1:]).load("key") == "code"
+    _disk.Files("processor", folders).save("key", CODE)
+    assert _disk.Files("processor", folders[1:]).load("key") == CODE
 
 
 @pytest.mark.parametrize("step", [1, -2])

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.layouts.nodes import CASES, objects
-from tests.layouts.reference import FORMULAE, REFERENCES, Refused, are_pairs, expected, unpacked
+from tests.layouts.reference import FORMULAE, REFERENCES, Refused, expected, unpacked
 
 import sonic_coffea as sonic
 from sonic_coffea.errors import InputError
-from sonic_coffea.layouts import Source, bind_inputs
+from sonic_coffea.layouts import bind_inputs
 
 cases = settings(max_examples=CASES or settings.default.max_examples, print_blob=True)
 TARGETS = ("float32", "int8")
@@ -157,11 +157,6 @@ def check(layout: Any, array: ak.Array) -> None:
         tensor = expected(layout, array)
     except Refused:
         with pytest.raises(InputError):
-            layout.pack(array)
-        return
-    if layout.doubt(layout.bind(Source(array)).columns) is not None:
-        assert are_pairs(layout, array)
-        with pytest.raises(InputError, match="sonic.Pairwise"):
             layout.pack(array)
         return
     packed = layout.pack(array)

@@ -6,7 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from sonic_coffea.errors import ResponseError
+from sonic_coffea.layouts._range import HALF
 
 if TYPE_CHECKING:
     from awkward.contents import Content
@@ -49,12 +52,16 @@ class Assembly(ABC):
 
 
 def tensor_of(name: str, answer: Mapping[str, Tensor]) -> Tensor:
-    """Return the tensor of an output; an answer without it is an error."""
+    """Return the tensor of an output, in float32 if it is of half precision.
+
+    awkward does not reduce float16, and lacks bfloat16. An answer without the output is an error.
+    """
     if name not in answer:
         raise ResponseError(
             f"the answer lacks output {name!r}; it has {', '.join(answer) or 'none'}"
         )
-    return answer[name]
+    tensor = answer[name]
+    return tensor.astype(np.float32) if tensor.dtype in HALF else tensor
 
 
 def misshapen(name: str, tensor: Tensor, expected: str) -> ResponseError:

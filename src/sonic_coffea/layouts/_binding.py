@@ -125,6 +125,7 @@ class _Gathering:
         top = max(known.values(), default=2 if self._jagged else 1)
         self._row_depth = top - 1 if self._jagged else top
         self._depth = {text: known.get(text, top) for text in self._paths}
+        self._check_arrays(known, top)
         own = [t for t, path in self._paths.items() if self._depth[t] == top]
         elements = [t for t in own if self._jagged and self._paths[t].pick is None]
         self._take_apart([t for t in self._paths if t not in elements])
@@ -143,6 +144,24 @@ class _Gathering:
             self._number = len(self._first.rows)
         each = zip_longest(self._named, self._stand)
         return self._first, [self._column(feature, stands) for feature, stands in each]
+
+    def _check_arrays(self, known: dict[str, int], top: int) -> None:
+        """Refuse arrays of fixed length beside numbers of the same objects.
+
+        Their numbers would be rows, or elements, of which each has the other fields' numbers.
+        """
+        # What has no list of its own can only be a number of the whole row.
+        least = 2 if self._jagged else 1
+        fewer = {t.rpartition(".")[0]: t for t, d in known.items() if least <= d < top}
+        for text, depth in known.items():
+            beside = fewer.get(text.rpartition(".")[0])
+            if beside is None or depth < top or not _is_array(self._source, text):
+                continue
+            raise InputError(
+                f"field {text!r} has an array of fixed length where {beside!r} has one number; "
+                "give each number of the array a field of its own, or take ak.from_regular of it "
+                "if its numbers are the objects that are meant"
+            )
 
     def _own_elements(self, own: list[str]) -> Split:
         """Take rows with elements apart, and say where each own column has these elements."""
@@ -206,7 +225,13 @@ class _Gathering:
         for picks in (False, True):
             some = [t for t in others if (self._paths[t].pick is not None) == picks]
             named = [Feature(self._paths[t].column) for t in some]
-            apart = taken_apart(self._source, named, jagged=picks, check=False)
+            apart = taken_apart(
+                self._source,
+                named,
+                jagged=picks,
+                check=False,
+                missing=self._missing and not picks,
+            )
             self._apart |= dict(zip(some, zip(*apart, strict=True), strict=True))
 
     def _aligned(self, text: str, depth: int) -> Int64:
@@ -301,7 +326,7 @@ class _Gathering:
             values[text], absent = self._read(text)
             if absent is not None:
                 gaps |= absent
-        result = np.asarray(expression(values))
+        result = expression(values)
         if result.ndim == 0:  # a constant
             exact = np.float32 if np.float32(result) == result else np.float64
             zeros = np.zeros(len(self._rows), np.int64)
@@ -374,6 +399,18 @@ def _axes(source: Source, path: str) -> int | None:
             inner, _ = _lists(node.contents[node.field_to_index(name)])
             return inner and axes + inner - 1 if axes else None
     return _lists(source.column(path))[0]
+
+
+def _is_array(source: Source, path: str) -> bool:
+    """Whether the innermost axis of a field is of fixed length."""
+    records, name = source.collection(path)
+    known: Any = records if records is not None and name in records.fields else None
+    node = source.column(path) if known is None else known[name]
+    regular = False
+    while not (node.is_numpy or node.is_unknown or node.is_record or node.is_union):
+        regular = node.is_regular if node.is_list else regular
+        node = node.content
+    return regular or bool(node.is_numpy and node.inner_shape)
 
 
 def _lists(node: Content) -> tuple[int | None, Content]:

@@ -73,9 +73,18 @@ def _is_plain(field: Content, feature: Feature) -> bool:
 
 
 def taken_apart(
-    source: Source, named: Sequence[Feature], *, jagged: bool, check: bool = True
+    source: Source,
+    named: Sequence[Feature],
+    *,
+    jagged: bool,
+    check: bool = True,
+    missing: bool = False,
 ) -> tuple[list[Split], list[Content]]:
-    """Return the rows of each column and what is in them, checked to be the same rows."""
+    """Return the rows of each column and what is in them, checked to be the same rows.
+
+    If numbers may be `missing`, None in an array of its own is one of them, as it is in a field of
+    records; None in place of a record is a row that is not there, also for its properties.
+    """
     used: list[Split] = []
     leaves: list[Content] = []
     splits: dict[int, Split | None] = {}
@@ -87,7 +96,8 @@ def taken_apart(
         here = splits[id(records)]
         leaf = None if here is None else _field(here.leaf, name)
         if here is None or leaf is None:
-            here = _split(source.column(feature.name), feature, jagged=jagged)
+            gaps = missing and (records is None or name in records.fields)
+            here = _split(source.column(feature.name), feature, jagged=jagged, gaps=gaps)
             leaf = here.leaf
         if check and used and here is not used[0]:
             _check_same(used[0], here, (f"field {named[0].name!r}", f"field {feature.name!r}"))
@@ -96,8 +106,8 @@ def taken_apart(
     return used, leaves
 
 
-def _split(layout: Any, feature: Feature, *, jagged: bool) -> Split:
-    return split(layout, jagged=jagged, what=f"field {feature.name!r}")
+def _split(layout: Any, feature: Feature, *, jagged: bool, gaps: bool = False) -> Split:
+    return split(layout, jagged=jagged, what=f"field {feature.name!r}", gaps=gaps)
 
 
 def _check_same(first: Split, other: Split, names: tuple[str, str]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, nearest
+from sonic_coffea.layouts._fields import number_of, one_after_the_other
 from sonic_coffea.layouts._texts import TEXT, dtype_of
 
 if TYPE_CHECKING:
@@ -33,18 +34,16 @@ def target_of(dtype: DTypeLike, layout: Any) -> DType:
     """Return the type of a tensor, refusing one that is not supported."""
     try:
         target = dtype_of(dtype)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         target = None
-    if target == TEXT and isinstance(dtype, (str, type)) and dtype in ("string", str):
-        if not layout.holds_strings:
-            raise ConfigError(
-                f"{type(layout).__name__} holds numbers; strings are sent by Row, Padded, Bucketed "
-                "and Flat"
-            )
-        return TEXT
-    if target is None or target.name not in TARGETS:
+    if target is None or (target != TEXT and target.name not in TARGETS):
         raise ConfigError(
-            f"{type(layout).__name__} cannot make dtype {dtype!r}; {nearest(str(dtype), TARGETS)}"
+            f"{type(layout).__name__}: no dtype {dtype!r}; {nearest(str(dtype), TARGETS)}"
+        )
+    if target == TEXT and not layout.holds_strings:
+        raise ConfigError(
+            f"{type(layout).__name__} holds numbers; strings are sent by Row, Padded, Bucketed "
+            "and Flat"
         )
     return target
 
@@ -63,13 +62,15 @@ def check_strings(features: Sequence[Feature], sort_by: str | None, layout: str)
             )
 
 
-def check_held(number: float, dtype: DType, layout: str, what: str) -> None:
-    """Refuse a number of a declaration, if the tensor cannot hold it."""
+def check_held(value: Any, dtype: DType, layout: str, what: str) -> float:
+    """Return a number of a declaration, refusing one that the tensor cannot hold."""
+    number = number_of(value, f"{layout}: expected {what} to be a number")
     with np.errstate(all="ignore"):
         held = float(np.asarray(number, np.float64).astype(dtype))
     exact = dtype.kind in "iub"
     if (exact and held != number) or (np.isfinite(number) and not np.isfinite(held)):
         raise ConfigError(f"{layout}: {dtype.name} cannot hold the {what} {number!r}")
+    return float(number)
 
 
 def length_of(length: Any, declaration: object) -> int:
@@ -80,9 +81,23 @@ def length_of(length: Any, declaration: object) -> int:
     return int(length)
 
 
+def shape_of(shape: Any, declaration: object) -> tuple[int, ...]:
+    """Return the lengths of several axes."""
+    expected = f"{type(declaration).__name__}: expected a list of lengths"
+    return tuple(length_of(n, declaration) for n in one_after_the_other(shape, expected))
+
+
+def name_of(name: Any, declaration: object, what: str) -> str | None:
+    """Return a name that may be left out, refusing anything but a string or None."""
+    if not isinstance(name, str | None):
+        expected = f"{type(declaration).__name__}: expected {what} to be a string"
+        raise ConfigError(f"{expected}, got {name!r}")
+    return name and str(name)
+
+
 def lengths_of(lengths: Sequence[int], layout: Any) -> tuple[int, ...]:
     """Return the lengths to which rows are padded, which must ascend."""
-    checked = tuple(length_of(n, layout) for n in lengths)
+    checked = shape_of(lengths, layout)
     if not checked or list(checked) != sorted(set(checked)):
         raise ConfigError(f"{type(layout).__name__}: expected ascending lengths, got {lengths}")
     return checked
@@ -93,7 +108,7 @@ def order_of(
 ) -> str:
     """Return the order of a tensor's axes, refusing one that lacks a needed axis."""
     name = type(layout).__name__
-    if axis_order not in orders:
+    if not isinstance(axis_order, str) or axis_order not in orders:
         raise ConfigError(f"{name}: expected axis_order {_any_of(orders)}, got {axis_order!r}")
     if fields != 1 and "F" not in axis_order:
         able = _any_of([order for order in orders if "F" in order])

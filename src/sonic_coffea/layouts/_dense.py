@@ -14,7 +14,7 @@ from awkward.contents import Content, NumpyArray, UnionArray
 
 from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts._columns import Columns
-from sonic_coffea.layouts._declarations import DType, declare, length_of
+from sonic_coffea.layouts._declarations import DType, declare, shape_of
 from sonic_coffea.layouts._fields import Column, Feature, Source
 from sonic_coffea.layouts._groups import grouped
 from sonic_coffea.layouts._layout import Bound, FieldsLayout, Shape
@@ -62,7 +62,7 @@ class Dense(FieldsLayout):
         shape: Sequence[int] | None = None,
         dtype: DTypeLike = "float32",
     ) -> None:
-        checked = None if shape is None else tuple(length_of(n, self) for n in shape)
+        checked = None if shape is None else shape_of(shape, self)
         self._declare(field, dtype, shape=checked)
         if len(self.features) != 1:
             raise ConfigError("Dense takes one field; several make several inputs")
@@ -91,7 +91,7 @@ class Dense(FieldsLayout):
         size = math.prod(shape)
         # Rows that are not sent may be of other shapes.
         leaf = apart.leaf if apart.rows.contiguous else apart.leaf[apart.rows.ids]
-        values = readable(_regular(leaf, size, what, shape), what)
+        values = readable(_regular(leaf, what, shape), what)
         starts = np.arange(len(apart.rows)) * size
         elements = Split(apart.rows, NumpyArray(values), starts, starts + size)
         column = Column(feature, values, None)
@@ -141,14 +141,16 @@ def _inner_shape(layout: Content, what: str, *, optional: bool) -> tuple[int, ..
     return (*shape, *(int(n) for n in getattr(node, "inner_shape", ())))
 
 
-def _regular(leaf: Content, size: int, what: str, shape: Sequence[int]) -> NDArray[Any]:
+def _regular(leaf: Content, what: str, shape: Sequence[int]) -> NDArray[Any]:
     try:
         values = np.asarray(ak.to_numpy(leaf, allow_missing=False))
     except ValueError as error:
         problem = str(error).splitlines()[0]
         raise InputError(f"{what} is not of fixed shape {list(shape)}: {problem}") from None
-    if len(values) and values[0].size != size:
-        raise InputError(
-            f"{what} has {list(values.shape[1:])} numbers a row, expected {list(shape)}"
-        )
+    given = values.shape[1:]
+    if len(values) and [n for n in given if n != 1] != [n for n in shape if n != 1]:
+        hint = ""
+        if sorted(given) == sorted(shape):
+            hint = "; np.moveaxis brings axes into another order"
+        raise InputError(f"{what} has {list(given)} numbers a row, expected {list(shape)}{hint}")
     return values.reshape(-1)

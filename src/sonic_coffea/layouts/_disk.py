@@ -1,21 +1,24 @@
 """Compiled kernels on disk, also when a thousand workers compile at the same time.
 
-Each file is named by what it is for, says so itself, and is replaced whole; and a disk that cannot
-be used costs time only.
+Each file is named by what it is for, says so itself, and is replaced whole. A disk that cannot be
+used, or a file that was cut short, costs time only. Nothing is loaded from where others can write.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import pickle
+import stat
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 import xxhash
+
+if TYPE_CHECKING:
+    from sonic_coffea.layouts._machine_code import MachineCode
 
 logger = logging.getLogger(__name__)
 
@@ -42,27 +45,35 @@ class Files:
         self._of = repr(machine), sources or _sources()
         self._folders = _default_folders() if folders is None else folders
 
-    def load(self, key: Any) -> Any:
+    def load(self, key: Any) -> MachineCode | None:
         """Return what was compiled for a key; None if nothing was."""
         for folder in self._folders:
+            path = folder / self._name(key)
             try:
-                of, saved, data = pickle.loads((folder / self._name(key)).read_bytes())  # noqa: S301
-            except (OSError, EOFError, ValueError, pickle.UnpicklingError):
+                content = path.read_bytes() if _is_ours(folder) and _is_ours(path) else b""
+            except OSError:
                 continue
-            if (of, saved) == (self._of, key):
-                return data
+            digest, _, rest = content.partition(b"\n")
+            if digest == _digest(rest):
+                head, symbol, code = rest.split(b"\n", 2)
+                if head == self._head(key):
+                    return symbol.decode(), code
         return None
 
-    def save(self, key: Any, data: Any) -> bool:
+    def save(self, key: Any, code: MachineCode) -> bool:
         """Write what was compiled for a key, in the first folder that can be written, if any."""
-        why = "no folder can be written; NUMBA_CACHE_DIR names one"
+        why = "no folder can be written by this user alone; NUMBA_CACHE_DIR names one"
+        rest = b"\n".join([self._head(key), code[0].encode(), code[1]])
         for folder in self._folders:
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+                if not _is_ours(folder):
+                    continue
                 with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
                     try:
-                        pickle.dump((self._of, key, data), file)
+                        file.write(_digest(rest) + b"\n" + rest)
                         file.close()
+                        Path(file.name).chmod(0o644)
                         Path(file.name).replace(folder / self._name(key))
                     except BaseException:
                         Path(file.name).unlink(missing_ok=True)
@@ -76,9 +87,24 @@ class Files:
         _warn(why)
         return False
 
+    def _head(self, key: Any) -> bytes:
+        """Return what a file is for, in one line."""
+        return repr((self._of, key)).encode()
+
     def _name(self, key: Any) -> str:
-        number = xxhash.xxh3_64_hexdigest(repr((self._of, key)).encode())
+        number = xxhash.xxh3_64_hexdigest(self._head(key))
         return f"kernel-{number}.bin"
+
+
+def _digest(content: bytes) -> bytes:
+    return xxhash.xxh3_128_hexdigest(content).encode()
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nobody can write but this user, root, and the owner of this package."""
+    status = path.stat()
+    owners = {os.geteuid(), 0, _HERE.stat().st_uid}
+    return status.st_uid in owners and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 @cache

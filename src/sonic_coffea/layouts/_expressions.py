@@ -49,13 +49,26 @@ def delta_phi(first: Any, second: Any) -> Any:
     return np.mod(first - second + np.pi, 2 * np.pi) - np.pi
 
 
+def _of_several(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Return a function of two arguments as one of two or more."""
+    return lambda *each: reduce(function, each)
+
+
+_SEVERAL = ("hypot", "maximum", "minimum")
 _NAMES = (
-    "abs arccos arcsin arcsinh arctan arctan2 arctanh ceil clip cos cosh exp expm1 floor hypot "
-    "isfinite log log10 log1p log2 maximum minimum round sign sin sinh sqrt tan tanh where"
+    "abs arccos arcsin arcsinh arctan arctan2 arctanh ceil cos cosh exp expm1 floor "
+    "isfinite log log10 log1p log2 sign sin sinh sqrt tan tanh"
 )
-CALLS: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _NAMES.split()}
-CALLS["delta_phi"] = delta_phi
-"""Functions that an expression may call, also with ``np.`` before the name."""
+CALLS: dict[str, tuple[Callable[..., Any], int, float]] = {
+    **{name: (getattr(np, name), *(getattr(np, name).nin,) * 2) for name in _NAMES.split()},
+    "clip": (np.clip, 3, 3),
+    "delta_phi": (delta_phi, 2, 2),
+    "round": (np.round, 1, 2),
+    "where": (np.where, 3, 3),
+    **{name: (_of_several(getattr(np, name)), 2, np.inf) for name in _SEVERAL},
+}
+"""Functions that an expression may call, also with ``np.`` before the name, and how many arguments
+each takes at least and at most: numpy would write its result into one that is too many."""
 
 _Node = Callable[[Mapping[str, Any]], Any]
 
@@ -68,8 +81,8 @@ class Expression:
     paths: tuple[str, ...]
     _node: _Node
 
-    def __call__(self, values: Mapping[str, Numbers]) -> Any:
-        """Return what it gives for the numbers of its fields.
+    def __call__(self, values: Mapping[str, Numbers]) -> Numbers:
+        """Return what it gives for the numbers of its fields: one for each element, or a constant.
 
         Raises
         ------
@@ -78,9 +91,18 @@ class Expression:
         """
         with np.errstate(all="ignore"):
             try:
-                return self._node({name: _exact(v) for name, v in values.items()})
-            except (TypeError, ValueError, OverflowError) as error:
+                result = np.asarray(self._node({name: _exact(v) for name, v in values.items()}))
+            except (TypeError, ValueError, ArithmeticError) as error:
                 raise InputError(f"expression {self.text!r}: {error}") from None
+        if result.dtype.kind not in "fiub":
+            raise InputError(f"expression {self.text!r} gives {result.dtype}; expected numbers")
+        shape = next((numbers.shape for numbers in values.values()), ())
+        if result.shape not in ((), shape):
+            raise InputError(
+                f"expression {self.text!r} gives numbers of shape {list(result.shape)}; expected "
+                f"one for each of {shape[0]} elements"
+            )
+        return result
 
 
 def _exact(values: Numbers) -> Numbers:
@@ -103,8 +125,8 @@ def expression_of(text: str) -> Expression:
     """
     try:
         tree = ast.parse(text.strip(), mode="eval")
-    except SyntaxError as error:
-        raise ConfigError(f"expression {text!r} cannot be read: {error.msg}") from None
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"expression {text!r} cannot be read: {error}") from None
     paths: dict[str, None] = {}
     node = _Reader(text, paths).read(tree.body)
     return Expression(text, tuple(paths), node)
@@ -142,7 +164,14 @@ class _Reader:
             )
         if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
             raise ConfigError(f"expression {self._text!r}: {name} takes its arguments by place")
-        return _called(CALLS[name], *(self.read(a) for a in node.args))
+        function, least, most = CALLS[name]
+        if not least <= len(node.args) <= most:
+            more = {least: "", np.inf: " or more"}.get(most, f" or {most}")
+            raise ConfigError(
+                f"expression {self._text!r}: expected {least}{more} arguments of {name}, got "
+                f"{len(node.args)}"
+            )
+        return _called(function, *(self.read(a) for a in node.args))
 
     def _path(self, node: ast.expr) -> _Node:
         path = self._dotted(node)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
+from awkward.contents import Content
 
-from sonic_coffea.errors import ConfigError, FieldError, nearest
+from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts._expressions import expression_of
 from sonic_coffea.layouts._paths import path_of, picks_of
 
 if TYPE_CHECKING:
-    from awkward.contents import Content
-
     from sonic_coffea.layouts._rows import Int64, Split, Tensor
 
 _NAMES = "log log1p sqrt abs exp tanh sin cos log10 arctan sinh cosh arcsinh"
@@ -23,6 +24,8 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {name: getattr(np, name) for name i
 FUNCTIONS["sign_log"] = lambda x: np.sign(x) * np.log1p(np.abs(x))
 """Element-wise functions that a feature may name. Kernels know each by its place here."""
 
+
+_MOST = int(np.finfo(np.float64).max)
 
 _UNCHANGED = (None,) * 5
 
@@ -95,9 +98,11 @@ class Feature:
     plain: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        what = f"feature {self.name!r}"
-        if not self.name:
-            raise ConfigError("a feature is named by a string such as 'pf.pt', got an empty one")
+        name: Any = self.name
+        what = f"feature {name!r}"
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"a feature is named by a string such as 'pf.pt', got {name!r}")
+        self._check_types(what)
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
             raise ConfigError(f"{what}: lower ({self.lower}) is above upper ({self.upper})")
         if self.function is not None and self.function not in FUNCTIONS:
@@ -118,12 +123,30 @@ class Feature:
         plain = self.shift == 0.0 and self.scale == 1.0 and not clipped and not self.computed
         object.__setattr__(self, "plain", plain)
 
+    def _check_types(self, what: str) -> None:
+        """Refuse names that are not strings, and numbers that are not numbers."""
+        for key in ("name", "function", "expression", "index"):
+            value = getattr(self, key)
+            if not isinstance(value, str | None):
+                raise ConfigError(f"{what}: expected {key} to be a string, got {value!r}")
+            object.__setattr__(self, key, value and str(value))
+        for key in ("shift", "scale", "lower", "upper", "nonfinite", "power"):
+            value = getattr(self, key)
+            if value is not None or key in ("shift", "scale"):
+                number = number_of(value, f"{what}: expected {key} to be a number")
+                object.__setattr__(self, key, number)
+
     @property
     def paths(self) -> tuple[str, ...]:
         """The fields that lie as the rows do, or their elements."""
         if self.expression is not None:
             return expression_of(self.expression).paths
         return (self.index or self.name,)
+
+    @property
+    def constant(self) -> bool:
+        """Whether it is a number in place of a field."""
+        return self.name == self.expression and not self.paths
 
     @property
     def computed(self) -> bool:
@@ -173,25 +196,61 @@ class Feature:
         return f"Feature({', '.join([repr(self.name), *changed])})"
 
 
+def one_after_the_other(values: Any, expected: str) -> list[Any]:
+    """Return several values of a declaration in their order, refusing what has none.
+
+    Raises
+    ------
+    ConfigError
+        With what was expected, if it is anything else.
+    """
+    if isinstance(values, (str, bytes, AbstractSet, Mapping)) or not isinstance(values, Iterable):
+        raise ConfigError(f"{expected}, got {values!r}")
+    if isinstance(values, np.ndarray) and values.ndim != 1:
+        raise ConfigError(f"{expected}, got an array of shape {list(values.shape)}")
+    return list(values)
+
+
+def number_of(value: Any, expected: str) -> float:
+    """Return a number of a declaration, as one of Python's own.
+
+    Raises
+    ------
+    ConfigError
+        With what was expected, if it is anything else.
+    """
+    number = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(number, (int, float)) or (isinstance(number, int) and abs(number) > _MOST):
+        raise ConfigError(f"{expected}, got {value!r}")
+    return number
+
+
 def limits(pair: tuple[float | None, float | None]) -> tuple[float, float]:
     """Return two limits as numbers; None is infinite."""
     return -np.inf if pair[0] is None else pair[0], np.inf if pair[1] is None else pair[1]
 
 
 def _pairs(categories: Any, what: str) -> tuple[tuple[float | None, float], ...]:
-    pairs = categories.items() if isinstance(categories, Mapping) else categories
-    pairs = tuple((key, value) for key, value in pairs)
-    keys = [key for key, _ in pairs if key is not None]
-    numbers = [*keys, *(value for _, value in pairs)]
-    if not keys or not all(isinstance(n, (int, float, np.number)) for n in numbers):
-        raise ConfigError(f"{what}: expected categories={{value: number}}, got {dict(pairs)!r}")
-    return pairs
+    expected = f"{what}: expected categories={{value: number}}"
+    try:
+        pairs = dict(categories).items()
+    except (TypeError, ValueError):
+        pairs = {}.items()
+    if all(key is None for key, _ in pairs):
+        raise ConfigError(f"{expected}, got {categories!r}")
+    return tuple(
+        (key if key is None else number_of(key, expected), number_of(value, expected))
+        for key, value in pairs
+    )
 
 
 def _limits(within: Any, what: str) -> tuple[float | None, float | None]:
-    if not isinstance(within, Sequence) or len(within) != 2:
+    if not isinstance(within, Sequence) or isinstance(within, str) or len(within) != 2:
         raise ConfigError(f"{what}: expected within=(least, most), got {within!r}")
-    least, most = within
+    least, most = (
+        None if n is None else number_of(n, f"{what}: expected a number or None as limit")
+        for n in within
+    )
     if least is not None and most is not None and least > most:
         raise ConfigError(f"{what}: within=({least}, {most}) has its limits the wrong way round")
     return least, most
@@ -223,9 +282,15 @@ class OneHot:
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        values = tuple(self.values)
+        name: Any = self.name
+        what = f"OneHot({name!r}): expected"
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"{what} the name of a field")
+        object.__setattr__(self, "name", str(name))
+        given = one_after_the_other(self.values, f"{what} a list of values")
+        values = tuple(number_of(value, f"{what} numbers as values") for value in given)
         if not values or len(set(values)) != len(values):
-            raise ConfigError(f"OneHot({self.name!r}): expected different values, got {values}")
+            raise ConfigError(f"{what} different values, got {values}")
         object.__setattr__(self, "values", values)
 
     @property
@@ -267,6 +332,7 @@ def as_features(named: Any, layout: str) -> tuple[Feature, ...]:
     """Return the channels of a layout as features; anything else is an error."""
     if isinstance(named, (str, Feature, OneHot)) or not isinstance(named, Iterable):
         named = [named]
+    named = one_after_the_other(named, f"{layout}: expected a list of fields")
     features = [feature for field in named for feature in _channels(field, layout)]
     if not features:
         raise ConfigError(f"{layout} needs at least one field, got none")
@@ -283,7 +349,7 @@ def _channels(field: Any, layout: str) -> Sequence[Feature]:
     if isinstance(field, OneHot):
         return field.features
     if isinstance(field, (int, float, np.number)) and np.isfinite(field):
-        return [Feature(str(field), expression=repr(float(field)))]
+        return [Feature(repr(float(field)), expression=repr(float(field)))]
     raise ConfigError(f"{layout}: expected field names, numbers or sonic.Feature, got {field!r}")
 
 
@@ -336,7 +402,18 @@ class Source:
 
 def _layout(array: Any) -> Content:
     # What awkward does for everything else costs more than the rest of a small input.
-    return array.layout if isinstance(array, ak.Array) else ak.to_layout(array)
+    if isinstance(array, ak.Array):
+        return array.layout
+    if isinstance(array, ak.Record):
+        raise InputError("expected an array of records, got one record; array[i : i + 1] has one")
+    layout = None
+    # To awkward, one number is an array of one, and a set is in any order.
+    if not isinstance(array, (int, float, complex, str, bytes, np.generic, AbstractSet)):
+        with suppress(TypeError, ValueError):
+            layout = ak.to_layout(array)
+    if not isinstance(layout, Content):
+        raise InputError(f"expected an array, or a dict of arrays, got {type(array).__name__}")
+    return layout
 
 
 def _property(layout: Content, array: Any, name: str, path: str) -> Content:

@@ -98,10 +98,12 @@ class Flat(FieldsLayout):
         refers_to: str | None = None,
         merge_rows: bool = False,
     ) -> None:
-        self._declare(fields, dtype, splits=splits, batch=batch, sort_by=sort_by, missing=missing)
-        axis_order = order_of(axis_order, self, len(self.features))
-        declare(self, axis_order=axis_order, merge_rows=bool(merge_rows))
-        declare(self, sort_ascending=sort_ascending, refers_to=refers_to, referred=None)
+        by = {"sort_by": sort_by, "sort_ascending": sort_ascending}
+        names = {"splits": splits, "batch": batch, "refers_to": refers_to}
+        self._declare(fields, dtype, **by, **names, merge_rows=merge_rows, missing=missing)
+        declare(self, axis_order=order_of(axis_order, self, len(self.features)), referred=None)
+        if splits is not None and splits == batch:
+            raise ConfigError(f"Flat: splits and batch are two inputs, got {splits!r} for both")
         if refers_to is not None and self.dtype.name not in ("int32", "int64"):
             raise ConfigError(
                 f"Flat: numbers that refer to the elements of {refers_to!r} are int32 or int64, "

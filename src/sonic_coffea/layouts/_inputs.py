@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -116,8 +116,16 @@ class Inputs:
         return self._packed(rows, self.level_of(rows))
 
     def _packed(self, rows: RowSelection, level: int) -> dict[str, Tensor]:
-        each = (bound.pack(name, rows, level) for name, bound in self.bound.items())
-        tensors = {name: tensor for tensors in each for name, tensor in tensors.items()}
+        tensors: dict[str, Tensor] = {}
+        for name, bound in self.bound.items():
+            for tensor_name, tensor in bound.pack(name, rows, level).items():
+                # Inputs of the same elements may share their offsets.
+                known = tensors.setdefault(tensor_name, tensor)
+                if known is not tensor and not np.array_equal(known, tensor):
+                    raise InputError(
+                        f"input {name!r} and another one name {tensor_name!r} for their offsets "
+                        "or row numbers, and have other elements; give each a name of its own"
+                    )
         for name in self.without_axis:
             if len(tensors[name]) != 1:
                 raise InputError(
@@ -200,7 +208,6 @@ def bind_inputs(
             remark = "for the pairs i x j of a row, [N, C, L, L], there is sonic.Pairwise"
             raise error.because(remark) from None
     bound = {name: each.layout.referring(each, bound) for name, each in bound.items()}
-    _check_meant(bound, [name for name in bound if name not in counted])
     if one_request_per is None:
         _check_told_apart(bound, rows)
     everything = np.arange(len(rows))
@@ -210,21 +217,20 @@ def bind_inputs(
     return Inputs(bound, rows, segments, known, one_request_per)
 
 
-def _check_meant(bound: Mapping[str, Bound], names: Sequence[str]) -> None:
-    """Refuse rows if each input with these rows doubts that they are meant."""
-    doubts = {}
-    for name in names:
-        doubts[name] = bound[name].layout.doubt(bound[name].columns)
-        if doubts[name] is None:
-            return
-    for name, doubt in doubts.items():
-        raise InputError(f"input {name!r}: {doubt}")
+def check_told_apart(layouts: Mapping[str, Layout], one_request_per: str | None) -> None:
+    """Refuse inputs that put the rows of a request together, if no other tells them apart.
 
-
-def check_told_apart(layouts: Mapping[str, Layout]) -> None:
-    """Refuse inputs that put the rows of a request together, if no other tells them apart."""
+    What tells them apart has a name of its own.
+    """
+    for name, layout in layouts.items():
+        others = [getattr(layout, what, None) for what in ("splits", "batch")]
+        taken = next((other for other in others if other in layouts), None)
+        if taken is not None:
+            raise ConfigError(
+                f"input {name!r}: {taken!r}, the name of its offsets or row numbers, is an input's"
+            )
     merging = [name for name, layout in layouts.items() if layout.merges]
-    if merging and not any(map(_tells, layouts.values())):
+    if one_request_per is None and merging and not any(map(_tells, layouts.values())):
         raise ConfigError(
             f"input {merging[0]!r} puts the elements of all rows of a request together, and "
             "nothing tells them apart: name the model's input of offsets (splits=) or of row "

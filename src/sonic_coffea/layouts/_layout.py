@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,8 +12,21 @@ import numpy as np
 
 from sonic_coffea.errors import ConfigError, InputError
 from sonic_coffea.layouts._binding import bind_columns
-from sonic_coffea.layouts._declarations import DType, check_held, check_strings, declare, target_of
-from sonic_coffea.layouts._fields import Feature, OneHot, Source, as_features
+from sonic_coffea.layouts._declarations import (
+    DType,
+    check_held,
+    check_strings,
+    declare,
+    name_of,
+    target_of,
+)
+from sonic_coffea.layouts._fields import (
+    Feature,
+    OneHot,
+    Source,
+    as_features,
+    one_after_the_other,
+)
 from sonic_coffea.layouts._memory import empty, empty_tensor
 from sonic_coffea.layouts._paths import path_of
 from sonic_coffea.layouts._range import HALF
@@ -184,11 +197,6 @@ class Layout(ABC):
         del inputs
         return self
 
-    def doubt(self, columns: Columns) -> str | None:
-        """Return why other rows may be meant, unless another input has these rows."""
-        del columns
-        return None
-
     def counted_input(self, jagged: Sequence[str]) -> str | None:
         """Return the input whose columns the layout shares, of the jagged ones, if it reads none.
 
@@ -208,9 +216,6 @@ class Layout(ABC):
     def pack(self, array: Any) -> Tensor:
         """Return the tensor that would be sent for `array`."""
         bound = self.bind(Source(array))
-        doubt = self.doubt(bound.columns)
-        if doubt is not None:
-            raise InputError(f"{type(self).__name__}: {doubt}")
         rows = slice(0, len(bound.rows))
         return bound.pack("input", rows, bound.level_of(rows))["input"]
 
@@ -224,6 +229,7 @@ class Layout(ABC):
         InputError
             If the tensor has another shape than `pack` makes.
         """
+        tensor = np.asarray(tensor)
         bound = self.bind(Source(array))
         layout, columns, rows = bound.layout, bound.columns, slice(0, len(bound.rows))
         expected = layout.tensor_shape(columns, rows, bound.level_of(rows))
@@ -236,8 +242,8 @@ class Layout(ABC):
             texts = Texts()
             numbers = layout.content(texts.numbered(tensor), columns)
             return bound.rows.unflatten(texts.content(numbers))
-        # awkward has no bfloat16.
-        held = tensor.astype(np.float32) if tensor.dtype in HALF[1:] else tensor
+        # awkward does not reduce float16, and lacks bfloat16.
+        held = tensor.astype(np.float32) if tensor.dtype in HALF else tensor
         return bound.rows.unflatten(layout.content(held, columns))
 
 
@@ -292,6 +298,13 @@ class FieldsLayout(Layout):
         """Check the fields, the type and what stands for missing numbers; set all values."""
         features = as_features(fields, type(self).__name__)
         target = target_of(dtype, self)
+        for what in ("sort_by", "splits", "batch", "refers_to"):
+            if what in values:
+                values[what] = name_of(values[what], self, what)
+        for what in ("sort_ascending", "merge_rows"):
+            if not isinstance(values.get(what, False), bool | np.bool_):
+                name = type(self).__name__
+                raise ConfigError(f"{name}: expected {what} as True or False, got {values[what]!r}")
         if target == TEXT:
             check_strings(features, values.get("sort_by"), type(self).__name__)
         for feature in features:
@@ -311,21 +324,21 @@ class FieldsLayout(Layout):
     ) -> tuple[Any, ...]:
         """Return a constant for each field, refusing one that the tensor cannot hold."""
         name = type(self).__name__
-        several = isinstance(value, Sequence) and not isinstance(value, str)
-        numbers = tuple(value) if several else (value,) * count
+        several = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+        expected = f"{name}: expected one {what} or a list of them"
+        numbers = one_after_the_other(value, expected) if several else [value] * count
         if len(numbers) != count:
             raise ConfigError(
                 f"{name}: expected one {what} or one for each of {count} {of}, got {len(numbers)}"
             )
-        wrong = [n for n in numbers if isinstance(n, str) != (self.dtype == TEXT)]
-        if wrong:
-            kind = "a string, such as ''" if self.dtype == TEXT else "a number"
-            raise ConfigError(f"{name}: expected {what} to be {kind}, got {wrong[0]!r}")
         if self.dtype == TEXT:
-            return numbers
-        for number in numbers:
-            check_held(number, self.dtype, name, what)
-        return tuple(map(float, numbers))
+            for text in numbers:
+                if not isinstance(text, str):
+                    raise ConfigError(
+                        f"{name}: expected {what} to be a string, such as '', got {text!r}"
+                    )
+            return tuple(map(str, numbers))
+        return tuple(check_held(number, self.dtype, name, what) for number in numbers)
 
     def bind(self, source: Source) -> Bound:
         missing, texts = self.missing, None

@@ -98,8 +98,13 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
 class _Touched(Source):
     """Arrays of length zero in place of typetracers, of which the columns read are touched."""
 
-    def collection(self, path: str) -> tuple[None, str]:
-        return None, path
+    def collection(self, path: str) -> tuple[Content | None, str]:
+        records, name = Source(self._array).collection(path)
+        if records is None or name not in records.fields:
+            return None, path
+        only = records[[name]]
+        ak.typetracer.touch_data(ak.Array(only))
+        return only.form.length_zero_array(highlevel=False), name
 
     def names(self, path: str = "") -> list[str]:
         return Source(self._array).names(path)

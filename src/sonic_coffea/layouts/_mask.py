@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from sonic_coffea.errors import ConfigError, nearest
 from sonic_coffea.layouts._columns import Columns
-from sonic_coffea.layouts._declarations import DType, declare, length_of, order_of, target_of
+from sonic_coffea.layouts._declarations import (
+    DType,
+    declare,
+    length_of,
+    name_of,
+    order_of,
+    target_of,
+)
 from sonic_coffea.layouts._layout import Bound, Layout, ordered, with_axes
 from sonic_coffea.layouts._nodes import split
 
@@ -67,7 +74,8 @@ class Mask(Layout):
         checked = None if length is None else length_of(length, self)
         target = target_of(dtype, self)
         lengths = () if checked is None else (checked,)
-        declare(self, length=checked, of=of, beside=beside, axis_order=order_of(axis_order, self))
+        names = {"of": name_of(of, self, "of"), "beside": name_of(beside, self, "beside")}
+        declare(self, length=checked, **names, axis_order=order_of(axis_order, self))
         declare(self, dtype=target, lengths=lengths)
 
     @property

@@ -21,13 +21,14 @@ from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._rows import Int64, Rows, Split, Tensor
 
 
-def split(layout: Content, *, jagged: bool, what: str, below: int = 0) -> Split:
+def split(layout: Content, *, jagged: bool, what: str, below: int = 0, gaps: bool = False) -> Split:
     """Take numbers or records apart into rows and what is in them; only the structure is read.
 
     The innermost list belongs to the row if it is `jagged` (`Padded`), and so do the axes of fixed
-    length that are `below` (`Dense`). Messages call the column `what`.
+    length that are `below` (`Dense`). With `gaps`, None among what is in rows is a number that is
+    missing; otherwise, it is a row that is missing. Messages call the column `what`.
     """
-    outer, leaf = _outer(layout, 2 if jagged else 1 + below, what)
+    outer, leaf = _outer(layout, 2 if jagged else 1 + below, what, gaps=gaps)
     rows = _pack(outer)
     if not jagged:
         return Split(rows, leaf, rows.ids, rows.ids + 1)
@@ -65,15 +66,18 @@ def read(buffer: Any) -> Tensor:
     return np.asarray(data.materialize() if hasattr(data, "materialize") else data)
 
 
-def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]:
+def _outer(
+    node: Content, leaf_depth: int, what: str, *, gaps: bool = False
+) -> tuple[Content, Content]:
     """Return the structure above the leaves, numbering them, and the leaves themselves."""
     node = _of_one_kind(node, what)
-    if node.is_option:
+    is_leaf = gaps and node.purelist_depth == leaf_depth
+    if node.is_option and not is_leaf:
         node = node.to_IndexedOptionArray64()
-        content, leaf = _outer(node.content, leaf_depth, what)
+        content, leaf = _outer(node.content, leaf_depth, what, gaps=gaps)
         return IndexedOptionArray(node.index, content), leaf
-    if node.is_indexed and (node.purelist_depth > 1 or _has_option(node)):
-        content, leaf = _outer(node.content, leaf_depth, what)
+    if node.is_indexed and not is_leaf and (node.purelist_depth > 1 or _has_option(node)):
+        content, leaf = _outer(node.content, leaf_depth, what, gaps=gaps)
         return IndexedArray.simplified(node.index, content), leaf
     if node.is_unknown or node.purelist_depth == leaf_depth:
         return NumpyArray(np.arange(node.length, dtype=np.int64)), node
@@ -87,7 +91,7 @@ def _outer(node: Content, leaf_depth: int, what: str) -> tuple[Content, Content]
         )
     if isinstance(node, ListOffsetArray):
         node = _trimmed(node)
-    content, leaf = _outer(node.content, leaf_depth, what)
+    content, leaf = _outer(node.content, leaf_depth, what, gaps=gaps)
     if isinstance(node, RegularArray):
         return RegularArray(content, node.size, zeros_length=node.length), leaf
     if isinstance(node, ListOffsetArray):

@@ -12,8 +12,9 @@ import numpy as np
 from awkward.contents import Content, NumpyArray, RecordArray
 
 from sonic_coffea.errors import ConfigError, ResponseError, nearest
-from sonic_coffea.layouts._declarations import declare, length_of
-from sonic_coffea.layouts._texts import TEXT, dtype_of
+from sonic_coffea.layouts._declarations import declare, name_of, shape_of, target_of
+from sonic_coffea.layouts._range import HALF
+from sonic_coffea.layouts._texts import TEXT
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -36,7 +37,7 @@ class Output:
         Names of the values. Without labels, the output is a number, or an array of fixed `shape`.
     dtype : dtype
         Type of the output, float32 by default; compared with the server's. Scores have this type,
-        but float32 for bfloat16. ``"string"`` for strings, such as the name of a class.
+        but float32 for float16 and bfloat16. ``"string"`` for strings, such as the name of a class.
     shape : sequence of int, optional
         Shape of the array of each row, such as ``(128,)`` for an embedding. Without labels and
         shape, the server's shape counts; a lazy array, for which no server is asked, then has one
@@ -68,6 +69,8 @@ class Output:
     ('q1', 'q2', 'b')
     """
 
+    holds_strings = True
+
     labels: tuple[str, ...] | None
     dtype: np.dtype[Any]
     shape: tuple[int, ...] | None
@@ -90,16 +93,26 @@ class Output:
         splits: str | None = None,
     ) -> None:
         value: Any = labels
-        names = isinstance(value, Sequence) and not isinstance(value, str)
-        if not (value is None or (names and all(isinstance(label, str) for label in value))):
+        kind: Any = per
+        ordered = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+        ordered = ordered and np.ndim(value) == 1
+        if value is not None and not (ordered and all(isinstance(name, str) for name in value)):
             raise ConfigError(
                 f"expected an output's labels as a list of names, got {value!r}; numbers without "
                 "labels are None, and arrays of fixed shape an Output(shape=…)"
             )
+        labels = None if labels is None else tuple(map(str, labels))
         if labels is not None and len(set(labels)) != len(labels):
             raise ConfigError(f"an output's labels must differ, got {list(labels)}")
-        if per not in PER:
-            raise ConfigError(f"an output is per row or per constituent; {nearest(per, PER)}")
+        if not isinstance(kind, str) or kind not in PER:
+            raise ConfigError(f"an output is per row or per constituent; {nearest(str(kind), PER)}")
+        whole = isinstance(axes, int | np.integer)
+        if not whole or axes < 1 or (axes > 1 and per == "row"):
+            raise ConfigError(
+                f"expected one axis of constituents or more, and per='constituent', got axes={axes}"
+            )
+        of, splits = name_of(of, self, "of"), name_of(splits, self, "splits")
+        choose = name_of(choose, self, "choose")
         by_row = per == "row"
         if of is not None and by_row:
             raise ConfigError(f"an output of {of!r} is per constituent; set per='constituent'")
@@ -107,20 +120,20 @@ class Output:
             raise ConfigError("an output with splits of its own is not per constituent")
         declare(
             self,
-            labels=None if labels is None else tuple(labels),
-            dtype=dtype_of(dtype),
-            shape=None if shape is None else tuple(length_of(n, self) for n in shape),
-            per=per,
-            axes=axes,
+            labels=labels,
+            dtype=target_of(dtype, self),
+            shape=None if shape is None else shape_of(shape, self),
+            per=str(per),
+            axes=int(axes),
             choose=choose,
             of=of,
             splits=splits,
         )
         if labels is not None and shape is not None:
             raise ConfigError(f"an output has labels or a shape, got {list(labels)} and {shape}")
-        if axes < 1 or (axes > 1 and by_row):
+        if axes > 1 and by_row:
             raise ConfigError(
-                f"expected one axis of constituents or more, and per='constituent', got axes={axes}"
+                f"several axes are of constituents; set per='constituent', got {axes}"
             )
         if choose is not None:
             self._check_choice(choose)
@@ -148,7 +161,7 @@ class Output:
     @property
     def score_dtype(self) -> np.dtype[Any]:
         """The type of the scores."""
-        return np.dtype(np.float32) if self.dtype.name == "bfloat16" else self.dtype
+        return np.dtype(np.float32) if self.dtype in HALF else self.dtype
 
     @property
     def is_typed(self) -> bool:

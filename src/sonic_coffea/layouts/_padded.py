@@ -38,12 +38,13 @@ class PaddedLayout(FieldsLayout):
     pad_mode: str
     missing: tuple[Any, ...] | None
 
-    def _declare_padding(self, fill: Constants, axis_order: str, pad_mode: str) -> None:
+    def _declare_padding(self, fill: Constants, axis_order: str, pad_mode: Any) -> None:
         """Check what is declared of the padding, after the fields and the type."""
         name, count = type(self).__name__, len(self.features)
-        declare(self, axis_order=order_of(axis_order, self, count), pad_mode=pad_mode)
-        if pad_mode not in PAD_MODES:
-            raise ConfigError(f"{name}: no pad_mode {pad_mode!r}; {nearest(pad_mode, PAD_MODES)}")
+        declare(self, axis_order=order_of(axis_order, self, count), pad_mode=str(pad_mode))
+        if not isinstance(pad_mode, str) or pad_mode not in PAD_MODES:
+            near = nearest(str(pad_mode), PAD_MODES)
+            raise ConfigError(f"{name}: no pad_mode {pad_mode!r}; {near}")
         if fill is None:
             fill = "" if self.dtype == TEXT else 0.0
         declare(self, fill=self._one_for_each("fill", fill, count))
@@ -55,16 +56,6 @@ class PaddedLayout(FieldsLayout):
         by_field = with_axes(out, self.axis_order)
         fill = self.fill if columns.texts is None else columns.texts.numbers_of(self.fill).tolist()
         columns.pad(by_field, fill, rows, wrap=self.pad_mode == "wrap")
-
-    def doubt(self, columns: Columns) -> str | None:
-        if not columns.split.square:
-            return None
-        return (
-            f"all lists of field {self.features[0].name!r} are as long as the list that they are "
-            "in, so they are pairs i x j; for a tensor of pairs, [N, C, L, L], use sonic.Pairwise. "
-            "If a row for each i is meant, give the model another input that has these rows, such "
-            "as a Row, or pack ak.flatten of the array"
-        )
 
     def content(self, tensor: Tensor, columns: Columns) -> Content:
         return columns.scattered(
@@ -125,8 +116,9 @@ class Padded(PaddedLayout):
         pad_mode: str = "constant",
         missing: Constants = None,
     ) -> None:
-        declare(self, length=length_of(length, self), sort_ascending=sort_ascending)
-        self._declare(fields, dtype, sort_by=sort_by, missing=missing)
+        declare(self, length=length_of(length, self))
+        by = {"sort_by": sort_by, "sort_ascending": sort_ascending}
+        self._declare(fields, dtype, **by, missing=missing)
         self._declare_padding(fill, axis_order, pad_mode)
 
     @property
@@ -179,6 +171,7 @@ class Bucketed(PaddedLayout):
         pad_mode: str = "constant",
         missing: Constants = None,
     ) -> None:
-        declare(self, lengths=lengths_of(lengths, self), sort_ascending=sort_ascending)
-        self._declare(fields, dtype, sort_by=sort_by, missing=missing)
+        declare(self, lengths=lengths_of(lengths, self))
+        by = {"sort_by": sort_by, "sort_ascending": sort_ascending}
+        self._declare(fields, dtype, **by, missing=missing)
         self._declare_padding(fill, axis_order, pad_mode)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from sonic_coffea.layouts import _kernels
 from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._columns import Columns
 from sonic_coffea.layouts._declarations import DType, declare, lengths_of, order_of
+from sonic_coffea.layouts._fields import number_of, one_after_the_other
 from sonic_coffea.layouts._formulae import DEFAULT, Program, compile_formulae, four_vector
 from sonic_coffea.layouts._layout import Bound, Fields, FieldsLayout
 from sonic_coffea.layouts._memory import empty
@@ -121,16 +122,19 @@ class Pairwise(FieldsLayout):
         dtype: DTypeLike = "float32",
         sort_by: str | None = None,
     ) -> None:
-        sizes = length if isinstance(length, (list, tuple)) else (length,)
+        sizes = length if isinstance(length, Iterable) else (length,)
         self._declare(fields, dtype, lengths=lengths_of(sizes, self), sort_by=sort_by)
-        declare(self, eps=float(eps), axis_order=order_of(axis_order, self, orders=("CLL", "LLC")))
-        if not self.eps > 0:
+        declare(self, eps=float(number_of(eps, "Pairwise: expected eps to be a number")))
+        declare(self, axis_order=order_of(axis_order, self, orders=("CLL", "LLC")))
+        if not 0 < self.eps < np.inf:
             raise ConfigError(f"Pairwise: expected an eps above 0, got {eps}")
         declare(self, other=_other(other))
         if formulae is None and all(map(four_vector, self._names())):
             formulae = DEFAULT
-        chosen = (formulae,) if isinstance(formulae, str) else formulae
-        declare(self, formulae=None if chosen is None else tuple(chosen))
+        if formulae is not None:
+            formulae = [formulae] if isinstance(formulae, str) else formulae
+            formulae = _texts(formulae)
+        declare(self, formulae=formulae)
         declare(self, fill=self._one_for_each("fill", fill, self.channels, "channels"))
         if self.formulae is None and sort_by is not None:
             raise ConfigError("Pairwise: pairs that are given are not sorted; sort them before")
@@ -253,10 +257,21 @@ class Pairwise(FieldsLayout):
             )
 
 
+def _texts(formulae: Any) -> tuple[str, ...]:
+    """Return formulae, refusing anything but strings."""
+    expected = "Pairwise: expected formulae as a list of strings"
+    each = one_after_the_other(formulae, expected)
+    if not all(isinstance(formula, str) for formula in each):
+        raise ConfigError(f"{expected}, got {formulae!r}")
+    return tuple(map(str, each))
+
+
 def _other(other: Any) -> Padded | int | None:
     """Return the other elements of pairs, refusing options that would not be used."""
-    if other is None or (isinstance(other, int) and not isinstance(other, bool) and other > 0):
-        return other
+    if other is None:
+        return None
+    if isinstance(other, (int, np.integer)) and not isinstance(other, bool) and other > 0:
+        return int(other)
     if not isinstance(other, Padded):
         raise ConfigError(f"Pairwise: expected other to be a Padded or a length, got {other!r}")
     used = ("sort_by", "sort_ascending", "missing")

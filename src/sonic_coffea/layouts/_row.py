@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from awkward.contents import NumpyArray, RecordArray
 
-from sonic_coffea.layouts._declarations import DType, order_of
+from sonic_coffea.layouts._declarations import DType, declare, order_of
 from sonic_coffea.layouts._layout import Bound, Constants, Fields, FieldsLayout
 from sonic_coffea.layouts._leading import leading_columns
 from sonic_coffea.layouts._range import check_range
@@ -71,8 +71,9 @@ class Row(FieldsLayout):
         axis_order: str = "F",
         missing: Constants = None,
     ) -> None:
-        self._declare(fields, dtype, axis_order=axis_order, missing=missing)
-        order_of(axis_order, self, len(self.features), ("F", "FL", "LF", ""))
+        self._declare(fields, dtype, missing=missing)
+        orders = ("F", "FL", "LF", "")
+        declare(self, axis_order=order_of(axis_order, self, len(self.features), orders))
 
     def bind(self, source: Source) -> Bound:
         leading = None

@@ -185,26 +185,6 @@ class Split:
         offsets = self.offsets
         return replace(self, starts=offsets[:-1], stops=offsets[1:])
 
-    @property
-    def square(self) -> bool:
-        """Whether each list is as long as the list that it is in: pairs i x j of elements.
-
-        A few lists, as in a chunk of few events, may be so by chance; that is not enough.
-        """
-        levels = self.rows.levels
-        if not levels or levels[-1].is_option:
-            return False
-        offsets = np.asarray(levels[-1].offsets.data)
-        # The counts of real constituents mostly differ in the first row already.
-        if len(offsets) > 1 and offsets[1] and self.stops[0] - self.starts[0] != offsets[1]:
-            return False
-        counts = self.counts
-        for end in (min(len(offsets) - 1, 16), len(offsets) - 1):
-            sizes = np.diff(offsets[: end + 1])
-            if not np.array_equal(counts[: offsets[end]], np.repeat(sizes, sizes)):
-                return False
-        return bool(sizes[sizes >= 2].sum() >= 10)
-
     def counts_of(self, rows: RowSelection) -> Int64:
         """Return the elements of each of some rows."""
         return self.stops[rows] - self.starts[rows]

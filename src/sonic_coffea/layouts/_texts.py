@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import awkward as ak
 import ml_dtypes
 import numpy as np
-from awkward.contents import Content, IndexedArray, ListOffsetArray, NumpyArray
+from awkward.contents import Content, IndexedArray, ListOffsetArray, NumpyArray, RecordArray
 from awkward.index import Index64
 
 from sonic_coffea.errors import InputError
@@ -28,10 +28,13 @@ _STRINGS = frozenset({"string", "bytestring"})
 
 
 def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return the type that a declaration names; numpy has no bfloat16, and no such strings."""
+    """Return the type that a declaration names; numpy has no bfloat16, and no such strings.
+
+    A tensor has the byte order of the machine, whatever the order of the type.
+    """
     if isinstance(dtype, str) and dtype in ("string", "bfloat16"):
         return TEXT if dtype == "string" else np.dtype(ml_dtypes.bfloat16)
-    return TEXT if dtype is str else np.dtype(dtype)
+    return TEXT if dtype is str else np.dtype(dtype).newbyteorder("=")
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
@@ -102,14 +105,31 @@ class Numbered(Source):
     def __init__(self, source: Source, features: Sequence[Feature], texts: Texts) -> None:
         self._source, self._texts = source, texts
         self._strings = {path_of(feature.name).column for feature in features}
+        self._known: dict[str, Content] = {}
 
     def collection(self, path: str) -> tuple[Content | None, str]:
-        return (None, path) if path in self._strings else self._source.collection(path)
+        records, name = self._source.collection(path)
+        if path not in self._strings or records is None:
+            return records, name
+        if name not in records.fields:
+            return None, path
+
+        def with_numbers(node: Content, **_: Any) -> Content | None:
+            if not node.is_record:
+                return None
+            field = self._numbers(node.content(name), path)
+            return RecordArray([field], [name], length=node.length)
+
+        if path not in self._known:
+            self._known[path] = ak.transform(with_numbers, records, highlevel=False)
+        return self._known[path], name
 
     def column(self, path: str) -> Content:
         column = self._source.column(path)
-        if path not in self._strings:
-            return column
+        return self._numbers(column, path) if path in self._strings else column
+
+    def _numbers(self, column: Content, path: str) -> Content:
+        """Return a column with numbers in the place of its strings."""
 
         def numbered(node: Content, **_: Any) -> Content | None:
             if node.parameter("__array__") in _STRINGS:

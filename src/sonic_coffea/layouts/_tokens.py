@@ -24,6 +24,7 @@ from sonic_coffea.layouts._scatter import Scatter
 from sonic_coffea.layouts._texts import TEXT
 
 FLAGS = ("onehot", "number")
+_CONSTANT = "[constant]"  # no field has brackets in its last part
 Channel = tuple[str, int]
 """A name, and its number among the channels of a part with this name."""
 
@@ -34,7 +35,8 @@ class Tokens(Layout):
 
     Each collection has its own places in the sequence, as many as its length. The next collection
     follows. A channel holds the fields with the same last part of their paths: ``Jet.pt`` and
-    ``MET.pt`` share the channel ``pt``.
+    ``MET.pt`` share the channel ``pt``. Numbers in place of fields share channels, too, whatever
+    their values: the first numbers of all collections, the second ones, and so on.
 
     Parameters
     ----------
@@ -102,18 +104,10 @@ class Tokens(Layout):
                     f"Tokens: part {first[0]!r} has dtype {first[1]}, part {name!r} {dtype}; "
                     "expected the same"
                 )
-        if isinstance(flags, str) and flags not in FLAGS:
-            raise ConfigError(f"Tokens: expected flags 'onehot' or 'number', got {flags!r}")
-        chosen: Any = flags
-        if isinstance(flags, Mapping):
-            if set(flags) != set(parts):
-                raise ConfigError(
-                    f"Tokens: expected flags of {', '.join(parts)}, got {', '.join(flags)}"
-                )
-            chosen = tuple((name, float(flags[name])) for name in parts)
-        check_held(fill, first[1], "Tokens", "fill")
-        declare(self, parts=tuple(parts.items()), flags=chosen, fill=float(fill))
-        declare(self, axis_order=axis_order, dtype=first[1], channels=_channels(parts))
+        declare(self, flags=_flags(flags, list(parts), first[1]))
+        declare(self, fill=check_held(fill, first[1], "Tokens", "fill"))
+        declare(self, parts=tuple((str(name), part) for name, part in parts.items()))
+        declare(self, axis_order=str(axis_order), dtype=first[1], channels=_channels(parts))
         declare(self, lengths=(sum(part.padded_length(0) or 1 for part in parts.values()),))
 
     @property
@@ -311,7 +305,31 @@ class _PartSource(Source):
         return f"{self._part}.{path}" if inside else path
 
 
-def _check_part(name: str, part: Any) -> None:
+def _flags(
+    flags: Any, parts: Sequence[str], dtype: DType
+) -> str | tuple[tuple[str, float], ...] | None:
+    """Return the flags of the parts, refusing anything that the tensor cannot hold."""
+    if flags is None:
+        return None
+    if isinstance(flags, Mapping):
+        if set(flags) != set(parts):
+            raise ConfigError(
+                f"Tokens: expected flags of {', '.join(parts)}, got {', '.join(map(str, flags))}"
+            )
+        return tuple((str(n), check_held(flags[n], dtype, "Tokens", "flag")) for n in parts)
+    if not isinstance(flags, str) or flags not in FLAGS:
+        raise ConfigError(
+            "Tokens: expected flags 'onehot' or 'number', or a dict with a number for each of "
+            f"{', '.join(parts)}, got {flags!r}"
+        )
+    if flags == "number":
+        check_held(len(parts), dtype, "Tokens", "flag")
+    return str(flags)
+
+
+def _check_part(name: Any, part: Any) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"Tokens: expected names of collections to be strings, got {name!r}")
     if not isinstance(part, (Padded, Row)):
         raise ConfigError(
             f"Tokens, part {name!r}: expected a Padded or a Row layout, got {type(part).__name__}"
@@ -329,7 +347,7 @@ def _keys(part: Padded | Row) -> list[Channel]:
     seen: Counter[str] = Counter()
     keys = []
     for feature in part.features:
-        name = base_name(feature.name)
+        name = _CONSTANT if feature.constant else base_name(feature.name)
         if feature.only is not None:  # a category of its own
             name = f"{name}={feature.only:g}"
         keys.append((name, seen[name]))

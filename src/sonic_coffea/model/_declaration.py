@@ -105,8 +105,7 @@ class Declaration(WithPool):
                 f"model {name!r}: no one_request_per {one_request_per!r}; "
                 f"{nearest(str(one_request_per), ONE_REQUEST_PER)}"
             )
-        if one_request_per is None:
-            check_told_apart(inputs)
+        check_told_apart(inputs, one_request_per)
         self.name = name
         self.one_request_per = one_request_per
         self.parameters = _parameters(name, parameters or {}, priority, server_timeout_s)
