@@ -155,8 +155,8 @@ def test_other_options_are_another_pool(url: str) -> None:
         max_retry_attempts = 9
 
     assert Patient(url, PLAIN).pool is not Tagger(url, PLAIN).pool
-    assert Tagger(url, PLAIN).pool.settings.retry.timeout_s == pytest.approx(6.3)
-    assert Patient(url, PLAIN).pool.settings.retry.timeout_s == pytest.approx(102.3)
+    assert Tagger(url, PLAIN).pool.settings.retry_timeout_s == pytest.approx(6.3)
+    assert Patient(url, PLAIN).pool.settings.retry_timeout_s == pytest.approx(102.3)
 
 
 def test_a_closed_pool_is_replaced(url: str, flat: ak.Array) -> None:
@@ -337,7 +337,7 @@ def test_arguments_of_the_client() -> None:
     assert Raw(url).pool.settings.servers == ("grpcs://triton.example:443",)
     assert Raw(url, PLAIN).pool.settings.servers == ("grpc://triton.example:8001",)
     certified = Raw(url, {"root_certificates": "ca.pem", "verbose": False, "private_key": None})
-    assert certified.pool.settings.tls.root == str(Path("ca.pem").absolute())
+    assert certified.pool.settings.tls_root == str(Path("ca.pem").absolute())
     with pytest.raises(errors.ConfigError, match="no use for 'creds'; there are: .*ssl"):
         Raw(url, {"creds": object()})
     with pytest.raises(errors.ConfigError, match="did you mean 'root_certificates'"):

@@ -43,7 +43,7 @@ def connect(
         ``max_in_flight_bytes``, ``max_request_bytes``, ``request_timeout_s``,
         ``metadata_timeout_s``, ``retry_timeout_s``, ``hedge_after_s``, ``balance``,
         ``fallback``, ``fallback_after_s``, ``cache``, ``cache_bytes``, ``cache_trusts_versions``,
-        ``max_suspended_chunks``. `sonic_coffea.pool.Settings` and its groups describe them.
+        ``max_suspended_chunks``. `sonic_coffea.pool.Settings` describes them.
 
     Returns
     -------

@@ -87,7 +87,7 @@ def test_certificates_reach_the_connection(tmp_path: Path) -> None:
         file.write_text("PEM")
     named = dict(zip(("tls_root", "tls_cert", "tls_key"), files, strict=True))
     settings = settings_of("grpcs://triton.example:443", header=["a=b=c"], **named)
-    used = [settings.tls.root, settings.tls.cert, settings.tls.key]
+    used = [settings.tls_root, settings.tls_cert, settings.tls_key]
     assert used == [str(file) for file in files]
     assert settings.headers == {"a": "b=c"}
 

@@ -58,7 +58,7 @@ def test_one_server_that_is_gone_is_one_clear_error(servers: dict[str, ScriptedS
         before = len(one.requests)
         with pytest.raises(errors.ServerLostError):
             MODEL(events, pool=pool)
-        assert len(one.requests) - before <= pool.settings.limits.max_in_flight
+        assert len(one.requests) - before <= pool.settings.max_in_flight
 
 
 def test_rows_are_placed_once_though_the_whole_is_answered_after_its_halves(

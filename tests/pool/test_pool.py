@@ -208,13 +208,13 @@ def test_ctrl_c_cancels_the_requests_in_flight(
     one.gate.clear()
     with pool_of("grpc://s1:8001", max_in_flight=4) as pool:
         pending = MODEL.submit(objects(100), pool=pool)
-        until(lambda: one.out == pool.settings.limits.max_in_flight)
+        until(lambda: one.out == pool.settings.max_in_flight)
         (call,) = (part.call for part in pending.parts)
         with pytest.raises(KeyboardInterrupt), ctrl_c_in(call):
             pending.result(timeout_s)
         assert pending.done()
         assert all(handle.cancelled.wait(20) for handle in one.handles)
-        assert len(one.requests) == pool.settings.limits.max_in_flight
+        assert len(one.requests) == pool.settings.max_in_flight
         one.gate.set()
         assert doubled(MODEL(objects(3), pool=pool)) == [0, 1, 2]
 

@@ -17,8 +17,6 @@ import yaml
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Settings, current, forget
-from sonic_coffea.pool._settings import Retry
-from sonic_coffea.transport import Tls
 
 TLS = {"tls_root": "ca.pem"}
 MODEL = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["v0"]})
@@ -78,15 +76,15 @@ def test_times_may_be_numbers_of_numpy() -> None:
     """A clock's time plus a float32 is a float32, which is minutes off."""
     options: dict[str, Any] = {"request_timeout_s": np.float32(2.5), "hedge_after_s": np.int8(3)}
     settings = Settings.make("grpc://s:1", **options)
-    assert type(settings.timeouts.request_s) is type(settings.retry.hedge_after_s) is float
+    assert type(settings.request_timeout_s) is type(settings.hedge_after_s) is float
 
 
 def test_servers_from_configuration() -> None:
     with dask.config.set({"sonic.servers": ["grpc://a:1", "grpcs://b"], "sonic.max-in-flight": 3}):
         pool = sonic.connect()
         assert pool.settings.servers == ("grpc://a:1", "grpcs://b:443")
-        assert pool.settings.limits.max_in_flight == 3
-        assert sonic.connect(max_in_flight=4).settings.limits.max_in_flight == 4
+        assert pool.settings.max_in_flight == 3
+        assert sonic.connect(max_in_flight=4).settings.max_in_flight == 4
     with pytest.raises(errors.ConfigError, match="no servers named"):
         sonic.connect()
 
@@ -132,10 +130,10 @@ def test_the_docstring_of_connect_names_every_option() -> None:
 def test_limits_by_the_memory_of_a_worker(
     memory_bytes: float | None, threads: int, in_flight_bytes: float, chunks: int
 ) -> None:
-    limits = Settings.make("grpc://a:1").limits
+    limits = Settings.make("grpc://a:1")
     assert limits.in_flight_bytes(memory_bytes) == in_flight_bytes
     assert limits.suspended_chunks(memory_bytes, threads) == chunks
-    own = Settings.make("grpc://a:1", max_in_flight_bytes=5, max_suspended_chunks=0).limits
+    own = Settings.make("grpc://a:1", max_in_flight_bytes=5, max_suspended_chunks=0)
     assert (own.in_flight_bytes(memory_bytes), own.suspended_chunks(memory_bytes, 1)) == (5, 0)
 
 
@@ -157,9 +155,9 @@ def test_the_example_of_sites_is_a_configuration(monkeypatch: pytest.MonkeyPatch
 
 def test_options_make_the_same_settings() -> None:
     settings = Settings.make("grpcs://a:1", tls_root="ca.pem", cache="scores", hedge_after_s=2)
-    assert settings.retry == Retry(hedge_after_s=2)
+    assert (settings.retry_timeout_s, settings.hedge_after_s) == (60, 2)
     assert Settings.make(settings.servers, **settings.options()) == settings
-    assert settings.with_options(tls_root=None).tls == Tls()
+    assert settings.with_options(tls_root=None).tls_root is None
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
@@ -302,12 +300,12 @@ def test_the_file_of_defaults_says_what_the_defaults_are() -> None:
 def test_configuration_is_over_the_defaults_and_below_options() -> None:
     with dask.config.set({"sonic.servers": "grpc://a:1", "sonic.retry-timeout-s": 3}):
         settings = sonic.connect(max_in_flight=7).settings
-    assert (settings.servers, settings.retry.timeout_s, settings.limits.max_in_flight) == (
+    assert (settings.servers, settings.retry_timeout_s, settings.max_in_flight) == (
         ("grpc://a:1",),
         3,
         7,
     )
-    assert settings.limits.max_request_bytes == 32_000_000
+    assert settings.max_request_bytes == 32_000_000
     with (
         dask.config.set({"sonic.servers": "grpc://a:1", "sonic.retry-fro-s": 3}),
         pytest.raises(errors.ConfigError, match="'retry_fro_s'; did you mean 'retry_timeout_s'"),
@@ -325,11 +323,11 @@ def test_profiles() -> None:
     with dask.config.set({"sonic.profiles": PROFILES, "sonic.max-in-flight": 9}):
         site = sonic.connect(profile="site", channels=2).settings
         assert site.servers == ("grpcs://triton.site.example:443",)
-        assert (site.token, site.retry.timeout_s, site.channels) == (Path("/t"), 60, 2)
-        assert site.limits.max_in_flight == 9
+        assert (site.token, site.retry_timeout_s, site.channels) == (Path("/t"), 60, 2)
+        assert site.max_in_flight == 9
         with dask.config.set({"sonic.profile": "lab"}):
             lab = sonic.connect().settings
-            assert (lab.servers, lab.limits.max_in_flight) == (("grpc://lab.example:8001",), 7)
+            assert (lab.servers, lab.max_in_flight) == (("grpc://lab.example:8001",), 7)
         with pytest.raises(errors.ConfigError, match="no profile 'sit'; did you mean 'site'"):
             sonic.connect(profile="sit")
         with pytest.raises(errors.ConfigError, match="leave out one of the two"):

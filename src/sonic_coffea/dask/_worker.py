@@ -87,7 +87,7 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         if _PROFILER_FREEZES and (profiler := worker.periodic_callbacks.pop("profile", None)):
             profiler.stop()
         memory_bytes = worker.memory_manager.memory_limit
-        suspended = self.settings.limits.suspended_chunks(memory_bytes, worker.state.nthreads)
+        suspended = self.settings.suspended_chunks(memory_bytes, worker.state.nthreads)
         take_part(Suspender(suspended).wait, memory_bytes, _pool_of_task)
         self.pool = install(self.settings, claim=False)
         offer_metrics(worker, partial(_pools, worker))

@@ -170,7 +170,7 @@ class Submission:
     def _contract(self, pool: Pool, version: str | None, rows: Inputs) -> Contract | None:
         """Return the servers' contract; None if no server has one, and the rows are masked."""
         try:
-            anew = pool.settings.cache.path is not None
+            anew = pool.settings.cache is not None
             contract = pool.contract(self.model.name, version, anew=anew, deadline=self.deadline)
             return self.model.fitted(contract, server=", ".join(pool.settings.servers))
         except (ServerError, DeadlineError) as problem:
@@ -184,7 +184,7 @@ class Submission:
 
     def _cache(self, pool: Pool, contract: Contract) -> ScoreCache | None:
         """Return the cache of scores; None if there is none, or rows are not told apart."""
-        model, settings = self.model, pool.settings.cache
+        model, settings = self.model, pool.settings
         whole = [name for name, layout in model.inputs.items() if not layout.stacks]
         whole += [name for name, output in model.outputs.items() if output.splits is not None]
         if model.one_request_per == "event":
@@ -194,10 +194,10 @@ class Submission:
                 f"model {model.name!r}: rows of {whole[0]!r} are not told apart, as it is one "
                 "tensor for all; leave deduplicate out"
             )
-        if settings.path is None or whole:
+        if settings.cache is None or whole:
             return None
-        if contract.digest or settings.trusts_versions:
-            return ScoreCache(settings.path, settings.max_bytes)
+        if contract.digest or settings.cache_trusts_versions:
+            return ScoreCache(settings.cache, settings.cache_bytes)
         _warn_of_missing_digest(model.name, contract.version)
         return None
 

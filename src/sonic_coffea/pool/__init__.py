@@ -23,7 +23,7 @@ from sonic_coffea.pool._registry import (
     using,
 )
 from sonic_coffea.pool._request import ModelKey
-from sonic_coffea.pool._settings import CacheSettings, Fallback, Limits, Retry, Settings
+from sonic_coffea.pool._settings import Settings
 from sonic_coffea.pool._signature import MAX_MISSES, QUIET_S
 
 __all__ = [
@@ -33,17 +33,13 @@ __all__ = [
     "NEVER",
     "QUIET_S",
     "TRANSIENT",
-    "CacheSettings",
     "Call",
     "Checks",
     "Deadline",
-    "Fallback",
     "HostCheck",
-    "Limits",
     "ModelKey",
     "Pool",
     "Quota",
-    "Retry",
     "RttStatistics",
     "ServerState",
     "Settings",

@@ -205,13 +205,13 @@ class _Steps:
 
     def _speak_tls(self) -> str:
         settings, remedy = self._settings, "files for TLS are PEM, which begins with -----BEGIN"
-        used = f"the certificate authority {settings.tls.root!r}"
+        used = f"the certificate authority {settings.tls_root!r}"
         try:
-            context = ssl.create_default_context(cafile=settings.tls.root)
+            context = ssl.create_default_context(cafile=settings.tls_root)
             context.set_alpn_protocols(["h2"])
-            if settings.tls.cert:
-                used = f"the certificate {settings.tls.cert!r} with the key {settings.tls.key!r}"
-                context.load_cert_chain(settings.tls.cert, settings.tls.key)
+            if settings.tls_cert:
+                used = f"the certificate {settings.tls_cert!r} with the key {settings.tls_key!r}"
+                context.load_cert_chain(settings.tls_cert, settings.tls_key)
         except OSError as error:
             raise _Failed(f"cannot use {used}: {error.strerror or error}", remedy) from None
         try:

@@ -51,7 +51,7 @@ class PoolCore:
         self, settings: Settings, rng: Random | None = None, memory_bytes: float | None = None
     ) -> None:
         self._dispatcher = Dispatcher(settings, rng or Random(), memory_bytes)
-        self._timeout_s = settings.retry.timeout_s
+        self._timeout_s = settings.retry_timeout_s
         self.endpoints = self._dispatcher.endpoints
         self.models = ServedModels(self._dispatcher)
         self._waiting = self._dispatcher.waiting
@@ -84,7 +84,7 @@ class PoolCore:
             times += [x.in_flight.wakes_at(now) for x in self.endpoints]
             due += [x.breaker.retry_at for x in self.endpoints]
             due += [x.signatures.retry_at(key) for x in self.endpoints for key in waiting]
-        if dispatcher.settings.retry.hedge_after_s is not None:
+        if dispatcher.settings.hedge_after_s is not None:
             due += [dispatcher.hedged_at(attempt, now) for attempt in dispatcher.attempts()]
         times += [at for at in due if at > now]
         return min(times, default=math.inf)
@@ -207,7 +207,7 @@ class PoolCore:
                 if _splits(attempt, error):
                     endpoint.too_large(error, request, now)
                 endpoint.overloaded(error, attempt.key, now)
-                return failing_s < self._dispatcher.settings.timeouts.request_s
+                return failing_s < self._dispatcher.settings.request_timeout_s
             case ServerLostError():
                 return self._retries_lost(attempt, endpoint, error, failing_s, now)
             case DeadlineError() if endpoint.in_flight.overtaken(attempt):

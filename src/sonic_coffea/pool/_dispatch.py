@@ -45,7 +45,7 @@ class Dispatcher:
         self.joining = Joining()
         self.instructions: list[e.Instruction] = []
         self.to_cancel: deque[tuple[float, Attempt]] = deque()
-        self._max_in_flight_bytes = settings.limits.in_flight_bytes(memory_bytes)
+        self._max_in_flight_bytes = settings.in_flight_bytes(memory_bytes)
         self._in_flight_bytes = 0
 
     def attempts(self) -> Iterator[Attempt]:
@@ -99,7 +99,7 @@ class Dispatcher:
 
     def _hedge(self, now: float) -> Attempt | None:
         """Begin a second attempt for a slow request, elsewhere or over another connection."""
-        if self.settings.retry.hedge_after_s is None:
+        if self.settings.hedge_after_s is None:
             return None
         for attempt in self.attempts():
             request = attempt.slice
@@ -115,7 +115,7 @@ class Dispatcher:
 
         The time changes while the request is packed, as it has not left.
         """
-        after_s = self.settings.retry.hedge_after_s
+        after_s = self.settings.hedge_after_s
         request = attempt.slice
         if after_s is None or len(request.attempts) > 1 or request.queued:
             return math.inf
@@ -214,7 +214,7 @@ class FallbackPolicy:
     """
 
     def __init__(self, settings: Settings, endpoints: EndpointRegistry) -> None:
-        self._settings = settings.fallback
+        self._settings = settings
         self._endpoints = endpoints
         self._started_at = -math.inf
         self.error: SonicError | None = None
@@ -223,7 +223,7 @@ class FallbackPolicy:
 
     def due_at(self, key: ModelKey, now: float) -> float:
         """Return when it is to be started for a model; infinity if it is not."""
-        if self._settings.source is None or self.error is not None or self.starting:
+        if self._settings.fallback is None or self.error is not None or self.starting:
             return math.inf
         endpoint = None if self.url is None else self._endpoints.by_url.get(self.url)
         if endpoint is not None:
@@ -232,7 +232,7 @@ class FallbackPolicy:
             if lost_since is None or lost_since <= self._started_at:
                 return math.inf
         since = self._endpoints.all_lost_since(key, now)
-        return math.inf if since is None else since + self._settings.after_s
+        return math.inf if since is None else since + self._settings.fallback_after_s
 
     def awaited(self, key: ModelKey, now: float) -> bool:
         """Whether rows of a model may still be scored by it."""

@@ -81,7 +81,7 @@ class Endpoint:
         self._refused_bytes: dict[ModelKey, tuple[int, float]] = {}
         self.breaker = CircuitBreaker(rng)
         self.liveness = Liveness()
-        self.losses = LossLog(settings.retry.timeout_s)
+        self.losses = LossLog(settings.retry_timeout_s)
         self.signatures = Signatures(rng)
         self.in_flight = InFlight(url, settings)
 

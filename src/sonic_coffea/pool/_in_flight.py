@@ -87,7 +87,7 @@ class InFlight:
         self._url = url
         self.channels = Channels(settings.channels)
         self.by_model: Counter[ModelKey] = Counter()
-        limits = settings.limits.max_in_flight, settings.retry.timeout_s
+        limits = settings.max_in_flight, settings.retry_timeout_s
         self.limits = defaultdict[ModelKey, AdaptiveLimit](lambda: AdaptiveLimit(*limits))
         self._quotas: dict[ModelKey, Quota] = {}
         self._rtt: defaultdict[ModelKey, RttStatistics] = defaultdict(RttStatistics)

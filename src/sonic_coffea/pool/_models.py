@@ -138,7 +138,7 @@ class ServedModels:
         self._fallback = dispatcher.fallback
         self._waiting = dispatcher.waiting
         self._instructions = dispatcher.instructions
-        self._timeout_s = dispatcher.settings.retry.timeout_s
+        self._timeout_s = dispatcher.settings.retry_timeout_s
         self._known: dict[ModelKey, KnownContract] = {}
         # Not forgotten: a fallback must have the model of the servers, however long they are gone.
         self._of_servers: dict[ModelKey, Contract] = {}
@@ -344,7 +344,7 @@ class ServedModels:
         key, discovery.in_round = discovery.key, False
         known, failures = self._contract(key), discovery.failures.values()
         lost = bool(failures) and all(isinstance(error, ServerLostError) for error in failures)
-        has_fallback = self._dispatcher.settings.fallback.source is not None
+        has_fallback = self._dispatcher.settings.fallback is not None
         # Servers that are all lost may come back with another model, and a fallback may not.
         if known is not None and (has_fallback or not lost):
             self._resolve(discovery, known)

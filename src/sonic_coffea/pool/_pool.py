@@ -452,7 +452,7 @@ class Pool:
             call.inputs.segments,
             max_rows=call.contract.max_rows,
             preferred_rows=call.contract.preferred_rows,
-            max_bytes=self.settings.limits.max_request_bytes,
+            max_bytes=self.settings.max_request_bytes,
         )
         whole = any(segment.cuts is not None for segment in call.inputs.segments)
         slices = [RequestSlice(call, *cut, whole=whole) for cut in cuts]

@@ -171,7 +171,7 @@ class Servers:
         urls, senders = list(urls), {}
         if any(url.startswith("grpcs://") for url in urls):
             # The connections read the certificates on first use; errors are raised now.
-            settings.tls.read()
+            settings.connection_options().tls.read()
         try:
             for url in urls:
                 senders[url] = self._new(url, settings)
@@ -228,7 +228,7 @@ class Servers:
         _run_apart("sonic-contract", request, failed)
 
     def start_fallback(self, settings: Settings, closing: threading.Event) -> None:
-        source = settings.fallback.source
+        source = settings.fallback
 
         def start() -> None:
             (url,) = settings.with_servers(source() if callable(source) else str(source)).servers

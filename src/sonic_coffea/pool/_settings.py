@@ -1,4 +1,4 @@
-"""The settings of a pool: flat options for users, groups of values inside."""
+"""The settings of a pool: the options of `connect`, with their defaults and their checks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,27 @@ import hashlib
 import math
 import os
 import secrets
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sonic_coffea.errors import ConfigError, nearest
-from sonic_coffea.pool._options import OPTIONS
+from sonic_coffea.pool._options import (
+    a_bool,
+    a_file,
+    a_source,
+    auto_or,
+    headers,
+    one_of,
+    option,
+    or_none,
+    positive,
+    request_bytes,
+    seconds,
+    whole,
+)
 from sonic_coffea.transport import Address, ConnectionOptions, Timeouts, Tls, TokenFile, read_text
 
 # What is in flight is in memory two or three times: as tensors, in messages, and in gRPC's buffers.
@@ -27,124 +39,17 @@ _CHUNK_BYTES, _MAX_SUSPENDED_CHUNKS = 2_000_000_000, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Upper bounds of requests, of their tensors, and of suspended chunks.
-
-    Parameters
-    ----------
-    max_in_flight : int
-        Requests in flight, for each model and server, from this process. The adaptive in-flight
-        limit stays below.
-    max_in_flight_bytes : int or None
-        Tensor bytes in flight, over all servers. None: chosen by the memory limit of this process.
-    max_request_bytes : int
-        Tensor bytes of one request.
-    max_suspended_chunks : int or None
-        Suspended chunks for each thread of a dask worker. None: chosen by the memory of a thread.
-    """
-
-    max_in_flight: int = 256
-    max_in_flight_bytes: int | None = None
-    max_request_bytes: int = 32_000_000
-    max_suspended_chunks: int | None = None
-
-    def in_flight_bytes(self, memory_bytes: float | None) -> float:
-        """Return the tensor bytes that may be in flight.
-
-        Parameters
-        ----------
-        memory_bytes : float or None
-            The memory that this process may use, if that is limited.
-        """
-        if self.max_in_flight_bytes is not None:
-            return self.max_in_flight_bytes
-        part = math.inf if memory_bytes is None else _IN_FLIGHT_PART * memory_bytes
-        return min(part, _MAX_IN_FLIGHT_BYTES)
-
-    def suspended_chunks(self, memory_bytes: float | None, threads: int) -> int:
-        """Return how many chunks may be suspended, for each thread.
-
-        Parameters
-        ----------
-        memory_bytes : float or None
-            The memory that this process may use, if that is limited.
-        threads : int
-            Threads that run chunks.
-        """
-        if self.max_suspended_chunks is not None:
-            return self.max_suspended_chunks
-        if memory_bytes is None:
-            return _MAX_SUSPENDED_CHUNKS
-        fitting = int(memory_bytes / threads / _CHUNK_BYTES)
-        return min(max(fitting, 1), _MAX_SUSPENDED_CHUNKS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retry:
-    """When a request is sent more than once.
-
-    Parameters
-    ----------
-    timeout_s : float
-        How long all servers may be lost before a call fails. The default is long enough to restart
-        a server: on two busy cores, a Triton that was killed is ready after 4 to 5 s with one
-        model, and after 24 to 35 s with ten models.
-    hedge_after_s : float or None
-        Time after which a hedged request goes to another server with capacity; the first response
-        counts. None: only overdue requests are hedged.
-    """
-
-    timeout_s: float = 60.0
-    hedge_after_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fallback:
-    """What scores rows while no server has their model.
-
-    Parameters
-    ----------
-    source : str, path, callable or None
-        A model repository, whose models run in this process, or a function that returns the URL of
-        a running server. None: no fallback.
-    after_s : float
-        How long all servers of a model must be lost before the fallback starts.
-    """
-
-    source: str | Path | Callable[[], str] | None = None
-    after_s: float = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSettings:
-    """A file that keeps scores, so that rows with a score in it are not sent.
-
-    Parameters
-    ----------
-    path : str, path or None
-        The file. None: no cache.
-    max_bytes : int
-        Approximate size limit of the file.
-    trusts_versions : bool
-        Whether scores are kept for servers that tell no digest of a version. Such a server may
-        serve another file under the same version later, unnoticed.
-    """
-
-    path: str | Path | None = None
-    max_bytes: int = 1_000_000_000
-    trusts_versions: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The servers of a pool, and how it uses them.
+    """The servers of a pool, and how it uses them: the options of `sonic_coffea.connect`.
 
-    `make` builds it from the flat options of `connect`, such as ``max_in_flight``, and checks them.
+    `make` checks the options, and takes them from wherever they are given. Times are from 0.001 s
+    to a week.
 
     Parameters
     ----------
     servers : sequence of str
-        URLs: ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``triton+grpc://host:port``.
+        URLs: ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``triton+grpc://host:port``, or
+        ``file:///path`` of a model repository whose models run in this process.
     servers_file : str or None
         Path of a file with a server's URL on each line; it is read again when it changes. Lines may
         be empty, or comments that begin with ``#``. A file that cannot be used changes nothing, and
@@ -153,6 +58,10 @@ class Settings:
         Bearer token. A `pathlib.Path` is read for every call, because tokens expire.
     headers : mapping
         Headers of every call.
+    tls_root : str or None
+        PEM file with the certificate authority to trust; by default those of gRPC.
+    tls_cert, tls_key : str or None
+        PEM files of the certificate, and its key, that this client shows (mutual TLS).
     compression : {"gzip", "deflate"} or None
         Compression of requests; it helps if the network is slower than the compression.
     shared_memory : bool or "auto"
@@ -162,11 +71,39 @@ class Settings:
         Connections to one URL; more than one if a balancer leads each connection to another server.
         ``"auto"``: one, and up to four to a server that is far away, as TCP bounds what a
         connection carries in a round trip.
+    max_in_flight : int
+        Requests in flight, for each model and server, from this process. The adaptive in-flight
+        limit stays below.
+    max_in_flight_bytes : int or None
+        Tensor bytes in flight, over all servers. None: chosen by the memory limit of this process.
+    max_request_bytes : int
+        Tensor bytes of one request.
+    max_suspended_chunks : int or None
+        Suspended chunks for each thread of a dask worker. None: chosen by the memory of a thread.
+    request_timeout_s, metadata_timeout_s : float
+        Deadlines of one inference request, and of a call that carries no tensors.
+    retry_timeout_s : float
+        How long all servers may be lost before a call fails. The default is long enough to restart
+        a server: on two busy cores, a Triton that was killed is ready after 4 to 5 s with one
+        model, and after 24 to 35 s with ten models.
+    hedge_after_s : float or None
+        Time after which a hedged request goes to another server with capacity; the first response
+        counts. None: only overdue requests are hedged.
     balance : {"load", "priority"}
         ``"load"``: each server gets requests by its adaptive limit. ``"priority"``: a server gets
         requests only while all servers named before it are lost.
-    timeouts, limits, retry, tls, fallback, cache
-        The other options, in groups. Times are from 0.001 s to a week.
+    fallback : str, path, callable or None
+        What scores rows while no server has their model: a model repository, whose models run in
+        this process, or a function that returns the URL of a running server. None: nothing.
+    fallback_after_s : float
+        How long all servers of a model must be lost before the fallback starts.
+    cache : str, path or None
+        A file that keeps scores, so that rows with a score in it are not sent.
+    cache_bytes : int
+        Approximate size limit of that file.
+    cache_trusts_versions : bool
+        Whether scores are kept for servers that tell no digest of a version. Such a server may
+        serve another file under the same version later, unnoticed.
     withheld : tuple of str
         Options that are secret, and so stayed in the process that set them.
     secrets_id : str
@@ -174,19 +111,29 @@ class Settings:
     """
 
     servers: tuple[str, ...]
-    servers_file: str | None = None
-    token: str | Path | Callable[[], str] | None = field(default=None, repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    compression: str | None = None
-    shared_memory: bool | str = "auto"
-    channels: int | str = "auto"
-    balance: str = "load"
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    limits: Limits = field(default_factory=Limits)
-    retry: Retry = field(default_factory=Retry)
-    tls: Tls = field(default_factory=Tls)
-    fallback: Fallback = field(default_factory=Fallback)
-    cache: CacheSettings = field(default_factory=CacheSettings)
+    servers_file: str | None = option(None, a_file)
+    token: str | Path | Callable[[], str] | None = option(None, a_source, secret=True)
+    headers: Mapping[str, str] = option({}, headers, secret=True)
+    tls_root: str | None = option(None, a_file)
+    tls_cert: str | None = option(None, a_file)
+    tls_key: str | None = option(None, a_file)
+    compression: str | None = option(None, one_of("gzip", "deflate", None))
+    shared_memory: bool | str = option("auto", auto_or(a_bool))
+    channels: int | str = option("auto", auto_or(whole(1)))
+    max_in_flight: int = option(256, whole(1))
+    max_in_flight_bytes: int | None = option(None, or_none(positive))
+    max_request_bytes: int = option(32_000_000, request_bytes)
+    max_suspended_chunks: int | None = option(None, or_none(whole(0)))
+    request_timeout_s: float = option(120.0, seconds)
+    metadata_timeout_s: float = option(10.0, seconds)
+    retry_timeout_s: float = option(60.0, seconds)
+    hedge_after_s: float | None = option(None, or_none(seconds))
+    balance: str = option("load", one_of("load", "priority"))
+    fallback: str | Path | Callable[[], str] | None = option(None, a_source)
+    fallback_after_s: float = option(5.0, seconds)
+    cache: str | Path | None = option(None, a_file)
+    cache_bytes: int = option(1_000_000_000, positive)
+    cache_trusts_versions: bool = option(False, a_bool)
     withheld: tuple[str, ...] = ()
     secrets_id: str = field(default="", repr=False)
 
@@ -209,19 +156,16 @@ class Settings:
             options["servers_file"] = str(servers.expanduser().absolute())
             servers = read_servers(options["servers_file"])
         urls = _urls(servers)
-        groups: dict[str, dict[str, Any]] = defaultdict(dict)
+        known = {f.name: f for f in fields(cls) if f.metadata}
         for name, value in options.items():
-            if name not in OPTIONS:
-                known = [*OPTIONS, "token_file"]
-                raise ConfigError(f"connect has no option {name!r}; {nearest(name, known)}")
-            option = OPTIONS[name]
-            if (expected := option.expects(value)) is not None:
-                got = type(value).__name__ if option.secret else repr(value)
+            if name not in known:
+                hint = nearest(name, [*known, "token_file"])
+                raise ConfigError(f"connect has no option {name!r}; {hint}")
+            if (expected := known[name].metadata["expects"](value)) is not None:
+                got = repr(value) if known[name].repr else type(value).__name__
                 raise ConfigError(f"{name}: expected {expected}, got {got}")
-            groups[option.group][option.field] = _from_anywhere(name, value)
-        settings = cls(servers=urls, **groups.pop("", {}))
-        changed = {name: replace(getattr(settings, name), **groups[name]) for name in groups}
-        settings = replace(settings, **changed)
+        given = {name: _from_anywhere(name, value) for name, value in options.items()}
+        settings = cls(servers=urls, **given)
         if settings.secrets:
             settings = replace(settings, secrets_id=_secrets_id(settings))
         _check_tls(settings)
@@ -229,14 +173,11 @@ class Settings:
         return settings
 
     def options(self) -> dict[str, Any]:
-        """Return the flat options, as `make` takes them."""
-        return {
-            name: getattr(getattr(self, o.group) if o.group else self, o.field)
-            for name, o in OPTIONS.items()
-        }
+        """Return the options, as `make` takes them."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata}
 
     def with_options(self, **options: Any) -> Settings:
-        """Return the same with other flat options, which are checked."""
+        """Return the same with other options, which are checked."""
         return Settings.make(self.servers, **{**self.options(), **options})
 
     def with_servers(self, servers: Any) -> Settings:
@@ -309,6 +250,36 @@ class Settings:
         public = self.without_secrets()
         return public if self.servers_file is None else replace(public, servers=())
 
+    def in_flight_bytes(self, memory_bytes: float | None) -> float:
+        """Return the tensor bytes that may be in flight.
+
+        Parameters
+        ----------
+        memory_bytes : float or None
+            The memory that this process may use, if that is limited.
+        """
+        if self.max_in_flight_bytes is not None:
+            return self.max_in_flight_bytes
+        part = math.inf if memory_bytes is None else _IN_FLIGHT_PART * memory_bytes
+        return min(part, _MAX_IN_FLIGHT_BYTES)
+
+    def suspended_chunks(self, memory_bytes: float | None, threads: int) -> int:
+        """Return how many chunks may be suspended, for each thread.
+
+        Parameters
+        ----------
+        memory_bytes : float or None
+            The memory that this process may use, if that is limited.
+        threads : int
+            Threads that run chunks.
+        """
+        if self.max_suspended_chunks is not None:
+            return self.max_suspended_chunks
+        if memory_bytes is None:
+            return _MAX_SUSPENDED_CHUNKS
+        fitting = int(memory_bytes / threads / _CHUNK_BYTES)
+        return min(max(fitting, 1), _MAX_SUSPENDED_CHUNKS)
+
     @staticmethod
     def profiles() -> list[str]:
         """Return the names of the profiles of dask's configuration."""
@@ -323,10 +294,10 @@ class Settings:
         return ConnectionOptions(
             token=token,
             headers=self.headers,
-            tls=self.tls,
+            tls=Tls(root=self.tls_root, cert=self.tls_cert, key=self.tls_key),
             compression=self.compression,
             shared_memory=self.shared_memory,
-            timeouts=self.timeouts,
+            timeouts=Timeouts(request_s=self.request_timeout_s, metadata_s=self.metadata_timeout_s),
         )
 
 
@@ -349,8 +320,8 @@ def _check_tls(settings: Settings) -> None:
             f"{present[0]} is for servers with TLS, and {plain[0]} has none; did you mean "
             f"{plain[0].replace('grpc://', 'grpcs://')!r}?"
         )
-    if bool(settings.tls.cert) != bool(settings.tls.key):
-        missing = "tls_key" if settings.tls.cert else "tls_cert"
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        missing = "tls_key" if settings.tls_cert else "tls_cert"
         raise ConfigError(f"a certificate and its key belong together; {missing} is missing")
 
 
