@@ -21,6 +21,8 @@ from sonic_coffea.layouts._rows import Int64, offsets_of
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
+    from sonic_coffea.layouts._file_positions import FilePositions
+
 TEXT = np.dtype(object)
 """The type of tensors of strings: each is of type bytes."""
 
@@ -105,6 +107,9 @@ class Numbered(Source):
 
     def collection(self, path: str) -> tuple[Content | None, str]:
         return (None, path) if path in self._strings else self._source.collection(path)
+
+    def file_positions(self, path: str, index: str) -> FilePositions | None:
+        return self._source.file_positions(path, index)
 
     def column(self, path: str) -> Content:
         column = self._source.column(path)
