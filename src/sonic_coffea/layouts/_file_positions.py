@@ -74,6 +74,9 @@ class FilePositions:
 
 def file_of(array: Any) -> Any:
     """Return the events as their file has them, or None for arrays that know no file."""
+    original = array.attrs.get("@original_array")
+    if isinstance(original, ak.Array):  # while coffea looks for the branches that are read
+        return original
     factory = array.attrs.get("@events_factory")
     return None if factory is None else factory.events()
 
@@ -140,9 +143,9 @@ def _is_of_file(objects: Any, known: Any) -> bool:
 def file_positions(events: Any, name: str, file: Any) -> FilePositions:
     """Return where the objects of a collection lie in the file.
 
-    The field ``file_position`` says it, if there is one. awkward's own indexes tell where a column of the
-    file is still behind them. Otherwise, an object is the one of the file's event that has the same
-    eta and phi.
+    The field ``file_position`` says it, if there is one. awkward's own indexes tell where a column
+    of the file is still behind them. Otherwise, an object is the one of the file's event that has
+    the same eta and phi.
 
     Parameters
     ----------
