@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import math
 from typing import TYPE_CHECKING, Any
@@ -221,9 +223,17 @@ def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contrac
         max_rows=config.max_batch_size if batches else unlimited,
         preferred_rows=tuple(config.dynamic_batching.preferred_batch_size),
         digest=config.parameters[f"sha256.{version}"].string_value,
+        features=_features(config.parameters[f"features.{version}"].string_value),
         unsupported=_unsupported(config),
         stacks=batches,
     )
+
+
+def _features(listed: str) -> tuple[str, ...]:
+    """Return the names in a parameter of a configuration, which anybody may have written."""
+    with contextlib.suppress(ValueError, TypeError):
+        return tuple(map(str, json.loads(listed or "[]")))
+    return ()
 
 
 def _unsupported(config: Any) -> str:
