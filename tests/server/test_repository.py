@@ -118,7 +118,7 @@ def test_dynamic_batching(tmp_path, classifier, option, expected):
 )
 def test_shapes(tmp_path, shape, batch, sent):
     file = identity(tmp_path / "m.onnx", shape)
-    found = config(build_repository(tmp_path / "r", {"m": file}))
+    found = config(build_repository(tmp_path / "r", {"m": Served(file, max_batch_size=batch)}))
     assert found.get("max_batch_size", 0) == batch
     for tensor in (*found["input"], *found["output"]):
         assert dims(tensor) == sent
@@ -150,7 +150,10 @@ def server(tmp_path_factory, serve):
         [value(name, shape, dtype) for name, (shape, dtype, _) in CASES.items()],
         [value(f"{name}_out", shape, dtype) for name, (shape, dtype, _) in CASES.items()],
     )
-    files = {"every": every, "fixed": identity(folder / "fixed.onnx", [4, 2])}
+    files = {
+        "every": every,
+        "fixed": Served(identity(folder / "fixed.onnx", [4, 2]), max_batch_size=0),
+    }
     table = save(
         folder / "table.onnx",
         [helper.make_node("Gather", ["table", "x"], ["y"])],
@@ -163,6 +166,18 @@ def server(tmp_path_factory, serve):
     build_repository(path, {"table": table}, dynamic_batching=together, warmup=False)
     with serve(path) as running:
         yield running
+
+
+@pytest.mark.parametrize("rows", [96, 1])
+def test_a_network_of_one_number_of_rows_is_refused(tmp_path, rows):
+    """With what its exporter has to be told."""
+    network = identity(tmp_path / "fixed.onnx", [rows, 2])
+    with pytest.raises(
+        ConfigError, match=f"input 'x' of model 'm' has .* fixed length, {rows}"
+    ) as e:
+        build_repository(tmp_path / "r", {"m": network})
+    assert "dynamic_axes={'x': {0: 'rows'}, 'y': {0: 'rows'}}" in str(caught.value)
+    assert not (tmp_path / "r").exists()
 
 
 def test_every_shape_and_type_is_served(server):
