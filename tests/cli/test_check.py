@@ -236,7 +236,7 @@ def test_a_network_that_depends_on_its_batch() -> None:
         step = failed(fake.url, "m")
     assert step["name"] == "inference"
     assert "output 'y' depends on the other rows of a request" in step["detail"]
-    assert "[0., 0.] alone and [-0.5, -0.5] beside" in step["detail"]
+    assert "[0., 0.] alone, and [-0.5, -0.5] beside" in step["detail"]
     assert "model.eval()" in step["remedy"]
 
 

@@ -303,7 +303,7 @@ class _Steps:
             ):
                 raise _Failed(
                     f"output {name!r} depends on the other rows of a request: of a row of zeros it "
-                    f"is {_shown(tensor[0])} alone and {_shown(both[name][0])} beside a row of ones",
+                    f"is {_shown(tensor[0])} alone, and {_shown(both[name][0])} beside one of ones",
                     "export the network in evaluation mode (model.eval()), without a mean or a "
                     "softmax over the first axis; or, if its rows belong together, serve it with "
                     "max_batch_size: 0 and declare Model(one_request_per=...)",
