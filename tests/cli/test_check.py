@@ -225,6 +225,11 @@ def test_access(fake: FakeServer, tmp_path: Path) -> None:
     checked(fake.url, "m", "--header", "authorization=Bearer let-me-in", ok=True)
     assert run("check", fake.url, "--header", "nothing").returncode == 2
     assert run("check", fake.url, "--header", "a=b", "--header", "a=c").returncode == 2
+    for header in ("authorization: Bearer hush", "authorization: Bearer hush==", "=hush", "hush"):
+        done = run("models", fake.url, "--header", header)
+        assert done.returncode == 2
+        assert "hush" not in done.stdout + done.stderr
+        assert "expected --header NAME=VALUE" in done.stderr
 
 
 def test_a_network_that_depends_on_its_batch() -> None:

@@ -136,7 +136,8 @@ def build_repository(  # noqa: PLR0913  independent options, each with a default
 
 def _write(root: Path, versions: Sequence[PlannedVersion]) -> None:
     is_new = not root.exists()
-    root.mkdir(parents=True, exist_ok=True)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    root.mkdir(exist_ok=True)
     stage = Path(tempfile.mkdtemp(dir=_home(root, versions), prefix=".sonic-build-"))
     try:
         moves = []
