@@ -93,6 +93,7 @@ def test_all_is_well(server: sonic.LocalServer, tmp_path: Path) -> None:
     assert "features FP32 [2, -1]" in steps["model tagger"]["detail"]
     assert "at most 64 rows" in steps["model tagger"]["detail"]
     assert "scores [1, 2]" in steps["inference"]["detail"]
+    assert "the same beside another row" in steps["inference"]["detail"]
     assert "MB/s" in steps["bandwidth"]["detail"]
     shown = run("check", server.url)
     assert shown.returncode == 0
@@ -224,6 +225,37 @@ def test_access(fake: FakeServer, tmp_path: Path) -> None:
     checked(fake.url, "m", "--header", "authorization=Bearer let-me-in", ok=True)
     assert run("check", fake.url, "--header", "nothing").returncode == 2
     assert run("check", fake.url, "--header", "a=b", "--header", "a=c").returncode == 2
+    for header in ("authorization: Bearer hush", "authorization: Bearer hush==", "=hush", "hush"):
+        done = run("models", fake.url, "--header", header)
+        assert done.returncode == 2
+        assert "hush" not in done.stdout + done.stderr
+        assert "expected --header NAME=VALUE" in done.stderr
+
+
+def test_a_network_that_depends_on_its_batch() -> None:
+    def normalised(inputs: Any) -> Any:
+        (x,) = inputs.values()
+        return {"y": (x - x.mean(axis=0)).astype("f4")}
+
+    with FakeServer({"m": FakeModel.of(MODEL, normalised)}) as fake:
+        step = failed(fake.url, "m")
+    assert step["name"] == "inference"
+    assert "output 'y' depends on the other rows of a request" in step["detail"]
+    assert "[0., 0.] alone, and [-0.5, -0.5] beside" in step["detail"]
+    assert "model.eval()" in step["remedy"]
+
+
+def test_a_row_that_cannot_be_tried_beside_another() -> None:
+    def careful(inputs: Any) -> Any:
+        (x,) = inputs.values()
+        assert not x.any()
+        return {"y": x[:, :2]}
+
+    for options in ({}, {"max_rows": 1}):
+        with FakeServer({"m": FakeModel.of(MODEL, careful, **options)}) as fake:
+            step = checked(fake.url, "m", ok=True)["inference"]
+        expected = "it takes one row a request" if options else "a row of ones could not be tried"
+        assert expected in step["detail"]
 
 
 def test_a_model_that_fails() -> None:

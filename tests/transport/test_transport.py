@@ -59,6 +59,20 @@ def test_a_port_that_is_taken_for_tls_is_logged_once(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        *("grpc://me:hush@h:1", "me:hush@h:1", "http://me:hush@h", "grpc://me:hu/sh@h:1"),
+        *("grpcc://me:hush@h", "grpc://hush@h:1", "grpc://me:hush@h:1/m", "me:hush@h:443"),
+        *("grpc://h:1?token=hush", "grpc://h:1/?hush", "h:443?token=hush", "grpc://h:1#hush"),
+    ],
+)
+def test_a_secret_in_a_url_is_refused_and_not_shown(url: str, caplog: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="token= or headers=") as caught:
+        sonic.connect(url)
+    assert "hu" not in f"{caught.value!r}{caplog.text}"
+
+
+@pytest.mark.parametrize(
     "url", ["host:1", "http://host", "grpc://", "grpc://h:port", "grpc://h/model", "grpc://u:p@h"]
 )
 def test_addresses_that_are_none(url: str) -> None:

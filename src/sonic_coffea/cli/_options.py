@@ -71,7 +71,7 @@ def settings_of(
     """Return the settings of servers and connections; by default, dask's configuration has them."""
     options: dict[str, Any] = {name: str(path) for name, path in files.items() if path}
     if header:
-        options["headers"] = pairs(header, "--header NAME=VALUE", empty=True)
+        options["headers"] = pairs(header, "--header NAME=VALUE", empty=True, secret=True)
     with usage():
         if servers:
             return Settings.make(servers, **options)
@@ -109,13 +109,21 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def pairs(texts: Sequence[str] | None, form: str, *, empty: bool = False) -> dict[str, str]:
-    """Return the names and values of ``NAME=VALUE``; with `empty`, a value may be empty."""
+def pairs(
+    texts: Sequence[str] | None, form: str, *, empty: bool = False, secret: bool = False
+) -> dict[str, str]:
+    """Return the names and values of ``NAME=VALUE``; with `empty`, a value may be empty.
+
+    With `secret`, no error shows a text, in which there may be a token.
+    """
     named: dict[str, str] = {}
     for text in texts or ():
         name, separator, value = text.partition("=")
-        if not (name and separator and (value or empty)):
-            raise UsageError(f"expected {form}, got {text!r}")
+        # Of "authorization: Bearer abc==", the token would be taken for a part of the name.
+        is_pair = name and separator and (value or empty) and not (secret and ":" in name)
+        if not is_pair:
+            got = "something else, not shown as it may hold a secret" if secret else repr(text)
+            raise UsageError(f"expected {form}, got {got}")
         if name in named:
             raise UsageError(f"{form}: {name!r} is given twice")
         named[name] = value

@@ -7,6 +7,12 @@ from sonic_coffea.layouts._assembly import ByRow, Outputs, assemble
 from sonic_coffea.layouts._binding import bind_columns
 from sonic_coffea.layouts._dense import Dense
 from sonic_coffea.layouts._fields import Feature, OneHot, Source
+from sonic_coffea.layouts._file_positions import (
+    FilePositions,
+    file_of,
+    file_positions,
+    touch_position,
+)
 from sonic_coffea.layouts._flat import Flat
 from sonic_coffea.layouts._inputs import Inputs, Segment, bind_inputs, check_told_apart, declared
 from sonic_coffea.layouts._layout import Bound, Layout
@@ -26,6 +32,7 @@ __all__ = [
     "ByRow",
     "Dense",
     "Feature",
+    "FilePositions",
     "Flat",
     "Inputs",
     "Int64",
@@ -49,8 +56,11 @@ __all__ = [
     "compile_ahead",
     "declared",
     "dtype_name",
+    "file_of",
+    "file_positions",
     "is_lazy",
     "is_tracer",
     "over_partitions",
+    "touch_position",
     "trace",
 ]

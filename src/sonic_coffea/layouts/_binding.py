@@ -372,7 +372,14 @@ class _Gathering:
         refers = number >= 0
         if absent is not None:
             refers &= ~absent
-        wrong = np.flatnonzero(refers & (number >= count))
+        place, is_wrong = number, number >= count
+        collection = feature.name.rpartition(".")[0]
+        index = path_of(str(feature.index)).column
+        in_file = self._source.file_positions(collection, index) if collection else None
+        if in_file is not None:
+            place, is_wrong = in_file.places(events, number)
+            count = in_file.sizes[events]
+        wrong = np.flatnonzero(refers & is_wrong)
         if len(wrong):
             event = int(events[wrong[0]])
             raise InputError(
@@ -381,7 +388,7 @@ class _Gathering:
                 "over all events, as coffea's …IdxG do",
                 events=(event, event + 1),
             )
-        return np.where(refers, start + number, -1)
+        return np.where(refers & (place >= 0), start + place, -1)
 
 
 def _picked(split: Split, pick: int) -> Int64:

@@ -77,7 +77,10 @@ class Dense(FieldsLayout):
     def bind(self, source: Source) -> Bound:
         (feature,) = self.features
         what = f"field {feature.name!r}"
-        layout = _of_one_type(source.column(feature.name).materialize())
+        column = source.column(feature.name)
+        if hasattr(column, "materialize"):  # awkward has virtual arrays since 2.8
+            column = column.materialize()
+        layout = _of_one_type(column)
         inner = _inner_shape(layout, what, optional=False)
         if self.shape is None and not inner:
             raise InputError(

@@ -14,6 +14,7 @@ from awkward.contents import Content
 
 from sonic_coffea.errors import ConfigError, FieldError, InputError, nearest
 from sonic_coffea.layouts._expressions import expression_of
+from sonic_coffea.layouts._file_positions import FilePositions, referred_positions
 from sonic_coffea.layouts._paths import path_of, picks_of
 
 if TYPE_CHECKING:
@@ -68,7 +69,10 @@ class Feature:
     index : str, optional
         A field of indices into the list that holds `name`, in the same event:
         ``Feature("Muon.pt", index="Jet.muonIdx1")``. A negative index refers to no object. Indices
-        count within the event, unlike coffea's indices of a whole file (``…IdxG``).
+        count within the event, unlike coffea's indices of a whole file (``…IdxG``). An index of
+        the file counts in the file's own lists: NanoEvents know them, so that their muons may be
+        sorted or cut, and an index to one that was cut refers to no object. Any other index counts
+        in the lists as they are.
 
     Attributes
     ----------
@@ -372,6 +376,10 @@ class Source:
             whole = self.column(prefix) if prefix else _layout(self._array)
             self._collections[prefix] = whole
         return self._collections[prefix], name
+
+    def file_positions(self, path: str, index: str) -> FilePositions | None:
+        """Return where the objects of a collection lie in the file that an index counts in."""
+        return referred_positions(self._array, path, index)
 
     def names(self, path: str = "") -> list[str]:
         """Return the fields of the records at a path, or of all there is."""

@@ -109,6 +109,9 @@ class _Touched(Source):
     def names(self, path: str = "") -> list[str]:
         return Source(self._array).names(path)
 
+    def file_positions(self, path: str, index: str) -> None:
+        del path, index
+
     def column(self, path: str) -> Content:
         column = super().column(path)
         ak.typetracer.touch_data(ak.Array(column))

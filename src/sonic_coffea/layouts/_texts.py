@@ -21,6 +21,8 @@ from sonic_coffea.layouts._rows import Int64, offsets_of
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
+    from sonic_coffea.layouts._file_positions import FilePositions
+
 TEXT = np.dtype(object)
 """The type of tensors of strings: each is of type bytes."""
 
@@ -123,6 +125,9 @@ class Numbered(Source):
         if path not in self._known:
             self._known[path] = ak.transform(with_numbers, records, highlevel=False)
         return self._known[path], name
+
+    def file_positions(self, path: str, index: str) -> FilePositions | None:
+        return self._source.file_positions(path, index)
 
     def column(self, path: str) -> Content:
         column = self._source.column(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from awkward.contents import Content, EmptyArray, RecordArray
@@ -22,6 +22,9 @@ from sonic_coffea.layouts._row import Row
 from sonic_coffea.layouts._rows import Int64, RowSelection, Split, Tensor
 from sonic_coffea.layouts._scatter import Scatter
 from sonic_coffea.layouts._texts import TEXT
+
+if TYPE_CHECKING:
+    from sonic_coffea.layouts._file_positions import FilePositions
 
 FLAGS = ("onehot", "number")
 _CONSTANT = "[constant]"  # no field has brackets in its last part
@@ -292,6 +295,9 @@ class _PartSource(Source):
 
     def column(self, path: str) -> Content:
         return self._source.column(self._path(path))
+
+    def file_positions(self, path: str, index: str) -> FilePositions | None:
+        return self._source.file_positions(self._path(path), self._path(index))
 
     def _path(self, path: str) -> str:
         first, known = path.partition(".")[0].partition("[")[0], self._source.names()

@@ -175,7 +175,33 @@ class Declaration(WithPool):
                     **self._place(contract, server),
                 )
             notes.append(f"the server calls the values of {name!r} {', '.join(served)}")
+        differing = [
+            f"{ours!r} is {theirs!r}"
+            for ours, theirs in zip(self._channels, contract.features, strict=False)
+            if ours != theirs
+        ]
+        if differing:
+            notes.append(f"in the model's file {', '.join(differing)}")
         return notes
+
+    @property
+    def _channels(self) -> list[str]:
+        """The names of the values of the input, if there is one, and it is a row of features."""
+        (layout, *others) = self.inputs.values()
+        features = () if others else getattr(layout, "features", ())
+        return [feature.channel for feature in features]
+
+    def _compare_features(self, contract: Contract, server: str) -> None:
+        """Refuse features of the same name at different places; other names may mean the same."""
+        ours, theirs = self._channels, contract.features
+        for place, name in enumerate(ours if theirs else ()):
+            if name in theirs and theirs[place : place + 1] != (name,):
+                raise ContractError(
+                    f"feature {name!r} is number {place} as declared, and number "
+                    f"{theirs.index(name)} in the model's file: declared {', '.join(ours)}; in the "
+                    f"file {', '.join(theirs)}",
+                    **self._place(contract, server),
+                )
 
     def compare(self, contract: Contract, *, server: str) -> Contract:
         """Return a server's contract, with the declared tensors if the server lists none.
@@ -212,6 +238,7 @@ class Declaration(WithPool):
             raise ContractError(
                 f"{error.message}\n{suggestion}", **self._place(contract, server)
             ) from None
+        self._compare_features(contract, server)
         if not contract.lists_tensors:
             _warn_of_unlisted_tensors(self.name, server)
         return replace(contract.completed(inputs, outputs), parameters=self.parameters)

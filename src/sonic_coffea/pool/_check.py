@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from sonic_coffea import errors
 from sonic_coffea.transport import Address, Contract, Response, connect_transport
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 5.0
 _TRIES = 20
 _LOAD_BYTES = 4_000_000
+# By how much scores differ with the size of a batch, in half precision.
+_TOLERANCE = 1e-2
 
 _REMEDIES: dict[type[errors.SonicError], str] = {
     errors.AccessError: "ask the server's operator for a token (--token-file) or a header "
@@ -75,6 +79,10 @@ class Step:
     detail: str = ""
     remedy: str = ""
     seconds: float = 0.0
+
+
+def _shown(scores: Any) -> str:
+    return np.array2string(scores, precision=4, threshold=6, separator=", ").replace("\n", "")
 
 
 class _Failed(errors.ConfigError):
@@ -273,7 +281,34 @@ class _Steps:
         response, rtt_s = self._request(1)
         shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in response.outputs.items())
         shown = errors.printable(f"{shapes} from version {response.version}")
-        return f"one row of zeros: {shown}, {rtt_s * 1e3:.1f} ms"
+        beside = self._beside_another(response)
+        return f"one row of zeros: {shown}, {rtt_s * 1e3:.1f} ms{beside}"
+
+    def _beside_another(self, alone: Response) -> str:
+        """Score the row of zeros beside a row of ones: a row's scores are its own."""
+        if self._contract.max_rows == 1:
+            return "; it takes one row a request"
+        pair = self._contract.zeros(2)
+        for tensor in pair.values():
+            tensor[1] = 1
+        try:
+            both = self.connection.ask(self._contract, self._version, pair)[0].outputs
+        except errors.RequestError as error:
+            return f"; a row of ones could not be tried beside it ({error.message})"
+        for name, tensor in alone.outputs.items():
+            if tensor.shape[:1] != (1,) or both[name].shape[:1] != (2,):
+                return ""  # not of rows, but of a graph
+            if tensor.dtype.kind in "fc" and not np.allclose(
+                tensor[0], both[name][0], _TOLERANCE, _TOLERANCE, equal_nan=True
+            ):
+                raise _Failed(
+                    f"output {name!r} depends on the other rows of a request: of a row of zeros it "
+                    f"is {_shown(tensor[0])} alone, and {_shown(both[name][0])} beside one of ones",
+                    "export the network in evaluation mode (model.eval()), without a mean or a "
+                    "softmax over the first axis; or, if its rows belong together, serve it with "
+                    "max_batch_size: 0 and declare Model(one_request_per=...)",
+                )
+        return ", the same beside another row"
 
     def _request(self, rows: int) -> tuple[Response, float]:
         tensors = self._contract.zeros(rows)

@@ -102,6 +102,10 @@ class SonicProcessor(WithPool):
             f"{type(self).__name__} must define produce(self, events, scores)"
         )
 
+    def postprocess(self, accumulator: Any) -> Any:
+        """Return the output of a run as it is; coffea before 2025.10 wants the method."""
+        return accumulator
+
     def process(self, events: Any) -> Any:
         """Score a chunk: coffea calls this."""
         with using(self.pool_of_pickle):

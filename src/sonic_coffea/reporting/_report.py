@@ -239,7 +239,7 @@ def _rich_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     for name in header[1:]:
         table.add_column(Text(name), justify="right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -55,6 +55,14 @@ class Address:
         >>> Address.parse("grpcs://triton.example").target
         'triton.example:443'
         """
+        # Before any message that shows the URL.
+        if "@" in url:
+            raise ConfigError("a server's URL must not hold a secret; use token= or headers=")
+        if separator := next((c for c in url if c in "?#"), ""):
+            raise ConfigError(
+                f"expected grpc://host:port, got a URL with {separator!r}, and what follows it is "
+                "not sent; use token= or headers= for a secret"
+            )
         url = _with_tls(url)
         scheme, separator, _ = url.partition("://")
         if not separator:
@@ -80,8 +88,6 @@ class Address:
             raise ConfigError(f"cannot read the server's address {url!r}: {error}") from None
         if not parts.hostname or not parts.hostname.isprintable():
             raise ConfigError(f"expected a server as {scheme}://host:port, got {url!r}")
-        if parts.username or parts.password:
-            raise ConfigError("a server's URL must not hold a secret; use token= or headers=")
         path = [part for part in parts.path.split("/") if part]
         if path and bare == scheme:
             raise ConfigError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import math
 from typing import TYPE_CHECKING, Any
@@ -230,6 +232,7 @@ def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contrac
         max_rows=config.max_batch_size if batches else unlimited,
         preferred_rows=tuple(config.dynamic_batching.preferred_batch_size),
         digest=_digest(config, version),
+        features=_features(config.parameters[f"features.{version}"].string_value),
         unsupported=_unsupported(config),
         stacks=batches,
     )
@@ -237,6 +240,13 @@ def contract_of(model: str, version: str, metadata: Any, config: Any) -> Contrac
 
 def _digest(config: Any, version: str) -> str:
     return str(config.parameters[f"sha256.{version}"].string_value)
+
+
+def _features(listed: str) -> tuple[str, ...]:
+    """Return the names in a parameter of a configuration, which anybody may have written."""
+    with contextlib.suppress(ValueError, TypeError):
+        return tuple(map(str, json.loads(listed or "[]")))
+    return ()
 
 
 def _unsupported(config: Any) -> str:
