@@ -52,13 +52,14 @@ def test_contract_and_scores_are_those_of_a_triton(repository, server, jets):
 
 def test_trees_are_run_by_their_library(tmp_path, jets):
     x = columns(jets)
-    trees = xgboost.train({"max_depth": 3}, xgboost.DMatrix(x, label=x[:, 0] > 0), 5)
+    trees = xgboost.train({"max_depth": 3}, xgboost.DMatrix(x, label=x[:, 0] > 0, feature_names=FIELDS), 5)
     trees.save_model(tmp_path / "bdt.json")
     build_repository(tmp_path / "r", {"bdt": tmp_path / "bdt.json"}, max_batch_size=64)
     model = sonic.Model("bdt", {"features": sonic.Row(FIELDS)}, {"scores": ["s"]})
     with sonic.connect(tmp_path / "r") as pool:
         scores = model(jets)
         assert pool.statistics.total().requests == 5
+        assert pool.contract("bdt", None).features == tuple(FIELDS)
     assert ak.num(scores).tolist() == ak.num(jets).tolist()
     np.testing.assert_array_equal(ak.flatten(scores.s), trees.inplace_predict(x))
 

@@ -323,6 +323,7 @@ def _open(folder: Path, version: str, config: Mapping[str, Any], threads: int) -
         outputs=gives,
         max_rows=rows or (None if free else 1),
         digest=digest,
+        features=tuple(manifest.get("features", ())),
         stacks=rows > 0,
     )
     return _Loaded(contract, run)
