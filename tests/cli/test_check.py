@@ -140,6 +140,13 @@ def test_nobody_listens() -> None:
     assert "nothing listens at port" in step["detail"]
 
 
+def test_no_socket(tmp_path: Path) -> None:
+    step = failed(f"unix:{tmp_path}/grpc:1")
+    assert step["name"] == "socket"
+    assert "No such file or directory" in step["detail"]
+    assert "on its own machine only" in step["remedy"]
+
+
 @pytest.mark.server
 def test_the_port_of_http(repository: Path) -> None:
     with held_port() as port:

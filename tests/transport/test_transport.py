@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,8 @@ Code = grpc.StatusCode
         ("triton.example:443", "triton.example:443", True, None),
         ("[::1]:443", "[::1]:443", True, None),
         ("grpc://host:443", "host:443", False, None),
+        ("unix:/run/user/1/grpc:1", "unix:/run/user/1/grpc:1", False, None),
+        ("unix:///run/user/1/grpc", "unix:/run/user/1/grpc", False, None),
     ],
 )
 def test_addresses(url: str, target: str, tls: bool, model: Any) -> None:
@@ -59,11 +62,41 @@ def test_a_port_that_is_taken_for_tls_is_logged_once(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
-    "url", ["host:1", "http://host", "grpc://", "grpc://h:port", "grpc://h/model", "grpc://u:p@h"]
+    "url",
+    [
+        "host:1",
+        "http://host",
+        "grpc://",
+        "grpc://h:port",
+        "grpc://h/model",
+        "grpc://u:p@h",
+        "grpc://::1:8001",
+        "grpc://[::1:8001",
+        "unix:",
+        "unix:grpc",
+        "unix://host/grpc",
+        "unix:/a\n",
+    ],
 )
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(errors.ConfigError):
         Address.parse(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("grpc://h:0", "expected a port from 1 to 65535, got 0"),
+        ("grpc://h:70000", "Port out of range"),
+        ("grpc://h:1?token=x", r"has no '\?'"),
+        ("grpcs://h#fragment", "has no '#'"),
+        ("triton+grpc://h:1/m/1?", r"has no '\?'"),
+        ("unix:/" + 107 * "x", "at most 107 bytes"),
+    ],
+)
+def test_what_is_wrong_with_an_address_is_said(url: str, problem: str) -> None:
+    with pytest.raises(errors.ConfigError, match=problem):
+        sonic.connect(url)
 
 
 @pytest.mark.parametrize("url", ["http://triton.example:8000", "triton+http://h:8000/m/1"])
@@ -78,6 +111,7 @@ def test_the_port_of_http_is_named(url: str) -> None:
         ("grpc://127.0.0.1:1", True),
         ("grpc://localhost:1", True),
         ("grpc://[::1]:1", True),
+        ("unix:/run/user/1/grpc", True),
         ("grpc://10.0.0.1:1", False),
         ("grpc://triton.example:1", False),
     ],
@@ -315,21 +349,52 @@ def test_a_name_with_several_addresses() -> None:
             assert all(now - then > 20 for now, then in zip(after, before, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["unix", "ipv6"])
+def test_scores_through_a_unix_socket_and_ipv6(tmp_path: Path, kind: str) -> None:
+    if kind == "ipv6" and not _has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    model = sonic.Model("m", {"x": sonic.Row("pt")}, {"y": ["top"]})
+    path = tmp_path / "grpc:1"
+    with (
+        FakeServer({"m": FakeModel.of(model)}) as server,
+        SlowProxy(Address.parse(server.url).port, path if kind == "unix" else "::1") as proxy,
+    ):
+        url = f"unix:{path}" if kind == "unix" else f"grpc://[::1]:{proxy.port}"
+        with sonic.connect(url) as pool:
+            assert model(ak.Array([[{"pt": 0.0}], []])).top.tolist() == [[0.5], []]
+            assert [s.url for s in pool.servers] == [url]
+            assert pool.check().ok
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
 class SlowProxy:
     """Passes bytes on to a port of this machine, each with a delay."""
 
-    def __init__(self, port: int, *, delay_s: float) -> None:
-        self._to = port
+    def __init__(self, port: int, at: str | Path = "127.0.0.1", *, delay_s: float = 0.0) -> None:
+        self._to, self._at = port, at
         self.delay_s = delay_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> SlowProxy:
         self._thread.start()
-        starting = asyncio.start_server(self._serve, "127.0.0.1", 0)
+        starting = self._listen()
         self._server = asyncio.run_coroutine_threadsafe(starting, self._loop).result(10)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
+
+    async def _listen(self) -> asyncio.Server:
+        if isinstance(self._at, str):
+            return await asyncio.start_server(self._serve, self._at, 0)
+        return await asyncio.start_unix_server(self._serve, self._at)
 
     def __exit__(self, *_: object) -> None:
         async def end() -> None:

@@ -1,4 +1,4 @@
-"""URLs of servers: ``grpc://host:port``, ``grpcs://host:port``, coffea's ``triton+grpc://``.
+"""URLs of servers: ``grpc://host:port``, ``grpcs://host:port``, ``unix:PATH``, and coffea's.
 
 ``triton+grpc://host:443`` and ``host:443`` mean TLS, with a warning in the log.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ _TLS_BY_PORT = re.compile(
 )
 SCHEMES = ("grpc", "grpcs", "triton+grpc", "triton+grpcs")
 DEFAULT_PORT = {"grpc": 8001, "grpcs": 443}
+_UNIX = "unix:"
+# What the kernel takes, without the byte that ends the path.
+_SOCKET_BYTES = 107
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +37,16 @@ class Address:
     ----------
     model, version : str or None
         Given by coffea's form only, ``triton+grpc://host:port/model/version``.
+    path : str or None
+        Of a Unix socket, which has neither host nor port.
     """
 
-    host: str
-    port: int
+    host: str = ""
+    port: int = 0
     tls: bool = False
     model: str | None = None
     version: str | None = None
+    path: str | None = None
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -55,6 +62,8 @@ class Address:
         >>> Address.parse("grpcs://triton.example").target
         'triton.example:443'
         """
+        if url.startswith(_UNIX):
+            return cls(path=_socket_path(url))
         url = _with_tls(url)
         scheme, separator, _ = url.partition("://")
         if not separator:
@@ -80,6 +89,13 @@ class Address:
             raise ConfigError(f"cannot read the server's address {url!r}: {error}") from None
         if not parts.hostname or not parts.hostname.isprintable():
             raise ConfigError(f"expected a server as {scheme}://host:port, got {url!r}")
+        if port == 0:
+            raise ConfigError(f"expected a port from 1 to 65535, got 0 in {url!r}")
+        if extra := next((mark for mark in "?#" if mark in url), ""):
+            raise ConfigError(
+                f"expected a server as {scheme}://host:port, got {url!r}: a server's URL has no "
+                f"{extra!r}; options are keywords of sonic.connect"
+            )
         if parts.username or parts.password:
             raise ConfigError("a server's URL must not hold a secret; use token= or headers=")
         path = [part for part in parts.path.split("/") if part]
@@ -101,23 +117,42 @@ class Address:
 
     @property
     def target(self) -> str:
-        """Host and port as gRPC wants them."""
+        """The socket, or host and port, as gRPC wants them."""
+        if self.path is not None:
+            return f"{_UNIX}{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
         """The canonical URL, without the model."""
+        if self.path is not None:
+            return self.target
         return f"{'grpcs' if self.tls else 'grpc'}://{self.target}"
 
     @property
     def loopback(self) -> bool:
         """Whether the server is on this machine."""
+        if self.path is not None:
+            return True
         with suppress(ValueError):
             return ipaddress.ip_address(self.host).is_loopback
         return self.host == "localhost"
 
     def __str__(self) -> str:
         return self.url
+
+
+def _socket_path(url: str) -> str:
+    """Return the path of a Unix socket's URL, ``unix:PATH`` or ``unix:///PATH``."""
+    path = url.removeprefix(_UNIX)
+    path = path.removeprefix("//") if path.startswith("///") else path
+    if not path.startswith("/") or path.startswith("//") or not path.isprintable():
+        raise ConfigError(f"expected a Unix socket as unix:/path/to/socket, got {url!r}")
+    if len(os.fsencode(path)) > _SOCKET_BYTES:
+        raise ConfigError(
+            f"expected a Unix socket with a path of at most {_SOCKET_BYTES} bytes, got {path!r}"
+        )
+    return path
 
 
 @cache
