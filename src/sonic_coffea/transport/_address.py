@@ -12,7 +12,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from sonic_coffea.errors import ConfigError, nearest
 
@@ -82,20 +82,7 @@ class Address:
             raise ConfigError(
                 f"expected grpc:// or grpcs:// (TLS), got {url!r}; {nearest(scheme, SCHEMES)}"
             )
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"cannot read the server's address {url!r}: {error}") from None
-        if not parts.hostname or not parts.hostname.isprintable():
-            raise ConfigError(f"expected a server as {scheme}://host:port, got {url!r}")
-        if port == 0:
-            raise ConfigError(f"expected a port from 1 to 65535, got 0 in {url!r}")
-        if extra := next((mark for mark in "?#" if mark in url), ""):
-            raise ConfigError(
-                f"expected a server as {scheme}://host:port, got {url!r}: a server's URL has no "
-                f"{extra!r}; options are keywords of sonic.connect"
-            )
+        parts, host, port = _split(url)
         if parts.username or parts.password:
             raise ConfigError("a server's URL must not hold a secret; use token= or headers=")
         path = [part for part in parts.path.split("/") if part]
@@ -108,8 +95,8 @@ class Address:
             raise ConfigError(f"expected triton+grpc://host:port/model/version, got {url!r}")
         model, version = (*path, None, None)[:2]
         return cls(
-            host=parts.hostname,
-            port=port or DEFAULT_PORT[bare],
+            host=host,
+            port=DEFAULT_PORT[bare] if port is None else port,
             tls=bare == "grpcs",
             model=model,
             version=version,
@@ -140,6 +127,25 @@ class Address:
 
     def __str__(self) -> str:
         return self.url
+
+
+def _split(url: str) -> tuple[SplitResult, str, int | None]:
+    """Return the parts of a URL, its host and its port; raise if one cannot be used."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"cannot read the server's address {url!r}: {error}") from None
+    host, expected = parts.hostname, f"expected a server as {parts.scheme}://host:port, got {url!r}"
+    if not host or not host.isprintable():
+        raise ConfigError(expected)
+    if port == 0:
+        raise ConfigError(f"expected a port from 1 to 65535, got 0 in {url!r}")
+    if extra := next((mark for mark in "?#" if mark in url), None):
+        raise ConfigError(
+            f"{expected}: a server's URL has no {extra!r}; options are keywords of sonic.connect"
+        )
+    return parts, host, port
 
 
 def _socket_path(url: str) -> str:
