@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import subprocess
 import sys
@@ -12,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import awkward as ak
 import numpy as np
+import psutil
 import pytest
+from tests.commands import run
 from tests.waiting import until
 
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.pool import Pool, Settings
 from sonic_coffea.testing import FakeModel, FakeServer
-from sonic_coffea.transport import local_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -208,10 +210,11 @@ def test_one_local_server_for_all_processes_of_a_machine(repository: Path, tmp_p
             said.append(process.stdout.readline())
         assert said[0] == said[1]
         assert str(np.e / (1 + np.e))[:6] in said[0]
-        (record,) = [r for r in local_state.records() if r.repository == str(mine)]
-        assert record.url in said[0]
+        listed = json.loads(run("status", "--json").stdout)
+        (record,) = [row for row in listed if row["repository"] == str(mine)]
+        assert record["url"] in said[0]
     assert [process.returncode for process in processes] == [0, 0]
-    until(lambda: not record.alive)
+    until(lambda: not psutil.pid_exists(record["pid"]))
 
 
 def test_the_owner_of_the_fallback_ends_first(local: FakeServer, remote: FakeServer) -> None:

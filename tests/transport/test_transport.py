@@ -11,6 +11,7 @@ import grpc
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.network.tritons import Triton
 from tests.ports import held_port
 from tests.waiting import until
 from tritonclient.grpc import service_pb2
@@ -18,7 +19,7 @@ from tritonclient.grpc import service_pb2
 import sonic_coffea as sonic
 from sonic_coffea import errors
 from sonic_coffea.testing import FakeModel, FakeServer
-from sonic_coffea.transport import Address, ConnectionOptions, Tls, connect_transport, local_state
+from sonic_coffea.transport import Address, ConnectionOptions, Tls, connect_transport
 from sonic_coffea.transport._failures import translate
 from sonic_coffea.transport._tensors import with_contents
 
@@ -217,48 +218,39 @@ def test_a_server_is_asked(server: sonic.LocalServer) -> None:
     assert not connection.ready()
 
 
-def test_a_wrong_secret_is_refused(server: sonic.LocalServer) -> None:
-    record = local_state.lookup(server.url)
-    assert record is not None
-    options = ConnectionOptions(headers={record.header: "guess"})
-    connection = connect_transport(server.url, options=options)
-    with pytest.raises(errors.AccessError, match="restricted"):
-        connection.info()
-    assert not connection.ready()
-    connection.close()
+@pytest.mark.server
+def test_a_header_that_a_server_demands(repository: Path, tmp_path: Path) -> None:
+    demanded = "--grpc-restricted-protocol=health,metadata:key=secret"
+    with held_port() as port:
+        triton = Triton(repository, tmp_path, port, arguments=[demanded])
+        triton.launch()
+        try:
+            name = "triton-grpc-protocol-key"
+            options = ConnectionOptions(headers={name: "secret"})
+            with connect_transport(triton.url, options=options) as connection:
+                until(connection.ready, what="the server")
+            options = ConnectionOptions(headers={name: "guess"})
+            with connect_transport(triton.url, options=options) as connection:
+                with pytest.raises(errors.AccessError, match="restricted"):
+                    connection.info()
+                assert not connection.ready()
+        finally:
+            triton.end()
 
 
 @pytest.mark.server
-def test_a_server_that_is_started_anew_has_another_secret(repository: Path) -> None:
-    with held_port() as port:
-        with sonic.LocalServer(repository, port=port) as first:
-            connection = connect_transport(first.url)
-            before = (first.headers, connection.info())
-        with sonic.LocalServer(repository, port=port) as second:
-            with pytest.raises(errors.ServerLostError, match="was started anew") as caught:
-                connection.info()
-            assert caught.value.server == second.url
-            until(connection.ready, what="the connection to the second")
-            assert before[1] == connection.info()
-            assert before[0] != second.headers
-            connection.close()
-
-
-def test_a_server_whose_secret_is_recorded_a_moment_later(server: sonic.LocalServer) -> None:
-    record = local_state.lookup(server.url)
-    assert record is not None
-    local_state.remove(server.url, record.pid)
-    connection = connect_transport(server.url)
-    try:
-        with pytest.raises(errors.AccessError, match="restricted"):
-            connection.info()
-    finally:
-        local_state.register(record)
-    with pytest.raises(errors.ServerLostError, match="was started anew") as caught:
+def test_a_connection_outlives_its_server(repository: Path) -> None:
+    server = sonic.LocalServer(repository, restart=False)
+    with server:
+        connection = connect_transport(server.url)
+        before = connection.info()
+    with pytest.raises(errors.ServerLostError, match="or is on another machine") as caught:
         connection.info()
     assert caught.value.server == server.url
-    assert connection.info().name == "triton"
-    connection.close()
+    with server:
+        until(connection.ready, what="the connection to the second")
+        assert connection.info() == before
+        connection.close()
 
 
 def test_a_wrong_shape_is_the_request_s_fault(server: sonic.LocalServer) -> None:
@@ -305,15 +297,16 @@ def test_nobody_there() -> None:
     connection.close()
 
 
-def test_a_server_may_be_far_away(server: sonic.LocalServer) -> None:
+@pytest.mark.server
+def test_a_server_may_be_far_away(repository: Path) -> None:
     """A connection takes several trips; each has to wait for its turn."""
-    with SlowProxy(Address.parse(server.url).port, delay_s=0.3) as proxy:
-        record = local_state.lookup(server.url)
-        assert record is not None
-        options = ConnectionOptions(headers={record.header: record.secret})
+    with (
+        sonic.LocalServer(repository, port=0, stop_timeout_s=0.0) as server,
+        SlowProxy(Address.parse(server.url).port, delay_s=0.3) as proxy,
+    ):
         # 0.0.0.0 leads to this machine, and is no loopback address.
         for host, far in (("0.0.0.0", True), ("127.0.0.1", False)):  # noqa: S104
-            connection = connect_transport(f"grpc://{host}:{proxy.port}", options=options)
+            connection = connect_transport(f"grpc://{host}:{proxy.port}")
             assert connection.info().name == "triton"
             assert (connection.round_trip_s >= proxy.delay_s) is far
             assert (connection.round_trip_s > 0.0) is far
@@ -437,15 +430,6 @@ def test_a_call_does_not_begin_on_a_channel_that_was_closed() -> None:
         assert call.result().ready
 
 
-def test_a_connection_that_was_never_used_is_forgotten() -> None:
-    connection = connect_transport("grpc://127.0.0.1:9")
-    other = connection.another()
-    assert len(connection._known.connections) == 2
-    other.close()
-    connection.close()
-    assert connection._known.connections == []
-
-
 def test_unknown_models_and_versions(server: sonic.LocalServer) -> None:
     connection = connect_transport(server.url)
     with pytest.raises(errors.ModelNotFoundError, match="did you mean 'tagger'") as caught:
@@ -489,11 +473,12 @@ def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         connection.info()
 
 
-def test_a_server_without_tls_is_lost_to_a_client_with_it(server: sonic.LocalServer) -> None:
-    connection = connect_transport(server.url.replace("grpc://", "grpcs://"))
-    with pytest.raises(errors.ServerLostError):
-        connection.info()
-    connection.close()
+def test_a_server_without_tls_is_lost_to_a_client_with_it() -> None:
+    with FakeServer({}) as server:
+        connection = connect_transport(server.url.replace("grpc://", "grpcs://"))
+        with pytest.raises(errors.ServerLostError):
+            connection.info()
+        connection.close()
 
 
 def test_a_cancelled_request_ends_as_cancelled(server: sonic.LocalServer) -> None:

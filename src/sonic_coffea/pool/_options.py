@@ -29,10 +29,6 @@ def _choice(*choices: Any) -> Callable[[Any], str | None]:
     return lambda value: None if value in choices else text
 
 
-def _shared_memory(value: Any) -> str | None:
-    return None if value == "auto" or isinstance(value, bool) else "one of auto, True, False"
-
-
 def _whole(minimum: int) -> Callable[[Any], str | None]:
     text = f"a whole number of at least {minimum}"
     return lambda value: None if isinstance(value, Integral) and int(value) >= minimum else text
@@ -75,7 +71,7 @@ OPTIONS: Mapping[str, Option] = {
     "tls_cert": Option("tls", "cert", _file),
     "tls_key": Option("tls", "key", _file),
     "compression": Option("", "compression", _choice("gzip", "deflate", None)),
-    "shared_memory": Option("", "shared_memory", _shared_memory),
+    "shared_memory": Option("", "shared_memory", _choice(*(True, False))),
     "channels": Option("", "channels", _channels),
     "max_in_flight": Option("limits", "max_in_flight", _whole(1)),
     "max_in_flight_bytes": Option("limits", "max_in_flight_bytes", _or_none(_positive)),

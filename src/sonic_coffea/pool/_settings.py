@@ -151,9 +151,9 @@ class Settings:
         Headers of every call.
     compression : {"gzip", "deflate"} or None
         Compression of requests; it helps if the network is slower than the compression.
-    shared_memory : bool or "auto"
-        Whether a server on this machine reads large tensors from shared memory instead of messages.
-        True: it must; False: never; ``"auto"``: if it can.
+    shared_memory : bool
+        Whether the server, which has to be on this machine and to allow it, reads large tensors
+        from shared memory instead of messages.
     channels : int or "auto"
         Connections to one URL; more than one if a balancer leads each connection to another server.
         ``"auto"``: one, and up to four to a server that is far away, as TCP bounds what a
@@ -175,7 +175,7 @@ class Settings:
     token: str | Path | Callable[[], str] | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     compression: str | None = None
-    shared_memory: bool | str = "auto"
+    shared_memory: bool = False
     channels: int | str = "auto"
     balance: str = "load"
     weight: float = 1.0

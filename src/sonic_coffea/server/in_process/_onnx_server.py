@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonic_coffea.errors import ConfigError, ServerStartError
+from sonic_coffea.server._folders import ServerFolder, ServerRecord
 from sonic_coffea.server._probe import fetch_metadata
 from sonic_coffea.server.in_process._grpc_server import KServeModel, KServeServer
 from sonic_coffea.server.repository import Served, _manifest, check_agents
@@ -22,7 +22,6 @@ from sonic_coffea.transport import (
     DATATYPES,
     STRINGS,
     ServerMetadata,
-    local_state,
     read_model_config,
 )
 
@@ -33,18 +32,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_HEADER = "sonic-secret"
 # onnxruntime takes strings of type str.
 _decoded = np.vectorize(bytes.decode, otypes=[STRINGS])
 
 
 class InProcessServer(KServeServer):
-    """A server on loopback, in this process, for the ONNX files of a model repository.
+    """A server in this process, for the ONNX files of a model repository.
 
     onnxruntime runs them without a Triton, so the server starts on any machine, such as an old one,
     or a laptop with another processor. It serves the latest version of each model, or the latest
-    pinned version. It runs one request after another, without batching. As with `LocalServer`,
-    other processes of the same user need only its URL.
+    pinned version. It runs one request after another, without batching. As a `LocalServer`, it
+    listens at a Unix socket that only processes of this user on this machine reach.
 
     Parameters
     ----------
@@ -53,7 +51,7 @@ class InProcessServer(KServeServer):
     threads : int, optional
         Threads of the networks; by default, one for each core that this process may use.
     port : int, optional
-        Port; by default, a free one.
+        A port of loopback, which all users of this machine can reach, instead of the socket.
 
     Raises
     ------
@@ -83,35 +81,39 @@ class InProcessServer(KServeServer):
             )
         if others:
             logger.warning("without Triton, these are not served: %s", ", ".join(others))
-        secret = {_HEADER: secrets.token_hex(32)}
-        super().__init__(models, name="onnxruntime", headers=secret, port=port)
+        super().__init__(models, name="onnxruntime", port=port)
+        self._folder = None if port else ServerFolder()
 
     @property
     def metadata(self) -> ServerMetadata:
         """Name, version, extensions and models."""
-        return fetch_metadata(self.url, self.headers)
+        return fetch_metadata(self.url)
+
+    @property
+    def url(self) -> str:
+        """Where it listens: ``unix:PATH``, or ``grpc://127.0.0.1:PORT`` if it has a port."""
+        return f"unix:{self._folder.path}/grpc" if self._folder else super().url
 
     def start(self) -> Self:
         """Listen; harmless when it does."""
         super().start()
-        pid = os.getpid()
-        local_state.register(
-            local_state.ServerRecord(
-                url=self.url,
-                pid=pid,
-                start_ticks=local_state.process_start_ticks(pid),
-                header=_HEADER,
-                secret=self.headers[_HEADER],
-                repository=str(self.repository),
-            )
-        )
+        if self._folder is not None:
+            repository = str(self.repository)
+            self._folder.record(ServerRecord(url=self.url, pid=os.getpid(), repository=repository))
         return self
 
     def stop(self) -> None:
         """Listen no more; harmless when it does not."""
-        if self._server is not None:
-            local_state.remove(self.url, os.getpid())
         super().stop()
+        if self._folder is not None:
+            self._folder.close()
+
+    def _listen(self, server: Any) -> None:
+        if self._folder is None:
+            super()._listen(server)
+        else:
+            self._folder.open()
+            server.add_insecure_port(self.url)
 
     def __repr__(self) -> str:
         return f"<InProcessServer repository={str(self.repository)!r}>"

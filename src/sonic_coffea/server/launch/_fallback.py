@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import hashlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import dask.config
-import filelock
 
+from sonic_coffea.server._folders import alone_on_machine, records
 from sonic_coffea.server._probe import is_ready
 from sonic_coffea.server.in_process._onnx_server import InProcessServer, cores
 from sonic_coffea.server.launch._local import LocalServer
 from sonic_coffea.server.launch.runtimes import IN_PROCESS
-from sonic_coffea.transport import local_state
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +31,10 @@ def serve_for_machine(repository: str | os.PathLike[str]) -> str:
     process that starts it serves the repository's ONNX files by itself.
     """
     path = str(Path(repository).expanduser().absolute())
-    with _lock, _alone_on_machine(path, local_state.machine()):
-        for record in local_state.records():
-            if record.repository == path and is_ready(record.url, record.headers):
+    name = hashlib.sha256(path.encode()).hexdigest()[:16]
+    with _lock, alone_on_machine(f"fallback-{name}"):
+        for record in records():
+            if record.repository == path and is_ready(record.url):
                 return record.url
         server = _own.get(path)
         if server is None:
@@ -56,21 +54,3 @@ def _new(path: str) -> LocalServer | InProcessServer:
         return server
     logger.warning("onnxruntime takes the place of a Triton on this machine: %s", against)
     return InProcessServer(path)
-
-
-@contextlib.contextmanager
-def _alone_on_machine(repository: str, machine: str) -> Iterator[None]:
-    """Hold a lock against other processes of this user.
-
-    Machines that share the directory do not wait for each other. On a disk without locks nothing
-    is held: then two servers may start where one would do.
-    """
-    folder = local_state.directory()
-    name = f"{machine}-{hashlib.sha256(repository.encode()).hexdigest()[:16]}"
-    with contextlib.ExitStack() as held:
-        try:
-            if folder is not None:
-                held.enter_context(filelock.FileLock(folder / f"fallback-{name}.lock"))
-        except OSError as error:
-            logger.warning("cannot lock %s: %s", folder, error)
-        yield
