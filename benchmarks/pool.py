@@ -2,8 +2,7 @@
 
 The limit is a plain load generator that sends prebuilt tensors and ignores the answers. The peers
 are coffea's `triton_wrapper`, a loop written by hand, PyTriton's client, and a blocking call of
-tritonclient. All send messages, as they would to a server elsewhere. A further row has shared
-memory, which sonic-coffea uses by default with a server on the same machine.
+tritonclient. All send messages, as they would to a server elsewhere.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ MODEL = sonic.Model(
 )
 ROWS = accelerator.MAX_ROWS
 IN_FLIGHT = (2, 4, 8, 16)
-OURS, SHARED = "sonic-coffea", "sonic-coffea, shared memory as chosen by itself"
+OURS = "sonic-coffea"
 
 
 def client_of(url: str) -> triton.InferenceServerClient:
@@ -182,14 +181,13 @@ def throughput(results: Results, url: str, rows: int, repeats: int) -> None:
     """Compare rows a second with those of the load generator."""
     jets = collection(rows, fields=FIELDS, mean=45)
     messages = Settings.make(url, shared_memory=False)
-    with generator(url) as send, Pool(messages) as pool, Pool(Settings.make(url)) as as_chosen:
+    with generator(url) as send, Pool(messages) as pool:
         check(MODEL(jets, pool=pool), jets)
         ways: dict[str, Any] = {
             f"load generator, {n} in flight": partial(send, rows // ROWS, n)
             for n in (1, *IN_FLIGHT)
         }
         ways[OURS] = partial(MODEL, jets, pool=pool)
-        ways[SHARED] = partial(MODEL, jets, pool=as_chosen)
         times = interleaved(ways, repeats, title="throughput")
         results.numbers["statistics"] = pool.statistics.total().to_dict()
     rates = {name: rows / np.median(taken) for name, taken in times.items()}

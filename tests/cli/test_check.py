@@ -77,8 +77,7 @@ def test_all_is_well(server: sonic.LocalServer, tmp_path: Path) -> None:
     (tmp_path / "analysis.py").write_text(DECLARATIONS)
     steps = checked(server.url, "tagger", "--against", "analysis:Analysis", ok=True, cwd=tmp_path)
     assert list(steps) == [
-        "name",
-        "connection",
+        "socket",
         "protocol",
         "access",
         "readiness",

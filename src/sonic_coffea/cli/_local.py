@@ -20,7 +20,7 @@ from sonic_coffea.errors import ServerError, SonicError, nearest, printable
 from sonic_coffea.transport import ConnectionOptions, Timeouts, connect_transport
 
 if TYPE_CHECKING:
-    from sonic_coffea.server._folders import ServerRecord
+    from sonic_coffea.server import ServerRecord
 
 _ENDS_WITHIN_S = 30.0
 _NONE = "no local server of yours runs on this machine"
@@ -96,9 +96,9 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """List, or stop, your local servers on this machine."""
-    from sonic_coffea.server._folders import records as find_records
+    from sonic_coffea.server import local_servers
 
-    records = find_records()
+    records = local_servers()
     if stop is not None:
         stopped = _stop(records, stop)
         shown = "\n".join(f"stopped {url}" for url in stopped) or _NONE

@@ -107,8 +107,8 @@ class ServerFolder:
             self._lock = None
 
 
-def records() -> list[ServerRecord]:
-    """Return the records of this user's servers on this machine."""
+def local_servers() -> list[ServerRecord]:
+    """Return the records of this user's local servers on this machine."""
     return list(_records())
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dask.config
 
-from sonic_coffea.server._folders import alone_on_machine, records
+from sonic_coffea.server._folders import alone_on_machine, local_servers
 from sonic_coffea.server._probe import is_ready
 from sonic_coffea.server.in_process._onnx_server import InProcessServer, cores
 from sonic_coffea.server.launch._local import LocalServer
@@ -33,7 +33,7 @@ def serve_for_machine(repository: str | os.PathLike[str]) -> str:
     path = str(Path(repository).expanduser().absolute())
     name = hashlib.sha256(path.encode()).hexdigest()[:16]
     with _lock, alone_on_machine(f"fallback-{name}"):
-        for record in records():
+        for record in local_servers():
             if record.repository == path and is_ready(record.url):
                 return record.url
         server = _own.get(path)
