@@ -217,12 +217,13 @@ class LocalServer:
                 self._supervising.start()
             try:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._state in ("running", *_OVER))
+                    while self._supervised and self._state not in ("running", *_OVER):
+                        self._changed.wait(_POLL_S)
             except BaseException:  # such as Ctrl-C
                 self.stop()
                 raise
-        if self._state == "ended" and self._error is not None:
-            raise self._error
+        if self._state != "running":
+            raise self._error or ServerStartError(f"{self} was stopped while it started")
         return self
 
     def _prepare(self) -> threading.Thread:
@@ -299,12 +300,12 @@ class LocalServer:
         """Start the server, and return what comes of it."""
         begun = time.monotonic()
         deadline = begun + self._startup_timeout_s if self._was_ready else self._deadline
-        run, crashed = None, self._was_ready
+        run, crashed = None, False
         try:
             run = self._launch()
             while not self._is_ready(run):
                 if run.wait(0.02):
-                    crashed = crashed or run.crashed
+                    crashed = run.crashed
                     raise self._failure(run.end)
                 if self._stopping.is_set():
                     return "stop"
@@ -314,10 +315,10 @@ class LocalServer:
             self._error = error
             if run is not None and run.on_request:
                 return "stop"
-            if not crashed or time.monotonic() > deadline:
-                return "failure"
-            logger.warning("%s", error)
-            return "crash"
+            if self._was_ready or (crashed and time.monotonic() < deadline):
+                logger.warning("%s", error)
+                return "crash"
+            return "failure"
         self._was_ready = True
         logger.info("%s is ready after %.1f s", self, time.monotonic() - begun)
         if not run.hidden:
