@@ -109,17 +109,15 @@ class ServerFolder:
 
 def local_servers() -> list[ServerRecord]:
     """Return the records of this user's local servers on this machine."""
-    return list(_records())
-
-
-def _records() -> Iterator[ServerRecord]:
+    found = []
     with contextlib.suppress(ServerStartError):
         for folder in sorted(socket_folder().glob("[!.]*")):
             # A folder without a record is one of a server that is being started.
             with contextlib.suppress(FileNotFoundError):
                 text = (folder / _RECORD).read_text(encoding="utf-8")
                 if _is_locked(folder):
-                    yield ServerRecord(**json.loads(text))
+                    found.append(ServerRecord(**json.loads(text)))
+    return found
 
 
 @contextlib.contextmanager

@@ -114,12 +114,6 @@ class Region:
             entry.parameters["shared_memory_offset"].int64_param = offset
         return True
 
-    def remove(self) -> None:
-        """Remove the file and the mapping of this process."""
-        self.path.unlink(missing_ok=True)
-        with contextlib.suppress(BufferError):  # an array still refers to it
-            self.memory.close()
-
 
 class SharedMemory:
     """The regions of a connection.
@@ -204,10 +198,11 @@ class SharedMemory:
             if reusable and kept and region.path.name in self._regions and not self._closed:
                 self._free.append(region)
                 return
-        region.remove()
-        with self._lock:
             self._unwanted.add(region.path.name)
             self._regions.pop(region.path.name, None)
+        region.path.unlink(missing_ok=True)
+        with contextlib.suppress(BufferError):  # an array still refers to it
+            region.memory.close()
 
     def unknown(self, details: str) -> SonicError:
         """Discard all regions, as the server does not know one; return what that means."""

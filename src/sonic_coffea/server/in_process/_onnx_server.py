@@ -82,7 +82,9 @@ class InProcessServer(KServeServer):
         if others:
             logger.warning("without Triton, these are not served: %s", ", ".join(others))
         super().__init__(models, name="onnxruntime", port=port)
-        self._folder = None if port else ServerFolder()
+        # Windows has no Unix sockets.
+        sockets = port is None and hasattr(os, "getuid")
+        self._folder = ServerFolder() if sockets else None
 
     @property
     def metadata(self) -> ServerMetadata:
