@@ -125,6 +125,27 @@ def test_another_user_reaches_neither_the_socket_nor_the_rows(server):
         assert "Permission denied" in done.stderr
 
 
+SCORES = """
+import logging, sys
+import sonic_coffea as sonic
+logging.basicConfig()
+with sonic.LocalServer(sys.argv[1], stop_timeout_s=0.0) as server:
+    print([m.name for m in server.metadata.models])
+"""
+
+
+def test_a_kernel_that_hides_no_rows_is_said(light, installation):
+    script = 'echo 0 > /proc/sys/user/max_user_namespaces; exec setpriv "$@"'
+    without = ["unshare", "--map-root-user", "sh", "-c", script, "sh"]
+    without += ["--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+    if subprocess.run([*without, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user cannot give up namespaces")
+    command = [*without, sys.executable, "-c", SCORES, str(light)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.strip() == "['echo']"
+    assert "can read the rows and scores of" in done.stderr
+
+
 def test_its_url_is_enough_for_processes_of_the_same_user(server):
     code = (
         "import sys; from sonic_coffea.transport import connect_transport;"
