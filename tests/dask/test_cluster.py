@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -291,6 +292,32 @@ def test_a_lost_server_is_an_event(one_worker: Client, slow_repository: Path) ->
         until(lambda: any(event["action"] == "lost" for event in lost()))
         assert {event["server"] for event in lost()} == {server.url}
         assert all("worker" in event for event in lost())
+
+
+def test_a_worker_that_cannot_reach_a_socket_is_an_error(slow_server: sonic.LocalServer) -> None:
+    """As one on another machine, which has a /tmp of its own."""
+    if subprocess.run(["unshare", "--map-root-user", "--mount", "true"], check=False).returncode:
+        pytest.skip("this user cannot mount a folder")
+    folder = Path(slow_server.url.removeprefix("unix:")).parents[1]
+    script = f'mount -t tmpfs none {folder}; exec "$@"'
+    away = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    with (
+        local_cluster(0) as cluster,
+        Client(cluster) as client,
+        subprocess.Popen(
+            [
+                *(*away, sys.executable, "-m", "distributed.cli.dask_worker"),
+                *("--no-nanny", cluster.scheduler_address),
+            ],
+            stderr=subprocess.DEVNULL,
+        ) as worker,
+    ):
+        try:
+            client.wait_for_workers(1, timeout=60)
+            with pytest.raises(errors.ConfigError, match=r"host='0.0.0.0'"):
+                sonic.connect(slow_server, client=client)
+        finally:
+            worker.kill()
 
 
 def test_what_cannot_be_reported_is_reported_later() -> None:

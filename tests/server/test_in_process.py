@@ -52,7 +52,9 @@ def test_contract_and_scores_are_those_of_a_triton(repository, server, jets):
 
 def test_trees_are_run_by_their_library(tmp_path, jets):
     x = columns(jets)
-    trees = xgboost.train({"max_depth": 3}, xgboost.DMatrix(x, label=x[:, 0] > 0, feature_names=FIELDS), 5)
+    trees = xgboost.train(
+        {"max_depth": 3}, xgboost.DMatrix(x, label=x[:, 0] > 0, feature_names=FIELDS), 5
+    )
     trees.save_model(tmp_path / "bdt.json")
     build_repository(tmp_path / "r", {"bdt": tmp_path / "bdt.json"}, max_batch_size=64)
     model = sonic.Model("bdt", {"features": sonic.Row(FIELDS)}, {"scores": ["s"]})

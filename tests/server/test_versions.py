@@ -59,7 +59,7 @@ def test_added_to_a_running_server_while_rows_are_scored(tmp_path, serve):
     repository = build_repository(tmp_path / "r", {"m": times(tmp_path / "a.onnx", 1.0)})
     jets = ak.Array([[{"a": 1.0, "b": 2.0}] * 3, [], [{"a": 3.0, "b": 4.0}]] * 50)
     sent = ak.flatten(jets).a.to_numpy()
-    server = serve(repository, model_control="poll", poll_s=1)
+    server = serve(repository, model_control="poll")
     seen = set()
 
     def factors():
@@ -104,8 +104,8 @@ def test_added_by_an_explicit_load(tmp_path, serve):
     with serve(repository, models=["m"], restart=True) as server:
         build_repository(repository, {"m": times(tmp_path / "b.onnx", 2.0)}, add_version=True)
         assert infer(server, "m", x=x)["y"].max() == 1
-        with InferenceServerClient(server.url.removeprefix("grpc://")) as client:
-            insist(lambda: client.load_model("m", headers=server.headers))
+        with InferenceServerClient(server.url) as client:
+            insist(lambda: client.load_model("m"))
         answers = [insist(lambda v=v: infer(server, "m", v, x=x)) for v in ("", "1", "2")]
     got = [answer["y"].max() for answer in answers]
     assert got == [2, 1, 2]

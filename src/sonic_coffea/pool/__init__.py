@@ -23,7 +23,7 @@ from sonic_coffea.pool._registry import (
     using,
 )
 from sonic_coffea.pool._request import ModelKey
-from sonic_coffea.pool._settings import Settings
+from sonic_coffea.pool._settings import Settings, is_in_process
 from sonic_coffea.pool._signature import MAX_MISSES, QUIET_S
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "current",
     "forget",
     "install",
+    "is_in_process",
     "min_in_flight",
     "rows_per_request",
     "shared",

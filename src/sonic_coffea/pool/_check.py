@@ -133,6 +133,7 @@ class _Steps:
     def __init__(self, settings: Settings, model: str | None, version: str | None) -> None:
         self._address = Address.parse(settings.servers[0])
         self._place = self._address.host, self._address.port
+        self._unix = self._address.path is not None
         self._settings = settings
         self._model, self._version = model or "", version
         # Nothing is connected before the first request.
@@ -140,8 +141,11 @@ class _Steps:
 
     def of(self, declared: Sequence[Declaration]) -> Iterator[tuple[str, Callable[[], str]]]:
         """Yield each step and its name."""
-        yield "name", self._resolve
-        yield "connection", self._connect
+        if self._unix:
+            yield "socket", self._connect_socket
+        else:
+            yield "name", self._resolve
+            yield "connection", self._connect
         yield ("TLS", self._speak_tls) if self._address.tls else ("protocol", self._speak)
         yield "access", self._enter
         yield "readiness", self._ready
@@ -189,6 +193,20 @@ class _Steps:
             ) from None
         return f"port {port} is open"
 
+    def _connect_socket(self) -> str:
+        path = str(self._address.path)
+        try:
+            with socket.socket(socket.AF_UNIX) as plain:
+                plain.settimeout(_TIMEOUT_S)
+                plain.connect(path)
+        except OSError as error:
+            raise _Failed(
+                f"no connection to the socket {path}: {error.strerror or error}",
+                "a local server is reached by processes of its owner on its own machine only, "
+                "while it runs; `sonic-coffea status` lists yours",
+            ) from None
+        return "the socket is open"
+
     def _speak(self) -> str:
         """Tell HTTP, TLS and plain gRPC apart, as gRPC has one error for all of them."""
         import http.client
@@ -196,6 +214,8 @@ class _Steps:
         try:
             self.connection.info()
         except (errors.ServerLostError, errors.DeadlineError):
+            if self._unix:
+                raise
             with contextlib.suppress(OSError):
                 ssl.get_server_certificate(self._place, timeout=_TIMEOUT_S)
                 remedy = f"try grpcs://{self._address.target}"

@@ -64,9 +64,9 @@ class Settings:
         PEM files of the certificate, and its key, that this client shows (mutual TLS).
     compression : {"gzip", "deflate"} or None
         Compression of requests; it helps if the network is slower than the compression.
-    shared_memory : bool or "auto"
-        Whether a server on this machine reads large tensors from shared memory instead of messages.
-        True: it must; False: never; ``"auto"``: if it can.
+    shared_memory : bool
+        Whether the server, which has to be on this machine and to allow it, reads large tensors
+        from shared memory instead of messages.
     channels : int or "auto"
         Connections to one URL; more than one if a balancer leads each connection to another server.
         ``"auto"``: one, and up to four to a server that is far away, as TCP bounds what a
@@ -118,7 +118,7 @@ class Settings:
     tls_cert: str | None = option(None, a_file)
     tls_key: str | None = option(None, a_file)
     compression: str | None = option(None, one_of("gzip", "deflate", None))
-    shared_memory: bool | str = option("auto", auto_or(a_bool))
+    shared_memory: bool = option(False, a_bool)
     channels: int | str = option("auto", auto_or(whole(1)))
     max_in_flight: int = option(256, whole(1))
     max_in_flight_bytes: int | None = option(None, or_none(positive))
@@ -376,7 +376,7 @@ def _urls(servers: Any) -> tuple[str, ...]:
 
 def _folder_url(server: str) -> str:
     """Return the URL of a folder, whose models run in this process; others are as they are."""
-    if "://" in server or not server:
+    if "://" in server or server.startswith("unix:") or not server:
         return server
     folder = Path(server).expanduser()
     if folder.is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sonic_coffea.server._folders import ServerRecord, local_servers
 from sonic_coffea.server._install import ServerInstall, ensure
 from sonic_coffea.server.launch import LocalServer
 from sonic_coffea.server.repository import (
@@ -18,7 +19,9 @@ __all__ = [
     "ModelVersion",
     "Served",
     "ServerInstall",
+    "ServerRecord",
     "build_repository",
     "ensure",
+    "local_servers",
     "read_repository",
 ]

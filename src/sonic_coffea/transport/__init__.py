@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sonic_coffea.transport import _local_state as local_state
 from sonic_coffea.transport._address import Address
 from sonic_coffea.transport._contract import Contract, TensorSpec
-from sonic_coffea.transport._local_state import ServerRecord
-from sonic_coffea.transport._loopback import HeldPort
 from sonic_coffea.transport._metadata import (
     ModelEntry,
     ModelStatistics,
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     # gRPC is loaded by the first connection.
     from sonic_coffea.transport._grpc import Connection as Connection
     from sonic_coffea.transport._grpc import RpcHandle as RpcHandle
-    from sonic_coffea.transport._regions import Lend as Lend
+    from sonic_coffea.transport._shared_memory import Lend as Lend
 
 __all__ = [
     "DATATYPES",
@@ -31,12 +28,10 @@ __all__ = [
     "Address",
     "ConnectionOptions",
     "Contract",
-    "HeldPort",
     "ModelEntry",
     "ModelStatistics",
     "Response",
     "ServerMetadata",
-    "ServerRecord",
     "TensorSpec",
     "Timeouts",
     "Tls",
@@ -44,7 +39,6 @@ __all__ = [
     "connect_transport",
     "from_wire",
     "kserve_name",
-    "local_state",
     "read_model_config",
     "read_text",
     "to_wire",
