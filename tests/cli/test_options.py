@@ -98,7 +98,7 @@ def test_a_header_may_be_empty_and_its_name_not() -> None:
     for wrong in ("=c", "=", "a"):
         done = run("models", "grpc://s:1", "--header", wrong)
         assert done.returncode == 2
-        assert f"expected --header NAME=VALUE, got '{wrong}'" in " ".join(done.stderr.split())
+        assert "expected --header NAME=VALUE, got something else" in " ".join(done.stderr.split())
 
 
 def test_options_are_for_configured_servers_too() -> None:

@@ -148,6 +148,10 @@ class InProcessTransport:
         """
         return self._load(model, version).contract
 
+    def digest(self, model: str, version: str) -> str:
+        """Return the digest of the files that were loaded, which stay in memory."""
+        return self.contract(model, version).digest
+
     def labels(self, contract: Contract, version: str | None) -> dict[str, list[str]]:
         """Return no labels."""
         del contract, version
