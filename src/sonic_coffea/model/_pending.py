@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import awkward as ak
+import numpy as np
+
 from sonic_coffea._version import __version__
 from sonic_coffea.errors import DeadlineError, printable
+from sonic_coffea.model._cases import chosen, mean
 from sonic_coffea.pool import Deadline
 from sonic_coffea.provenance import attributes
 from sonic_coffea.reporting import Statistics, tables
@@ -145,6 +149,14 @@ class Pending:
 
     def result_by(self, deadline: Deadline, *, progress: bool = False) -> Any:
         """Return the scores; the deadline may be that of a call that began before; see `result`."""
+        scores = self.scores_by(deadline, progress=progress)
+        if self.lengths is None:
+            return scores
+        stops = zip(self.lengths.items(), accumulate(self.lengths.values()), strict=True)
+        return {name: scores[stop - length : stop] for (name, length), stop in stops}
+
+    def scores_by(self, deadline: Deadline, *, progress: bool) -> ak.Array:
+        """Return the scores of all variations, one variation after another."""
         try:
             with self._shown_progress(show=progress):
                 for part in self.parts:
@@ -173,11 +185,7 @@ class Pending:
             raise
         lost = [*self._lost, *(rows for part in self.parts for rows in part.call.lost)]
         content = self.rows.without(self._outputs.content(), lost)
-        scores = self.rows.unflatten(content, attrs=attributes(self.provenance()))
-        if self.lengths is None:
-            return scores
-        stops = zip(self.lengths.items(), accumulate(self.lengths.values()), strict=True)
-        return {name: scores[stop - length : stop] for (name, length), stop in stops}
+        return self.rows.unflatten(content, attrs=attributes(self.provenance()))
 
     def provenance(self) -> dict[str, Any]:
         """Return the provenance of the scores: model, version, servers, the declaration's hash."""
@@ -236,6 +244,61 @@ class Pending:
         with Bar(*columns, console=console, transient=transient, refresh_per_second=5) as bar:
             bar.add_task(printable(self._model), total=len(self.rows))
             yield
+
+
+class Combined(Pending):
+    """A call of several models: each object has the scores of its model, or the mean of all.
+
+    Parameters
+    ----------
+    name : str
+        The names of the models.
+    sent : sequence of Pending
+        The call of each model.
+    numbers : ak.Array or None
+        The number of the model of each event or object; None for the mean.
+    """
+
+    def __init__(self, name: str, sent: Sequence[Pending], numbers: ak.Array | None) -> None:
+        self._model, self._sent, self._numbers = name, sent, numbers
+        self.parts = [part for pending in sent for part in pending.parts]
+        self.rows = sent[0].rows
+        self.unsent = sum((pending.unsent for pending in sent), Statistics())
+
+    def scores_by(self, deadline: Deadline, *, progress: bool) -> ak.Array:
+        used = list(range(len(self._sent)))
+        if self._numbers is not None:
+            # The other models do not know the shape of outputs that declare none.
+            used = np.unique(ak.to_numpy(ak.flatten(self._numbers, axis=None))).tolist() or [0]
+        try:
+            each = {
+                number: self._sent[number].scores_by(deadline, progress=progress) for number in used
+            }
+        except BaseException:
+            self.cancel()
+            raise
+        numbers = self._numbers
+        scores = mean(list(each.values())) if numbers is None else chosen(numbers, each)
+        return ak.Array(scores.layout, attrs=self._attributes())
+
+    def provenance(self) -> dict[str, Any]:
+        """Return the provenance of the scores: of each model, side by side."""
+        each = [pending.provenance() for pending in self._sent]
+
+        def joined(key: str) -> str | None:
+            return ", ".join(record[key] for record in each if record[key] is not None) or None
+
+        return {
+            **each[0],
+            "model": self._model,
+            **{key: joined(key) for key in ("version", "digest", "config_hash")},
+            "servers": sorted({server for record in each for server in record["servers"]}),
+        }
+
+    def _attributes(self) -> dict[str, Any]:
+        """Return the provenance of all, and by its hash that of each model that scored rows."""
+        scoring = [pending for pending in self._sent if pending.parts] or self._sent
+        return attributes(self.provenance(), [pending.provenance() for pending in scoring])
 
 
 class Deferred(Pending):
