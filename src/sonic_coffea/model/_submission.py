@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 ON_ERROR = ("raise", "mask")
 
-# Names among the arrays of a partition: of a single array, and of arrays with a value an event.
-_OBJECTS, _CASE, _VERSION = "objects=", "case=", "version="
+# Names among the arrays of a partition, beside the name of the cases.
+_OBJECTS, _VERSION = "objects=", "version="
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -255,7 +255,7 @@ class Submission:
             )
         arrays = objects if isinstance(objects, dict) else {_OBJECTS: objects}
         if self.case is not None:
-            arrays = {**arrays, _CASE: self.case}
+            arrays = {**arrays, f"{self.case_name}=": self.case}
         if not _is_single(self.version):
             arrays = {**arrays, _VERSION: self.version}
         version = self.version if _is_single(self.version) else None
@@ -269,7 +269,8 @@ class Submission:
 
     def score_partition(self, arrays: dict[str, Any]) -> Any:
         """Score the objects of a partition, with the case and the version of each event."""
-        case, version = arrays.pop(_CASE, None), arrays.pop(_VERSION, self.version)
+        case = arrays.pop(f"{self.case_name}=", None)
+        version = arrays.pop(_VERSION, self.version)
         return replace(self, case=case, version=version).score(arrays.get(_OBJECTS, arrays))
 
     def score(self, objects: Any) -> Any:
