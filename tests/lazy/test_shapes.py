@@ -154,7 +154,9 @@ def test_lazy_folds_are_the_eager_ones(file: Path, *, named: bool) -> None:
         whole = lazy.compute(scheduler="sync")
         eager = folds(whole, fold=whole.event % 2)
         assert ak.array_equal(each.compute(scheduler="sync"), eager, dtype_exact=True)
-        assert ak.array_equal(mean.compute(scheduler="sync"), folds(whole, fold=None), dtype_exact=True)
+        assert ak.array_equal(
+            mean.compute(scheduler="sync"), folds(whole, fold=None), dtype_exact=True
+        )
         assert each._meta.type.content == eager.type.content
         declared = sonic.Folds(models, fold="event % 2")(objects, events=lazy)
         (read,) = dak.report_necessary_columns(declared).values()

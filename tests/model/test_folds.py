@@ -173,9 +173,13 @@ def test_events_of_no_fold_get_none(server: FakeServer) -> None:
     folds = sonic.Folds(MODELS)
     for numbers in (ak.Array([2, None, 1, None]), np.ma.masked_array([2, 0, 1, 0], [0, 1, 0, 1])):
         scores = folds(EVENTS, fold=numbers)
-        assert scores.y.a.tolist() == [[3.0, 6.0], None, [None, 6.0], None]
+        assert scores.y.a.tolist() == [[3.0, 6.0], [], [None, 6.0], [None]]
     nobody = ak.mask(ak.Array([0, 0, 0, 0]), np.zeros(4, bool))
-    assert folds(EVENTS, fold=nobody).tolist() == [None] * 4
+    assert folds(EVENTS, fold=nobody).tolist() == [[None, None], [], [None, None], [None]]
+    tracer = ak.Array(EVENTS.layout.to_typetracer(forget_length=True))
+    no_data = ak.Array(nobody.layout.to_typetracer(forget_length=True))
+    traced = folds(tracer, fold=no_data)
+    assert str(traced.y.type.content) == str(folds(EVENTS, fold=nobody).y.type.content)
 
 
 def test_variations_of_folds_are_sent_at_once_and_counted(server: FakeServer) -> None:

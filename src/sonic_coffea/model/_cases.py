@@ -106,15 +106,19 @@ def by_row(rows: Rows, numbers: ak.Array, what: str) -> Int64:
     return of_rows
 
 
-def chosen(numbers: ak.Array, each: Mapping[int, ak.Array]) -> ak.Array:
-    """Return the scores of each object's model; None where there is no model.
+def chosen(rows: Rows, numbers: Int64, each: Mapping[int, ak.Array], *, optional: bool) -> ak.Array:
+    """Return the scores of each row's model; None where there is no model.
 
     Parameters
     ----------
-    numbers : ak.Array
-        The number of the model of each event or object.
+    rows : Rows
+        The rows, and the structure above them.
+    numbers : array of int64
+        The number of the model of each row; -1 for None.
     each : mapping
-        The scores of all objects by each model that is chosen, by its number.
+        The scores of all rows by each model that is chosen, by its number.
+    optional : bool
+        Whether there may be None, by the type of the numbers.
 
     Raises
     ------
@@ -125,24 +129,23 @@ def chosen(numbers: ak.Array, each: Mapping[int, ak.Array]) -> ak.Array:
     types = {re.sub(r"option\[|[]?]", "", str(scores.type)) for scores in each.values()}
     if len(types) > 1:
         raise ContractError(f"the models give scores of different types: {' and '.join(types)}")
-    places = np.full(max(each) + 1, -1)
+    places = np.full(max(each) + 2, -1)  # the last is of -1
     places[list(each)] = range(len(each))
 
     def choose(contents: Sequence[Content], **_: Any) -> tuple[Content] | None:
         case, *scores = contents
-        optional = case.is_option
-        if not (case.content if optional else case).is_numpy:
+        if not (case.content if case.is_option else case).is_numpy:
             return None
-        present = ak.Array(ak.fill_none(case, -1, highlevel=False))
-        number = ak.to_numpy(present).astype(np.int64)
-        index = places[number] * case.length + np.arange(case.length)
+        number = np.asarray(ak.fill_none(case, -1, highlevel=False).data)
+        index = places[number] * len(number) + np.arange(len(number))
         whole = ak.concatenate([ak.Array(content) for content in scores])
-        if not optional:
+        if not (optional or case.is_option):
             return (whole[index].layout,)
         index[number < 0] = -1
         return (IndexedOptionArray.simplified(Index64(index), whole.layout),)
 
-    return ak.Array(ak.transform(choose, numbers, *each.values(), highlevel=False))
+    structure = rows.unflatten(NumpyArray(numbers))
+    return ak.Array(ak.transform(choose, structure, *each.values(), highlevel=False))
 
 
 def mean(each: Sequence[ak.Array]) -> ak.Array:

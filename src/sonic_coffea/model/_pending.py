@@ -23,7 +23,7 @@ from sonic_coffea.reporting import Statistics, tables
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sonic_coffea.layouts import Outputs, Rows
+    from sonic_coffea.layouts import Int64, Outputs, Rows
     from sonic_coffea.model._declaration import Declaration
     from sonic_coffea.reuse import Part
 
@@ -255,12 +255,20 @@ class Combined(Pending):
         The names of the models.
     sent : sequence of Pending
         The call of each model.
-    numbers : ak.Array or None
-        The number of the model of each event or object; None for the mean.
+    numbers : array of int64 or None
+        The number of the model of each row, -1 for none; None for the mean.
+    optional : bool
+        Whether there may be rows of no model.
     """
 
-    def __init__(self, name: str, sent: Sequence[Pending], numbers: ak.Array | None) -> None:
-        self._model, self._sent, self._numbers = name, sent, numbers
+    def __init__(
+        self, name: str, sent: Sequence[Pending], numbers: Int64 | None, *, optional: bool
+    ) -> None:
+        self._model, self._sent = name, sent
+        self._numbers, self._optional = numbers, optional
+        for pending in sent[1:]:
+            names = f"model {sent[0]._model!r}", f"model {pending._model!r}"  # noqa: SLF001
+            sent[0].rows.check_same(pending.rows, names)
         self.parts = [part for pending in sent for part in pending.parts]
         self.rows = sent[0].rows
         self.unsent = sum((pending.unsent for pending in sent), Statistics())
@@ -269,7 +277,7 @@ class Combined(Pending):
         used = list(range(len(self._sent)))
         if self._numbers is not None:
             # The other models do not know the shape of outputs that declare none.
-            used = np.unique(ak.to_numpy(ak.flatten(self._numbers, axis=None))).tolist() or [0]
+            used = np.unique(self._numbers[self._numbers >= 0]).tolist() or [0]
         try:
             each = {
                 number: self._sent[number].scores_by(deadline, progress=progress) for number in used
@@ -278,7 +286,10 @@ class Combined(Pending):
             self.cancel()
             raise
         numbers = self._numbers
-        scores = mean(list(each.values())) if numbers is None else chosen(numbers, each)
+        if numbers is None:
+            scores = mean(list(each.values()))
+        else:
+            scores = chosen(self.rows, numbers, each, optional=self._optional)
         return ak.Array(scores.layout, attrs=self._attributes())
 
     def provenance(self) -> dict[str, Any]:

@@ -85,6 +85,9 @@ class Submission:
             return self._lazy(objects)
         if is_tracer(objects):
             return Deferred(self.name, self._trace(objects))
+        return self._send_in_memory(objects)
+
+    def _send_in_memory(self, objects: Any) -> Pending:
         sent: list[Pending] = []
         try:
             for number, model in enumerate(self.models):
@@ -93,7 +96,12 @@ class Submission:
             for pending in sent:
                 pending.cancel()
             raise
-        return sent[0] if len(sent) == 1 else Combined(self.name, sent, self.case)
+        if len(sent) == 1:
+            return sent[0]
+        if self.case is None:
+            return Combined(self.name, sent, None, optional=False)
+        numbers = by_row(sent[0].rows, self.case, self.case_name)
+        return Combined(self.name, sent, numbers, optional=is_optional(self.case))
 
     def _send_variations(self, objects: Variations) -> Pending:
         if objects.deferred:
@@ -114,11 +122,14 @@ class Submission:
         """Return what stands for the scores of arrays without data."""
         if not _is_single(self.version):
             ak.typetracer.touch_data(self.version)
-        scores, *_ = [trace(model.inputs, model.outputs, objects) for model in self.models]
-        if self.case is None:
-            return scores
-        ak.typetracer.touch_data(self.case)
-        return ak.mask(scores, self.case == self.case) if is_optional(self.case) else scores
+        optional = False
+        if self.case is not None:
+            ak.typetracer.touch_data(self.case)
+            optional = is_optional(self.case)
+        scores, *_ = [
+            trace(model.inputs, model.outputs, objects, optional=optional) for model in self.models
+        ]
+        return scores
 
     def _submit(self, model: Declaration, number: int, objects: Any) -> Pending:
         inputs = model.bind(objects)

@@ -108,7 +108,7 @@ class SonicProcessor(Carrier):
         on ``self`` are lost. On dask, chunks are suspended instead.
     """
 
-    models: Mapping[str, Model] = MappingProxyType({})
+    models: Mapping[str, Model | Choice] = MappingProxyType({})
     on_error: str = "raise"
     share_weight: float | Mapping[str, float] = 1.0
     block_size: int | None = None
