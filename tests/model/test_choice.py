@@ -144,3 +144,17 @@ def test_models_of_different_shapes_are_refused() -> None:
 def test_choices_that_cannot_be(make: Any, message: str) -> None:
     with pytest.raises(errors.SonicError, match=message):
         make()
+
+
+def test_a_pool_checks_and_wakes_declarations(server: FakeServer) -> None:
+    pool = sonic.connect(server.url)
+    other = sonic.Model("barrel", {"x": sonic.Row(["pt", "eta"])}, {"y": ["mva"]})
+    assert pool.check(BARREL).ok
+    names = [step.name for step in pool.check(CHOICE)[0].servers[server.url]]
+    assert names[-2:] == ["declaration of barrel", "declaration of endcap"]
+    assert not pool.check(sonic.Choice({0: other, 1: ENDCAP}, by="x")).ok
+    assert not pool.check(declared=[other]).ok
+    assert pool.wake(CHOICE, BARREL, "endcap", progress=False) < 60
+    for wrong in (3, {"barrel": BARREL}, [BARREL]):
+        with pytest.raises(errors.ConfigError, match="expected the name of a model, or a Model"):
+            pool.check(wrong)
