@@ -177,7 +177,7 @@ class Choice(Carrier):
         except FieldError as error:
             if events is None:
                 raise error.because(
-                    f"if the events have it, pass them, too: events=events, or {self._what}=array"
+                    "if the events have it, pass them, too: events=events"
                 ) from None
             try:
                 return self._numbered(events, by)
