@@ -23,6 +23,7 @@ with sonic.connect("grpc://127.0.0.1:1") as pool:
 def test_public_names() -> None:
     assert sonic_coffea.__all__ == [
         "Bucketed",
+        "Choice",
         "Dense",
         "Feature",
         "Flat",
@@ -38,6 +39,7 @@ def test_public_names() -> None:
         "Pending",
         "Pool",
         "Report",
+        "Request",
         "Row",
         "SonicFilter",
         "SonicProcessor",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool import Pool, Settings, install
+from sonic_coffea.transport import check_protobuf
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -54,8 +55,9 @@ def connect(
     Raises
     ------
     ConfigError
-        If a URL or an option cannot be used, or no server is named at all.
+        If a URL or an option cannot be used, no server is named at all, or protobuf is too old.
     """
+    check_protobuf()
     if servers is not None and profile is not None:
         raise ConfigError("a profile names the servers; leave out one of the two")
     if servers is None:

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,19 @@ KEY = "sonic"
 _PACKAGES = ("sonic-coffea", "coffea", "awkward", "numpy", "tritonclient")
 
 
-def attributes(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of scores: their provenance as ``sonic``, and by its hash."""
+def attributes(
+    record: Mapping[str, Any], models: Sequence[Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Return the attributes of scores: their provenance as ``sonic``, and each model's by its hash.
+
+    Without `models`, it is the provenance of one model.
+    """
     # Of arrays that are put together, awkward keeps all keys, but of equal ones the first value.
-    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-    return {KEY: record, f"{KEY}:{digest[:16]}": record}
+    each = {}
+    for model in [record] if models is None else models:
+        digest = hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()
+        each[f"{KEY}:{digest[:16]}"] = model
+    return {KEY: record, **each}
 
 
 def join_digests(digests: Iterable[str | None]) -> str | None:
@@ -63,8 +71,8 @@ def of_scores(*scores: ak.Array | Mapping[str, Any]) -> dict[str, Any]:
     for number, source in enumerate(scores):
         records = source.get("models") if isinstance(source, Mapping) else None
         if isinstance(source, ak.Array):
-            attrs = source.attrs.items()
-            records = [dict(r) for key, r in attrs if key.split(":")[0] == KEY] or None
+            each = [dict(r) for key, r in source.attrs.items() if key.startswith(f"{KEY}:")]
+            records = sorted(each, key=lambda record: record != source.attrs.get(KEY)) or None
         if not isinstance(records, list):
             raise ConfigError(
                 f"array {number} does not say what made it; pass the scores as a model "

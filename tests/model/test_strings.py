@@ -105,7 +105,7 @@ def test_bytes_that_are_no_text_are_not_taken_for_it() -> None:
 
 def test_strings_have_no_mean() -> None:
     with pytest.raises(errors.ConfigError, match="no mean"):
-        sonic.Folds([MODEL, MODEL])(EVENTS)
+        sonic.Folds([MODEL, MODEL], fold=None)(EVENTS)
     with pytest.raises(errors.ConfigError, match="output of strings; give a function"):
         FakeModel.of(MODEL)
     strings_in = sonic.Model("m", MODEL.inputs, {"y": ["a"]})

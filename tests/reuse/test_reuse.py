@@ -187,13 +187,16 @@ def test_each_event_by_its_version(server: FakeServer, in_flight: int) -> None:
             both = MODEL(varied, pool=pool, version=versions)
             assert both["b"].twice.tolist() == [[2, 4], [3], [], [None, 12, 15], [18]]
         assert MODEL(objects([[1]]), pool=pool, version=np.int64(2)).twice.tolist() == [[3]]
+        by_object = ak.Array([[1, 2], [1], [], [2, 1, 2], [2]])
+        scores = MODEL(objects(numbers), pool=pool, version=by_object)
+        assert scores.twice.tolist() == [[2, 6], [2], [], [None, 8, 15], [18]]
 
 
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (ak.Array([1, 2]), "one for each of 3 events as whole numbers, got int64"),
-        (ak.Array([1.0, 2.0, 1.0]), "as whole numbers, got float64"),
+        (ak.Array([1, 2]), "a version for each of 3 events, got 2"),
+        (ak.Array([1.0, 2.0, 1.0]), "versions as whole numbers, got 3 . float64"),
         (ak.Array([1, None, 2]), "got None for some"),
     ],
 )

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import awkward as ak
+from awkward.contents import UnmaskedArray
 
 from sonic_coffea.errors import InputError
 from sonic_coffea.layouts._assembly import Outputs
@@ -73,7 +74,13 @@ def is_tracer(arrays: Any) -> bool:
     return any(isinstance(a, ak.Array) and a.layout.backend.name == "typetracer" for a in each)
 
 
-def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: Any) -> ak.Array:
+def trace(
+    layouts: Mapping[str, Layout],
+    outputs: Mapping[str, Output],
+    arrays: Any,
+    *,
+    optional: bool = False,
+) -> ak.Array:
     """Touch the fields that layouts read, and return what stands for the scores.
 
     Parameters
@@ -84,6 +91,8 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
         Output names, and what they are.
     arrays : awkward array or dict
         As in `bind_inputs`, without data.
+    optional : bool
+        Whether scores may be None where objects are not.
 
     Raises
     ------
@@ -91,7 +100,8 @@ def trace(layouts: Mapping[str, Layout], outputs: Mapping[str, Output], arrays: 
         If a field is missing, or has no axis where one is needed.
     """
     inputs = bind_inputs(layouts, arrays, source_of=_Touched)
-    scores = inputs.rows.unflatten(Outputs.of(outputs, inputs).typed())
+    content = Outputs.of(outputs, inputs).typed()
+    scores = inputs.rows.unflatten(UnmaskedArray.simplified(content) if optional else content)
     return ak.Array(scores.layout.to_typetracer(forget_length=True))
 
 

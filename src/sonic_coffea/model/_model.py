@@ -221,7 +221,7 @@ class Model(Declaration):
             If `timeout_s` has passed; it includes the wait for the model's contract.
         """
         deadline = Deadline.after(timeout_s)
-        call = Submission(self, pool, on_error, version, deduplicate, deadline)
+        call = Submission((self,), pool, on_error, version, deduplicate, deadline)
         return call.send(objects).result_by(deadline)
 
     def submit(
@@ -275,4 +275,4 @@ class Model(Declaration):
         ContractError
             If the server's model does not fit the declaration.
         """
-        return Submission(self, pool, on_error, version, deduplicate).send(objects)
+        return Submission((self,), pool, on_error, version, deduplicate).send(objects)

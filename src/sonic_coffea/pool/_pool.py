@@ -14,7 +14,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sonic_coffea.errors import DeadlineError, ServerLostError, SonicError
+from sonic_coffea.errors import ConfigError, DeadlineError, ServerLostError, SonicError
 from sonic_coffea.pool import _events as e
 from sonic_coffea.pool._batching import plan
 from sonic_coffea.pool._deadline import NEVER, Deadline
@@ -223,7 +223,7 @@ class Pool:
 
     def check(
         self,
-        model: str | None = None,
+        model: Any = None,
         version: str | None = None,
         declared: Sequence[Declaration] = (),
     ) -> Checks:
@@ -234,8 +234,11 @@ class Pool:
 
         Parameters
         ----------
-        model, version : str, optional
-            The model to try; by default, no inference is tried.
+        model : str, Model, Folds or Choice, optional
+            The model to try, by its name, or by its declaration, which is compared, too; of several
+            models, only the declarations are compared. By default, no inference is tried.
+        version : str, optional
+            The version to try; by default, the declared one, or the latest.
         declared : sequence of sonic_coffea.Model
             Declarations that are compared with the servers' models.
 
@@ -247,8 +250,15 @@ class Pool:
         Raises
         ------
         ConfigError
-            If the dask client is closed, or asynchronous, or no worker comes within a minute.
+            If the dask client is closed, or asynchronous, or no worker comes within a minute; or
+            something is no declaration.
         """
+        if model is not None and not isinstance(model, str):
+            own = _declarations(model)
+            declared = [*own, *declared]
+            model = own[0].name if len(own) == 1 else None
+            version = version or (own[0].version if model else None)
+        declared = [declaration for one in declared for declaration in _declarations(one)]
         here = check_here(self.settings, model, version, declared)
         elsewhere = self._check_elsewhere
         others = elsewhere(self.settings, model, version, declared) if elsewhere else []
@@ -289,9 +299,12 @@ class Pool:
         """
         limit_s = Deadline.after(timeout_s).timeout_s
         limit_s = math.inf if limit_s is None else limit_s
-        keys = [
-            ModelKey(m, None) if isinstance(m, str) else ModelKey(m.name, m.version) for m in models
-        ]
+        keys = []
+        for model in models:
+            if isinstance(model, str):
+                keys.append(ModelKey(model, None))
+            else:
+                keys += [ModelKey(each.name, each.version) for each in _declarations(model)]
         with show_status(progress=progress) as show:
             return wake(self.connections(), keys, limit_s, self._engine.closing, show)
 
@@ -471,6 +484,17 @@ class Pool:
             threading.Thread(
                 target=watch_servers, args=args, name="sonic-servers", daemon=True
             ).start()
+
+
+def _declarations(model: Any) -> Sequence[Declaration]:
+    """Return a declaration, or those of `Folds` or a `Choice`."""
+    declared = getattr(model, "models", (model,))
+    for each in declared:
+        if not hasattr(each, "compare"):
+            raise ConfigError(
+                f"expected the name of a model, or a Model, got {type(each).__name__}"
+            )
+    return tuple(declared)
 
 
 def watch_servers(

@@ -14,6 +14,7 @@ from sonic_coffea.transport._metadata import (
 )
 from sonic_coffea.transport._model_config import read_model_config, write_model_config
 from sonic_coffea.transport._options import ConnectionOptions, Timeouts, Tls, TokenFile, read_text
+from sonic_coffea.transport._protobuf import check_protobuf
 from sonic_coffea.transport._tensors import DATATYPES, STRINGS, from_wire, kserve_name, to_wire
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ __all__ = [
     "Timeouts",
     "Tls",
     "TokenFile",
+    "check_protobuf",
     "connect_transport",
     "from_wire",
     "kserve_name",
@@ -49,7 +51,14 @@ __all__ = [
 def connect_transport(
     url: str | Address, *, options: ConnectionOptions | None = None
 ) -> Connection:
-    """Return a connection to a server, without blocking: its first call opens the channel."""
+    """Return a connection to a server, without blocking: its first call opens the channel.
+
+    Raises
+    ------
+    ConfigError
+        If protobuf is too old for tritonclient.
+    """
+    check_protobuf()
     from sonic_coffea.transport._grpc import Connection
 
     address = Address.parse(url) if isinstance(url, str) else url
