@@ -140,7 +140,8 @@ def test_means_over_folds_are_of_float32(dtype: str) -> None:
     servers = {f"m{number}": served(number) for number in range(3)}
     objects = ak.Array([{"pt": 1.0}, {"pt": 2.5}])
     with FakeServer(servers) as server, sonic.connect(server.url):
-        mean, chosen = sonic.Folds(folds)(objects), sonic.Folds(folds)(objects, fold=[2, 0])
+        both = sonic.Folds(folds)
+        mean, chosen = both(objects, fold=None), both(objects, fold=[2, 0])
     assert mean.a.tolist() == [2.0, 3.5]
     assert chosen.a.tolist() == [3.0, 2.5]
     for scores in (mean, chosen):

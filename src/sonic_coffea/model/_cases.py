@@ -47,9 +47,12 @@ def numbered(values: Any, keys: Sequence[Any], by: str | None, what: str) -> ak.
     # Not integers: a fraction would be cut off.
     dtype = "string" if is_text else "float64"
     field = (by or what) if is_text else Feature(what, expression=by)
-    layouts = {_INPUT: Row(field, dtype)}
+    # Stands for None, and is no key.
+    absent: Any = "".join(keys) + "?" if is_text else min(keys) - 0.5
+    layouts = {_INPUT: Row(field, dtype, missing=absent)}
+    optional = _may_be_none(records, by or what)
     if is_tracer(records):
-        return trace(layouts, {_INPUT: Output(dtype="int64")}, records)
+        return trace(layouts, {_INPUT: Output(dtype="int64")}, records, optional=optional)
     try:
         inputs = bind_inputs(layouts, records)
         found = inputs.pack_all()[_INPUT][:, 0]
@@ -59,7 +62,8 @@ def numbered(values: Any, keys: Sequence[Any], by: str | None, what: str) -> ak.
     numbers = np.full(len(found), -1)
     for number, key in enumerate(keys):
         numbers[found == (key.encode() if is_text else key)] = number
-    unknown = np.flatnonzero(numbers < 0)
+    is_none = found == (absent.encode() if is_text else absent)
+    unknown = np.flatnonzero((numbers < 0) & ~is_none)
     if len(unknown):
         value = found[unknown[0]].decode() if is_text else f"{found[unknown[0]]:g}"
         listed = ", ".join(map(str, keys[:12])) + (", ..." if len(keys) > 12 else "")
@@ -67,7 +71,20 @@ def numbered(values: Any, keys: Sequence[Any], by: str | None, what: str) -> ak.
             f"{what}: event {inputs.rows.event_of(int(unknown[0]))} has {value!s}, which has no "
             f"model; expected one of {listed}, or None for no model"
         )
-    return inputs.rows.unflatten(NumpyArray(numbers))
+    content: Content = NumpyArray(numbers)
+    if optional:
+        index = np.where(is_none, -1, np.arange(len(numbers)))
+        content = IndexedOptionArray.simplified(Index64(index), content)
+    return inputs.rows.unflatten(content)
+
+
+def _may_be_none(records: Any, by: str) -> bool:
+    """Return whether fields that an expression reads have an option type."""
+    fields = (
+        records if isinstance(records, Mapping) else {n: records[n] for n in ak.fields(records)}
+    )
+    read = set(re.findall(r"\w+", by)) & fields.keys()
+    return any("?" in str(ak.type(fields[name])) for name in read)
 
 
 def as_array(values: Any, what: str) -> ak.Array:
