@@ -194,7 +194,7 @@ def test_a_server_is_saturated_and_shared_evenly(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "warm", "until"), [(1_000, 80, 260), (10_000, 200, 400)])
+@pytest.mark.parametrize(("workers", "warm", "until"), [(1_000, 80, 260), (10_000, 300, 400)])
 def test_thousands_of_workers_saturate_a_server(workers: int, warm: float, until: float) -> None:
     _, throughput, evenness = simulate(workers, Work(), until=until, warm=warm)
     assert throughput > 0.95
