@@ -13,6 +13,7 @@ from sonic_coffea.model._nanoaod import (
 )
 from sonic_coffea.model._pending import Deferred, Pending
 from sonic_coffea.model._scaffold import Scaffold, scaffold
+from sonic_coffea.model._submission import recorded
 
 __all__ = [
     "Choice",
@@ -24,6 +25,7 @@ __all__ = [
     "constituents",
     "has_constituents",
     "lost_tracks",
+    "recorded",
     "scaffold",
     "secondary_vertices",
     "within_cone",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,19 @@ ON_ERROR = ("raise", "mask")
 _OBJECTS, _VERSION = "objects=", "version="
 
 
+_recorded: ContextVar[list[Pending] | None] = ContextVar("sonic_recorded", default=None)
+
+
+@contextlib.contextmanager
+def recorded(calls: list[Pending]) -> Iterator[None]:
+    """Append the calls that this thread makes meanwhile to a list."""
+    token = _recorded.set(calls)
+    try:
+        yield
+    finally:
+        _recorded.reset(token)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Submission:
     """Models, and the options of `Model.submit` with which objects are sent.
@@ -72,6 +86,12 @@ class Submission:
 
     def send(self, objects: Any) -> Pending:
         """Send objects that are in memory, lazy, traced, or variations of each other."""
+        pending = self._send(objects)
+        if (calls := _recorded.get()) is not None:
+            calls.append(pending)
+        return pending
+
+    def _send(self, objects: Any) -> Pending:
         if self.on_error not in ON_ERROR:
             raise ConfigError(f"no on_error {self.on_error!r}; {nearest(self.on_error, ON_ERROR)}")
         for model in self.models:
@@ -107,14 +127,14 @@ class Submission:
         if objects.deferred:
             # Their numbers of events are not known, so that they cannot be sent together.
             each = {
-                name: replace(self, case=_of_variation(self.case, name)).send(array).result()
+                name: replace(self, case=_of_variation(self.case, name))._send(array).result()  # noqa: SLF001
                 for name, array in objects.items()
             }
             return Deferred(self.name, each)
         together, lengths = objects.together()
         version = _repeated(self.version, lengths, "version")
         case = _repeated(self.case, lengths, self.case_name)
-        pending = replace(self, version=version, case=case, deduplicate=True).send(together)
+        pending = replace(self, version=version, case=case, deduplicate=True)._send(together)  # noqa: SLF001
         pending.lengths = lengths
         return pending
 

@@ -41,7 +41,7 @@ class SonicFilter(SonicProcessor):
         """
         raise NotImplementedError(f"{type(self).__name__} must define decide(self, events, scores)")
 
-    def _produce(self, events: Any, scores: Scores) -> Any:
+    def _produce(self, events: Any, scores: Scores) -> tuple[Any, Any]:
         if is_lazy(events):
             raise ConfigError(
                 f"{type(self).__name__} filters events that are read; on dask-awkward arrays, cut "
@@ -52,7 +52,7 @@ class SonicFilter(SonicProcessor):
             # So that the trace finds all that produce reads, were there events that pass.
             ak.typetracer.touch_data(decided)
             scores.passed = decided
-            return self.produce(events, scores)
+            return super()._produce(events, scores)
         passed = ak.Array([] if decided is None else decided)
         # Numbers would be taken for indices of events, and None be kept.
         if str(passed.type) != f"{len(events)} * bool":
@@ -66,10 +66,11 @@ class SonicFilter(SonicProcessor):
         kept = Scores({name: _cut(score, passed) for name, score in scores.items()}, overlap)
         kept.passed = passed
         if ak.any(passed):
-            return self.produce(events[passed], kept)
+            return super()._produce(events[passed], kept)
         # No events of the same type, without reading any.
         empty = events.layout.form.length_zero_array()
-        return self.produce(ak.Array(empty, behavior=events.behavior, attrs=events.attrs), kept)
+        none = ak.Array(empty, behavior=events.behavior, attrs=events.attrs)
+        return super()._produce(none, kept)
 
 
 def _cut(scores: Any, passed: ak.Array) -> Any:

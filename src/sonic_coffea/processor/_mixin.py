@@ -15,7 +15,7 @@ import awkward as ak
 
 from sonic_coffea.errors import ConfigError, FieldError, nearest
 from sonic_coffea.layouts import is_lazy, is_tracer
-from sonic_coffea.model import Choice, Folds
+from sonic_coffea.model import Choice, Folds, recorded
 from sonic_coffea.pool import WithPool, using
 from sonic_coffea.reporting import STATISTICS_KEY, Statistics
 
@@ -150,6 +150,14 @@ class SonicProcessor(WithPool):
             The chunk.
         scores : mapping
             For each model that `acquire` named, the scores, in the structure of its objects.
+
+        Notes
+        -----
+        It may be a generator, for models that need the scores of others. What it yields is sent as
+        what `acquire` returns, and the scores come back, any number of times::
+
+            more = yield {"id": corrected(events.Photon, scores["regression"])}
+            return {"n_photons": ak.sum(more["id"].signal > 0.5)}
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define produce(self, events, scores)"
@@ -183,39 +191,36 @@ class SonicProcessor(WithPool):
 
         return accumulate(outputs)
 
-    def _produce(self, events: Any, scores: Scores) -> Any:
-        return self.produce(events, scores)
+    def _produce(self, events: Any, scores: Scores) -> tuple[Any, Any]:
+        """Return the events that `produce` gets, and what it returns."""
+        return events, self.produce(events, scores)
 
     def _score(self, events: Any, *, chunks: int) -> Generator[Any]:
         """Send a block's requests and do the work that needs no scores, then yield its output.
 
         Yields None in between. Closed, or on an error, it cancels what is not answered yet.
         """
-        pending: dict[str, Pending] = {}
-        scores = Scores()
+        calls: list[Pending] = []
         try:
-            with _nearest_fields_named():
-                sent = self.acquire(events)
-            _check(self, sent)
-            for name, objects in sent.items():
-                pending[name] = _submit(self, name, objects, events)
-            with _nearest_fields_named():
-                scores.overlap = self.overlap(events)
+            with recorded(calls), _nearest_fields_named():
+                pending = _submit(self, "acquire", self.acquire(events), events, calls)
+                overlap = self.overlap(events)
             yield None
-            for name, request in pending.items():
-                scores[name] = request.result()
-            with _nearest_fields_named():
-                output = self._produce(events, scores)
+            scores = Scores({name: call.result() for name, call in pending.items()}, overlap)
+            with recorded(calls), _nearest_fields_named():
+                seen, output = self._produce(events, scores)
+                if inspect.isgenerator(output):
+                    output = _stages(self, output, seen, calls)
         finally:
-            for request in pending.values():
-                request.cancel()
+            for call in calls:
+                call.cancel()
         if type(output) is dict and not _has_no_data(events):
             statistics = Statistics(chunks=chunks, events=len(events))
             dataset = _dataset_of(events)
             if dataset is not None:
                 statistics.datasets[str(dataset)] = len(events)
-            for request in pending.values():
-                statistics += request.statistics
+            for call in calls:
+                statistics += call.statistics
             output = {**output, STATISTICS_KEY: statistics.to_plain()}
         yield output
 
@@ -237,17 +242,45 @@ def _dataset_of(events: Any) -> Any:
     return (getattr(events, "metadata", None) or {}).get("dataset")
 
 
-def _check(processor: SonicProcessor, sent: Any) -> None:
-    """Raise unless `acquire` has returned objects by model."""
+def _stages(
+    processor: SonicProcessor, stages: Generator[Any, Any, Any], events: Any, calls: list[Pending]
+) -> Any:
+    """Send what `produce` yields, give it the scores, and return what it returns."""
+    scores: Any = None
+    while True:
+        try:
+            sent = stages.send(scores)
+        except StopIteration as end:
+            return end.value
+        pending = _submit(processor, "produce", sent, events, calls)
+        scores = Scores({name: call.result() for name, call in pending.items()})
+
+
+def _submit(
+    processor: SonicProcessor, method: str, sent: Any, events: Any, calls: list[Pending]
+) -> dict[str, Pending]:
+    """Send what a method has returned or yielded, objects by model, and append the calls."""
+    _check(processor, method, sent)
+    pending = {}
+    for name, objects in sent.items():
+        pending[name] = _submit_to(processor, name, objects, events)
+        if pending[name] not in calls:  # a model that is none of ours
+            calls.append(pending[name])
+    return pending
+
+
+def _check(processor: SonicProcessor, method: str, sent: Any) -> None:
+    """Raise unless a method has given objects by model."""
     models, kind = processor.models, type(processor).__name__
     if not isinstance(models, Mapping):
         raise ConfigError(
             f"{kind}.models must be a dict of name and sonic.Model, got {type(models).__name__}"
         )
-    who = f"{kind}.acquire"
+    who = f"{kind}.{method}"
     if not isinstance(sent, Mapping):
+        gives = "return" if method == "acquire" else "yield"
         raise ConfigError(
-            f"{who} must return a dict of model name and objects, got {type(sent).__name__}"
+            f"{who} must {gives} a dict of model name and objects, got {type(sent).__name__}"
         )
     for name in sent:
         if name not in models:
@@ -259,8 +292,8 @@ def _check(processor: SonicProcessor, sent: Any) -> None:
             )
 
 
-def _submit(processor: SonicProcessor, name: str, sent: Any, events: Any) -> Pending:
-    """Send what `acquire` returned for a model."""
+def _submit_to(processor: SonicProcessor, name: str, sent: Any, events: Any) -> Pending:
+    """Send the objects for a model."""
     request = sent if isinstance(sent, Request) else Request(sent)
     model: Any = processor.models[name]
     options: dict[str, Any] = {"on_error": processor.on_error}
@@ -275,7 +308,7 @@ def _submit(processor: SonicProcessor, name: str, sent: Any, events: Any) -> Pen
             continue
         if not takes:
             raise ConfigError(
-                f"{type(processor).__name__}.acquire sends {option}= to {name!r}, but a "
+                f"{type(processor).__name__} sends {option}= to {name!r}, but a "
                 f"{type(model).__name__} takes none"
             )
         options[option] = value

@@ -1,0 +1,109 @@
+"""Scores of one model go into the next: `produce` may be a generator."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import awkward as ak
+import numpy as np
+import pytest
+
+import sonic_coffea as sonic
+from sonic_coffea import errors
+from sonic_coffea.testing import FakeModel, FakeServer
+
+EVENTS = ak.Array(
+    [
+        {"photon": [{"pt": 1.0}, {"pt": 2.0}], "event": 0},
+        {"photon": [], "event": 1},
+        {"photon": [{"pt": 4.0}], "event": 2},
+    ]
+)
+CORRECT = sonic.Model("correct", {"x": sonic.Row("pt")}, {"y": ["factor"]})
+IDENTIFY = sonic.Model("identify", {"x": sonic.Row("corrected")}, {"y": ["mva"]})
+
+
+@pytest.fixture(autouse=True)
+def server() -> Any:
+    models = {
+        "correct": FakeModel.of(CORRECT, lambda inputs: {"y": inputs["x"] + 1}),
+        "identify": FakeModel.of(IDENTIFY, lambda inputs: {"y": 10 * inputs["x"]}),
+    }
+    with FakeServer(models) as running, sonic.connect(running.url):
+        yield running
+
+
+class Photons(sonic.SonicProcessor):
+    models: ClassVar[Any] = {"correct": CORRECT, "identify": IDENTIFY}
+
+    def acquire(self, events: Any) -> Any:
+        return {"correct": events.photon}
+
+    def produce(self, events: Any, scores: Any) -> Any:
+        photons = ak.with_field(events.photon, scores["correct"].factor, "corrected")
+        more = yield {"identify": photons}
+        again = yield {"identify": ak.with_field(photons, more["identify"].mva, "corrected")}
+        return {"mva": more["identify"].mva.tolist(), "again": again["identify"].mva.tolist()}
+
+
+class ByHand(Photons):
+    def produce(self, events: Any, scores: Any) -> Any:
+        photons = ak.with_field(events.photon, scores["correct"].factor, "corrected")
+        return {"mva": IDENTIFY(photons).mva.tolist()}
+
+
+class Filtered(Photons, sonic.SonicFilter):
+    def decide(self, events: Any, scores: Any) -> Any:
+        return events.event != 0
+
+
+def test_scores_of_one_model_go_into_the_next() -> None:
+    output = Photons().process(EVENTS)
+    assert output["mva"] == [[20.0, 30.0], [], [50.0]]
+    assert output["again"] == [[200.0, 300.0], [], [500.0]]
+
+
+@pytest.mark.parametrize(("kind", "rows"), [(Photons, [3, 6]), (ByHand, [3, 3])])
+def test_calls_in_produce_are_in_the_statistics(kind: Any, rows: list[int]) -> None:
+    report = sonic.report(kind().process(EVENTS))
+    scored = {model: tally.rows for (_, model, _), tally in report.statistics}
+    assert [scored["correct"], scored["identify"]] == rows
+    assert report.statistics.objects == sum(rows)
+
+
+def test_blocks_have_stages_of_their_own() -> None:
+    processor = Photons()
+    processor.block_size = 1
+    output = processor.process(EVENTS)
+    assert output["mva"] == [[20.0, 30.0], [], [50.0]]
+    assert sonic.report(output).statistics.objects == 9
+
+
+def test_stages_of_a_filter_get_the_events_that_pass() -> None:
+    assert Filtered().process(EVENTS)["mva"] == [[], [50.0]]
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ({"identfy": None}, r"Wrong.produce names model 'identfy'; did you mean 'identify'"),
+        ([1], "Wrong.produce must yield a dict of model name and objects, got list"),
+    ],
+)
+def test_what_cannot_be_sent_is_said(sent: Any, message: str) -> None:
+    class Wrong(Photons):
+        def produce(self, events: Any, scores: Any) -> Any:
+            yield sent
+
+    with pytest.raises(errors.ConfigError, match=message):
+        Wrong().process(EVENTS)
+
+
+def test_an_error_in_a_stage_fails_the_chunk() -> None:
+    class Careful(Photons):
+        def produce(self, events: Any, scores: Any) -> Any:
+            broken = ak.with_field(events.photon, np.nan, "corrected")
+            yield {"identify": broken}
+
+    with pytest.raises(errors.InputError, match="'corrected' is NaN"):
+        Careful().process(EVENTS)
