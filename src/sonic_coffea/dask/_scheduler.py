@@ -18,7 +18,6 @@ from sonic_coffea.dask._messages import (
     CONNECTED,
     FINAL,
     JOIN,
-    LEAVE,
     OPERATION,
     QUOTAS,
     REPORT,
@@ -65,9 +64,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         self._scheduler = scheduler
         scheduler.handlers[CONNECTED] = self.connected
         scheduler.handlers[JOIN] = self.join
-        scheduler.stream_handlers[OPERATION] = handler(
-            {REPORT: self.report, FINAL: self.final, LEAVE: self.leave}
-        )
+        scheduler.stream_handlers[OPERATION] = handler({REPORT: self.report, FINAL: self.final})
         callback = PeriodicCallback(self.end_round, self.allocator.round_s * 1000)
         scheduler.periodic_callbacks[self.name] = callback
         callback.start()
@@ -100,6 +97,9 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
             await scheduler.unregister_worker_plugin(None, plugin)
         except Exception:  # such as a worker that leaves at this moment
             logger.debug("%s is still on some workers", plugin, exc_info=True)
+        for process, workers in list(self._processes.items()):
+            if process.endswith(plugin):
+                self._forget(process, *workers)
 
     def join(
         self,
@@ -127,25 +127,21 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Forget a worker."""
         del scheduler, kwargs
-        for process in [p for p, workers in self._processes.items() if worker in workers]:
-            self.leave(worker, process)
+        for process in list(self._processes):
+            self._forget(process, worker)
 
-    def leave(self, worker: str, process: str, **unknown: Any) -> None:
-        """Forget a worker of a process."""
-        del unknown
-        workers = self._processes.get(process, [])
-        if worker in workers:
-            workers.remove(worker)
-            if not workers:
-                del self._processes[process]
-                self.allocator.leave(process)
-                self.history.leave(process)
+    def _forget(self, process: str, *workers: str) -> None:
+        """Forget workers of a process, and with its last one the process."""
+        left = [worker for worker in self._processes[process] if worker not in workers]
+        self._processes[process] = left
+        if not left:
+            del self._processes[process]
+            self.allocator.leave(process)
 
     def report(
         self,
         worker: str,
         process: str,
-        number: int,
         telemetry: Sequence[Any],
         circuits: Mapping[str, bool],
         totals: Sequence[Any],
@@ -162,7 +158,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
             action = "lost" if circuits[server] else "back"
             event = {"action": action, "server": server, "worker": worker}
             self._scheduler.log_event(TOPIC, event)
-        for served, compute_s in self.history.report(process, number, totals, timings).items():
+        for served, compute_s in self.history.report(totals, timings).items():
             self.allocator.capacities[served].compute_s = compute_s
 
     def final(self, worker: str, key: Any, **unknown: Any) -> None:
