@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from distributed import Client
-from tests.dask.conftest import MODEL, jets
+from tests.dask.conftest import MODEL, jets, local_cluster
 from tests.ports import held_port
 from tests.waiting import until
 
@@ -121,3 +123,32 @@ def test_a_client_that_lost_its_link_has_its_servers_again(
         until(lambda: list(one_worker.run(plugins_of_worker).values()) == [1])
         assert client.submit(score, 2, pure=False).result(60) == 4
         assert caplog.text.count("registering its servers again") == 1
+
+
+def test_servers_that_are_still_being_taken_away_come_back(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers of a large cluster hear late that the client was lost, and soon that it is back."""
+    taken = threading.Event()
+    with (
+        local_cluster(1, processes=False) as own,
+        Client(own) as client,
+        sonic.connect(server.url, client=client),
+    ):
+        scheduler, (worker,) = own.scheduler, own.workers.values()
+        broadcast = scheduler.broadcast
+
+        async def slowly(*, msg: Any, **options: Any) -> Any:
+            if msg["op"] != "plugin-remove":
+                return await broadcast(msg=msg, **options)
+            await asyncio.sleep(1)
+            answers = await broadcast(msg=msg, **options)
+            taken.set()
+            return answers
+
+        scheduler.broadcast = slowly
+        client.loop.add_callback(scheduler.client_comms[client.id].abort)
+        until(taken.is_set)
+        until(lambda: plugins_of_worker(worker) == 1)
+        assert client.submit(score, 2, pure=False).result(60) == 4
+    assert "registering its servers again" in caplog.text

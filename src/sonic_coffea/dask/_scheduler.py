@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import defaultdict
@@ -62,6 +63,8 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     async def start(self, scheduler: Scheduler) -> None:
         """Listen to the workers."""
         self._scheduler = scheduler
+        # A client that comes back must not register a worker plugin that is just being taken away.
+        self._taking_away = asyncio.Lock()
         scheduler.handlers[CONNECTED] = self.connected
         scheduler.handlers[JOIN] = self.join
         scheduler.stream_handlers[OPERATION] = handler({REPORT: self.report, FINAL: self.final})
@@ -70,10 +73,11 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
         callback.start()
         add_page(scheduler, self.history)
 
-    def connected(self, client: str, plugin: str, **unknown: Any) -> None:
+    async def connected(self, client: str, plugin: str, **unknown: Any) -> None:
         """Note which worker plugin has the settings of a client."""
         del unknown
-        self._plugins[client] = [*(p for p in self._plugins[client] if p != plugin), plugin]
+        async with self._taking_away:
+            self._plugins[client] = [*(p for p in self._plugins[client] if p != plugin), plugin]
 
     def update_graph(
         self, scheduler: Scheduler, *, client: str, tasks: Collection[Any], **kwargs: Any
@@ -90,6 +94,10 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
             scheduler.loop.add_callback(self._take_away, scheduler, plugin)
 
     async def _take_away(self, scheduler: Scheduler, plugin: str) -> None:
+        async with self._taking_away:
+            await self._unregister(scheduler, plugin)
+
+    async def _unregister(self, scheduler: Scheduler, plugin: str) -> None:
         wanted = any(plugin in plugins for plugins in self._plugins.values())
         if wanted or plugin not in scheduler.worker_plugins or scheduler.status != Status.running:
             return
