@@ -41,7 +41,7 @@ TIMINGS = ("requests", "queue_s", "input_s", "compute_s", "output_s")
 
 
 # Of a pool's tallies, as they were last reported; workers of one process share a pool.
-_reported: WeakKeyDictionary[Pool, dict[Any, Sequence[float]]] = WeakKeyDictionary()
+_reported: WeakKeyDictionary[Pool, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def message(kind: str, **fields: Any) -> dict[str, Any]:
