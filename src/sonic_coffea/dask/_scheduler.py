@@ -95,19 +95,17 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
 
     async def _take_away(self, scheduler: Scheduler, plugin: str) -> None:
         async with self._taking_away:
-            await self._unregister(scheduler, plugin)
-
-    async def _unregister(self, scheduler: Scheduler, plugin: str) -> None:
-        wanted = any(plugin in plugins for plugins in self._plugins.values())
-        if wanted or plugin not in scheduler.worker_plugins or scheduler.status != Status.running:
-            return
-        try:
-            await scheduler.unregister_worker_plugin(None, plugin)
-        except Exception:  # such as a worker that leaves at this moment
-            logger.debug("%s is still on some workers", plugin, exc_info=True)
-        for process, workers in list(self._processes.items()):
-            if process.endswith(plugin):
-                self._forget(process, *workers)
+            wanted = any(plugin in plugins for plugins in self._plugins.values())
+            known = plugin in scheduler.worker_plugins
+            if wanted or not known or scheduler.status != Status.running:
+                return
+            try:
+                await scheduler.unregister_worker_plugin(None, plugin)
+            except Exception:  # such as a worker that leaves at this moment
+                logger.debug("%s is still on some workers", plugin, exc_info=True)
+            for process, workers in list(self._processes.items()):
+                if process.endswith(plugin):
+                    self._forget(process, *workers)
 
     def join(
         self,
