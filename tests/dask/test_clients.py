@@ -115,7 +115,15 @@ def test_clients_in_threads_have_their_own_servers(cluster: LocalCluster) -> Non
 
 
 def test_quotas_come_for_each_settings(cluster: LocalCluster) -> None:
-    """Two clients on one server, with other options, share it fairly."""
+    """Two clients on one server, with other options, have quotas on each worker."""
+
+    def on_each_worker(client: Client) -> list[Any]:
+        """Score a chunk on each: it is suspended, and leaves its thread to another client's."""
+        addresses = client.scheduler_info(n_workers=-1)["workers"]
+        return [
+            client.submit(by_reference, number, workers=[address], pure=False)
+            for number, address in enumerate(addresses, 1)
+        ]
 
     def clients(dask_scheduler: Any) -> int:
         plugin = dask_scheduler.plugins["sonic-coffea-scheduler"]
@@ -128,10 +136,9 @@ def test_quotas_come_for_each_settings(cluster: LocalCluster) -> None:
         sonic.connect(one.url, client=first, max_in_flight=7),
     ):
         one.hold()
-        # Few enough for all to wait for the server at a time.
-        of_first = first.map(by_reference, range(1, 5))
+        of_first = on_each_worker(first)
         with sonic.connect(one.url, client=second, max_in_flight=9):
-            of_second = second.map(by_reference, range(41, 45))
+            of_second = on_each_worker(second)
             until(lambda: first.run_on_scheduler(clients) == 4)
             one.release()
             assert set(first.gather(of_first)) == set(second.gather(of_second)) == {2.0}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from distributed import Client
+from distributed import Client, secede, threadpoolexecutor
 from tests.dask.conftest import MODEL, jets, local_cluster, twice
 from tests.waiting import until
 
@@ -83,3 +84,58 @@ def _numbers_at_once(number: int) -> int:
     at_once = len(RUNNING)
     RUNNING.remove(number)
     return at_once
+
+
+class OtherThreadPoolExecutor(threadpoolexecutor.ThreadPoolExecutor):  # type: ignore[misc]
+    """As of another version of distributed, which may call what it keeps to itself otherwise.
+
+    distributed finds threads by this name.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        asks = sys._getframe(1).f_globals["__name__"]
+        if name == "_rejoin_list" and asks.startswith("sonic_coffea"):
+            raise AttributeError(f"no attribute {name!r}")
+        return super().__getattribute__(name)
+
+
+def score_once() -> list[float]:
+    return twice(MODEL(jets(1, 2)))
+
+
+def score_after_secede() -> list[float]:
+    secede()
+    return twice(MODEL(jets(1, 2)))
+
+
+def test_another_distributed_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})
+    with (
+        OtherThreadPoolExecutor(1) as executor,
+        FakeServer({"double": served}) as server,
+        local_cluster(1, processes=False, executor=executor) as cluster,
+        Client(cluster) as client,
+        sonic.connect(server.url, client=client),
+    ):
+        said = "chunks keep their threads while they wait for scores"
+        server.hold()
+        first = client.submit(score_once, pure=False)
+        until(lambda: said in caplog.text)
+        second = client.submit(score_once, pure=False)
+        server.release()
+        assert client.gather([first, second]) == [[2.0, 4.0]] * 2
+    assert caplog.text.count(said) == 1
+
+
+def test_a_task_that_has_seceded_may_score(client: Client) -> None:
+    served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})
+    with (
+        FakeServer({"double": served}) as server,
+        sonic.connect(server.url, client=client) as pool,
+    ):
+        server.hold()
+        scoring = client.submit(score_after_secede)
+        until(lambda: any(server.in_flight for server in pool.servers))
+        server.release()
+        assert scoring.result() == [2.0, 4.0]
+        assert client.gather(client.map(_numbers_at_once, range(4))) == [1] * 4

@@ -314,3 +314,38 @@ def test_a_forked_child_uses_a_pool_that_it_is_given() -> None:
         child.join(60)
         assert child.exitcode == 0
         assert factor(MODEL(JETS, pool=pool)) == 2
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_cannot_wait_for_its_parent_s_call() -> None:
+    """Nor does it cancel the call, whose scores come where it began."""
+    with server(2) as one, sonic.connect(one.url):
+        assert factor(MODEL(JETS)) == 2
+        one.hold()
+        pending = MODEL.submit(JETS)
+        context = multiprocessing.get_context("fork")
+        receiver, sender = context.Pipe(duplex=False)
+
+        async def awaited() -> Any:
+            return await pending
+
+        def wait() -> None:
+            for scores in (pending.result, lambda: asyncio.run(awaited())):
+                try:
+                    scores()
+                except errors.ConfigError as error:
+                    sender.send(str(error))
+            pending.cancel()
+            sender.send(factor(MODEL(JETS, timeout_s=60)))
+
+        child = context.Process(target=wait, daemon=True)
+        child.start()
+        for _ in range(2):
+            assert receiver.poll(60)
+            assert "forked child" in receiver.recv()
+        one.release()
+        assert factor(pending.result()) == 2
+        assert receiver.poll(60)
+        assert receiver.recv() == 2
+        child.join(60)
+        assert child.exitcode == 0

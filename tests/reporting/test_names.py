@@ -141,7 +141,7 @@ def test_the_dashboard(name: str) -> None:
     from sonic_coffea.dask._history import History
 
     history = History()
-    history.report("worker", 1, [((f"s {name}", f"m {name}", "1"), [1, 1, 0, 0, 0.1])], [])
+    history.report([((f"s {name}", f"m {name}", "1"), [1, 1, 0, 0, 0.1])], [])
     view = ServersView(history)
     view.update()
     cells = view.table.source.data

@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed import Client, LocalCluster
 
-from sonic_coffea.errors import ServerLostError
+from sonic_coffea.errors import ConfigError
 
 
 @contextlib.contextmanager
@@ -24,14 +24,17 @@ def cluster(workers: int, scheduler: str | None = None) -> Iterator[Any]:
 
     Raises
     ------
-    ServerLostError
-        If there is no scheduler.
+    ConfigError
+        If no scheduler answers at the address.
     """
     if scheduler is not None:
         try:
             client = Client(scheduler, timeout=10)
         except (OSError, ValueError) as error:
-            raise ServerLostError(f"no dask scheduler answers at {scheduler}: {error}") from None
+            raise ConfigError(
+                f"no dask scheduler answers at {scheduler!r}: {error}; expected an address such as "
+                "'tcp://host:8786'"
+            ) from None
         with client:
             yield client
         return

@@ -110,10 +110,8 @@ class ServersView:
         from bokeh.plotting import figure
 
         self._history = history
-        # `update` fills all columns.
-        self._lines = models.ColumnDataSource()
-        self._bars = models.ColumnDataSource()
-        self._cells = models.ColumnDataSource()
+        # A row for each line, bar, and row of the table.
+        self._source = models.ColumnDataSource()
         shape = {
             "min_height": 240,
             "min_width": 420,
@@ -122,7 +120,7 @@ class ServersView:
         }
         self.rates = figure(
             title=_RATES,
-            x_axis_label="time before now (s)",
+            x_axis_label="time from now (s)",
             y_axis_label="rows/s",
             x_range=models.Range1d(-_SHOWN_S, 0),
             tools=[models.HoverTool(tooltips=[("", "@name")], line_policy="interp")],
@@ -130,10 +128,7 @@ class ServersView:
         )
         self.rates.y_range.start = 0
         self.rates.yaxis.formatter = models.NumeralTickFormatter(format="0,0")
-        self.rates.xaxis.formatter = models.CustomJSTickFormatter(
-            code="return String(Math.abs(tick))"
-        )
-        self.rates.multi_line(xs="t", ys="rows_s", color="color", line_width=2, source=self._lines)
+        self.rates.multi_line("times", "rates", color="color", line_width=2, source=self._source)
         self.stages = figure(
             title="Where the time of a request goes",
             x_axis_label="mean of the last requests (ms)",
@@ -146,7 +141,7 @@ class ServersView:
             y="name",
             height=0.6,
             color=list(_STAGES.values()),
-            source=self._bars,
+            source=self._source,
             legend_label=list(_STAGES),
         )
         self.stages.x_range.start = 0
@@ -155,16 +150,16 @@ class ServersView:
         legend.update(border_line_color=None, background_fill_color=None)
         self.stages.add_layout(legend, "above")
         swatch = models.HTMLTemplateFormatter(template='<b style="color:<%= value %>">■</b>')
-        swatches = models.TableColumn(
-            field="color", title="", width=20, formatter=swatch, sortable=False
-        )
         columns = [
             models.TableColumn(field=field, title=title, width=width)
             for field, (title, width, _) in _COLUMNS.items()
         ]
         self.table = models.DataTable(
-            source=self._cells,
-            columns=[swatches, *columns],
+            source=self._source,
+            columns=[
+                models.TableColumn(field="color", title="", width=20, formatter=swatch),
+                *columns,
+            ],
             index_position=None,
             reorderable=False,
             min_width=1390,
@@ -178,10 +173,19 @@ class ServersView:
         now = time.monotonic()
         items = sorted(self._history.courses.items())
         courses = [course for _, course in items]
-        colors = [_LINES[i % len(_LINES)] for i in range(len(courses))]
-        self._cells.data = {
-            "color": colors,
-            **{name: [text(*item) for item in items] for name, (_, _, text) in _COLUMNS.items()},
+        names = [
+            f"{_literal(f'{model} v{version}')}\n{_literal(server)}"
+            for (server, model, version), _ in items
+        ]
+        stages_ms = [_stages_ms(course) for course in courses]
+        self.stages.y_range.factors = names[::-1]
+        self._source.data = {
+            "name": names,
+            "color": [_LINES[i % len(_LINES)] for i in range(len(courses))],
+            "times": [[at - now for at, _ in c.rows_per_s] for c in courses],
+            "rates": [[rate for _, rate in c.rows_per_s] for c in courses],
+            **{stage: [ms[stage] for ms in stages_ms] for stage in _STAGES},
+            **{field: [text(*item) for item in items] for field, (*_, text) in _COLUMNS.items()},
         }
         self.table.height = min(_HEAD_PX + _ROW_PX * len(items), _MOST_PX)
         # Bokeh 3.9 draws a table anew only when the view of its data changes.
@@ -189,19 +193,6 @@ class ServersView:
         oldest = min((c.rows_per_s[0][0] for c in courses if c.rows_per_s), default=now)
         self.rates.x_range.start = max(-_SHOWN_S, min(oldest - now, -10.0))
         self.rates.title.text = _RATES if courses else f"{_RATES}: no requests yet"
-        names = [
-            f"{_literal(f'{model} v{version}')}\n{_literal(server)}"
-            for (server, model, version), _ in items
-        ]
-        self._lines.data = {
-            "t": [[at - now for at, _ in c.rows_per_s] for c in courses],
-            "rows_s": [[rate for _, rate in c.rows_per_s] for c in courses],
-            "color": colors,
-            "name": names,
-        }
-        self.stages.y_range.factors = names[::-1]
-        stages = [_stages_ms(course) for course in courses]
-        self._bars.data = {"name": names, **{part: [s[part] for s in stages] for part in _STAGES}}
 
 
 def _literal(text: str) -> str:
@@ -221,8 +212,13 @@ def _state(course: Course) -> str:
     return f"circuit open on {number} worker{'s'[: number > 1]}" if number else "up"
 
 
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.2f}"
+def _number(value: float | None, unit: float = 1.0, digits: int = 0) -> str:
+    """Return a number in a unit; nothing if it is not known."""
+    return "" if value is None else f"{value / unit:,.{digits}f}"
+
+
+def _total(name: str) -> Callable[[ServedVersion, Course], str]:
+    return lambda _, course: _number(course.totals[name])
 
 
 # The title, the width, and what a row shows.
@@ -230,20 +226,16 @@ _COLUMNS: dict[str, tuple[str, int, Callable[[ServedVersion, Course], str]]] = {
     "server": ("Server", 180, lambda served, _: printable(served[0])),
     "model": ("Model", 130, lambda served, _: printable(f"{served[1]} v{served[2]}")),
     "state": ("State", 155, lambda _, c: _state(c)),
-    "rows_s": ("Rows/s", 80, lambda _, c: f"{c.rows_per_s[-1][1]:,.0f}" if c.rows_per_s else ""),
-    "in_flight": ("In flight (requests)", 140, lambda _, c: str(c.in_flight)),
-    "waiting": ("Waiting (requests)", 135, lambda _, c: str(c.waiting)),
-    "limit": ("Limit (requests)", 120, lambda _, c: "" if c.limit is None else f"{c.limit:.0f}"),
-    "rtt_ms": ("RTT (ms)", 80, lambda _, c: _ms(c.rtt_s or None)),
-    "queue_ms": ("Queue (ms)", 80, lambda _, c: _ms(c.queue_s)),
-    "model_ms": ("Model (ms)", 80, lambda _, c: _ms(c.model_s)),
-    "others": (
-        "Other clients (%)",
-        125,
-        lambda _, c: "" if c.others is None else f"{100 * c.others:.0f}",
-    ),
-    "rows": ("Rows", 80, lambda _, c: f"{c.totals['rows']:,.0f}"),
-    "requests": ("Requests", 75, lambda _, c: f"{c.totals['requests']:,.0f}"),
-    "retries": ("Retries", 65, lambda _, c: f"{c.totals['retries']:,.0f}"),
-    "failures": ("Failures", 70, lambda _, c: f"{c.totals['failures']:,.0f}"),
+    "rows_s": ("Rows/s", 80, lambda _, c: _number(c.rows_per_s[-1][1] if c.rows_per_s else None)),
+    "in_flight": ("In flight (requests)", 140, lambda _, c: _number(c.in_flight)),
+    "waiting": ("Waiting (requests)", 135, lambda _, c: _number(c.waiting)),
+    "limit": ("Limit (requests)", 120, lambda _, c: _number(c.limit)),
+    "rtt_ms": ("RTT (ms)", 80, lambda _, c: _number(c.rtt_s or None, 1e-3, 2)),
+    "queue_ms": ("Queue (ms)", 80, lambda _, c: _number(c.queue_s, 1e-3, 2)),
+    "model_ms": ("Model (ms)", 80, lambda _, c: _number(c.model_s, 1e-3, 2)),
+    "others": ("Other clients (%)", 125, lambda _, c: _number(c.others, 0.01)),
+    "rows": ("Rows", 80, _total("rows")),
+    "requests": ("Requests", 75, _total("requests")),
+    "retries": ("Retries", 65, _total("retries")),
+    "failures": ("Failures", 70, _total("failures")),
 }

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sonic_coffea.dask._messages import TOTALS
+from sonic_coffea.dask._messages import TOTALS, increase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,17 +74,11 @@ class History:
 
     def __init__(self) -> None:
         self.courses: defaultdict[ServedVersion, Course] = defaultdict(Course)
-        self._totals: defaultdict[str, dict[ServedVersion, Sequence[float]]] = defaultdict(dict)
-        self._numbers: defaultdict[str, int] = defaultdict(int)
         self._timings: dict[ServedModel, Sequence[float]] = {}
         self._own: dict[ServedModel, float] = {}
 
-    def report(
-        self, client: str, number: int, totals: Iterable[Any], timings: Iterable[Any]
-    ) -> dict[ServedModel, float]:
-        """Take a client's totals, and the servers' own statistics if it has asked for them.
-
-        Totals that an earlier report brings late, by its number, would look like a new beginning.
+    def report(self, totals: Iterable[Any], timings: Iterable[Any]) -> dict[ServedModel, float]:
+        """Take what a client has counted since its last report, and the servers' own statistics.
 
         Returns
         -------
@@ -93,18 +87,13 @@ class History:
             is one of several behind a balancer, and its counts are compared with another's.
         """
         compute_s: dict[ServedModel, float] = {}
-        if number >= self._numbers[client]:
-            self._numbers[client] = number
-            last = self._totals[client]
-            for served, numbers in totals:
-                increase = _increase(last.get(served), numbers)
-                for name, more in zip(TOTALS, increase, strict=True):
-                    self.courses[served].totals[name] += more
-                last[served] = numbers
+        for served, numbers in totals:
+            for name, more in zip(TOTALS, numbers, strict=True):
+                self.courses[served].totals[name] += more
         for served, numbers in timings:
             # Behind a balancer, these may be of another server than before.
             last_numbers = self._timings.get(served)
-            requests, queue_s, *model_s = _increase(last_numbers, numbers)
+            requests, queue_s, *model_s = increase(last_numbers, numbers)
             self._timings[served] = numbers
             courses = self._courses(served)
             total = sum(course.totals["requests"] for course in courses)
@@ -120,11 +109,6 @@ class History:
                     before = others if course.others is None else course.others
                     course.others = before + _SMOOTHING * (others - before)
         return compute_s
-
-    def leave(self, client: str) -> None:
-        """Forget a client's last totals; what it did stays."""
-        self._totals.pop(client, None)
-        self._numbers.pop(client, None)
 
     def end_round(self, allocator: Allocator, now: float) -> None:
         """End a round."""
@@ -144,10 +128,3 @@ class History:
             for key, course in self.courses.items()
             if key[:2] == (server, model) and version in (None, key[2])
         ]
-
-
-def _increase(before: Sequence[float] | None, numbers: Sequence[float]) -> Sequence[float]:
-    """Return how much counters have grown; they begin at 0 again when their process does."""
-    if before is None or any(new < old for new, old in zip(numbers, before, strict=True)):
-        return numbers
-    return [new - old for new, old in zip(numbers, before, strict=True)]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from distributed import Client
-
+from sonic_coffea.dask._cluster import cluster
 from sonic_coffea.errors import ConfigError
 from sonic_coffea.pool import Checks, HostCheck, Settings, check_here
 
+if TYPE_CHECKING:
+    from distributed import Client
+
 logger = logging.getLogger(__name__)
 
-_CONNECT_TIMEOUT_S = 10.0
 # Batch systems may take longer; then the analyst waits for workers beforehand.
 _FIRST_WORKER_TIMEOUT_S = 60.0
 
@@ -91,14 +92,7 @@ def check_cluster(scheduler: str, settings: Settings, *tried: Any) -> Checks:
     ConfigError
         If no scheduler answers there, or no worker comes within a minute.
     """
-    try:
-        client = Client(scheduler, timeout=_CONNECT_TIMEOUT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"no dask scheduler answers at {scheduler!r}: {error}; expected an address such as "
-            "'tcp://host:8786'"
-        ) from None
-    with client:
+    with cluster(0, scheduler) as client:
         return Checks(check_workers(client, settings, *tried))
 
 

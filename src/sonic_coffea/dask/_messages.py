@@ -7,6 +7,7 @@ from dataclasses import astuple
 from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from sonic_coffea.dask._quotas import ServedModel, Telemetry
 from sonic_coffea.pool import ModelKey, Quota, RttStatistics
@@ -29,7 +30,7 @@ JOIN = "sonic_join"
 OPERATION = "sonic-coffea"
 """Of messages in the streams between workers and scheduler, for all versions to come: distributed
 ends a stream that brings an unknown operation."""
-REPORT, FINAL, LEAVE, QUOTAS = "report", "final", "leave", "quotas"
+REPORT, FINAL, QUOTAS = "report", "final", "quotas"
 ANNOTATION = "sonic-coffea"
 """Of a task: the worker plugin with the settings of the client that sent it."""
 
@@ -37,6 +38,10 @@ TOTALS = ("rows", "requests", "retries", "failures", "trip_s")
 """The fields of a worker's tallies that the dashboard shows."""
 TIMINGS = ("requests", "queue_s", "input_s", "compute_s", "output_s")
 """The fields of a server's own statistics that it shows."""
+
+
+# Of a pool's tallies, as they were last reported; workers of one process share a pool.
+_reported: WeakKeyDictionary[Pool, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def message(kind: str, **fields: Any) -> dict[str, Any]:
@@ -73,9 +78,12 @@ def _warn(problem: str) -> None:
 
 
 def write_report(pool: Pool, timings: Mapping[ServedModel, ModelStatistics]) -> dict[str, Any]:
-    """Return what a pool reports, as a message."""
+    """Return what happened in a pool since its last report, as a message."""
     endpoints, waiting = pool.telemetry()
     total, timing = attrgetter(*TOTALS), attrgetter(*TIMINGS)
+    before = _reported.get(pool, {})
+    _reported[pool] = now = {served: total(tally) for served, tally in pool.statistics}
+    totals = [(served, increase(before.get(served), numbers)) for served, numbers in now.items()]
     return {
         "telemetry": [
             (
@@ -90,9 +98,16 @@ def write_report(pool: Pool, timings: Mapping[ServedModel, ModelStatistics]) -> 
             for model, (in_flight, rtt) in e.models.items()
         ],
         "circuits": {e.url: e.circuit_open for e in endpoints},
-        "totals": [(served, total(tally)) for served, tally in pool.statistics],
+        "totals": [(served, numbers) for served, numbers in totals if any(numbers)],
         "timings": [(served, timing(counts)) for served, counts in timings.items()],
     }
+
+
+def increase(before: Sequence[float] | None, numbers: Sequence[float]) -> Sequence[float]:
+    """Return how much counters have grown; they begin at 0 again when their process does."""
+    if before is None or any(new < old for new, old in zip(numbers, before, strict=True)):
+        return numbers
+    return [new - old for new, old in zip(numbers, before, strict=True)]
 
 
 def read_telemetry(telemetry: Iterable[Sequence[Any]]) -> dict[ServedModel, Telemetry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import defaultdict
@@ -18,7 +19,6 @@ from sonic_coffea.dask._messages import (
     CONNECTED,
     FINAL,
     JOIN,
-    LEAVE,
     OPERATION,
     QUOTAS,
     REPORT,
@@ -63,20 +63,21 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     async def start(self, scheduler: Scheduler) -> None:
         """Listen to the workers."""
         self._scheduler = scheduler
+        # A client that comes back must not register a worker plugin that is just being taken away.
+        self._taking_away = asyncio.Lock()
         scheduler.handlers[CONNECTED] = self.connected
         scheduler.handlers[JOIN] = self.join
-        scheduler.stream_handlers[OPERATION] = handler(
-            {REPORT: self.report, FINAL: self.final, LEAVE: self.leave}
-        )
+        scheduler.stream_handlers[OPERATION] = handler({REPORT: self.report, FINAL: self.final})
         callback = PeriodicCallback(self.end_round, self.allocator.round_s * 1000)
         scheduler.periodic_callbacks[self.name] = callback
         callback.start()
         add_page(scheduler, self.history)
 
-    def connected(self, client: str, plugin: str, **unknown: Any) -> None:
+    async def connected(self, client: str, plugin: str, **unknown: Any) -> None:
         """Note which worker plugin has the settings of a client."""
         del unknown
-        self._plugins[client] = [*(p for p in self._plugins[client] if p != plugin), plugin]
+        async with self._taking_away:
+            self._plugins[client] = [*(p for p in self._plugins[client] if p != plugin), plugin]
 
     def update_graph(
         self, scheduler: Scheduler, *, client: str, tasks: Collection[Any], **kwargs: Any
@@ -93,13 +94,18 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
             scheduler.loop.add_callback(self._take_away, scheduler, plugin)
 
     async def _take_away(self, scheduler: Scheduler, plugin: str) -> None:
-        wanted = any(plugin in plugins for plugins in self._plugins.values())
-        if wanted or plugin not in scheduler.worker_plugins or scheduler.status != Status.running:
-            return
-        try:
-            await scheduler.unregister_worker_plugin(None, plugin)
-        except Exception:  # such as a worker that leaves at this moment
-            logger.debug("%s is still on some workers", plugin, exc_info=True)
+        async with self._taking_away:
+            wanted = any(plugin in plugins for plugins in self._plugins.values())
+            known = plugin in scheduler.worker_plugins
+            if wanted or not known or scheduler.status != Status.running:
+                return
+            try:
+                await scheduler.unregister_worker_plugin(None, plugin)
+            except Exception:  # such as a worker that leaves at this moment
+                logger.debug("%s is still on some workers", plugin, exc_info=True)
+            for process, workers in list(self._processes.items()):
+                if process.endswith(plugin):
+                    self._forget(process, *workers)
 
     def join(
         self,
@@ -127,25 +133,21 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Forget a worker."""
         del scheduler, kwargs
-        for process in [p for p, workers in self._processes.items() if worker in workers]:
-            self.leave(worker, process)
+        for process in list(self._processes):
+            self._forget(process, worker)
 
-    def leave(self, worker: str, process: str, **unknown: Any) -> None:
-        """Forget a worker of a process."""
-        del unknown
-        workers = self._processes.get(process, [])
-        if worker in workers:
-            workers.remove(worker)
-            if not workers:
-                del self._processes[process]
-                self.allocator.leave(process)
-                self.history.leave(process)
+    def _forget(self, process: str, *workers: str) -> None:
+        """Forget workers of a process, and with its last one the process."""
+        left = [worker for worker in self._processes[process] if worker not in workers]
+        self._processes[process] = left
+        if not left:
+            del self._processes[process]
+            self.allocator.leave(process)
 
     def report(
         self,
         worker: str,
         process: str,
-        number: int,
         telemetry: Sequence[Any],
         circuits: Mapping[str, bool],
         totals: Sequence[Any],
@@ -162,7 +164,7 @@ class SonicSchedulerPlugin(SchedulerPlugin):  # type: ignore[misc]
             action = "lost" if circuits[server] else "back"
             event = {"action": action, "server": server, "worker": worker}
             self._scheduler.log_event(TOPIC, event)
-        for served, compute_s in self.history.report(process, number, totals, timings).items():
+        for served, compute_s in self.history.report(totals, timings).items():
             self.allocator.capacities[served].compute_s = compute_s
 
     def final(self, worker: str, key: Any, **unknown: Any) -> None:

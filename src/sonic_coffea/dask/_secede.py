@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections import defaultdict
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from distributed import Worker, get_worker, secede, threadpoolexecutor, utils
+from distributed import Worker, get_worker, secede, threadpoolexecutor
 
 from sonic_coffea.pool import Deadline
+
+logger = logging.getLogger(__name__)
 
 # Above this part of a worker's memory limit, waiting chunks keep their threads, so that no more
 # start. dask begins to spill at the same part.
@@ -31,55 +34,85 @@ class Suspender:
 
     def __init__(self, max_suspended_chunks: int) -> None:
         self._max_for_thread = max_suspended_chunks
-        self._counts: defaultdict[str, _Suspended] = defaultdict(_Suspended)
-        self._changed = threading.Condition()
-        # distributed lets those that came last rejoin first; one at a time keeps it fair.
-        self._gate = threading.Lock()
+        # By executor, as workers may share this process.
+        self._threads: WeakKeyDictionary[Any, _Threads] = WeakKeyDictionary()
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
         """Wait for an event without the thread, if that is possible."""
-        executor = _executor()
-        if executor is None:
+        try:
+            worker = get_worker()
+            worker.get_current_task()
+        except (ValueError, KeyError):  # no task
             return event.wait(timeout_s)
-        worker = get_worker()
+        threads = self._threads_of(worker)
+        if threads is None:
+            return event.wait(timeout_s)
         deadline = Deadline.after(timeout_s)
-        suspended = self._counts[worker.address]
-        max_chunks = self._max_for_thread * worker.state.nthreads
-        while not self._suspend(suspended, max_chunks, worker, executor):
+        while not threads.suspend(may_start_another=not _memory_is_full(worker)):
             if event.wait(deadline.within(_POLL_S)):
                 return True
             if deadline.over:
                 return False
+        seceded = False
         try:
-            secede()
+            seceded = _secede()
             try:
                 return event.wait(deadline.left_s)
             finally:
-                self._count(suspended, waiting=-1)
-                self._rejoin(suspended, max_chunks, executor, deadline)
+                threads.count(waiting=-1)
+                if seceded:
+                    threads.rejoin(deadline)
         finally:
-            self._count(suspended, chunks=-1)
+            threads.count(chunks=-1)
 
-    def _suspend(
-        self, suspended: _Suspended, max_chunks: int, worker: Worker, executor: Any
-    ) -> bool:
+    def _threads_of(self, worker: Worker) -> _Threads | None:
+        """Return the threads that run the worker's tasks; None if a task cannot leave them."""
+        executor = getattr(threadpoolexecutor.thread_state, "executor", None)
+        if executor is None:
+            return None
+        try:
+            max_chunks = self._max_for_thread * worker.state.nthreads
+            return self._threads.setdefault(executor, _Threads(executor, max_chunks))
+        except AttributeError as error:  # another version of distributed
+            _warn(str(error))
+            return None
+
+
+class _Threads:
+    """The threads of a worker, and its suspended chunks.
+
+    `distributed.rejoin` knows no timeout, and nothing public tells whether tasks wait for a thread.
+    So this reads three attributes that distributed promises to nobody. No other code does.
+    """
+
+    def __init__(self, executor: Any, max_chunks: int) -> None:
+        self._rejoin_lock = executor._rejoin_lock  # noqa: SLF001
+        self._rejoin_list = executor._rejoin_list  # noqa: SLF001
+        self._queue = executor._work_queue  # noqa: SLF001
+        self._max_chunks = max_chunks
+        # Suspended chunks, and those of them that wait for scores.
+        self._chunks = self._waiting = 0
+        self._changed = threading.Condition()
+        # distributed lets those that came last rejoin first; one at a time keeps it fair.
+        self._gate = threading.Lock()
+
+    def suspend(self, *, may_start_another: bool) -> bool:
         """Count one more suspended chunk, if that is allowed or another wants to rejoin."""
         with self._changed:
-            full = suspended.chunks >= max_chunks or _memory_is_full(worker)
-            if full and not executor._rejoin_list:  # noqa: SLF001
+            full = self._chunks >= self._max_chunks or not may_start_another
+            if full and not self._rejoin_list:
                 return False
-            self._count(suspended, chunks=1, waiting=1)
+            self.count(chunks=1, waiting=1)
             return True
 
-    def _count(self, suspended: _Suspended, *, chunks: int = 0, waiting: int = 0) -> None:
+    def count(self, *, chunks: int = 0, waiting: int = 0) -> None:
+        """Count more suspended chunks, or fewer."""
         with self._changed:
-            suspended.chunks += chunks
-            suspended.waiting += waiting
+            self._chunks += chunks
+            self._waiting += waiting
             self._changed.notify_all()
 
-    def _rejoin(
-        self, suspended: _Suspended, max_chunks: int, executor: Any, deadline: Deadline
-    ) -> None:
+    def rejoin(self, deadline: Deadline) -> None:
         """Rejoin once the thread is not better used to start another chunk.
 
         If all threads are busy until the deadline, the task goes on beside them, as dask has it for
@@ -88,9 +121,8 @@ class Suspender:
         until = time.monotonic() + deadline.within(_MAX_REJOIN_S)
 
         def better_used() -> bool:
-            few = suspended.waiting < max_chunks / 2 and suspended.chunks < max_chunks
-            queued = not executor._work_queue.empty()  # noqa: SLF001
-            return few and queued and time.monotonic() < until
+            few = self._waiting < self._max_chunks / 2 and self._chunks < self._max_chunks
+            return few and not self._queue.empty() and time.monotonic() < until
 
         if not self._gate.acquire(timeout=deadline.within(threading.TIMEOUT_MAX)):
             return
@@ -98,41 +130,43 @@ class Suspender:
             with self._changed:
                 while better_used():
                     self._changed.wait(_POLL_S)
-            _rejoin_within(executor, deadline.left_s)
+            self._rejoin_within(deadline.left_s)
         finally:
             self._gate.release()
 
-
-@dataclass(slots=True)
-class _Suspended:
-    """Suspended chunks of a worker, and those of them that wait for scores."""
-
-    chunks: int = 0
-    waiting: int = 0
-
-
-def _executor() -> Any:
-    """Return the worker's executor if this thread runs one of its tasks, and has not seceded."""
-    executor = getattr(threadpoolexecutor.thread_state, "executor", None)
-    if executor is None or getattr(utils.thread_state, "key", None) is None:
-        return None
-    return executor if threading.current_thread() in executor._threads else None  # noqa: SLF001
+    def _rejoin_within(self, timeout_s: float | None) -> None:
+        """Rejoin as `distributed.rejoin` does, but wait no longer than some time."""
+        thread, rejoined = threading.current_thread(), threading.Event()
+        with self._rejoin_lock:
+            self._rejoin_list.append((thread, rejoined))
+        threadpoolexecutor.thread_state.executor.submit(lambda: None)
+        if not rejoined.wait(timeout_s):
+            with self._rejoin_lock:
+                if not rejoined.is_set():
+                    self._rejoin_list.remove((thread, rejoined))
+                    return
+        threadpoolexecutor.thread_state.proceed = True
 
 
-def _rejoin_within(executor: Any, timeout_s: float | None) -> None:
-    """Rejoin as `distributed.rejoin` does, but wait no longer than some time."""
-    thread, rejoined = threading.current_thread(), threading.Event()
-    with executor._rejoin_lock:  # noqa: SLF001
-        executor._rejoin_list.append((thread, rejoined))  # noqa: SLF001
-    executor.submit(lambda: None)
-    if not rejoined.wait(timeout_s):
-        with executor._rejoin_lock:  # noqa: SLF001
-            if not rejoined.is_set():
-                executor._rejoin_list.remove((thread, rejoined))  # noqa: SLF001
-                return
-    threadpoolexecutor.thread_state.proceed = True
+def _secede() -> bool:
+    """Secede; False if the task has done so before."""
+    try:
+        secede()
+    except KeyError:
+        return False
+    return True
 
 
 def _memory_is_full(worker: Worker) -> bool:
     limit = worker.memory_manager.memory_limit
     return bool(limit) and worker.monitor.get_process_memory() > _MAX_MEMORY_PART * limit
+
+
+@cache
+def _warn(problem: str) -> None:
+    """Warn, once in a process."""
+    logger.warning(
+        "chunks keep their threads while they wait for scores, as this version of distributed is "
+        "not known: %s",
+        problem,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import os
 import random
@@ -22,7 +21,6 @@ from sonic_coffea.dask._messages import (
     ANNOTATION,
     FINAL,
     JOIN,
-    LEAVE,
     OPERATION,
     QUOTAS,
     REPORT,
@@ -41,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 # Of this process; a forked child has its parent's.
 _IMPORT = uuid.uuid4().hex
-# Of this process's reports: those of its workers may reach the scheduler in another order.
-_numbers = itertools.count()
 # Before Python 3.11.9, `sys._current_frames`, which dask's profiler calls 100 times a second, can
 # freeze a process in which a thread is started at the same moment (CPython issue 106883). A thread
 # is started whenever a chunk secedes.
@@ -100,8 +96,6 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
         callback = worker.periodic_callbacks.pop(self.name, None)
         if callback is not None:
             callback.stop()
-            if worker.batched_stream is not None and not worker.batched_stream.closed():
-                worker.batched_send(message(LEAVE, process=self.process))
         pool, self.pool = self.pool, None
         if pool is not None:
             uninstall(pool)
@@ -159,13 +153,11 @@ class SonicPlugin(WorkerPlugin):  # type: ignore[misc]
             return  # dask would drop the message, and with it what is counted since the last one
         if self.pool is None or self.pool.closed:
             return
-        number, report = next(_numbers), write_report(self.pool, self._timings)
+        report = write_report(self.pool, self._timings)
         telemetry = report["telemetry"]
         busy = any(in_flight or waiting or rtt[0] for _, _, in_flight, waiting, rtt, _ in telemetry)
-        if busy or self._busy:
-            self._worker.batched_send(
-                message(REPORT, process=self.process, number=number, **report)
-            )
+        if busy or self._busy or report["totals"]:
+            self._worker.batched_send(message(REPORT, process=self.process, **report))
             self._timings = {}
         self._busy = busy
 

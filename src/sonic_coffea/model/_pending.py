@@ -141,7 +141,8 @@ class Pending:
         Raises
         ------
         ConfigError
-            If `timeout_s` is no number of seconds, or is longer than a week.
+            If `timeout_s` is no number of seconds, or is longer than a week; in a forked child, if
+            the call began before the fork.
         DeadlineError
             If `timeout_s` has passed.
         ContractError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from sonic_coffea.errors import (
     CancelledError,
+    ConfigError,
     DeadlineError,
     ModelNotFoundError,
     OverloadError,
@@ -128,6 +130,7 @@ class Call:
         self._missing: list[tuple[int, int]] = []
         self._abandon: Callable[[Call, SonicError], None] = Call.end
         self._complete = threading.Event()
+        self._process = os.getpid()
         self._callbacks: list[Callable[[], Any]] = []
 
     def begin(self, rows: int, abandon: Callable[[Call, SonicError], None]) -> None:
@@ -143,7 +146,14 @@ class Call:
         return self._complete.is_set()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until it is over; False if the timeout passes first."""
+        """Wait until it is over; False if the timeout passes first.
+
+        Raises
+        ------
+        ConfigError
+            If this is a forked child of the process that began the call, and alone has its scores.
+        """
+        self._check_process()
         try:
             return wait_for(self._complete, timeout_s)
         except BaseException:  # Ctrl-C: cancel its requests on the servers
@@ -152,6 +162,7 @@ class Call:
 
     def on_end(self, callback: Callable[[], Any]) -> None:
         """Run a function when the call is over, on the thread that ends it; or now, if it is."""
+        self._check_process()
         self._callbacks.append(callback)
         if self.over:
             self._run_callbacks()
@@ -161,12 +172,23 @@ class Call:
             raise self.failure
 
     def abandon(self, error: SonicError) -> None:
-        """End the call with an error, unless it is over; its requests are cancelled."""
-        if not self.over:
+        """End the call with an error, unless it is over; its requests are cancelled.
+
+        A forked child has no part in its parent's requests.
+        """
+        if not self.over and self._process == os.getpid():
             self._abandon(self, error)
 
     def cancel(self) -> None:
         self.abandon(CancelledError("the call was cancelled"))
+
+    def _check_process(self) -> None:
+        if not self.over and self._process != os.getpid():
+            raise ConfigError(
+                f"these scores arrive in process {self._process}, which began the call; this is "
+                "a forked child of it: call the model here, or submit after the fork",
+                model=self.contract.model,
+            )
 
     def _set_over(self) -> None:
         # Destinations refer to their call: a cycle would keep a chunk's rows until it is collected.

@@ -1,0 +1,154 @@
+"""Clients that lose their scheduler: its process is killed and started again, or only the link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from distributed import Client
+from tests.dask.conftest import MODEL, jets, local_cluster
+from tests.ports import held_port
+from tests.waiting import until
+
+import sonic_coffea as sonic
+from sonic_coffea.testing import FakeModel, FakeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.server  # clusters of processes
+
+ROOT = Path(__file__).parents[2]
+
+
+def score(number: int) -> float:
+    """Score by a model that the worker imports, which has no servers of its own."""
+    (score,) = MODEL(jets(number, 1)).twice.tolist()
+    return float(score)
+
+
+def plugins_of_worker(dask_worker: Any) -> int:
+    return sum("sonic" in name for name in dask_worker.plugins)
+
+
+def joined(dask_scheduler: Any) -> int:
+    plugin = dask_scheduler.plugins.get("sonic-coffea-scheduler")
+    return plugin.allocator.clients if plugin is not None else 0
+
+
+@contextmanager
+def process(kind: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a scheduler or a worker, and kill it."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *arguments]
+    started = subprocess.Popen([*command, "--no-dashboard"], env={**os.environ, "PYTHONPATH": path})
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+
+
+@contextmanager
+def cluster(port: int, *, workers: int = 1) -> Iterator[subprocess.Popen[bytes]]:
+    address = ("--host", "127.0.0.1", "--port", str(port))
+    with process("scheduler", *address) as scheduler:
+        if not workers:
+            yield scheduler
+            return
+        with process("worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1", "--no-nanny"):
+            yield scheduler
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    served = FakeModel.of(MODEL, lambda inputs: {"y": 2 * inputs["x"]})
+    with FakeServer({"double": served}) as server:
+        yield server
+
+
+def test_a_scheduler_that_is_started_again_has_the_servers_again(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with held_port() as port:
+        with cluster(port) as scheduler:
+            client = Client(f"tcp://127.0.0.1:{port}", timeout=60)
+            with sonic.connect(server.url, client=client, token="secret"):
+                assert client.submit(score, 1, pure=False).result(60) == 2
+                scheduler.kill()
+                until(lambda: client.status == "connecting")
+        with client, cluster(port):
+            until(lambda: client.status == "running")
+            client.wait_for_workers(1, timeout=60)
+            until(lambda: list(client.run(plugins_of_worker).values()) == [1])
+            assert client.submit(score, 2, pure=False).result(60) == 4
+            until(lambda: client.run_on_scheduler(joined) == 1)
+    assert "lost its scheduler; registering its servers again" in caplog.text
+
+
+def test_a_client_whose_scheduler_stays_away_says_what_to_do(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with held_port() as port, cluster(port, workers=0) as scheduler:
+        address = f"tcp://127.0.0.1:{port}"
+        with Client(address, timeout=60):  # once it is there, a second is enough
+            pass
+        with Client(address, timeout=1) as client:
+            sonic.connect(server.url, client=client)
+            scheduler.kill()
+            until(lambda: "call sonic.connect(..., client=client) again" in caplog.text)
+            assert client.status == "closed"
+
+
+def test_a_client_that_lost_its_link_has_its_servers_again(
+    one_worker: Client, server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its scheduler has taken its servers away meanwhile."""
+
+    def cut(dask_scheduler: Any, client: str) -> None:
+        dask_scheduler.client_comms[client].abort()
+
+    assert one_worker.cluster is not None
+    with Client(one_worker.cluster) as client, sonic.connect(server.url, client=client):
+        assert client.submit(score, 1, pure=False).result(60) == 2
+        one_worker.run_on_scheduler(cut, client=client.id)
+        until(lambda: "registering its servers again" in caplog.text)
+        until(lambda: list(one_worker.run(plugins_of_worker).values()) == [1])
+        assert client.submit(score, 2, pure=False).result(60) == 4
+        assert caplog.text.count("registering its servers again") == 1
+
+
+def test_servers_that_are_still_being_taken_away_come_back(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers of a large cluster hear late that the client was lost, and soon that it is back."""
+    taken = threading.Event()
+    with (
+        local_cluster(1, processes=False) as own,
+        Client(own) as client,
+        sonic.connect(server.url, client=client),
+    ):
+        scheduler, (worker,) = own.scheduler, own.workers.values()
+        broadcast = scheduler.broadcast
+
+        async def slowly(*, msg: Any, **options: Any) -> Any:
+            if msg["op"] != "plugin-remove":
+                return await broadcast(msg=msg, **options)
+            await asyncio.sleep(1)
+            answers = await broadcast(msg=msg, **options)
+            taken.set()
+            return answers
+
+        scheduler.broadcast = slowly
+        client.loop.add_callback(scheduler.client_comms[client.id].abort)
+        until(taken.is_set)
+        until(lambda: plugins_of_worker(worker) == 1)
+        assert client.submit(score, 2, pure=False).result(60) == 4
+    assert "registering its servers again" in caplog.text
