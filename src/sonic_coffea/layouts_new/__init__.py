@@ -1,0 +1,60 @@
+"""Layouts: from jagged arrays to the tensors of a model, and back."""
+
+from __future__ import annotations
+
+from sonic_coffea.layouts_new._batch import (
+    Inputs,
+    Segment,
+    bind_inputs,
+    check_told_apart,
+    declared,
+)
+from sonic_coffea.layouts_new._elements import Columns, Elements, bind_columns
+from sonic_coffea.layouts_new._features import Feature, OneHot
+from sonic_coffea.layouts_new._jagged import Bucketed, Flat, Mask, Padded
+from sonic_coffea.layouts_new._layout import Batch, Bound, Layout, dtype_name
+from sonic_coffea.layouts_new._lazy import is_lazy, is_tracer, over_partitions, trace
+from sonic_coffea.layouts_new._output import Output
+from sonic_coffea.layouts_new._pairwise import Pairwise
+from sonic_coffea.layouts_new._row import Dense, Row
+from sonic_coffea.layouts_new._scores import ByRow, Outputs, assemble
+from sonic_coffea.layouts_new._source import Source
+from sonic_coffea.layouts_new._structure import Int64, RowSelection, Structure
+from sonic_coffea.layouts_new._tokens import Tokens
+
+__all__ = [
+    "Batch",
+    "Bound",
+    "Bucketed",
+    "ByRow",
+    "Columns",
+    "Dense",
+    "Elements",
+    "Feature",
+    "Flat",
+    "Inputs",
+    "Int64",
+    "Layout",
+    "Mask",
+    "OneHot",
+    "Output",
+    "Outputs",
+    "Padded",
+    "Pairwise",
+    "Row",
+    "RowSelection",
+    "Segment",
+    "Source",
+    "Structure",
+    "Tokens",
+    "assemble",
+    "bind_columns",
+    "bind_inputs",
+    "check_told_apart",
+    "declared",
+    "dtype_name",
+    "is_lazy",
+    "is_tracer",
+    "over_partitions",
+    "trace",
+]

@@ -1,0 +1,248 @@
+"""Several collections as one sequence of tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from awkward.contents import RecordArray
+
+from sonic_coffea.errors import ConfigError, FieldError
+from sonic_coffea.layouts_new._elements import Elements
+from sonic_coffea.layouts_new._expressions import path_of
+from sonic_coffea.layouts_new._features import Feature, declare
+from sonic_coffea.layouts_new._jagged import Padded
+from sonic_coffea.layouts_new._layout import Batch, Bound, Layout, Part, check_held, order_of
+from sonic_coffea.layouts_new._padding import listed, pad
+from sonic_coffea.layouts_new._row import Row
+from sonic_coffea.layouts_new._structure import STRING, Int64, RowSelection, Tensor
+
+if TYPE_CHECKING:
+    from awkward.contents import Content
+
+    from sonic_coffea.layouts_new._source import Source
+
+FLAGS = ("onehot", "number")
+Channel = tuple[str, int]
+"""A name, and its number among the channels of a part with this name."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens(Layout):
+    """Several collections as one sequence of tokens: ``[N, L, F]``.
+
+    Each collection has its own places in the sequence, as many as its length. The next collection
+    follows. A channel holds the fields with the same last part of their paths: ``Jet.pt`` and
+    ``MET.pt`` share the channel ``pt``. Constants share a channel, in their order.
+
+    Parameters
+    ----------
+    parts : mapping
+        Names of the collections, each with a `Padded` layout, or a `Row` for one token. Fields are
+        paths in the record (``Jet.pt``), or in the collection with the name of the part (``pt``).
+    flags : {"onehot", "number"} or mapping, optional
+        Further channels that tell the collections apart. ``"onehot"``: one channel for each
+        collection, 1 for its tokens. ``"number"``: one channel with the number of the collection,
+        from 1. A mapping: one channel with the mapping's number of each collection. All are 0 in
+        padding.
+    fill : float
+        Value of a field that a collection does not have. The padding of a collection is the `fill`
+        of its own layout.
+    axis_order : {"LF", "FL"}
+        ``[N, L, F]`` or ``[N, F, L]``.
+
+    Notes
+    -----
+    All parts must have the same dtype. A `Mask` beside this input is 1 for each token that is not
+    padding.
+
+    Examples
+    --------
+    >>> import awkward as ak
+    >>> events = ak.Array(
+    ...     [
+    ...         {"Jet": [{"pt": 50.0, "eta": 0.5}], "MET": {"pt": 20.0}},
+    ...         {"Jet": [], "MET": {"pt": 9.0}},
+    ...     ]
+    ... )
+    >>> tokens = Tokens({"Jet": Padded(["Jet.pt", "Jet.eta"], 2), "MET": Row(["MET.pt"])})
+    >>> tokens.pack(events).tolist()
+    [[[50.0, 0.5], [0.0, 0.0], [20.0, 0.0]], [[0.0, 0.0], [0.0, 0.0], [9.0, 0.0]]]
+    """
+
+    jagged = True
+
+    parts: Any
+    _: KW_ONLY
+    flags: Any = None
+    fill: float = 0.0
+    axis_order: str = "LF"
+
+    def __post_init__(self) -> None:
+        parts = self.parts
+        if not isinstance(parts, Mapping) or not parts:
+            raise ConfigError(f"Tokens: expected a dict of collections, got {parts!r}")
+        for name, part in parts.items():
+            _check_part(name, part)
+        order_of(self.axis_order, self, orders=("LF", "FL"))
+        first, *others = ((name, part.dtype) for name, part in parts.items())
+        for name, dtype in others:
+            if dtype != first[1]:
+                raise ConfigError(
+                    f"Tokens: part {first[0]!r} has dtype {first[1]}, part {name!r} {dtype}; "
+                    "expected the same"
+                )
+        flags = self.flags
+        if isinstance(flags, Mapping):
+            if set(flags) != set(parts):
+                raise ConfigError(
+                    f"Tokens: expected flags of {', '.join(parts)}, got {', '.join(flags)}"
+                )
+            declare(self, flags=tuple((name, float(flags[name])) for name in parts))
+        elif flags is not None and flags not in FLAGS:
+            raise ConfigError(f"Tokens: expected flags 'onehot' or 'number', got {flags!r}")
+        check_held(self.fill, first[1], "Tokens", "fill")
+        declare(self, parts=tuple(parts.items()), fill=float(self.fill))
+        _channels(self.parts)
+
+    @property
+    def dtype(self) -> Any:  # type: ignore[override]
+        return self.parts[0][1].dtype
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(name for _, part in self.parts for name in part.columns)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (sum(part.padded_length(0) or 1 for _, part in self.parts),)
+
+    def row_shape(self, bucket: int) -> tuple[int, ...]:
+        width = len(_channels(self.parts)) + len(self._flags_of(0))
+        shape = self.padded_length(bucket), width
+        return shape if self.axis_order == "LF" else shape[::-1]
+
+    def _flags_of(self, number: int) -> tuple[float, ...]:
+        """Return what the tokens of a part have in the channels of the flags."""
+        if self.flags is None:
+            return ()
+        if isinstance(self.flags, tuple):
+            return (self.flags[number][1],)
+        if self.flags == "number":
+            return (number + 1.0,)
+        return tuple(float(n == number) for n in range(len(self.parts)))
+
+    def bind(self, source: Source, others: Mapping[str, Bound] | None = None) -> Bound:
+        del others
+        bound: list[Part] = []
+        start = 0
+        for name, part in self.parts:
+            try:
+                columns = part.bound_columns(source.within(name))
+            except (ConfigError, FieldError) as error:
+                raise error.within(f"part {name!r}") from None
+            length = part.padded_length(0) or 1
+            bound.append((name, columns, slice(start, start + length)))
+            names = f"part {bound[0][0]!r}", f"part {name!r}"
+            bound[0][1].rows.check_same(columns.rows, names)
+            start += length
+        return Bound(self, bound[0][1], tuple(bound))
+
+    def write(self, out: Tensor, bound: Bound, batch: Batch) -> None:
+        by_field = out if self.axis_order == "FL" else out.transpose(0, 2, 1)
+        channels = _channels(self.parts)
+        for number, (_, columns, places) in enumerate(bound.parts):
+            layout, length = self.parts[number][1], places.stop - places.start
+            slots = [channels.index(key) for key in _keys(layout)]
+            fills = [self.fill] * len(channels)
+            own = layout.fills(columns) if isinstance(layout, Padded) else [0.0] * len(slots)
+            for slot, fill in zip(slots, own, strict=True):
+                fills[slot] = fill
+            wrap = isinstance(layout, Padded) and layout.pad_mode == "wrap"
+            tokens = by_field[:, :, places]
+            for here, rows in columns.blocks(batch.rows, len(channels) * out.itemsize):
+                elements = Elements(columns, rows, length)
+                values = np.empty((len(channels), elements.size), out.dtype)
+                for slot in set(range(len(channels))) - set(slots):
+                    values[slot] = self.fill
+                elements.values(out.dtype, out=values, channels=slots)
+                numbers = tokens[here, : len(channels)]
+                pad(numbers, values, elements.starts, elements.counts, fills, wrap=wrap)
+            flags = self._flags_of(number)
+            if flags:
+                present = np.arange(length) < columns.counts(batch.rows)[:, np.newaxis]
+                for place, flag in enumerate(flags):
+                    tokens[:, len(channels) + place] = np.where(present, flag, 0.0)
+
+    def jagged_axes(
+        self, bound: Bound, rows: RowSelection, buckets: Int64
+    ) -> list[tuple[Int64, Int64]]:
+        del buckets
+        return [
+            (counts := columns.counts(rows), np.full_like(counts, places.stop - places.start))
+            for _, columns, places in bound.parts
+            if columns.offsets is not None
+        ]
+
+    def content(self, tensor: Tensor, bound: Bound) -> Content:
+        by_element = tensor if self.axis_order == "LF" else tensor.transpose(0, 2, 1)
+        channels, contents = _channels(self.parts), []
+        names = [f"{name}_{k}" if k else name for name, k in channels]
+        for (_, layout), (_, columns, places) in zip(self.parts, bound.parts, strict=True):
+            slots = [channels.index(key) for key in _keys(layout)]
+            values = by_element[:, places][:, :, slots]
+            lists = listed(columns, values, [names[slot] for slot in slots])
+            contents.append(lists if layout.jagged else lists.content)
+        return RecordArray(contents, [name for name, _ in self.parts], length=len(tensor))
+
+
+def _check_part(name: str, part: Any) -> None:
+    if not isinstance(part, (Padded, Row)) or len(part.lengths) > 1:
+        raise ConfigError(
+            f"Tokens, part {name!r}: expected a Padded or a Row layout, got {type(part).__name__}"
+        )
+    if part.dtype == STRING:
+        raise ConfigError(f"Tokens, part {name!r}: tokens have numbers, and no strings")
+    if part.axis_order not in ("F", "FL", "LF"):
+        raise ConfigError(
+            f"Tokens, part {name!r}: axis_order {part.axis_order!r} has no axis for the channels"
+        )
+
+
+def _keys(part: Padded | Row) -> list[Channel]:
+    """Return the channels of a part; fields of the same name are numbered."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for feature in part.features:
+        name = _name_of(feature)
+        keys.append((name, seen[name]))
+        seen[name] += 1
+    return keys
+
+
+def _name_of(feature: Feature) -> str:
+    """Return the name of a feature's channel; a category, or a constant, has one of its own."""
+    if not feature.terms and feature.text == feature.expression:
+        return "constant"
+    name = next(step for step in reversed(path_of(feature.name)) if isinstance(step, str))
+    return name if feature.only is None else f"{name}={feature.only:g}"
+
+
+def _channels(parts: tuple[tuple[str, Padded | Row], ...]) -> list[Channel]:
+    """Return the channels of all parts, in the order in which they come first."""
+    channels: dict[Channel, None] = {}
+    times: dict[str, tuple[str, int]] = {}
+    for name, part in parts:
+        keys = _keys(part)
+        channels |= dict.fromkeys(keys)
+        for channel, count in Counter(key for key, _ in keys).items():
+            other, known = times.setdefault(channel, (name, count))
+            if count != known:
+                raise ConfigError(
+                    f"Tokens: parts {other!r} and {name!r} have {known} and {count} fields called "
+                    f"{channel!r}; which belong together is not known"
+                )
+    return list(channels)
